@@ -1,0 +1,120 @@
+"""Bytes a stage needs, estimated: the layers run once on the meta device, and what autograd would keep is added up.
+
+    stage = parameters * bytes each  +  M * boundary  +  activations of one micro-batch  +  3 * the largest of them
+
+The boundary is what a stage is given for a micro-batch and keeps until its rebuild; the activations are those of one
+rebuilt cell (section 2.3 of the paper: N + L/K * N/M); the last term is room for the gradients and fp32 copies of the
+largest tensor, for the last stage the logits. Fragmentation and the library's own memory are not in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from experiments.experiment import Experiment
+from suite.pipeline.layers import Tensors, as_tuple, cost_of
+from suite.pipeline.partition import cell_ranges, partition
+from suite.settings import OptimizerSettings
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """One layer and one micro-batch: number of parameters, bytes of its input, bytes kept for backward, the largest."""
+
+    parameters: int
+    boundary: int
+    activations: int
+    largest: int
+
+
+def bytes_needed(experiment: Experiment) -> list[int]:
+    """Returns the bytes of each of the K stages, cut as the run would cut them."""
+    layers, _ = experiment.build()
+    cells = experiment.pipeline.cells or partition([cost_of(layer) for layer in layers], experiment.pipeline.stages)
+    return stage_bytes(experiment, layer_bytes(experiment), cells)
+
+
+def smallest_stages(experiment: Experiment, limit: int, most: int) -> int | None:
+    """Returns the smallest K, ``most`` at most, whose every stage fits ``limit`` bytes; None where there is none."""
+    layers, _ = experiment.build()
+    costs, sizes = [cost_of(layer) for layer in layers], layer_bytes(experiment)
+    for stages in range(1, min(most, len(costs)) + 1):
+        if max(stage_bytes(experiment, sizes, partition(costs, stages))) <= limit:
+            return stages
+    return None
+
+
+def stage_bytes(experiment: Experiment, sizes: Sequence[LayerBytes], cells: Sequence[int]) -> list[int]:
+    """Returns the sum at the head of this file for each cell."""
+    each = bytes_per_parameter(experiment.optimizer, experiment.pipeline.replicas)
+    micro_batches, rebuilt = experiment.pipeline.micro_batches, experiment.pipeline.remat != "never"
+    result = []
+    for cell in cell_ranges(cells, len(sizes)):
+        inside = [sizes[index] for index in cell]
+        kept = sum(size.activations for size in inside)
+        kept = micro_batches * inside[0].boundary + kept if rebuilt else micro_batches * kept
+        weights = each * sum(size.parameters for size in inside)
+        result.append(math.ceil(weights + kept + 3 * max(size.largest for size in inside)))
+    return result
+
+
+def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
+    """fp32: weight 4, gradient 4. bf16: weight and gradient 2 each, their fp32 sum 4, the fp32 weight 4.
+
+    AdamW adds two moments of 4, shared out with the fp32 weights over the replicas (ZeRO-1). Adafactor keeps a number a
+    row and column, not counted, and is not shared out.
+    """
+    master = 4.0 if optimizer.precision == "bf16" else 0.0
+    moments = 8.0 if optimizer.name == "adamw" else 0.0
+    shared = (master + moments) / replicas if optimizer.name == "adamw" else master + moments
+    return 8.0 + shared
+
+
+def layer_bytes(experiment: Experiment) -> list[LayerBytes]:
+    """Runs one micro-batch of longest sentences through all layers and the loss, on the meta device."""
+    layers, loss = experiment.build()
+    train, pipeline, time = experiment.train, experiment.pipeline, experiment.text.max_tokens
+    rows = math.ceil(train.batch_tokens / (pipeline.replicas * pipeline.micro_batches * time))
+    ids = torch.empty(rows, time, dtype=torch.int64, device="meta")
+    dtype = torch.bfloat16 if experiment.optimizer.precision == "bf16" else torch.float32
+    values: Tensors = (ids, ids)
+    sizes = []
+    for layer in layers:
+        last = (loss, ids) if layer is layers[-1] else None
+        size, values = _measure(layer.to(dtype), values, last)
+        sizes.append(size)
+    return sizes
+
+
+def _measure(layer: nn.Module, values: Tensors, last: tuple[nn.Module, Tensor] | None) -> tuple[LayerBytes, Tensors]:
+    """Runs one layer, the last one with the (loss, labels), and adds up the storages that autograd keeps for it."""
+    kept: dict[int, int] = {}
+    own = {_storage(parameter) for parameter in layer.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if _storage(tensor) not in own:
+            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    given = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in values)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = as_tuple(layer(*given))
+        if last is not None:
+            last[0](*result, last[1])
+    size = LayerBytes(
+        parameters=sum(parameter.numel() for parameter in layer.parameters()),
+        boundary=sum(value.nbytes for value in given),
+        activations=sum(kept.values()),
+        largest=max(kept.values(), default=0),
+    )
+    return size, result
+
+
+def _storage(tensor: Tensor) -> int:
+    """A number that views of one storage have in common; meta tensors have no address to tell them apart by."""
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,89 @@
+"""Settings typed by a person: ``train.steps=50``. Finds the field, knows its type, says what is wrong in a sentence."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from dataclasses import is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ValidationError
+
+from suite.errors import SettingError, nearest
+
+_KINDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+
+
+def paths(record: type[BaseModel]) -> dict[str, Any]:
+    """Returns ``{"train.steps": int, ...}``: the type of each field of each section of a record of records."""
+    found: dict[str, Any] = {}
+    for section, field in record.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel)):
+            hints = get_type_hints(kind)
+            names = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__  # type: ignore[attr-defined]
+            found |= {f"{section}.{name}": hints[name] for name in names}
+    return found
+
+
+def parse(settings: str | Iterable[str], record: type[BaseModel]) -> dict[str, Any]:
+    """Returns ``{path: value}`` of ``path=value`` settings, given one by one or as one text with blanks between.
+
+    Values stay texts, for the record to convert, but for None and tuples. Raises SettingError for an unknown path, a
+    missing ``=`` and a path given twice.
+    """
+    known, given = paths(record), dict[str, Any]()
+    for setting in settings.split() if isinstance(settings, str) else settings:
+        path, equals, value = (part.strip() for part in setting.partition("="))
+        if not equals:
+            raise SettingError(f"setting '{setting}' has no '='; write field=value, such as train.steps=50")
+        if path not in known:
+            raise SettingError(f"{path} is not a setting; {nearest(path, known)}")
+        if path in given:
+            raise SettingError(f"{path} is set twice, to {given[path]} and to {value}; set it once")
+        given[path] = _convert(value, known[path])
+    return given
+
+
+def may_be_none(kind: Any) -> bool:
+    """Returns whether a field of this type may be None."""
+    return get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
+
+
+def describe(kind: Any) -> str:
+    """Returns what a field of this type takes, in words."""
+    if may_be_none(kind):
+        return f"{describe(_present(kind))}, or none"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) is tuple:
+        return "integers joined by commas, such as 10,12"
+    return _KINDS.get(kind, str(kind))
+
+
+def as_setting_error(fault: ValidationError, record: type[BaseModel]) -> SettingError:
+    """Returns the first fault pydantic found as one sentence: the field, what it takes, what was given."""
+    first = fault.errors(include_url=False)[0]
+    names = [str(part) for part in first["loc"]]
+    path, known = ".".join(names[:2]), paths(record)
+    why = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        return SettingError(f"{path} is not a setting; {nearest(path, known)}")
+    if first["type"] == "missing":
+        return SettingError(f"{path} is missing; give it a value")
+    if path in known:
+        return SettingError(f"{path} takes {describe(known[path])}; it was given {first['input']!r}: {why}")
+    return SettingError(f"{path}: {why}")
+
+
+def _present(kind: Any) -> Any:
+    """Returns the type without its None."""
+    return next(part for part in get_args(kind) if part is not type(None))
+
+
+def _convert(value: str, kind: Any) -> Any:
+    if may_be_none(kind):
+        return None if value.lower() == "none" else _convert(value, _present(kind))
+    if get_origin(kind) is tuple:
+        return tuple(part for part in value.strip("()[]").split(",") if part)
+    return value

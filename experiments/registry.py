@@ -1,0 +1,40 @@
+"""Names of runs, and how a name becomes a resolved experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from experiments import translation
+from experiments.cluster import Cluster
+from experiments.experiment import Experiment
+from experiments.scales import Asked, choose_scale
+from suite.errors import SettingError, nearest
+
+
+def experiments() -> dict[str, Callable[[], Experiment]]:
+    """Returns every run by name, smallest first; each makes the experiment with the paper's numbers."""
+    runs = (
+        translation.t12_400m,
+        translation.t24_1_3b_wide,
+        translation.t48_1_3b_deep,
+        translation.t64_3b,
+        translation.t128_6b,
+    )
+    return {run.__name__: run for run in runs}
+
+
+def find(name: str) -> Experiment:
+    """Returns a run with the paper's numbers. Raises SettingError with the nearest names to an unknown one."""
+    known = experiments()
+    if name not in known:
+        raise SettingError(f"no experiment is called {name}; {nearest(name, known)}")
+    return known[name]()
+
+
+def resolve(name: str, scale: Asked, cluster: Cluster, settings: str | Iterable[str] = ()) -> tuple[Experiment, str]:
+    """Returns the run at a scale, settings applied, and one line saying what was shrunk and why.
+
+    Raises SettingError for an unknown name or a bad setting, PlacementError when ``paper`` does not fit the cluster.
+    """
+    given = settings.split() if isinstance(settings, str) else settings
+    return choose_scale(find(name), scale, cluster, given)

@@ -1,0 +1,151 @@
+"""From the paper's numbers to the devices at hand, by one declared rule for all runs, and never silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from experiments.cluster import GIB, Cluster
+from experiments.experiment import Experiment
+from experiments.footprint import bytes_needed, smallest_stages
+from suite.errors import PlacementError
+from suite.settings import OptimizerSettings
+
+Asked = Literal["auto", "paper", "laptop"]
+
+
+@dataclass(frozen=True)
+class LaptopRule:
+    """What ``laptop`` divides the paper's sizes by, and what it sets. Depth is never touched, K only by the cores."""
+
+    width_by: int = 16
+    feed_forward_by: int = 32
+    heads_by: int = 16
+    vocabulary_by: int = 8
+    corpus: str = "catalogues"
+    max_tokens: int = 48
+    micro_batches: int = 4
+    batch_tokens: int = 4096
+    steps: int = 60
+    checkpoint_every: int = 20
+    valid_pairs: int = 256
+    # Less than one pass over the text cannot overfit, so nothing is dropped.
+    dropout: float = 0.0
+    # Adafactor's 40,000 steps of warm-up are longer than the whole run.
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    learning_rate: float = 2e-3
+    warmup_steps: int = 20
+    clip_norm: float | None = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
+LAPTOP = LaptopRule()
+
+
+def laptop(paper: Experiment, cluster: Cluster, rule: LaptopRule = LAPTOP) -> Experiment:
+    """Returns the experiment small enough for a few CPU cores, every change listed in ``shrunk``.
+
+    K becomes the number of devices if that is less, but a run that the paper pipelines stays a pipeline of at least 2.
+    """
+    stages = max(min(paper.pipeline.stages, cluster.devices), min(paper.pipeline.stages, 2))
+    vocabulary = paper.text.vocabulary // rule.vocabulary_by
+    small = paper.model_copy(
+        update={
+            "scale": "laptop",
+            "model": replace(
+                paper.model,
+                width=paper.model.width // rule.width_by,
+                feed_forward=paper.model.feed_forward // rule.feed_forward_by,
+                heads=max(paper.model.heads // rule.heads_by, 1),
+                vocabulary=vocabulary,
+                dropout=rule.dropout,
+            ),
+            "text": paper.text.model_copy(
+                update={"corpus": rule.corpus, "vocabulary": vocabulary, "max_tokens": rule.max_tokens}
+            ),
+            "pipeline": paper.pipeline.model_copy(
+                update={"stages": stages, "micro_batches": rule.micro_batches, "replicas": 1}
+            ),
+            "optimizer": OptimizerSettings(
+                name=rule.optimizer,
+                learning_rate=rule.learning_rate,
+                warmup_steps=rule.warmup_steps,
+                clip_norm=rule.clip_norm,
+                precision=rule.precision,
+            ),
+            "train": paper.train.model_copy(
+                update={
+                    "steps": rule.steps,
+                    "batch_tokens": rule.batch_tokens,
+                    "checkpoint_every": rule.checkpoint_every,
+                    "valid_pairs": rule.valid_pairs,
+                }
+            ),
+        }
+    )
+    return small.model_copy(update={"shrunk": tuple(changes(paper, small))})
+
+
+def changes(before: Experiment, after: Experiment) -> list[str]:
+    """Returns a line for each setting in which two experiments differ, such as ``model.width 1024 -> 64``."""
+    old, new = before.model_dump(), after.model_dump()
+    sections: list[str] = [name for name, value in old.items() if isinstance(value, dict)]
+    return [
+        f"{section}.{field} {_short(value)} -> {_short(new[section][field])}"
+        for section in sections
+        for field, value in old[section].items()
+        if value != new[section][field]
+    ]
+
+
+def choose_scale(
+    paper: Experiment, asked: Asked, cluster: Cluster, settings: Iterable[str] = ()
+) -> tuple[Experiment, str]:
+    """Returns the experiment at the scale asked for, a person's settings applied, and one line saying what was shrunk.
+
+    ``auto`` takes the paper's numbers where the cluster holds them and laptop elsewhere. Raises PlacementError when
+    ``paper`` is asked for and the cluster does not hold it, SettingError for a bad setting.
+    """
+    settings = list(settings)
+    if asked == "laptop":
+        return _shrunk(paper, cluster, settings, "as asked")
+    whole = paper.with_settings(settings)
+    lack = shortfall(whole, cluster)
+    if lack is None:
+        return whole, f"{paper.name} at scale paper, nothing shrunk"
+    if asked == "paper":
+        raise PlacementError(f"SCALE=paper of {paper.name} {lack}")
+    return _shrunk(paper, cluster, settings, f"because paper {lack.partition(';')[0]}")
+
+
+def shortfall(experiment: Experiment, cluster: Cluster) -> str | None:
+    """Returns what is needed to run these numbers, what there is, and what to do; None when the cluster holds them."""
+    stages, replicas = experiment.pipeline.stages, experiment.pipeline.replicas
+    heaviest = max(bytes_needed(experiment))
+    needs = (
+        f"needs {stages * replicas} GPUs (K = {stages} stages x R = {replicas} replicas) "
+        f"with {heaviest / GIB:.1f} GiB each; there are {cluster}"
+    )
+    if cluster.kind != "gpu" or cluster.devices < stages:
+        return f"{needs}; use SCALE=laptop or a cluster with at least {stages} GPUs"
+    if cluster.devices < stages * replicas:
+        fitting = cluster.devices // stages
+        each = -(-experiment.pipeline.micro_batches * replicas // fitting)
+        return f'{needs}; use SET="pipeline.replicas={fitting} pipeline.micro_batches={each}" or SCALE=laptop'
+    if heaviest > cluster.bytes_per_device:
+        most = cluster.devices // replicas
+        smallest = smallest_stages(experiment, cluster.bytes_per_device, most)
+        mend = "use more GPUs or smaller replicas" if smallest is None else f'use SET="pipeline.stages={smallest}"'
+        return f"{needs}; {mend} or SCALE=laptop"
+    return None
+
+
+def _shrunk(paper: Experiment, cluster: Cluster, settings: list[str], why: str) -> tuple[Experiment, str]:
+    small = laptop(paper, cluster)
+    line = f"{paper.name} at scale laptop, {why}: {', '.join(small.shrunk)}"
+    return small.with_settings(settings), line
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if value is None else str(value)

@@ -1,0 +1,67 @@
+"""The five multilingual runs of section 5: T(L, H, A) from 400M to 6B parameters, as the paper trained them.
+
+From the paper: L, H, A, width, vocabulary, K, mini-batches of up to 4M tokens. From papers of the same team on the same
+corpus: T = 5, Adafactor, warm-up, dropout, label smoothing. Ours, because no paper prints them: R = 8, M = 64 (the
+paper's M >= 4K at the largest K), the longest sentence, the bound of the logits, and 100,000 steps.
+"""
+
+from __future__ import annotations
+
+from experiments.experiment import Experiment
+from models.transformer import TransformerShape
+from suite.settings import OptimizerSettings, PipelineSettings, TextSettings, TrainSettings
+
+# The paper's corpus (102 languages, 25 billion pairs) is private; OPUS-100 is its public stand-in: 99 languages beside
+# English, 55 million pairs.
+CORPUS = "Helsinki-NLP/opus-100"
+
+# The printed rate 3.0 multiplies 1/sqrt(step) after 40,000 steps of warm-up, so the peak is 3 / sqrt(40000) = 0.015.
+WARMUP_STEPS = 40_000
+PEAK_RATE = 3.0 / WARMUP_STEPS**0.5
+
+
+def t12_400m() -> Experiment:
+    """T(6, 8192, 16), 408M parameters: Transformer Big with a wider feed-forward. No K is printed; one device holds it."""
+    return Experiment(
+        name="t12_400m",
+        scale="paper",
+        model=TransformerShape(layers=6, width=1024, feed_forward=8192, heads=16, vocabulary=64_000),
+        text=TextSettings(corpus=CORPUS, vocabulary=64_000, temperature=5.0, max_tokens=128),
+        pipeline=PipelineSettings(stages=1, micro_batches=64, replicas=8),
+        optimizer=OptimizerSettings(
+            name="adafactor",
+            learning_rate=PEAK_RATE,
+            warmup_steps=WARMUP_STEPS,
+            clip_norm=None,
+            precision="bf16",
+        ),
+        train=TrainSettings(steps=100_000, batch_tokens=4_000_000, checkpoint_every=1000, valid_pairs=4096),
+    )
+
+
+def t24_1_3b_wide() -> Experiment:
+    """T(12, 16384, 32), 1.24B parameters: the wide one of the pair that shows what depth is worth."""
+    return _derived("t24_1_3b_wide", layers=12, feed_forward=16_384, heads=32, stages=2)
+
+
+def t48_1_3b_deep() -> Experiment:
+    """T(24, 8192, 16), 1.24B parameters: as large as the wide one, and clearly better on low-resource languages."""
+    return _derived("t48_1_3b_deep", layers=24, feed_forward=8192, heads=16, stages=4)
+
+
+def t64_3b() -> Experiment:
+    """T(32, 16384, 32), 3.09B parameters."""
+    return _derived("t64_3b", layers=32, feed_forward=16_384, heads=32, stages=8)
+
+
+def t128_6b() -> Experiment:
+    """T(64, 16384, 32), 6.04B parameters: 64 encoder and 64 decoder layers over 16 stages, the paper's largest."""
+    return _derived("t128_6b", layers=64, feed_forward=16_384, heads=32, stages=16)
+
+
+def _derived(name: str, *, layers: int, feed_forward: int, heads: int, stages: int) -> Experiment:
+    """The 400M run with another shape and K; all else is the same, so that the runs can be compared."""
+    base = t12_400m()
+    model = TransformerShape(layers, base.model.width, feed_forward, heads, base.model.vocabulary)
+    pipeline = base.pipeline.model_copy(update={"stages": stages})
+    return base.model_copy(update={"name": name, "model": model, "pipeline": pipeline})

@@ -1,0 +1,82 @@
+"""Starts workers as plain processes of this machine, without Ray: for tests, benchmarks and a bare GPU machine."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import queue
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from suite.errors import SuiteError, WorkerError
+
+
+
+def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s: float = 600.0) -> list[Any]:
+    """Runs ``target(rank, world, rendezvous, *args)`` in ``world`` fresh processes; returns their results by rank.
+
+    ``rendezvous`` is a URL for torch.distributed. ``target`` must be importable by name. The first failure ends all
+    processes and is raised here: a SuiteError as itself, anything else with its traceback.
+
+    Raises WorkerError when a process dies or the deadline passes.
+    """
+    context = mp.get_context("spawn")
+    results: Any = context.Queue()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        rendezvous = f"file://{folder}/rendezvous"
+        processes: list[BaseProcess] = [
+            context.Process(target=_call, args=(target, rank, world, rendezvous, results, args))
+            for rank in range(world)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            return _collect(processes, results, time.monotonic() + deadline_s)
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                process.join(10)
+
+
+def _collect(processes: list[BaseProcess], results: Any, until: float) -> list[Any]:
+    found: dict[int, Any] = {}
+    while len(found) < len(processes):
+        try:
+            rank, value, error = results.get(timeout=0.2)
+        except queue.Empty:
+            dead = [rank for rank, p in enumerate(processes) if p.exitcode is not None and rank not in found]
+            if dead and results.empty():
+                code = processes[dead[0]].exitcode
+                raise WorkerError(f"worker {dead[0]} ended with exit code {code} and no result") from None
+            if time.monotonic() > until:
+                late = [rank for rank in range(len(processes)) if rank not in found]
+                raise WorkerError(f"workers {late} gave no result in time and were ended") from None
+            continue
+        if error is not None:
+            cause, trace = error
+            if isinstance(cause, SuiteError):
+                raise cause
+            raise RuntimeError(f"worker {rank} failed\n{trace}") from cause
+        found[rank] = value
+    return [found[rank] for rank in range(len(processes))]
+
+
+def _call(
+    target: Callable[..., Any], rank: int, world: int, rendezvous: str, results: Any, args: tuple[Any, ...]
+) -> None:
+    try:
+        results.put((rank, target(rank, world, rendezvous, *args), None))
+    except BaseException as error:
+        trace = traceback.format_exc()
+        try:
+            results.put((rank, None, (error if isinstance(error, SuiteError) else None, trace)))
+        finally:
+            results.close()
+            results.join_thread()
+        os._exit(1)

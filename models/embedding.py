@@ -1,0 +1,83 @@
+"""Token and position embeddings: the first layer of each stack. Both share one vocabulary matrix."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.shape import PADDING, TransformerShape
+
+
+def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
+    """Returns positions as (length, width), sines then cosines of wavelengths 2 pi ... 20000 pi ("Attention is all you
+    need", section 3.5, with its columns in another order). Computed anew each time: a few small operations, any length.
+    """
+    steps = torch.arange(width // 2, device=like.device, dtype=torch.float32)
+    rates = torch.exp(steps * (-math.log(10_000.0) / max(width // 2 - 1, 1)))
+    angles = torch.arange(length, device=like.device, dtype=torch.float32)[:, None] * rates
+    return torch.cat((angles.sin(), angles.cos()), dim=1).to(like.dtype)
+
+
+class _Embedding(nn.Module):
+    """The shared vocabulary matrix (vocabulary, width), starting with deviation width^-0.5 and read times sqrt(width),
+    so that an embedded token has unit variance."""
+
+    tied: ClassVar[dict[str, str]] = {"weight": "embedding"}
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.width, self.dropout = shape.width, shape.dropout
+        self.weight = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """(batch, time) int64 -> (batch, time, width)."""
+        tokens = F.embedding(ids, self.weight)
+        placed = torch.add(sinusoids(ids.shape[1], self.width, tokens), tokens, alpha=math.sqrt(self.width))
+        return F.dropout(placed, self.dropout, self.training)
+
+    def reset_parameters(self) -> None:
+        """Fills the matrix; of the layers that share it, one owner's values stand."""
+        nn.init.normal_(self.weight, std=self.width**-0.5)
+
+
+class SourceEmbedding(_Embedding):
+    """Layer 0. Turns source ids into vectors and into the mask that all attention over the source uses."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__(shape)
+        # A lookup, a product with a number, a position and dropout: no matrix product, a few operations a column.
+        self.cost = 4.0 * shape.width
+        self.reset_parameters()
+
+    def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """source (batch, S) and target (batch, T), int64 -> x (batch, S, width), visible (batch, S) bool, target.
+
+        ``visible`` is True at tokens. A row of padding alone (there to fill a batch) is visible throughout, because a
+        softmax over nothing is not a number; nothing of such a row is scored. The mask is an eighth of the ids' size.
+        """
+        present = source != PADDING
+        visible = present | ~present.any(dim=1, keepdim=True)
+        return self.embed(source), visible, target
+
+
+class TargetEmbedding(_Embedding):
+    """The layer between the stacks: ends the encoder with its last LayerNorm and begins the decoder."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__(shape)
+        self.memory_norm = nn.LayerNorm(shape.width)
+        self.cost = 12.0 * shape.width
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (batch, S, width), visible (batch, S), target (batch, T) int64 -> y (batch, T, width), memory like x, visible."""
+        return self.embed(target), self.memory_norm(x), visible
+
+    def reset_parameters(self) -> None:
+        """The shared matrix as in the source's embedding; the norm starts as the plain one."""
+        super().reset_parameters()
+        self.memory_norm.reset_parameters()

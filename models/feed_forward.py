@@ -1,0 +1,38 @@
+"""The position-wise feed-forward block and its depth-scaled start."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention import reset_linear
+from models.shape import TransformerShape
+
+
+class FeedForward(nn.Module):
+    """width -> H, ReLU, H -> width.
+
+    The paper (section 5) makes deep models trainable by scaling down the initialisation of every feed-forward layer by
+    the number of layers, without saying of which matrix. Here: both matrices start Glorot-uniform, and the second, the
+    one that writes to the residual stream, is divided by L, the number of layers of its stack. So the block's output
+    starts L times smaller. L independent blocks added together then have a standard deviation of 1/sqrt(L) of one plain block
+    where it would have been sqrt(L): the stream's size no longer grows with depth. The first matrix is left alone:
+    dividing it too would divide the output by L squared (4096 at L = 64) without further use, and hold back the
+    optimizers whose step follows the size of the weights (Adafactor).
+    """
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.depth = shape.layers
+        self.inward = nn.Linear(shape.width, shape.feed_forward)
+        self.outward = nn.Linear(shape.feed_forward, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, time, width) -> (batch, time, width)."""
+        out: Tensor = self.outward(F.relu(self.inward(x)))
+        return out
+
+    def reset_parameters(self) -> None:
+        """See the class; biases zero."""
+        reset_linear(self.inward)
+        reset_linear(self.outward, scale=1 / self.depth)

@@ -1,0 +1,52 @@
+"""The numbers that define one T(L, H, A) of section 5 of the GPipe paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PADDING = 0
+"""Token id that fills the right end of short sentences; it is never attended to and never scored."""
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """An encoder-decoder Transformer T(L, H, A).
+
+    ``layers`` (L) is the number of encoder layers and also the number of decoder layers, so T(64, ...) is the paper's
+    128-layer model. The attention width is ``head_width * heads`` whatever ``width`` is: the only reading of the paper
+    that gives its printed 3B and 6B.
+
+    Raises ValueError, naming the field, for a number no model can have.
+    """
+
+    layers: int
+    width: int
+    feed_forward: int
+    heads: int
+    vocabulary: int
+    head_width: int = 64
+    dropout: float = 0.1
+    label_smoothing: float = 0.1
+    logit_clip: float | None = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "feed_forward", "heads", "vocabulary", "head_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.width % 2:
+            raise ValueError(f"width must be even, half of it sines and half cosines, not {self.width}")
+        for name in ("dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        if self.logit_clip is not None and not self.logit_clip > 0:
+            raise ValueError(f"logit_clip must be above 0, or none for no bound, not {self.logit_clip}")
+
+    @property
+    def attention_width(self) -> int:
+        """Columns of all heads together, 64 * A."""
+        return self.head_width * self.heads
+
+    @property
+    def list_length(self) -> int:
+        """Length of the layer list: both stacks, an embedding before each, and the head."""
+        return 2 * self.layers + 3

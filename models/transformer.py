@@ -1,0 +1,136 @@
+"""T(L, H, A), the multilingual Transformer of section 5 of the GPipe paper, as a plain list of layers.
+
+    source embedding, L encoder layers, target embedding, L decoder layers, head
+
+Every layer takes exactly what the one before returns, masks and ids included, so any cut of the list is a pipeline.
+Pre-LayerNorm: x + dropout(block(norm(x))). All projections have biases, each stack ends with a LayerNorm, and the
+softmax is untied from the shared embedding. With w = 64A the trainable values are
+
+    L * (12dw + 4dH + 9w + 2H + 15d)  +  4d  +  2Vd + V
+
+which meets the paper's sizes (408,209,920 for T(6, 8192, 16) at d = 1024, V = 64000).
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention import CrossAttention, SelfAttention, reset_linear
+from models.embedding import SourceEmbedding, TargetEmbedding
+from models.feed_forward import FeedForward
+from models.shape import PADDING, TransformerShape
+
+__all__ = ["PADDING", "DecoderLayer", "EncoderLayer", "Head", "TransformerShape", "layers"]
+
+TYPICAL_LENGTH = 32
+"""Tokens of a sentence for which the cost hints count the products of scores and values; a hint need not be exact."""
+
+LOGIT_COST = 100.0
+"""Operations a logit that the clip and the loss are counted for: exponentials, read from memory; measured on a CPU."""
+
+
+def layers(shape: TransformerShape) -> list[nn.Module]:
+    """Returns the ``shape.list_length`` layers in order; under ``torch.device("meta")`` they cost no memory."""
+    encoder = [EncoderLayer(shape) for _ in range(shape.layers)]
+    decoder = [DecoderLayer(shape) for _ in range(shape.layers)]
+    return [SourceEmbedding(shape), *encoder, TargetEmbedding(shape), *decoder, Head(shape)]
+
+
+class _Block(nn.Module):
+    """What encoder and decoder layers share."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.dropout = shape.dropout
+
+    def add(self, x: Tensor, branch: Tensor) -> Tensor:
+        """Returns the residual sum, the branch dropped out in training."""
+        return x + F.dropout(branch, self.dropout, self.training) if self.dropout else x + branch
+
+    def reset_parameters(self) -> None:
+        """Fills all parameters, block by block."""
+        for child in self.children():
+            child.reset_parameters()  # type: ignore[operator]
+
+
+class EncoderLayer(_Block):
+    """Self-attention over the source, then feed-forward."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__(shape)
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention = SelfAttention(shape, causal=False)
+        self.feed_norm = nn.LayerNorm(shape.width)
+        self.feed = FeedForward(shape)
+        self.cost = _attention_cost(shape) + _feed_cost(shape)
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (batch, S, width), visible (batch, S) bool, target (batch, T) int64 -> the same three, x changed."""
+        x = self.add(x, self.attention(self.attention_norm(x), visible))
+        x = self.add(x, self.feed(self.feed_norm(x)))
+        return x, visible, target
+
+
+class DecoderLayer(_Block):
+    """Causal self-attention over the target, attention over the encoder's result, then feed-forward."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__(shape)
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention = SelfAttention(shape, causal=True)
+        self.source_norm = nn.LayerNorm(shape.width)
+        self.source = CrossAttention(shape)
+        self.feed_norm = nn.LayerNorm(shape.width)
+        self.feed = FeedForward(shape)
+        self.cost = 2 * _attention_cost(shape) + _feed_cost(shape)
+        self.reset_parameters()
+
+    def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """y (batch, T, width), memory (batch, S, width), visible (batch, S) bool -> the same three, y changed."""
+        y = self.add(y, self.attention(self.attention_norm(y)))
+        y = self.add(y, self.source(self.source_norm(y), memory, visible))
+        y = self.add(y, self.feed(self.feed_norm(y)))
+        return y, memory, visible
+
+
+class Head(nn.Module):
+    """The decoder's last LayerNorm and the softmax's projection, its logits clipped.
+
+    The paper (section 5) clips a logit whenever its magnitude exceeds a bound. So the bound is hard: the identity below
+    it, no gradient beyond it to push a logit further; a tanh would bend every logit. The value is not printed. With
+    label smoothing e the best logits lie ln((1-e)V/e) apart, 13.3 at e = 0.1 and V = 64000; the default, 30 either
+    way, leaves more than four times that room and so binds only where training runs away.
+    """
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.clip = shape.logit_clip
+        self.norm = nn.LayerNorm(shape.width)
+        self.project = nn.Linear(shape.width, shape.vocabulary)
+        self.cost = (2.0 * shape.width + LOGIT_COST) * shape.vocabulary
+        self.reset_parameters()
+
+    def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
+        """y (batch, T, width) -> logits (batch, T, vocabulary); memory and mask end here unread."""
+        logits: Tensor = self.project(self.norm(y))
+        if self.clip is None:
+            return logits
+        # In place: the backward needs only the clipped values, and the loss keeps these anyway.
+        return F.hardtanh(logits, -self.clip, self.clip, inplace=True)
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform, so the first distribution is near the uniform one; bias zero."""
+        self.norm.reset_parameters()
+        reset_linear(self.project)
+
+
+def _attention_cost(shape: TransformerShape) -> float:
+    """Forward operations a token: four projections, and scores and mix over a sentence of typical length."""
+    return 8.0 * shape.width * shape.attention_width + 4.0 * TYPICAL_LENGTH * shape.attention_width
+
+
+def _feed_cost(shape: TransformerShape) -> float:
+    """Forward operations a token of the two matrices of a feed-forward block."""
+    return 4.0 * shape.width * shape.feed_forward

@@ -1,0 +1,149 @@
+"""Mini-batches of translation pairs: which ones, in which micro-batches, as which tensors.
+
+A mini-batch depends on (seed, step) and on R x M, not on how the R x M micro-batches are dealt to replicas: a run goes
+on with another R and sees the same micro-batches as long as R x M stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from suite.data.cutting import cut_evenly, padded
+from suite.data.sampling import Draw, PairSampler
+from suite.data.splitting import TRAIN, VALID
+from suite.data.text import TextData
+from suite.data.tokenizer import BEGIN_ID, END_ID, PAD_ID
+from suite.errors import DataError, SettingError
+from suite.pipeline.layers import Tensors
+from suite.pipeline.microbatch import MiniBatch, sizes
+from suite.settings import TextSettings, TrainSettings
+
+_HELD_OUT_SEED = 0
+"""Of the validation sample. Not the run's, so that runs with other seeds are scored on the same pairs."""
+_PATIENCE = 50  # draws for each pair asked for before the sample is as large as it gets
+_FETCH = 64  # pairs looked up at once
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One direction of a pair, marks included: source ``<2xx> ... </s>``, labels ``... </s>``."""
+
+    source: list[int]
+    labels: list[int]
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Sorts by padded cost, so that micro-batches have little padding."""
+        source, target = len(self.source), len(self.labels)
+        return padded(source) + padded(target), padded(source), source, target
+
+
+class TranslationBatches:
+    """The mini-batches of a run, by step and replica, and the held-out ones."""
+
+    def __init__(
+        self, data: TextData, text: TextSettings, train: TrainSettings, replicas: int, micro_batches: int
+    ) -> None:
+        self._data = data
+        self._temperature = text.temperature
+        self._batch_tokens = train.batch_tokens
+        self._replicas = replicas
+        self._micro_batches = micro_batches
+        self._sampler = PairSampler(data.sizes[TRAIN], text.temperature, train.seed)
+        self._language_ids = [data.language_id(language) for language in data.languages]
+
+    def batch(self, step: int, replica: int) -> MiniBatch:
+        """Returns the share of ``replica`` in the mini-batch of ``step``.
+
+        A micro-batch is inputs (source (B, S), target_in (B, T)) and targets (labels (B, T)), int64, padded with 0 to
+        multiples of 8. The weight counts the labels of the whole mini-batch, about ``train.batch_tokens``.
+        Raises SettingError when the mini-batch has fewer pairs than there are replicas.
+        """
+        examples = sorted(self._drawn(step), key=lambda example: example.order)
+        parts = _micro_batches(examples, self._replicas * self._micro_batches)
+        if len(parts) < self._replicas:
+            raise SettingError(
+                f"the mini-batch of step {step} has {len(parts)} pairs for {self._replicas} replicas; "
+                f"raise train.batch_tokens, which is {self._batch_tokens}"
+            )
+        counts = sizes(len(parts), self._replicas)
+        offset = sum(counts[:replica])
+        return _mini_batch(parts[offset : offset + counts[replica]], _label_count(examples), offset)
+
+    def held_out(self, pairs: int, micro_batches: int) -> list[MiniBatch]:
+        """Returns a fixed sample of ``pairs`` validation pairs in either direction, fewer if there are not as many.
+
+        For one replica: mini-batches of about ``train.batch_tokens`` labels, each cut into ``micro_batches``.
+        Raises DataError when no pair is held out.
+        """
+        if not any(self._data.sizes[VALID]):
+            raise DataError("the text has no validation pairs; take a larger corpus")
+        sampler = PairSampler(self._data.sizes[VALID], self._temperature, _HELD_OUT_SEED)
+        tries = islice(sampler.draws(0), _PATIENCE * pairs)
+        draws = list(islice(dict.fromkeys(tries), pairs))
+        examples = sorted(self._examples(VALID, draws), key=lambda example: example.order)
+        return [
+            _mini_batch(_micro_batches(group, micro_batches), _label_count(group), 0)
+            for group in _grouped(examples, self._batch_tokens)
+        ]
+
+    def _drawn(self, step: int) -> Iterator[Example]:
+        """Yields the examples of a step until their labels reach the tokens of a mini-batch."""
+        draws, labels = self._sampler.draws(step), 0
+        while True:
+            for example in self._examples(TRAIN, list(islice(draws, _FETCH))):
+                yield example
+                labels += len(example.labels)
+                if labels >= self._batch_tokens:
+                    return
+
+    def _examples(self, split: str, draws: Sequence[Draw]) -> Iterator[Example]:
+        rows = self._data.token_ids(split, [draw.row for draw in draws])
+        for draw, (english, translation) in zip(draws, rows, strict=True):
+            if draw.from_english:
+                source, target, wanted = english, translation, self._language_ids[draw.language]
+            else:
+                source, target, wanted = translation, english, self._data.english_id
+            yield Example([wanted, *source, END_ID], [*target, END_ID])
+
+
+def _label_count(examples: Iterable[Example]) -> int:
+    return sum(len(example.labels) for example in examples)
+
+
+def _grouped(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
+    group: list[Example] = []
+    for example in examples:
+        if group and _label_count(group) + len(example.labels) > tokens:
+            yield group
+            group = []
+        group.append(example)
+    if group:
+        yield group
+
+
+def _micro_batches(examples: Sequence[Example], count: int) -> list[tuple[Tensors, Tensors]]:
+    """Cuts sorted examples into (inputs, targets), lightest rows first."""
+    ranges = cut_evenly([(len(example.source), len(example.labels)) for example in examples], count)
+    return [_tensors([examples[i] for i in part]) for part in ranges]
+
+
+def _tensors(examples: Sequence[Example]) -> tuple[Tensors, Tensors]:
+    labels = _rectangle([example.labels for example in examples])
+    target_in = _rectangle([[BEGIN_ID, *example.labels[:-1]] for example in examples])
+    return (_rectangle([example.source for example in examples]), target_in), (labels,)
+
+
+def _rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the rows as one int64 tensor (rows, padded width), filled with the padding id."""
+    width = padded(max(map(len, rows)))
+    return torch.tensor([[*row, *[PAD_ID] * (width - len(row))] for row in rows], dtype=torch.int64)
+
+
+def _mini_batch(parts: Sequence[tuple[Tensors, Tensors]], labels: int, offset: int) -> MiniBatch:
+    return MiniBatch([inputs for inputs, _ in parts], [targets for _, targets in parts], float(labels), offset)

@@ -1,0 +1,123 @@
+"""Cleaning: from raw catalogue messages to sentences a model can learn from.
+
+Both sides lose markup, keyboard accelerators and odd spaces and are NFKC-normalised. A pair is left out when a side is
+empty, has no letter or is a program's key; when the placeholders differ; when the translation is the English again, or
+is not in the script of its language; and when the language already has it.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from unicodedata import is_normalized, normalize
+
+from suite.data.catalogues import Pair
+from suite.data.scripts import ScriptCheck, script_of
+
+Sentences = dict[str, list[tuple[str, str]]]
+"""{language: [(English, translation), ...]}, languages and pairs in sorted order."""
+
+FEWEST = 100
+"""A language with fewer pairs is left out: under temperature sampling it would be seen thousands of times over."""
+LONGEST = 1000
+"""Characters a side: beyond it are licences and help pages."""
+
+_PRINTF = r"%(?:\([^()]*\)|\d+\$)?[-#0+]*\d*(?:\.\d+)?[diouxXeEfgGcrsa]\b"
+PLACEHOLDER = re.compile(rf"{_PRINTF}|[$#%]?\{{+[^{{}}]*\}}+")
+_BREAK = re.compile(r"<\s*/?\s*(?:br|p|div|li|ul|ol|tr|td|h\d)\b[^<>]*>", re.IGNORECASE)
+_TAG = re.compile(r"<\s*/?\s*[A-Za-z][^<>]*>|<!--.*?-->")
+_ENTITY = re.compile(r"&#?\w+;")
+_INVISIBLE = re.compile(
+    "[\u0000-\u0008\u000e-\u001b\u007f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff\ufffd]"
+)
+_LETTER = re.compile(r"[^\W\d_]")
+_KEY = re.compile(r"\S*[a-z0-9]_[a-z0-9]\S*|[a-z0-9]+(?:[.-][a-z0-9]+){2,}|[\w.+-]+@[\w.-]+|\w+://\S*")
+_BRACKETED_MARK = re.compile(r"\s*\(\s*[_&]\w\s*\)")
+_MARK = re.compile(rf"(?P<keep>{PLACEHOLDER.pattern})|(?<!_)_(?=[^\W_])|(?<!\w)&(?=\w)")
+
+
+@dataclass(frozen=True, slots=True)
+class _English:
+    text: str
+    holders: tuple[str, ...]
+    marked: bool
+
+
+def plain(text: str) -> str:
+    """Returns ``text`` without markup and invisible characters, NFKC-normalised, with single spaces."""
+    if "&" in text:
+        text = _ENTITY.sub(lambda entity: html.unescape(entity.group()), text)
+    if "<" in text:
+        text = _TAG.sub("", _BREAK.sub(" ", text))
+    if not text.isascii() and not is_normalized("NFKC", text):
+        text = normalize("NFKC", text)
+    if not text.isprintable():
+        text = _INVISIBLE.sub("", text)
+    return " ".join(text.split())
+
+
+def placeholders(text: str) -> tuple[str, ...]:
+    """Returns the placeholders of a message (``%s``, ``%(name)d``, ``{name}``, ``${name}``), sorted."""
+    if "%" not in text and "{" not in text:
+        return ()
+    return tuple(sorted(PLACEHOLDER.findall(text)))
+
+
+def without_marks(english: str, translation: str) -> tuple[str, str]:
+    """Takes the keyboard accelerators out of a pair: ``_File`` and ``&File`` become ``File``, ``文件(_F)`` ``文件``.
+
+    A word that is the same on both sides (``R&D``, ``file_name``) is a name and stays as it is.
+    """
+    names = set(english.split()) & set(translation.split())
+
+    def unmark(text: str) -> str:
+        words = _BRACKETED_MARK.sub("", text).split(" ")
+        return " ".join(w if w in names else _MARK.sub(lambda mark: mark["keep"] or "", w) for w in words)
+
+    return unmark(english), unmark(translation)
+
+
+def clean(pairs: Iterable[Pair], fewest: int = FEWEST) -> Sentences:
+    """Returns the usable pairs of each language; languages with fewer than ``fewest`` of them are left out."""
+    english_of: dict[str, _English | None] = {}
+    found: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    for language, raw, translation in set(pairs):
+        if not translation or len(translation) > LONGEST:
+            continue
+        if raw not in english_of:
+            english_of[raw] = _english(raw)
+        english = english_of[raw]
+        if english is None:
+            continue
+        pair = _pair(english, plain(translation))
+        if pair is not None:
+            found[language].add(pair)
+    written = {language: _in_script(sorted(found[language])) for language in sorted(found)}
+    return {language: kept for language, kept in written.items() if len(kept) >= fewest}
+
+
+def _english(raw: str) -> _English | None:
+    """Returns the cleaned English side, or None when no pair of it is usable."""
+    text = plain(raw)
+    if not text or len(text) > LONGEST or _KEY.fullmatch(text) or not _LETTER.search(PLACEHOLDER.sub("", text)):
+        return None
+    return _English(text, placeholders(text), "_" in text or "&" in text)
+
+
+def _pair(english: _English, translation: str) -> tuple[str, str] | None:
+    if placeholders(translation) != english.holders:
+        return None
+    pair = without_marks(english.text, translation) if english.marked else (english.text, translation)
+    if not all(pair) or pair[0].casefold() == pair[1].casefold() or _KEY.fullmatch(pair[1]):
+        return None
+    return pair
+
+
+def _in_script(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns the pairs whose translation is in the script that most of them are in, placeholders not counted."""
+    bare = [PLACEHOLDER.sub("", t) if "%" in t or "{" in t else t for _, t in pairs]
+    check = ScriptCheck(script_of(bare))
+    return [pair for pair, text in zip(pairs, bare, strict=True) if check(text)]

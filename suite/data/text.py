@@ -1,0 +1,71 @@
+"""Prepared text: a tokenizer and three splits of tokenised pairs, memory-mapped from disk.
+
+    <folder>/text.json  tokenizer/  train/  valid/  test/  manifest.json
+
+Rows of a split lie together by language, so that the j-th pair of a language is one look-up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import Dataset, load_from_disk
+from transformers import PreTrainedTokenizerFast
+
+from suite.data.splitting import SPLITS, TRAIN
+from suite.data.tokenizer import ENGLISH, language_token
+
+FACTS, TOKENIZER = "text.json", "tokenizer"
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Text ready to train on. ``sizes[split][i]`` is the number of pairs of ``languages[i]`` in a split."""
+
+    corpus: str
+    languages: tuple[str, ...]
+    sizes: dict[str, tuple[int, ...]]
+    tokenizer: PreTrainedTokenizerFast
+    splits: dict[str, Dataset]
+
+    @classmethod
+    def open(cls, folder: Path) -> TextData:
+        """Opens a prepared folder; the splits stay on disk. Whether it is whole is the caller's to check."""
+        facts = json.loads((folder / FACTS).read_text())
+        return cls(
+            corpus=facts["corpus"],
+            languages=tuple(facts["languages"]),
+            sizes={split: tuple(facts["sizes"][split]) for split in SPLITS},
+            tokenizer=PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER),
+            splits={split: load_from_disk(str(folder / split), keep_in_memory=False) for split in SPLITS},
+        )
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the vocabulary, special ones included."""
+        return len(self.tokenizer)
+
+    @property
+    def pairs(self) -> dict[str, int]:
+        """Training pairs of each language: the D_l of temperature sampling."""
+        return dict(zip(self.languages, self.sizes[TRAIN], strict=True))
+
+    def language_id(self, language: str | int) -> int:
+        """Returns the id of the token that asks for a language, given by its code or its index in ``languages``."""
+        code = self.languages[language] if isinstance(language, int) else language
+        token_id = self.tokenizer.convert_tokens_to_ids(language_token(code))
+        assert isinstance(token_id, int) and token_id != self.tokenizer.unk_token_id, code
+        return token_id
+
+    @property
+    def english_id(self) -> int:
+        """The id of the token that asks for English."""
+        return self.language_id(ENGLISH)
+
+    def token_ids(self, split: str, rows: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+        """Returns (English, translation) of each row as token ids without special tokens; O(rows)."""
+        table = self.splits[split].with_format("arrow", columns=["english", "translation"])[list(rows)]
+        return list(zip(table["english"].to_pylist(), table["translation"].to_pylist(), strict=True))

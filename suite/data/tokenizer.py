@@ -1,0 +1,149 @@
+"""One vocabulary for all languages: SentencePiece-style unigram pieces behind a ``transformers`` tokenizer.
+
+    id  0      1      2    3     4 ...            then              then
+        <pad>  <unk>  <s>  </s>  <2af> ... <2zh>  256 single bytes  pieces, likeliest first
+
+A character outside the alphabet is written as its UTF-8 bytes, so nothing is unknown and decoding an encoded text gives
+the text back, NFKC-normalised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from suite.data.cleaning import Sentences
+from suite.data.sampling import temperature_weights
+from suite.errors import SettingError
+
+PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<s>", "</s>"
+SPECIAL = (PAD, UNKNOWN, BEGIN, END)
+PAD_ID, UNKNOWN_ID, BEGIN_ID, END_ID = range(4)
+ENGLISH = "en"
+BYTES = tuple(f"<0x{value:02X}>" for value in range(256))
+
+_FEWEST_PIECES = 64
+_TEXTS_AN_ENTRY = 5  # what the pieces are learned from; more texts change the pieces little and cost seconds
+_MOST_TEXTS = 100_000
+_ENGLISH_SHARE = 0.25  # of these texts: English is half of what is trained on, yet one language of a hundred
+_TEMPERATURE = 5.0  # of the sample; not the one trained with, so that changing that one keeps the prepared text
+_SEEDS = 200_000  # substrings the pieces are pruned from
+_COVERAGE = 0.9998  # of the characters of the sample; the rest are written as bytes
+_ALPHABET_SHARE = 0.4  # of the pieces at most are single characters; Han and Hangul would take them all
+_LONGEST_PIECE = 16  # characters
+_SPACE = "\u2581"
+_BYTE_SCORE = -100.0  # below any sum of pieces, so that bytes are the last resort
+
+
+def language_token(language: str) -> str:
+    """Returns the token that tells the model which language to write: ``<2de>``, ``<2pt_BR>``."""
+    return f"<2{language}>"
+
+
+def smallest_vocabulary(languages: int) -> int:
+    """Returns the fewest entries a vocabulary of so many languages, English included, can have."""
+    return len(SPECIAL) + languages + len(BYTES) + _FEWEST_PIECES
+
+
+def train_tokenizer(sentences: Sentences, vocabulary: int) -> PreTrainedTokenizerFast:
+    """Learns the pieces from a temperature-sampled part of ``sentences``; the result has ``vocabulary`` entries.
+
+    Raises SettingError when the vocabulary cannot hold the special tokens, the bytes and a few pieces, or when the text
+    has too few pieces to fill it.
+    """
+    languages = sorted({ENGLISH, *sentences})
+    needed = smallest_vocabulary(len(languages))
+    if vocabulary < needed:
+        raise SettingError(
+            f"text.vocabulary is {vocabulary}, but {len(languages)} languages need {needed} entries at least "
+            f"({len(SPECIAL)} special, one a language, {len(BYTES)} bytes, {_FEWEST_PIECES} pieces); "
+            f"set text.vocabulary={needed} or more"
+        )
+    fixed = [*SPECIAL, *map(language_token, languages), *BYTES]
+    pieces = _learn(_sample(sentences, min(_MOST_TEXTS, _TEXTS_AN_ENTRY * vocabulary)), vocabulary - len(fixed))
+    if len(fixed) + len(pieces) < vocabulary:
+        raise SettingError(
+            f"text.vocabulary is {vocabulary}, but this text only gives {len(fixed) + len(pieces)} entries; "
+            f"set text.vocabulary={len(fixed) + len(pieces)} or less, or take a larger corpus"
+        )
+    scored = [(token, 0.0) for token in fixed[: -len(BYTES)]] + [(byte, _BYTE_SCORE) for byte in BYTES]
+    tokenizer = _pipeline(models.Unigram([*scored, *pieces], unk_id=UNKNOWN_ID, byte_fallback=True))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        bos_token=BEGIN,
+        eos_token=END,
+        extra_special_tokens=[language_token(language) for language in languages],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def encode_all(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the ids of each text, without special tokens, on all cores."""
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def _pipeline(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="always")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(replacement=_SPACE, prepend_scheme="always")]
+    )
+    return tokenizer
+
+
+def _spread(texts: Sequence[str], count: int) -> list[str]:
+    """Returns ``count`` texts at even distances, or all of them."""
+    step = max(1.0, len(texts) / max(1, count))
+    return [texts[int(i * step)] for i in range(min(count, len(texts)))]
+
+
+def _sample(sentences: Sentences, count: int) -> list[str]:
+    sizes: Mapping[str, int] = {language: len(pairs) for language, pairs in sentences.items() if pairs}
+    texts = _spread(
+        sorted({english for pairs in sentences.values() for english, _ in pairs}), round(count * _ENGLISH_SHARE)
+    )
+    weights = temperature_weights(list(sizes.values()), _TEMPERATURE)
+    for language, weight in zip(sizes, weights, strict=True):
+        wanted = round(count * (1 - _ENGLISH_SHARE) * float(weight))
+        texts += _spread([translation for _, translation in sentences[language]], wanted)
+    return texts
+
+
+def _alphabet(texts: Iterable[str], most: int) -> set[str]:
+    """Returns the commonest characters: enough of them for the coverage, ``most`` at most."""
+    counts = Counter("".join(texts))
+    counts[_SPACE] = counts.pop(" ", 0) + 1
+    enough = _COVERAGE * counts.total()
+    chosen: set[str] = set()
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
+        if enough <= 0:
+            break
+        chosen.add(character)
+        enough -= count
+    return chosen | {_SPACE}
+
+
+def _learn(texts: Sequence[str], count: int) -> list[tuple[str, float]]:
+    """Returns up to ``count`` pieces with their log probabilities, likeliest first."""
+    alphabet = _alphabet(texts, int(count * _ALPHABET_SHARE))
+    rare = {ord(character): " " for character in set("".join(texts)) - alphabet}
+    learner = _pipeline(models.Unigram())
+    trainer = trainers.UnigramTrainer(
+        vocab_size=count + 1,  # its own <unk> is one of them
+        unk_token=UNKNOWN,
+        special_tokens=[UNKNOWN],
+        seed_size=_SEEDS,
+        max_piece_length=_LONGEST_PIECE,
+        show_progress=False,
+    )
+    learner.train_from_iterator((text.translate(rare) for text in texts), trainer)
+    learned = json.loads(learner.to_str())["model"]["vocab"]
+    return [(piece, score) for piece, score in learned if piece != UNKNOWN][:count]

@@ -1,0 +1,45 @@
+"""Faults a user can mend: what was asked, what was found, what to do. The command line prints them and exits with 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SuiteError(Exception):
+    """Base of all user faults. The message is one complete sentence for a person; no traceback is shown."""
+
+
+class SettingError(SuiteError):
+    """A setting has an unknown name, a wrong type, or a value that contradicts another."""
+
+
+class DataError(SuiteError):
+    """Text or a cache of it is missing, damaged or too small for what was asked."""
+
+
+class CheckpointError(SuiteError):
+    """A checkpoint is missing, damaged, or belongs to another model."""
+
+
+class PlacementError(SuiteError):
+    """The devices at hand cannot hold what was asked."""
+
+
+class StallError(SuiteError):
+    """A stage waited for another beyond its deadline."""
+
+
+class WorkerError(SuiteError):
+    """A worker process ended without a result."""
+
+
+class NumbersError(SuiteError):
+    """Training produced non-finite numbers more often than is allowed."""
+
+
+def nearest(asked: str, known: Iterable[str], count: int = 3) -> str:
+    """Returns ``did you mean a, b?`` for the known names most like the one asked, or all of them when none is near."""
+    names = sorted(known)
+    close = difflib.get_close_matches(asked, names, n=count, cutoff=0.5)
+    return f"did you mean {', '.join(close)}?" if close else f"known names: {', '.join(names)}"

@@ -1,0 +1,73 @@
+"""What the pipeline asks of a model: nothing but a list of layers.
+
+    layer_0, layer_1, ... layer_{L-1}, loss
+
+A layer is a ``torch.nn.Module`` whose ``forward`` takes the tensors that the layer before it returns (one tensor or a
+tuple; ids and masks may be among them) and returns what the next one takes. It further has
+
+``reset_parameters()``
+    fills every parameter and buffer from the current random state, so that a stage makes only its own layers;
+``tied`` (optional)
+    ``{parameter name: tie}``: parameters of one tie, in whatever layers, are one parameter to the optimizer;
+``cost`` (optional)
+    a relative cost hint for the partition (forward time in any unit), used until costs are measured.
+
+The loss is a module too: ``loss(*outputs, *targets) -> (objective, measure)``, both *sums* over the micro-batch's
+tokens. The objective is differentiated; the measure (for text: plain negative log likelihood) is only reported.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Tensors = tuple[Tensor, ...]
+
+
+def as_tuple(value: Tensor | Tensors) -> Tensors:
+    """Returns a layer's result as a tuple, whether it was one tensor or several."""
+    return (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+def ties_of(layer: nn.Module) -> dict[str, str]:
+    """Returns ``{parameter name: tie}`` of one layer; empty when it shares nothing."""
+    return dict(getattr(layer, "tied", {}))
+
+
+def cost_of(layer: nn.Module) -> float:
+    """Returns the layer's cost hint; without one, its parameter count, or 1 for a layer without parameters."""
+    hint = getattr(layer, "cost", None)
+    if hint is not None:
+        return float(hint)
+    return float(sum(p.numel() for p in layer.parameters()) or 1)
+
+
+def distinct_parameters(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Parameter]]:
+    """Yields (layer index, name, parameter) in layer order; of tied parameters only the first, the owner."""
+    seen: set[str] = set()
+    for index, layer in enumerate(layers):
+        ties = ties_of(layer)
+        for name, parameter in layer.named_parameters():
+            tie = ties.get(name)
+            if tie is not None and tie in seen:
+                continue
+            if tie is not None:
+                seen.add(tie)
+            yield index, name, parameter
+
+
+def count_parameters(layers: Sequence[nn.Module]) -> int:
+    """Returns the number of trainable values, tied ones counted once; works on the meta device."""
+    return sum(parameter.numel() for _, _, parameter in distinct_parameters(layers))
+
+
+def materialise(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:
+    """Returns a copy of a meta-device layer with memory on ``device`` and values that depend on ``seed`` alone."""
+    layer = copy.deepcopy(layer).to_empty(device=device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        layer.reset_parameters()  # type: ignore[operator]
+    return layer

@@ -1,0 +1,183 @@
+"""The one executor: walks a stage's list of actions, whatever schedule made it.
+
+F3   take activations 3 -> run the cell -> send them on          (the last stage: loss)
+R3   run the cell again on what was kept, this time with a graph
+B3   take gradients 3 -> backward -> send the inputs' gradients back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from suite.errors import StallError
+from suite.pipeline.boundary import Announcement, Boundary, TensorSpec, announced, gradient_specs
+from suite.pipeline.layers import Tensors
+from suite.pipeline.microbatch import MiniBatch
+from suite.pipeline.schedule import Action, fill_drain, forward_only, validate
+from suite.pipeline.stage import Kept, Stage
+from suite.pipeline.topology import Place
+from suite.pipeline.transport import Inbox, Transport
+from suite.settings import Remat
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the last stage saw of its replica's share of a mini-batch, summed over tokens. Zero on other stages."""
+
+    objective: float = 0.0
+    measure: float = 0.0
+
+
+@dataclass
+class Flight:
+    """One mini-batch on its way through one stage."""
+
+    step: int
+    offset: int
+    train: bool
+    actions: list[Action]
+    arriving: Sequence[Boundary]
+    leaving: Sequence[Boundary]
+    inputs: Sequence[Tensors] | None = None
+    targets: Sequence[Tensors] | None = None
+    scale: float = 0.0
+    activations: Inbox | None = None
+    gradients: Inbox | None = None
+    kept: dict[int, Kept] = field(default_factory=dict)
+    results: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class Executor:
+    """Runs mini-batches through one stage. After ``train`` the parameters' ``.grad`` hold this replica's gradients:
+    of the summed objective, times R, divided by the mini-batch's weight, so that their mean over replicas is the
+    gradient of the mini-batch's mean."""
+
+    def __init__(self, place: Place, stage: Stage, transport: Transport | None, remat: Remat) -> None:
+        """``transport`` is None for a pipeline of one stage."""
+        assert (transport is None) == (place.stages == 1)
+        self.place, self.stage, self.transport, self.remat = place, stage, transport, remat
+        self.doing: Action | None = None
+        self._valid: dict[tuple[int, bool], list[Action]] = {}
+
+    def train(self, batch: MiniBatch | None, step: int) -> Sums:
+        """Forward, rebuild and backward of one mini-batch. Stages between the first and the last need no ``batch``.
+
+        Raises StallError, naming this stage and its action, when a neighbour does not deliver in time.
+        """
+        self.stage.train(True)
+        return self._run(batch, step, train=True)
+
+    def evaluate(self, batch: MiniBatch | None, step: int = 0) -> Sums:
+        """The same walk forward only, dropout off."""
+        self.stage.train(False)
+        return self._run(batch, step, train=False)
+
+    def _run(self, batch: MiniBatch | None, step: int, train: bool) -> Sums:
+        try:
+            flight = self._begin(batch, step, train)
+            for action in flight.actions:
+                self.doing = action
+                if action.kind == "F":
+                    self._forward(flight, action.micro_batch)
+                elif action.kind == "R":
+                    self._graph(flight, action.micro_batch)
+                else:
+                    self._backward(flight, action.micro_batch)
+            if self.transport is not None:
+                self.transport.flush()
+        except StallError as error:
+            at = f"at {self.doing}" if self.doing else "before its first action"
+            raise StallError(f"{self.place}, step {step}, {at}: {error}") from error
+        self.doing = None
+        sums = [torch.stack(pair).double() for _, pair in sorted(flight.results.items())]
+        objective, measure = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
+        return Sums(objective, measure)
+
+    def _begin(self, batch: MiniBatch | None, step: int, train: bool) -> Flight:
+        """Learns what arrives, tells the next stage what will leave, and posts the first receives."""
+        place, transport = self.place, self.transport
+        assert batch is not None or not (place.first or place.last), "the first and last stage need the mini-batch"
+        if place.first:
+            assert batch is not None
+            heard = Announcement(tuple(tuple(map(TensorSpec.of, tensors)) for tensors in batch.inputs), batch.offset)
+        else:
+            assert transport is not None
+            heard = transport.heed()
+        arriving = heard.boundaries
+        leaving = [] if place.last else [self.stage.leaving(boundary) for boundary in arriving]
+        flight = Flight(step, heard.offset, train, self._actions(len(arriving), train), arriving, leaving)
+        if transport is not None and not place.last:
+            transport.announce(Announcement(tuple(leaving), heard.offset))
+            if train:
+                order = [a.micro_batch for a in flight.actions if a.kind == "B"]
+                flight.gradients = transport.gradients([(i, gradient_specs(leaving[i])) for i in order], step)
+        if transport is not None and not place.first:
+            order = [a.micro_batch for a in flight.actions if a.kind == "F"]
+            flight.activations = transport.activations([(i, arriving[i]) for i in order], step)
+        if batch is not None:
+            assert len(batch) == len(arriving), f"{len(batch)} micro-batches here, {len(arriving)} were announced"
+            device = self.stage.device
+            flight.inputs = (
+                [tuple(t.to(device, non_blocking=True) for t in tensors) for tensors in batch.inputs]
+                if place.first
+                else None
+            )
+            flight.targets = (
+                [tuple(t.to(device, non_blocking=True) for t in tensors) for tensors in batch.targets]
+                if place.last
+                else None
+            )
+            flight.scale = place.replicas / batch.weight
+        return flight
+
+    def _actions(self, micro_batches: int, train: bool) -> list[Action]:
+        """Returns this stage's actions, from a schedule validated before its first use."""
+        key = (micro_batches, train)
+        if key not in self._valid:
+            stages = self.place.stages
+            schedule = fill_drain(stages, micro_batches, self.remat) if train else forward_only(stages, micro_batches)
+            validate(schedule, micro_batches, train)
+            self._valid[key] = schedule[self.place.stage]
+        return self._valid[key]
+
+    def _forward(self, flight: Flight, i: int) -> None:
+        if flight.activations is not None:
+            inputs = flight.activations.take(i)
+        else:
+            assert flight.inputs is not None
+            inputs = flight.inputs[i]
+        kept = Kept(inputs)
+        if flight.train:
+            flight.kept[i] = kept
+        if flight.train and Action("R", i) not in flight.actions:
+            outputs, measure = self._graph(flight, i)
+        else:
+            with torch.no_grad():
+                outputs, measure = self.stage.forward(inputs, self._targets(flight, i), flight.step, flight.offset + i)
+        if measure is not None:
+            flight.results[i] = (outputs[0].detach(), measure)
+        elif self.transport is not None:
+            self.transport.send_activations(announced(outputs, flight.leaving[i]), i, flight.step)
+
+    def _graph(self, flight: Flight, i: int) -> tuple[Tensors, Tensor | None]:
+        leaving = None if self.place.last else flight.leaving[i]
+        targets = self._targets(flight, i)
+        return self.stage.graph(flight.kept[i], flight.arriving[i], leaving, targets, flight.step, flight.offset + i)
+
+    def _backward(self, flight: Flight, i: int) -> None:
+        kept = flight.kept.pop(i)
+        if flight.gradients is not None:
+            gradients = flight.gradients.take(i)
+        else:
+            assert kept.outputs is not None
+            gradients = (torch.full_like(kept.outputs[0], flight.scale),)
+        returned = self.stage.backward(kept, gradients, flight.arriving[i])
+        if self.transport is not None and not self.place.first:
+            self.transport.send_gradients(returned, i, flight.step)
+
+    def _targets(self, flight: Flight, i: int) -> Tensors:
+        return flight.targets[i] if flight.targets is not None else ()

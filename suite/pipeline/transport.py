@@ -1,0 +1,156 @@
+"""Messages between neighbouring stages: announced, tagged, received ahead of need, sent without waiting.
+
+    stage k      F0 ----a0---> stage k+1       receives are posted WINDOW messages before they are taken,
+                 F1 ----a1--->                 so a tensor arrives while the stage computes;
+                 B1 <---g1----                 sends are waited for once, at the end of the mini-batch
+
+Every wait has a deadline. A wait that fails says which message of which stage was missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from suite.errors import StallError
+from suite.pipeline.boundary import Announcement, TensorSpec
+from suite.pipeline.layers import Tensors
+from suite.pipeline.topology import Group, Groups, Place
+
+WINDOW = 2
+"""Receives posted ahead: one is on its way while one is taken; more would only hold memory."""
+
+_TENSORS_A_MESSAGE = 64
+
+
+@dataclass
+class Deadline:
+    """How long any single wait may last, in seconds; the loop shortens it once it knows how long a step takes."""
+
+    seconds: float
+
+
+def wait(work: dist.Work, deadline: Deadline, what: str) -> None:
+    """Waits for one message. Raises StallError when the deadline passes or the other side is gone."""
+    try:
+        work.wait(timedelta(seconds=deadline.seconds))
+    except RuntimeError as error:
+        text = str(error)
+        if "imed out" in text or "timeout" in text.lower():
+            raise StallError(f"waited {deadline.seconds:.0f} s for {what}") from error
+        raise StallError(
+            f"lost the connection while waiting for {what}; that process has ended, see its own log"
+        ) from error
+
+
+class Inbox:
+    """The messages of one direction of one mini-batch, in the order in which they will be taken."""
+
+    def __init__(
+        self, source: int, group: Group, messages: Sequence[tuple[int, Sequence[TensorSpec]]],
+        step: int, device: torch.device, deadline: Deadline, what: str,
+    ) -> None:  # fmt: skip
+        self._source, self._group, self._step = source, group, step
+        self._device, self._deadline, self._what = device, deadline, what
+        self._coming: Iterator[tuple[int, Sequence[TensorSpec]]] = iter(messages)
+        self._posted: deque[tuple[int, Tensors, list[dist.Work]]] = deque()
+        for _ in range(WINDOW):
+            self._post()
+
+    def _post(self) -> None:
+        message = next(self._coming, None)
+        if message is None:
+            return
+        micro_batch, specs = message
+        tensors = tuple(spec.empty(self._device) for spec in specs)
+        works = [
+            dist.irecv(tensor, self._source, group=self._group, tag=_tag(self._step, micro_batch, at))
+            for at, tensor in enumerate(tensors)
+            if tensor.numel()
+        ]
+        self._posted.append((micro_batch, tensors, [work for work in works if work is not None]))
+
+    def take(self, micro_batch: int) -> Tensors:
+        """Returns one micro-batch's tensors, waiting for them if they have not arrived, and posts the next receive."""
+        expected, tensors, works = self._posted.popleft()
+        assert expected == micro_batch, f"{self._what}: {expected} comes next, {micro_batch} was asked for"
+        for work in works:
+            wait(work, self._deadline, f"{self._what} of micro-batch {micro_batch}")
+        self._post()
+        return tensors
+
+
+class Transport:
+    """One stage's links to the stage before and the stage after it."""
+
+    def __init__(self, place: Place, groups: Groups, device: torch.device, deadline: Deadline) -> None:
+        self.place, self.groups, self.device, self.deadline = place, groups, device, deadline
+        self._sent: list[tuple[dist.Work, Tensor, str]] = []
+
+    def announce(self, announcement: Announcement) -> None:
+        """Tells the next stage what will cross in this mini-batch."""
+        vector = announcement.encode()
+        self._send(torch.tensor([vector.numel()]), self.place.rank + 1, self.groups.activations, 0, "an announcement")
+        self._send(vector, self.place.rank + 1, self.groups.activations, 1, "an announcement")
+
+    def heed(self) -> Announcement:
+        """Returns what the stage before announces. Raises StallError when it does not."""
+        what = f"the announcement of stage {self.place.stage - 1}"
+        length = torch.zeros(1, dtype=torch.int64)
+        self._receive(length, 0, what)
+        vector = torch.zeros(int(length), dtype=torch.int64)
+        self._receive(vector, 1, what)
+        return Announcement.decode(vector)
+
+    def activations(self, messages: Sequence[tuple[int, Sequence[TensorSpec]]], step: int) -> Inbox:
+        """Posts the receives of what the stage before will send forward."""
+        what = f"the activations from stage {self.place.stage - 1}"
+        return Inbox(self.place.rank - 1, self.groups.activations, messages, step, self.device, self.deadline, what)
+
+    def gradients(self, messages: Sequence[tuple[int, Sequence[TensorSpec]]], step: int) -> Inbox:
+        """Posts the receives of what the next stage will send back."""
+        what = f"the gradients from stage {self.place.stage + 1}"
+        return Inbox(self.place.rank + 1, self.groups.gradients, messages, step, self.device, self.deadline, what)
+
+    def send_activations(self, tensors: Sequence[Tensor], micro_batch: int, step: int) -> None:
+        """Sends one micro-batch forward and does not wait."""
+        for at, tensor in enumerate(tensors):
+            tag = _tag(step, micro_batch, at)
+            self._send(tensor.detach(), self.place.rank + 1, self.groups.activations, tag, f"activations {micro_batch}")
+
+    def send_gradients(self, tensors: Sequence[Tensor], micro_batch: int, step: int) -> None:
+        """Sends one micro-batch's gradients back and does not wait."""
+        for at, tensor in enumerate(tensors):
+            tag = _tag(step, micro_batch, at)
+            self._send(tensor, self.place.rank - 1, self.groups.gradients, tag, f"gradients {micro_batch}")
+
+    def flush(self) -> None:
+        """Waits until everything sent has left; then its memory is free."""
+        for work, _, what in self._sent:
+            wait(work, self.deadline, f"{what} to be taken by the stage it was sent to")
+        self._sent.clear()
+
+    def _send(self, tensor: Tensor, rank: int, group: Group, tag: int, what: str) -> None:
+        if tensor.numel() == 0:
+            return
+        tensor = tensor.contiguous()
+        work = dist.isend(tensor, rank, group=group, tag=tag)
+        if work is not None:
+            self._sent.append((work, tensor, what))
+
+    def _receive(self, tensor: Tensor, tag: int, what: str) -> None:
+        work = dist.irecv(tensor, self.place.rank - 1, group=self.groups.activations, tag=tag)
+        if work is not None:
+            wait(work, self.deadline, what)
+
+
+def _tag(step: int, micro_batch: int, tensor: int) -> int:
+    """A number for (step, micro-batch, tensor) above the two of announcements; direction is the group's."""
+    assert tensor < _TENSORS_A_MESSAGE, f"more than {_TENSORS_A_MESSAGE} tensors in one boundary"
+    return 2 + tensor + _TENSORS_A_MESSAGE * (micro_batch % 4096 + 4096 * (step % 1024))

@@ -1,0 +1,70 @@
+"""What can be set of the engine, as frozen typed records. An experiment is made of them; each field is a ``SET=`` path.
+
+Times are in seconds, sizes in bytes. Unknown fields and wrong types are refused by pydantic; the registry turns that
+into one sentence naming the field.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Remat = Literal["always", "except_last", "never"]
+
+
+class Frozen(BaseModel):
+    """A record that cannot change once made and has no fields beyond its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PipelineSettings(Frozen):
+    """The three numbers the paper asks of a user (K, M, the layer list) plus replicas and when to rebuild."""
+
+    stages: int = Field(1, ge=1, description="K, cells of the model, one a device")
+    micro_batches: int = Field(4, ge=1, description="M, micro-batches a replica cuts its share of a mini-batch into")
+    replicas: int = Field(1, ge=1, description="R, copies of the whole pipeline")
+    remat: Remat = Field("except_last", description="which micro-batches run their forward again in the backward pass")
+    cells: tuple[int, ...] | None = Field(None, description="layers in each cell, by hand; otherwise cut by cost")
+
+
+class OptimizerSettings(Frozen):
+    """One update rule for all stages."""
+
+    name: Literal["adamw", "adafactor"] = "adamw"
+    learning_rate: float = Field(1e-3, gt=0, description="peak rate, reached at the end of warm-up")
+    warmup_steps: int = Field(40, ge=1, description="linear warm-up, then 1/sqrt(step)")
+    clip_norm: float | None = Field(1.0, gt=0, description="bound of the gradient norm over all stages")
+    weight_decay: float = Field(0.0, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.98, gt=0, lt=1)
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
+class TextSettings(Frozen):
+    """Which text, and how it is cut and drawn."""
+
+    corpus: str = Field("catalogues", description="catalogues, django, or the name of a translation set on the hub")
+    vocabulary: int = Field(8000, ge=300, description="entries of the vocabulary shared by all languages")
+    temperature: float = Field(5.0, gt=0, description="T of p_l ~ D_l^(1/T), D_l the pairs of language l")
+    max_tokens: int = Field(64, ge=4, description="longest side of a pair; longer pairs are left out")
+
+
+class TrainSettings(Frozen):
+    """How long, how much at once, and what is written on the way."""
+
+    steps: int = Field(100, ge=1)
+    batch_tokens: int = Field(4096, ge=16, description="target tokens of one mini-batch over all replicas, about")
+    seed: int = Field(0, ge=0)
+    checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the last step always writes one")
+    valid_pairs: int = Field(512, ge=1, description="held-out pairs scored at the end")
+    bad_steps_allowed: int = Field(3, ge=0, description="steps in a row with non-finite gradients that are skipped")
+    threads: int | None = Field(None, ge=1, description="compute threads a stage; otherwise cores / stages")
+
+
+class TrackingSettings(Frozen):
+    """Where the record of a run goes beside its own folder."""
+
+    wandb: Literal["auto", "online", "offline", "disabled"] = Field("auto", description="auto: online with a key")
+    project: str = "gpipe-suite"

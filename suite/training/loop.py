@@ -1,0 +1,108 @@
+"""The training loop of one worker: batches in, updates out, records on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from suite.errors import NumbersError
+from suite.pipeline.microbatch import MiniBatch
+from suite.pipeline.step import Executor
+from suite.pipeline.transport import Deadline
+from suite.settings import TrainSettings
+from suite.training.optimizer import Outcome, StageOptimizer
+from suite.training.trackers import Tracker
+
+FIRST_DEADLINE = 300.0
+"""Seconds any wait may last before a step's length is known: workers start, compile and read at different speeds."""
+
+SHORTEST_DEADLINE, STEPS_A_DEADLINE = 60.0, 10.0
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker's parts. ``batches`` gives its share of a step's mini-batch; None where none is needed."""
+
+    executor: Executor
+    optimizer: StageOptimizer
+    deadline: Deadline
+    batches: Callable[[int], MiniBatch | None]
+    save: Callable[[int, int], None]
+    """Called by all workers with (steps done, tokens so far)."""
+    trackers: Sequence[Tracker]
+    """Empty on all workers but the one that speaks."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands; what a resumed run takes up again."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def train(worker: Worker, settings: TrainSettings, progress: Progress) -> Progress:
+    """Trains from ``progress`` to ``settings.steps``.
+
+    Raises NumbersError after more than ``bad_steps_allowed`` steps in a row with non-finite numbers, on all workers in
+    the same step, and StallError when a neighbour does not deliver in time.
+    """
+    bad = 0
+    for step in range(progress.step, settings.steps):
+        begin = time.perf_counter()
+        batch = worker.batches(step)
+        sums = worker.executor.train(batch, step)
+        outcome = worker.optimizer.update(sums, step)
+        seconds = time.perf_counter() - begin
+        worker.deadline.seconds = max(SHORTEST_DEADLINE, STEPS_A_DEADLINE * seconds)
+        progress.step, progress.seconds = step + 1, progress.seconds + seconds
+        bad = 0 if outcome.applied else bad + 1
+        if batch is not None:
+            progress.tokens += int(batch.weight)
+            _record(worker, progress, outcome, batch.weight, seconds)
+        if bad > settings.bad_steps_allowed:
+            layers = ", ".join(map(str, outcome.culprits)) or "none; the loss itself"
+            raise NumbersError(
+                f"{bad} steps in a row had non-finite numbers, {settings.bad_steps_allowed} are allowed; stopped at "
+                f"step {step} without an update (layers with non-finite gradients: {layers}). Lower optimizer.learning_rate "
+                "or model.logit_clip and resume"
+            )
+        if progress.step % settings.checkpoint_every == 0 or progress.step == settings.steps:
+            worker.save(progress.step, progress.tokens)
+    return progress
+
+
+def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:
+    """Returns the mean measure per token over mini-batches, for text the NLL in nats; the same on all workers.
+
+    Every replica walks the same batches; each needs only its own pipeline.
+    """
+    total = torch.zeros(2, dtype=torch.float64)
+    for batch in batches:
+        sums = executor.evaluate(batch)
+        if executor.place.last and batch is not None:
+            total += torch.tensor([sums.measure, batch.weight], dtype=torch.float64)
+    device = executor.stage.device
+    total = total.to(device)
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
+
+
+def _record(worker: Worker, progress: Progress, outcome: Outcome, weight: float, seconds: float) -> None:
+    values = {
+        "loss": outcome.objective / weight,
+        "nll": outcome.measure / weight,
+        "norm": outcome.norm,
+        "rate": outcome.rate,
+        "applied": float(outcome.applied),
+        "tokens": float(progress.tokens),
+        "seconds": seconds,
+        "tokens_per_second": weight / seconds,
+    }
+    for tracker in worker.trackers:
+        tracker.log(progress.step, values)

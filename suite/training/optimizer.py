@@ -1,0 +1,242 @@
+"""The update: one DeepSpeed engine a stage over the replicas of that stage. The only file that imports deepspeed.
+
+    .grad of R replicas --mean over replicas (DeepSpeed)--> per-layer squares --one small all-reduce over all workers-->
+    global norm, losses, finite flag --same decision everywhere--> clip and step, or skip
+
+With R = 1 DeepSpeed runs without ZeRO and each parameter stays a tensor of its own, so a result does not depend on K by
+so much as a bit. With R > 1 it is ZeRO-1: each replica keeps 1/R of the optimizer state. ZeRO-2 and 3 shard gradients
+and weights per micro-batch, which a pipeline would pay for M times a step; they are not offered. Adafactor's factored
+moments need whole matrices, which ZeRO flattens, so Adafactor always runs without ZeRO.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from suite.pipeline.step import Sums
+from suite.pipeline.ties import Ties
+from suite.pipeline.topology import Group, Groups, Place
+from suite.settings import OptimizerSettings
+from suite.training.learning_rate import learning_rate
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What all workers know after a step: losses summed over the mini-batch, the gradient norm, what was done."""
+
+    objective: float
+    measure: float
+    norm: float
+    rate: float
+    applied: bool
+    culprits: tuple[int, ...] = ()
+    """Layers with non-finite gradients, in order."""
+
+
+class StageOptimizer:
+    """Updates one stage's parameters together with all other stages, or none of them."""
+
+    def __init__(
+        self, module: nn.Module, named: dict[tuple[int, str], nn.Parameter], layers: int, ties: Ties,
+        place: Place, groups: Groups, device: torch.device, settings: OptimizerSettings,
+    ) -> None:  # fmt: skip
+        """``named`` are the stage's parameters by (layer, name), ``layers`` counts the whole model's."""
+        self._named, self._layers, self._ties = named, layers, ties
+        self._place, self._device, self._settings = place, device, settings
+        self._zero = place.replicas > 1 and settings.name == "adamw"
+        self._inner = _make_optimizer(list(named.values()), settings)
+        self._engine = _initialize(module, self._inner, place, groups, zero_stage=1 if self._zero else 0)
+        if self._zero:
+            self._allocate_sharded_state()
+
+    def update(self, sums: Sums, step: int) -> Outcome:
+        """Reduces gradients over ties and replicas, agrees on norm and finiteness, and steps or skips.
+
+        ``sums`` is this worker's share of the losses. Gradients are cleared in either case.
+        """
+        for parameter in self._named.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._ties.sum_gradients()
+        reduced = self._reduce()
+        squares, totals = self._agree(reduced, sums)
+        norm = math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else float("nan")
+        applied = math.isfinite(norm) and all(map(math.isfinite, totals))
+        rate = learning_rate(step, self._settings.learning_rate, self._settings.warmup_steps)
+        if applied:
+            self._clip(reduced, norm)
+            for group in self._inner.param_groups:
+                group["lr"] = rate
+            self._engine.optimizer.step()
+        self._clear()
+        culprits = tuple(layer for layer, square in enumerate(squares) if not math.isfinite(square))
+        return Outcome(totals[0], totals[1], norm, rate, applied, culprits)
+
+    def state(self, key: tuple[int, str]) -> State:
+        """Returns one parameter's whole optimizer state. With replicas, all of them must call it in the same order."""
+        parameter = self._named[key]
+        if not self._zero:
+            return {name: value for name, value in self._inner.state.get(parameter, {}).items() if value is not None}
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        flat = self._inner.state[self._inner.param_groups[0]["params"][0]]
+        state = {
+            name: cast(Tensor, safe_get_full_optimizer_state(parameter, name)) for name in ("exp_avg", "exp_avg_sq")
+        }
+        return {"step": flat["step"].clone(), **state}
+
+    def load_state(self, key: tuple[int, str], state: State) -> None:
+        """Sets one parameter's whole optimizer state, whatever K, R and ZeRO stage it was saved from."""
+        parameter = self._named[key]
+        if not self._zero:
+            self._inner.state[parameter] = {
+                name: value.to("cpu" if name == "step" else self._device) for name, value in state.items()
+            }
+            return
+        from deepspeed.utils import safe_set_full_optimizer_state
+
+        for name in ("exp_avg", "exp_avg_sq"):
+            safe_set_full_optimizer_state(parameter, state[name].to(self._device), name)
+        self._inner.state[self._inner.param_groups[0]["params"][0]]["step"].copy_(state["step"])
+
+    def _reduce(self) -> list[tuple[tuple[int, str], Tensor]]:
+        """Averages gradients over replicas; returns what this worker holds of each: whole, or its ZeRO shard."""
+        if self._zero:
+            optimizer = self._engine.optimizer
+            optimizer.set_gradient_accumulation_boundary(True)
+            optimizer.reduce_gradients()
+            keys = {id(parameter): key for key, parameter in self._named.items()}
+            held = []
+            for group, parameters in enumerate(optimizer.params_in_partition):
+                shards = [g for g in optimizer.averaged_gradients[group] if not getattr(g, "_zero_padding", False)]
+                held += [(keys[id(p)], shard) for p, shard in zip(parameters, shards, strict=False)]
+            return held
+        if self._place.replicas > 1:
+            self._engine.buffered_allreduce_fallback()
+        return [(key, cast(Tensor, parameter.grad)) for key, parameter in self._named.items()]
+
+    @torch.no_grad()
+    def _agree(self, reduced: Sequence[tuple[tuple[int, str], Tensor]], sums: Sums) -> tuple[list[float], list[float]]:
+        """One all-reduce over all workers: the gradient's square sum of each layer, and the losses' sums.
+
+        Each layer's entry is filled by the workers that hold the layer and zero elsewhere, so adding them is exact and
+        the total, made in layer order, has the same bits at every K.
+        """
+        squares: list[list[Tensor]] = [[] for _ in range(self._layers)]
+        counts = self._zero or self._place.replica == 0  # without ZeRO every replica holds the same mean
+        for (layer, name), gradient in reduced if counts else ():
+            if self._ties.owned(layer, name):
+                squares[layer].append(torch.linalg.vector_norm(gradient, dtype=torch.float64).square())
+        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        vector = torch.stack(
+            [torch.stack(parts).sum() if parts else zero for parts in squares]
+            + [zero + sums.objective, zero + sums.measure]
+        )
+        dist.all_reduce(vector)
+        values = vector.tolist()
+        return values[: self._layers], values[self._layers :]
+
+    @torch.no_grad()
+    def _clip(self, reduced: Sequence[tuple[tuple[int, str], Tensor]], norm: float) -> None:
+        bound = self._settings.clip_norm
+        if bound is not None and norm > bound:
+            torch._foreach_mul_([gradient for _, gradient in reduced], bound / norm)
+
+    def _clear(self) -> None:
+        if self._zero:
+            optimizer = self._engine.optimizer
+            for group in optimizer.averaged_gradients:
+                optimizer.averaged_gradients[group] = None
+            optimizer.zero_grad(set_to_none=True)
+        for parameter in self._named.values():
+            parameter.grad = None
+
+    def _allocate_sharded_state(self) -> None:
+        """Makes the sharded state before the first step, so that a checkpoint can be read into it."""
+        for group in self._inner.param_groups:
+            flat = group["params"][0]
+            self._inner.state[flat] = {
+                "step": torch.zeros(()), "exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat),
+            }  # fmt: skip
+        self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def _make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    if settings.name == "adafactor":
+        # update clipping d = 1 is part of Adafactor (Shazeer and Stern, 2018) and apart from the norm bound
+        return torch.optim.Adafactor(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, d=1.0)
+    return torch.optim.AdamW(
+        parameters, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=1e-9,
+        weight_decay=settings.weight_decay, fused=True,
+    )  # fmt: skip
+
+
+class _Grid:
+    """How DeepSpeed asks who shares parameters (data parallel) and who shares the model (model parallel)."""
+
+    def __init__(self, place: Place, groups: Groups) -> None:
+        self._place, self._groups = place, groups
+
+    def get_data_parallel_group(self) -> Group:
+        return self._groups.replicas
+
+    def get_data_parallel_rank(self) -> int:
+        return self._place.replica
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._place.replicas
+
+    def get_model_parallel_group(self) -> Group:
+        return self._groups.stages
+
+    def get_model_parallel_rank(self) -> int:
+        return self._place.stage
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._place.stages
+
+
+def _initialize(module: nn.Module, inner: torch.optim.Optimizer, place: Place, groups: Groups, zero_stage: int) -> Any:
+    """Returns the engine. Its own clipping and norm stay off: they know nothing of ties and depend on K."""
+    os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.stages * place.replicas))
+    os.environ.setdefault("LOCAL_RANK", "0")
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    for parameter in module.parameters():
+        parameter.model_parallel = True  # type: ignore[attr-defined]  # otherwise DeepSpeed takes stages for copies
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=inner, mpu=_Grid(place, groups), dist_init_required=False,
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "zero_optimization": {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": False},
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": 0.0,
+        },
+    )  # fmt: skip
+    return engine
+
+
+def named_parameters(indices: Sequence[int], layers: nn.ModuleList) -> dict[tuple[int, str], nn.Parameter]:
+    """Returns a stage's parameters by (layer, name), in layer order."""
+
+    def pairs() -> Iterator[tuple[tuple[int, str], nn.Parameter]]:
+        for index, layer in zip(indices, layers, strict=True):
+            for name, parameter in layer.named_parameters():
+                yield (index, name), parameter
+
+    return dict(pairs())

@@ -1,0 +1,90 @@
+"""Twenty and forty steps of training: the same whatever K, close at any R, and the same when interrupted."""
+
+import numpy as np
+import pytest
+
+from launch.spawn import run_processes
+from suite.errors import NumbersError
+from tests.training.work import merge, run
+
+
+def trained(stages, replicas=1, until=20, **options):
+    order = ("folder", "resume", "optimizer", "spoil")
+    defaults = {"folder": None, "resume": False, "optimizer": "adamw", "spoil": ()}
+    values = [{**defaults, **options}[name] for name in order]
+    return merge(run_processes(run, stages * replicas, stages, replicas, until, *values))
+
+
+def assert_same(one, other, tolerance=0.0):
+    losses, weights = one
+    other_losses, other_weights = other
+    assert len(losses) == len(other_losses)
+    assert weights.keys() == other_weights.keys()
+    if tolerance == 0:
+        assert losses == other_losses
+        for key in weights:
+            assert np.array_equal(weights[key], other_weights[key]), key
+    else:
+        np.testing.assert_allclose(losses, other_losses, rtol=tolerance, atol=0)
+        for key in weights:
+            np.testing.assert_allclose(weights[key], other_weights[key], rtol=0, atol=tolerance, err_msg=str(key))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return trained(1)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_twenty_steps_are_bit_equal_at_every_k(alone, stages):
+    assert_same(alone, trained(stages))
+    losses, _ = alone
+    assert losses[-1][0] < 0.9 * losses[0][0]  # it learns
+    assert max(norm for _, norm in losses) > 0.2  # the clip bound was reached
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_two_replicas_train_alike(alone, stages):
+    assert_same(alone, trained(stages, replicas=2), tolerance=1e-6)
+
+
+def test_resumed_steps_are_those_of_an_undisturbed_run(tmp_path):
+    whole = trained(2, until=40)
+    first_losses, _ = trained(2, until=20, folder=str(tmp_path))
+    resumed_losses, weights = trained(2, until=40, folder=str(tmp_path), resume=True)
+    assert_same(whole, (first_losses + resumed_losses, weights))
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (3, 1), (1, 2), (2, 2)])
+def test_a_checkpoint_resumes_at_another_k_and_r(tmp_path, stages, replicas):
+    whole_losses, whole_weights = trained(2, until=40)
+    trained(2, until=20, folder=str(tmp_path))
+    losses, weights = trained(stages, replicas, until=40, folder=str(tmp_path), resume=True)
+    assert_same((whole_losses[20:], whole_weights), (losses, weights), tolerance=1e-6)
+
+
+def test_a_sharded_checkpoint_resumes_unsharded(tmp_path):
+    whole_losses, whole_weights = trained(1, until=40)
+    trained(1, replicas=2, until=20, folder=str(tmp_path))
+    losses, weights = trained(2, until=40, folder=str(tmp_path), resume=True)
+    assert_same((whole_losses[20:], whole_weights), (losses, weights), tolerance=1e-6)
+
+
+def test_adafactor_is_bit_equal_over_k_and_trains_alike_with_replicas():
+    alone = trained(1, optimizer="adafactor")
+    assert_same(alone, trained(2, optimizer="adafactor"))
+    assert_same(alone, trained(1, replicas=2, optimizer="adafactor"), tolerance=1e-6)
+
+
+def test_a_step_with_infinite_numbers_changes_nothing_anywhere(alone):
+    losses, weights = trained(2, until=3, spoil=(2,))
+    before, unspoiled = trained(2, until=2)
+    assert [np.isfinite(norm) for _, norm in losses] == [True, True, False]
+    for key in weights:
+        assert np.array_equal(weights[key], unspoiled[key]), key
+    assert losses[:2] == before
+
+
+def test_too_many_bad_steps_stop_all_workers_with_the_layers_named():
+    with pytest.raises(NumbersError, match=r"3 steps in a row .* step 4 .*layers with non-finite gradients: 0, 1, 2, 3, 4, 5\)"):
+        trained(2, until=20, spoil=(2, 3, 4))
