@@ -11,25 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 
 from experiments.experiment import Experiment
-from suite.pipeline.layers import Tensors, as_tuple, cost_of
+from experiments.kept import LayerBytes, measured_layers
+from suite.pipeline.layers import cost_of
 from suite.pipeline.partition import cell_ranges, partition
 from suite.settings import OptimizerSettings
-
-
-@dataclass(frozen=True)
-class LayerBytes:
-    """One layer and one micro-batch: number of parameters, bytes of its input, bytes kept for backward, the largest."""
-
-    parameters: int
-    boundary: int
-    activations: int
-    largest: int
 
 
 def bytes_needed(experiment: Experiment) -> list[int]:
@@ -82,39 +71,4 @@ def layer_bytes(experiment: Experiment) -> list[LayerBytes]:
     rows = math.ceil(train.batch_tokens / (pipeline.replicas * pipeline.micro_batches * time))
     ids = torch.empty(rows, time, dtype=torch.int64, device="meta")
     dtype = torch.bfloat16 if experiment.optimizer.precision == "bf16" else torch.float32
-    values: Tensors = (ids, ids)
-    sizes = []
-    for layer in layers:
-        last = (loss, ids) if layer is layers[-1] else None
-        size, values = _measure(layer.to(dtype), values, last)
-        sizes.append(size)
-    return sizes
-
-
-def _measure(layer: nn.Module, values: Tensors, last: tuple[nn.Module, Tensor] | None) -> tuple[LayerBytes, Tensors]:
-    """Runs one layer, the last one with the (loss, labels), and adds up the storages that autograd keeps for it."""
-    kept: dict[int, int] = {}
-    own = {_storage(parameter) for parameter in layer.parameters()}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if _storage(tensor) not in own:
-            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    given = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in values)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = as_tuple(layer(*given))
-        if last is not None:
-            last[0](*result, last[1])
-    size = LayerBytes(
-        parameters=sum(parameter.numel() for parameter in layer.parameters()),
-        boundary=sum(value.nbytes for value in given),
-        activations=sum(kept.values()),
-        largest=max(kept.values(), default=0),
-    )
-    return size, result
-
-
-def _storage(tensor: Tensor) -> int:
-    """A number that views of one storage have in common; meta tensors have no address to tell them apart by."""
-    return int(tensor.untyped_storage()._cdata)
+    return measured_layers(layers, (ids, ids), lambda *outputs: loss(*outputs, ids), dtype)

@@ -21,7 +21,7 @@ def paths(record: type[BaseModel]) -> dict[str, Any]:
         kind = field.annotation
         if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel)):
             hints = get_type_hints(kind)
-            names = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__  # type: ignore[attr-defined]
+            names = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
             found |= {f"{section}.{name}": hints[name] for name in names}
     return found
 
@@ -66,7 +66,7 @@ def as_setting_error(fault: ValidationError, record: type[BaseModel]) -> Setting
     first = fault.errors(include_url=False)[0]
     names = [str(part) for part in first["loc"]]
     path, known = ".".join(names[:2]), paths(record)
-    why = first["msg"].removeprefix("Value error, ")
+    why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
     if first["type"] == "extra_forbidden":
         return SettingError(f"{path} is not a setting; {nearest(path, known)}")
     if first["type"] == "missing":

@@ -111,39 +111,64 @@ def choose_scale(
     if asked == "laptop":
         return _shrunk(paper, cluster, settings, "as asked")
     whole = paper.with_settings(settings)
-    lack = shortfall(whole, cluster)
-    if lack is None:
+    shortfall = find_shortfall(whole, cluster)
+    if shortfall is None:
         return whole, f"{paper.name} at scale paper, nothing shrunk"
     if asked == "paper":
-        raise PlacementError(f"SCALE=paper of {paper.name} {lack}")
-    return _shrunk(paper, cluster, settings, f"because paper {lack.partition(';')[0]}")
+        raise PlacementError(f"SCALE=paper of {paper.name} {shortfall.lack}; {shortfall.mend}, or SCALE=laptop")
+    return _shrunk(paper, cluster, settings, f"as paper {shortfall.lack}")
 
 
-def shortfall(experiment: Experiment, cluster: Cluster) -> str | None:
+@dataclass(frozen=True)
+class Shortfall:
+    """Why a cluster does not hold an experiment, in numbers, and what would."""
+
+    lack: str
+    mend: str
+
+
+def find_shortfall(experiment: Experiment, cluster: Cluster) -> Shortfall | None:
     """Returns what is needed to run these numbers, what there is, and what to do; None when the cluster holds them."""
     stages, replicas = experiment.pipeline.stages, experiment.pipeline.replicas
     heaviest = max(bytes_needed(experiment))
-    needs = (
+    lack = (
         f"needs {stages * replicas} GPUs (K = {stages} stages x R = {replicas} replicas) "
-        f"with {heaviest / GIB:.1f} GiB each; there are {cluster}"
+        f"with {heaviest / GIB:.1f} GiB each, and there are {cluster}"
     )
     if cluster.kind != "gpu" or cluster.devices < stages:
-        return f"{needs}; use SCALE=laptop or a cluster with at least {stages} GPUs"
+        return Shortfall(lack, f"use a cluster with at least {stages} GPUs")
     if cluster.devices < stages * replicas:
-        fitting = cluster.devices // stages
-        each = -(-experiment.pipeline.micro_batches * replicas // fitting)
-        return f'{needs}; use SET="pipeline.replicas={fitting} pipeline.micro_batches={each}" or SCALE=laptop'
+        return Shortfall(lack, _fewer_replicas(experiment, cluster))
     if heaviest > cluster.bytes_per_device:
-        most = cluster.devices // replicas
-        smallest = smallest_stages(experiment, cluster.bytes_per_device, most)
-        mend = "use more GPUs or smaller replicas" if smallest is None else f'use SET="pipeline.stages={smallest}"'
-        return f"{needs}; {mend} or SCALE=laptop"
+        smallest = smallest_stages(experiment, cluster.bytes_per_device, most=cluster.devices // replicas)
+        mend = "use GPUs with more memory" if smallest is None else f'use SET="pipeline.stages={smallest}"'
+        return Shortfall(lack, mend)
     return None
+
+
+def _fewer_replicas(experiment: Experiment, cluster: Cluster) -> str:
+    """Returns settings for the replicas there are devices for: the same mini-batch if its boundaries fit, or less."""
+    before, micro_batches = experiment.pipeline.replicas, experiment.pipeline.micro_batches
+    replicas = cluster.devices // experiment.pipeline.stages
+    for other in (
+        f"pipeline.micro_batches={-(-micro_batches * before // replicas)}",
+        f"train.batch_tokens={max(experiment.train.batch_tokens * replicas // before, 16)}",
+    ):
+        settings = f"pipeline.replicas={replicas} {other}"
+        if find_shortfall(experiment.with_settings(settings), cluster) is None:
+            return f'use SET="{settings}"'
+    return "use more GPUs, with more memory"
+
+
+HEADLINES = ("model.width", "model.feed_forward", "model.heads", "text.", "pipeline.", "train.batch", "train.steps")
+"""Beginnings of the settings whose change is said in the one line; all of them stand in ``shrunk``."""
 
 
 def _shrunk(paper: Experiment, cluster: Cluster, settings: list[str], why: str) -> tuple[Experiment, str]:
     small = laptop(paper, cluster)
-    line = f"{paper.name} at scale laptop, {why}: {', '.join(small.shrunk)}"
+    said = [line for line in small.shrunk if line.startswith(HEADLINES)]
+    rest = len(small.shrunk) - len(said)
+    line = f"{paper.name} at scale laptop, {why}: {', '.join(said)}, and {rest} more in experiment.toml"
     return small.with_settings(settings), line
 
 

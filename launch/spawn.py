@@ -9,11 +9,17 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from experiments.experiment import Experiment
+from launch.worker import GROUP_TIMEOUT, Job, threads_of, work
 from suite.errors import SuiteError, WorkerError
+from suite.pipeline.topology import backend_of
 
+PRELOAD = ["torch", "torch.distributed", "deepspeed"]
+"""Imported once, by the server that workers are forked from: a worker then starts in a tenth of a second."""
 
 
 def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s: float = 600.0) -> list[Any]:
@@ -24,7 +30,8 @@ def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s
 
     Raises WorkerError when a process dies or the deadline passes.
     """
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
     results: Any = context.Queue()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
@@ -80,3 +87,28 @@ def _call(
             results.close()
             results.join_thread()
         os._exit(1)
+
+
+def run(job: Job, experiment: Experiment, deadline_s: float = 365 * 86400.0) -> None:
+    """Runs a job's K x R workers as processes of this machine. The job itself has no end but its own deadlines."""
+    workers = experiment.pipeline.stages * experiment.pipeline.replicas
+    os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
+    run_processes(_work, workers, job, deadline_s=deadline_s)
+
+
+def _work(rank: int, world: int, rendezvous: str, job: Job) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dist.init_process_group(
+        backend_of(device),
+        init_method=rendezvous,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=GROUP_TIMEOUT),
+    )
+    work(job, rank)
+    dist.destroy_process_group()

@@ -74,7 +74,7 @@ class TargetEmbedding(_Embedding):
         self.reset_parameters()
 
     def forward(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (batch, S, width), visible (batch, S), target (batch, T) int64 -> y (batch, T, width), memory like x, visible."""
+        """x (batch, S, width), visible (batch, S), target (batch, T) -> y (batch, T, width), memory like x, visible."""
         return self.embed(target), self.memory_norm(x), visible
 
     def reset_parameters(self) -> None:

@@ -15,10 +15,10 @@ class FeedForward(nn.Module):
     The paper (section 5) makes deep models trainable by scaling down the initialisation of every feed-forward layer by
     the number of layers, without saying of which matrix. Here: both matrices start Glorot-uniform, and the second, the
     one that writes to the residual stream, is divided by L, the number of layers of its stack. So the block's output
-    starts L times smaller. L independent blocks added together then have a standard deviation of 1/sqrt(L) of one plain block
-    where it would have been sqrt(L): the stream's size no longer grows with depth. The first matrix is left alone:
-    dividing it too would divide the output by L squared (4096 at L = 64) without further use, and hold back the
-    optimizers whose step follows the size of the weights (Adafactor).
+    starts L times smaller. The sum of L independent blocks then deviates by 1/sqrt(L) of what one plain block does,
+    where it would be sqrt(L): the stream does not grow with depth. The first matrix is left alone: dividing it too
+    would make the output L squared times smaller (4096 at L = 64) without further use, and hold back an optimizer
+    whose step follows the size of the weights (Adafactor).
     """
 
     def __init__(self, shape: TransformerShape) -> None:

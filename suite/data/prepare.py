@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from tempfile import mkdtemp
 
 import datasets
 import filelock
 
 from suite.data.cleaning import clean
-from suite.data.corpora import CATALOGUES, DJANGO, REQUIREMENTS, Unreachable, check_corpus, read_corpus
+from suite.data.corpora import CATALOGUES, DJANGO, REQUIREMENTS, UnreachableError, check_corpus, read_corpus
 from suite.data.manifest import damage, write_manifest
 from suite.data.splitting import SPLITS, TRAIN, split
 from suite.data.store import tokenised
@@ -47,7 +46,7 @@ def prepare(settings: TextSettings, cache: Path, say: Say) -> TextData:
     cache.mkdir(parents=True, exist_ok=True)
     try:
         return _prepare(settings, cache, say)
-    except Unreachable as error:
+    except UnreachableError as error:
         say(f"no {CATALOGUES}: {error}; going on with the smaller corpus {DJANGO}, which needs no fetch")
         return _prepare(settings.model_copy(update={"corpus": DJANGO}), cache, say)
 
@@ -89,8 +88,11 @@ def _usable(folder: Path, say: Say) -> bool:
 def _build(settings: TextSettings, folder: Path, cache: Path, say: Say) -> None:
     start = time.monotonic()
     pairs = read_corpus(settings.corpus, cache, say)
-    building = Path(mkdtemp(prefix=f"{folder.name}.building-", dir=cache))
+    building = folder.with_name(f"{folder.name}.building")
+    shutil.rmtree(building, ignore_errors=True)  # the lock is ours: what is there was left by a process that died
+    building.mkdir()
     try:
+        say(f"reading and cleaning {settings.corpus}")
         sentences = clean(pairs)
         if not sentences:
             raise DataError(f"no language of {settings.corpus} has enough usable pairs; take another corpus")

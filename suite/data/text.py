@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from datasets import Dataset, load_from_disk
@@ -57,8 +58,14 @@ class TextData:
         """Returns the id of the token that asks for a language, given by its code or its index in ``languages``."""
         code = self.languages[language] if isinstance(language, int) else language
         token_id = self.tokenizer.convert_tokens_to_ids(language_token(code))
-        assert isinstance(token_id, int) and token_id != self.tokenizer.unk_token_id, code
+        assert isinstance(token_id, int), code
+        assert token_id != self.tokenizer.unk_token_id, code
         return token_id
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the vocabulary: equal for two texts exactly when a checkpoint of one reads the other's ids."""
+        return sha256(json.dumps(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
 
     @property
     def english_id(self) -> int:

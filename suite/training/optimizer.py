@@ -216,6 +216,8 @@ def _initialize(module: nn.Module, inner: torch.optim.Optimizer, place: Place, g
     import deepspeed
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
+    # a kernel for inference all-reduces that DeepSpeed would compile for half a minute at the first start
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     for parameter in module.parameters():
         parameter.model_parallel = True  # type: ignore[attr-defined]  # otherwise DeepSpeed takes stages for copies
     engine, *_ = deepspeed.initialize(

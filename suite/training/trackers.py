@@ -103,7 +103,7 @@ class Wandb:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary and closes the run."""
-        self._try(lambda run: (run.summary.update(dict(summary)), run.finish(quiet=True)))
+        self._try(lambda run: (run.summary.update(dict(summary)), run.finish()))
 
     def _try(self, what: Callable[[Any], Any]) -> None:
         if self._run is None:

@@ -1,0 +1,93 @@
+"""The one command line. The Makefile is a thin face of it; new behaviour is a field of an experiment, not an option.
+
+Exit codes: 0 done, 2 a fault the user can mend (one sentence, no traceback), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from suite.errors import SuiteError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+console, complaints = Console(), Console(stderr=True)
+
+
+class Scale(StrEnum):
+    """What ``--scale`` may be."""
+
+    auto = "auto"
+    paper = "paper"
+    laptop = "laptop"
+
+
+class Launcher(StrEnum):
+    """Who starts the workers."""
+
+    ray = "ray"
+    spawn = "spawn"
+
+
+ScaleOption = Annotated[Scale, typer.Option(help="paper: the printed numbers; laptop: shrunk by experiments/scales.py")]
+SetOption = Annotated[str, typer.Option("--set", help='settings, as in "train.steps=50 pipeline.stages=4"')]
+LauncherOption = Annotated[Launcher, typer.Option(help="ray, or plain processes of this machine")]
+
+
+@app.command()
+def experiment(
+    name: str, scale: ScaleOption = Scale.auto, settings: SetOption = "", launcher: LauncherOption = Launcher.ray
+) -> None:
+    """Run an experiment by name: prepare the text, train, evaluate, summarise."""
+    from launch import session
+
+    session.start(name, scale.value, settings, launcher.value, console)
+
+
+@app.command()
+def resume(run: str, settings: SetOption = "", launcher: LauncherOption = Launcher.ray) -> None:
+    """Take a run up again from its newest whole checkpoint, at the same or another K and R."""
+    from launch import session
+
+    session.resume(run, settings, launcher.value, console)
+
+
+@app.command("list")
+def list_experiments() -> None:
+    """List the experiments: what they are, and the paper's numbers."""
+    from launch.listing import table
+
+    console.print(table())
+
+
+def main() -> None:
+    """Runs the command line; user faults become one sentence and exit code 2, an interrupt 130."""
+    # `make` and a terminal send SIGINT, a scheduler SIGTERM: both end the workers and leave a run that can be resumed
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        app()
+    except SuiteError as error:
+        complaints.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        _leave(2)
+    except KeyboardInterrupt:
+        _leave(130)
+
+
+def _as_interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code) if code == 130 else sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The live face of a run: follows the files that its workers write and shows step, loss, speed and time left."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from launch.runs import RunFolder
+
+PERIOD = 0.5
+
+
+class Tail:
+    """The whole lines that a file has gained since they were last asked for; the file need not exist yet."""
+
+    def __init__(self, path: Path, from_end: bool = False) -> None:
+        self._path = path
+        self._at = path.stat().st_size if from_end and path.exists() else 0
+
+    def lines(self) -> Iterator[str]:
+        """Yields new lines; one still being written waits for the next call."""
+        if not self._path.exists():
+            return
+        size = self._path.stat().st_size
+        if size < self._at:  # rewritten by a resumed run
+            self._at = 0
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    break
+                self._at += len(raw)
+                yield raw.decode(errors="replace").rstrip("\n")
+
+
+class Follower:
+    """A context in which a run's progress is shown, from a thread of its own."""
+
+    def __init__(self, run: RunFolder, steps: int, console: Console) -> None:
+        self._steps, self._console = steps, console
+        self._metrics, self._messages = Tail(run.metrics), Tail(run.messages, from_end=True)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._bar = Progress(
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, transient=False,
+            disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=steps, numbers="starting workers")
+        self._printed = 0
+
+    def __enter__(self) -> Follower:
+        self._bar.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(5)
+        self._look()
+        self._bar.stop()
+
+    def _run(self) -> None:
+        while not self._stop.wait(PERIOD):
+            self._look()
+
+    def _look(self) -> None:
+        for line in self._messages.lines():
+            self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        last: dict[str, Any] | None = None
+        for line in self._metrics.lines():
+            last = json.loads(line)
+        if last is not None:
+            self._show(last)
+
+    def _show(self, values: dict[str, Any]) -> None:
+        loss = "not finite" if values["loss"] is None else f"{values['loss']:.3f}"
+        numbers = f"loss {loss}  {values['tokens_per_second']:,.0f} tokens/s"
+        step = int(values["step"])
+        self._bar.update(self._task, completed=step, numbers=numbers)
+        # without a terminal there is no bar: a line now and then instead
+        if not self._console.is_terminal and (step - self._printed >= max(1, self._steps // 10) or step == self._steps):
+            self._printed = step
+            left = (self._steps - step) * float(values["seconds"])
+            self._console.print(f"step {step}/{self._steps}  {numbers}  about {left:.0f} s left", highlight=False, soft_wrap=True)

@@ -1,0 +1,25 @@
+"""``make list``: the experiments by name, with the paper's numbers."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from experiments.registry import experiments
+from suite.pipeline.layers import count_parameters
+
+
+def table() -> Table:
+    """Returns one row an experiment."""
+    rows = Table(title="experiments (numbers of scale paper)", title_justify="left")
+    for heading in ("name", "layers", "d_ff", "heads", "parameters", "K", "R", "M", "batch tokens", "what it is"):
+        rows.add_column(heading, justify="left" if heading in ("name", "what it is") else "right")
+    for name, make in experiments().items():
+        run = make()
+        layers, _ = run.build()
+        what = (make.__doc__ or "").split("\n")[0]
+        rows.add_row(
+            name, f"{run.model.layers}+{run.model.layers}", f"{run.model.feed_forward:,}", str(run.model.heads),
+            f"{count_parameters(layers):,}", str(run.pipeline.stages), str(run.pipeline.replicas),
+            str(run.pipeline.micro_batches), f"{run.train.batch_tokens:,}", what,
+        )  # fmt: skip
+    return rows

@@ -1,0 +1,112 @@
+"""Starts and supervises the K x R workers with Ray Train; no tensor of the training goes through Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from experiments.experiment import Experiment
+from launch.devices import cores
+from launch.worker import GROUP_TIMEOUT, Job, threads_of
+from suite.errors import PlacementError, SuiteError, WorkerError
+
+START_DEADLINE = 180
+"""Seconds for all workers to be placed and started."""
+
+
+def run(job: Job, experiment: Experiment) -> None:
+    """Runs a job on the Ray cluster of ``RAY_ADDRESS``, or on one started here and ended with the job.
+
+    Raises the first SuiteError of a worker, PlacementError when the cluster is too small, WorkerError otherwise.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_DEADLINE))
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+    import ray.train
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    workers = experiment.pipeline.stages * experiment.pipeline.replicas
+    use_gpu = _connect(ray, workers, experiment)
+    try:
+        _check_room(ray, workers, use_gpu)
+        trainer = TorchTrainer(
+            _loop,
+            train_loop_config={"folder": str(job.folder), "data": str(job.data), "resume": job.resume},
+            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=int(GROUP_TIMEOUT)),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=workers, use_gpu=use_gpu, resources_per_worker={"GPU": 1} if use_gpu else {"CPU": 1}
+            ),
+            run_config=ray.train.RunConfig(name="ray-train", storage_path=str(job.folder)),
+        )
+        trainer.fit()
+    except Exception as error:
+        raise _cause(error, job, experiment) from error
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: Any, workers: int, experiment: Experiment) -> bool:
+    """Connects to Ray, starting it here when no address is set; returns whether the workers take GPUs."""
+    import torch
+
+    variables = {"OMP_NUM_THREADS": str(threads_of(experiment)), "TOKENIZERS_PARALLELISM": "false"}
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": {"env_vars": variables}}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**quiet)
+        return bool(ray.cluster_resources().get("GPU", 0) >= workers)
+    # more stages than cores are allowed here: they take turns, as the plan's text says
+    ray.init(address="local", num_cpus=max(cores(), workers), include_dashboard=False, **quiet)
+    return torch.cuda.is_available()
+
+
+def _check_room(ray: Any, workers: int, use_gpu: bool) -> None:
+    kind = "GPU" if use_gpu else "CPU"
+    there = ray.cluster_resources().get(kind, 0)
+    if there < workers:
+        raise PlacementError(
+            f"{workers} workers need {workers} {kind}s, the Ray cluster has {there:.0f}; "
+            "lower pipeline.stages or pipeline.replicas, or add nodes"
+        )
+
+
+def _loop(config: dict[str, Any]) -> None:
+    """What Ray Train calls in each worker."""
+    import ray.train
+
+    from launch.worker import work
+
+    job = Job(Path(config["folder"]), Path(config["data"]), bool(config["resume"]))
+    work(job, ray.train.get_context().get_world_rank())
+
+
+def _cause(error: Exception, job: Job, experiment: Experiment) -> SuiteError:
+    """Returns the first cause: a user fault of any worker, before others that only lost their neighbour to it."""
+    if isinstance(error, SuiteError):
+        return error
+    failures: dict[int, Exception] = getattr(error, "worker_failures", {})
+    causes = [(rank, _unwrap(failure)) for rank, failure in sorted(failures.items())]
+    faults = [cause for _, cause in causes if isinstance(cause, SuiteError)]
+    faults.sort(key=lambda fault: "lost the connection" in str(fault))
+    others = [(rank, cause) for rank, cause in causes if not isinstance(cause, SuiteError)]
+    if faults and (not others or "lost the connection" not in str(faults[0])):
+        return faults[0]
+    if not others:
+        return WorkerError(f"Ray Train ended the run: {error}")
+    rank, cause = others[0]
+    stage, replica = rank % experiment.pipeline.stages, rank // experiment.pipeline.stages
+    return WorkerError(
+        f"replica {replica}, stage {stage} failed with {type(cause).__name__}: {cause}; its log is "
+        f"{job.run.log(replica, stage)}; when mended, `make resume RUN={job.folder}` goes on from the last checkpoint"
+    )
+
+
+def _unwrap(error: BaseException) -> BaseException:
+    """Looks inside Ray's wrappers for the error that a worker raised."""
+    for name in ("cause", "_base_exc", "training_error", "__cause__"):
+        inner = getattr(error, name, None)
+        if isinstance(inner, BaseException) and inner is not error:
+            return _unwrap(inner)
+    return error

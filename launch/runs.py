@@ -1,0 +1,77 @@
+"""A run's folder: ``runs/<name>/<id>/``, and what is where inside it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.errors import SettingError, nearest
+
+RUNS, CACHE = Path("runs"), Path(".cache")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The places of one run's files."""
+
+    path: Path
+
+    @property
+    def experiment(self) -> Path:
+        """The fully resolved experiment."""
+        return self.path / "experiment.toml"
+
+    @property
+    def plan(self) -> Path:
+        """Cells and sizes, as printed at the start."""
+        return self.path / "plan.txt"
+
+    @property
+    def metrics(self) -> Path:
+        """A line a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def record(self) -> Path:
+        """The run in one record, written at its end."""
+        return self.path / "record.json"
+
+    @property
+    def messages(self) -> Path:
+        """What workers have to say to the person at the terminal."""
+        return self.path / "messages.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder a checkpoint."""
+        return self.path / "checkpoints"
+
+    def log(self, replica: int, stage: int) -> Path:
+        """Standard output and error of one worker."""
+        return self.path / "logs" / f"stage-{replica}-{stage}.log"
+
+
+def new_run(name: str) -> RunFolder:
+    """Makes the folder of a new run; its id is the time of day, and a number where that is taken."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for attempt in range(100):
+        path = RUNS / name / (stamp if attempt == 0 else f"{stamp}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        (path / "logs").mkdir()
+        return RunFolder(path.resolve())
+    raise SettingError(f"no free folder below {RUNS / name} for {stamp}; wait a second and try again")
+
+
+def find_run(asked: str) -> RunFolder:
+    """Returns a run by its folder, by ``name/id``, or by its id alone. Raises SettingError with the nearest names."""
+    for path in (Path(asked), RUNS / asked, *RUNS.glob(f"*/{asked}")):
+        if (path / "experiment.toml").exists():
+            return RunFolder(path.resolve())
+    known = [os.path.relpath(path.parent, RUNS) for path in RUNS.glob("*/*/experiment.toml")]
+    hint = nearest(asked, known) if known else f"there are no runs below {RUNS} yet"
+    raise SettingError(f"no run {asked!r}: {hint}")

@@ -1,0 +1,218 @@
+"""T(L, H, A): sizes of the paper, who sees whom, and a start that depth does not spoil."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.loss import TranslationLoss
+from models.transformer import DecoderLayer, EncoderLayer, Head, TransformerShape, layers
+from suite.pipeline.layers import as_tuple, cost_of, count_parameters, materialise, ties_of
+
+TINY = TransformerShape(layers=2, width=16, feed_forward=24, heads=2, vocabulary=40, head_width=8, dropout=0.0)
+
+
+def run(model: list[nn.Module], source: Tensor, target: Tensor) -> Tensor:
+    values: tuple[Tensor, ...] = (source, target)
+    for layer in model:
+        values = as_tuple(layer(*values))
+    assert len(values) == 1
+    return values[0]
+
+
+def tiny(dtype: torch.dtype = torch.float64, shape: TransformerShape = TINY) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [layer.to(dtype) for layer in layers(shape)]
+
+
+def ids(rows: int, time: int, vocabulary: int = 40) -> Tensor:
+    return torch.randint(1, vocabulary, (rows, time))
+
+
+# Printed sizes of section 5 with two vocabulary matrices of 64000 x 1024, tied ones counted once. By hand, w = 64A:
+# 3 attentions 3 * (4*1024*w + 3w + 1024), 2 feed-forwards 2 * (2*1024*H + H + 1024), 5 LayerNorms 5 * 2048, times L;
+# 2 last LayerNorms 2 * 2048; 2 * 64000 * 1024 and the softmax's bias 64000.
+@pytest.mark.parametrize(
+    ("count", "feed_forward", "heads", "printed", "digits"),
+    [
+        (6, 8192, 16, 408209920, 0),
+        (24, 8192, 16, 1239.4e6, 5),
+        (12, 16384, 32, 1239.2e6, 5),
+        (32, 16384, 32, 3086.1e6, 5),
+        (64, 16384, 32, 6041.0e6, 5),
+    ],
+)
+def test_sizes_are_the_papers(count: int, feed_forward: int, heads: int, printed: float, digits: int) -> None:
+    with torch.device("meta"):
+        model = layers(TransformerShape(count, 1024, feed_forward, heads, 64_000))
+    assert round(count_parameters(model), -digits) == printed
+
+
+def test_list_has_the_declared_length_and_ties_the_two_embeddings() -> None:
+    model = tiny()
+    assert len(model) == TINY.list_length == 7
+    assert [index for index, layer in enumerate(model) if ties_of(layer)] == [0, 3]
+    assert ties_of(model[0]) == ties_of(model[3]) == {"weight": "embedding"}
+    assert model[0].weight.shape == model[3].weight.shape == (40, 16)
+
+
+def test_a_token_does_not_see_the_target_after_it() -> None:
+    model, source, target = tiny(), ids(3, 7), ids(3, 6)
+    changed = target.clone()
+    changed[:, 4] = changed[:, 4] % 39 + 1
+    before, after = run(model, source, target), run(model, source, changed)
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.allclose(before[:, 4:], after[:, 4:])
+
+
+def test_every_target_token_sees_every_source_token() -> None:
+    model, source, target = tiny(), ids(1, 5), ids(1, 4)
+    before = run(model, source, target)
+    for place in range(5):
+        changed = source.clone()
+        changed[0, place] = changed[0, place] % 39 + 1
+        assert ((run(model, changed, target) - before).abs().amax(-1) > 1e-9).all()
+
+
+def test_more_padding_changes_nothing() -> None:
+    model, source, target = tiny(), ids(3, 5), ids(3, 4)
+    source[1, 3:] = 0
+    wide = torch.cat((source, source.new_zeros(3, 4)), dim=1)
+    late = torch.cat((target, target.new_zeros(3, 2)), dim=1)
+    torch.testing.assert_close(run(model, wide, late)[:, :4], run(model, source, target), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_row_of_padding_is_finite_forward_and_backward(dtype: torch.dtype) -> None:
+    model, source, target = tiny(dtype), ids(3, 5), ids(3, 4)
+    source[1], target[1] = 0, 0
+    logits = run(model, source, target)
+    assert logits.dtype == dtype
+    assert logits.isfinite().all()
+    TranslationLoss(0.1)(logits, target)[0].backward()
+    for layer in model:
+        for name, parameter in layer.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    model, source, target = tiny(), ids(3, 5), ids(3, 4)
+    source[2] = 0
+    together = run(model, source, target)
+    for row in range(2):
+        alone = run(model, source[row : row + 1], target[row : row + 1])
+        torch.testing.assert_close(alone[0], together[row], rtol=0, atol=1e-12)
+
+
+def test_ids_and_masks_pass_through_untouched() -> None:
+    model, source, target = tiny(), ids(3, 5), ids(3, 4)
+    source[0, 3:], source[2] = 0, 0
+    x, visible, carried = model[0](source, target)
+    assert visible.int().tolist() == [[1, 1, 1, 0, 0], [1] * 5, [1] * 5]
+    assert visible.dtype == torch.bool
+    for layer in model[1:3]:
+        x, again, carried = layer(x, visible, carried)
+        assert again is visible
+        assert carried is target
+    y, memory, again = model[3](x, visible, carried)
+    assert y.shape == (3, 4, 16)
+    for layer in model[4:6]:
+        y, same, again = layer(y, memory, again)
+        assert same is memory
+        assert again is visible
+
+
+def test_logits_are_clipped_and_only_beyond_the_bound() -> None:
+    head = Head(TransformerShape(1, 16, 24, 2, 40, logit_clip=0.5)).double()
+    free = Head(TransformerShape(1, 16, 24, 2, 40, logit_clip=None)).double()
+    free.load_state_dict(head.state_dict())
+    y = torch.randn(2, 3, 16, dtype=torch.float64)
+    bounded, plain = head(y, None, None), free(y, None, None)
+    assert 0 < (plain.abs() > 0.5).sum() < plain.numel()
+    assert torch.equal(bounded, plain.clamp(-0.5, 0.5))
+    bounded.sum().backward()
+    assert head.project.bias.grad is not None
+    assert torch.equal(head.project.bias.grad, (plain.abs() < 0.5).sum((0, 1)).double())
+
+
+def test_feed_forward_starts_smaller_by_the_number_of_layers() -> None:
+    for count in (1, 4, 64):
+        shape = TransformerShape(count, 64, 512, 2, 40)
+        for layer in (EncoderLayer(shape), DecoderLayer(shape)):
+            plain = math.sqrt(2 / (64 + 512))  # Glorot's standard deviation
+            assert layer.feed.inward.weight.std().item() == pytest.approx(plain, rel=0.03)
+            assert layer.feed.outward.weight.std().item() == pytest.approx(plain / count, rel=0.03)
+
+
+def test_fused_projections_start_as_separate_ones() -> None:
+    layer = DecoderLayer(TransformerShape(3, 64, 96, 2, 40))
+    plain = math.sqrt(2 / (64 + 128))
+    for projection in (layer.attention.inward, layer.source.inward, layer.source.memory_inward):
+        assert projection.weight.std().item() == pytest.approx(plain, rel=0.03)
+
+
+def test_dropout_is_drawn_in_training_only() -> None:
+    model, source, target = tiny(shape=TransformerShape(2, 16, 24, 2, 40, dropout=0.3)), ids(2, 5), ids(2, 4)
+    assert not torch.equal(run(model, source, target), run(model, source, target))
+    for layer in model:
+        layer.eval()
+    assert torch.equal(run(model, source, target), run(model, source, target))
+
+
+def test_reset_fills_every_parameter_of_a_layer_without_memory() -> None:
+    with torch.device("meta"):
+        model = layers(TINY)
+    for layer in model:
+        with torch.no_grad():
+            layer.to_empty(device="cpu")
+            for parameter in layer.parameters():
+                parameter.fill_(math.nan)
+            layer.reset_parameters()  # type: ignore[operator]
+        assert all(parameter.isfinite().all() for parameter in layer.parameters())
+    first, second = (materialise(layer.to("meta"), 7, torch.device("cpu")).state_dict() for layer in layers(TINY)[1:3])
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_six_billion_run_goes_through_on_meta() -> None:
+    with torch.device("meta"):
+        model = [layer.to(torch.bfloat16) for layer in layers(TransformerShape(64, 1024, 16384, 32, 64_000))]
+        logits = run(model, torch.empty(2, 9, dtype=torch.int64), torch.empty(2, 5, dtype=torch.int64))
+    assert logits.shape == (2, 5, 64_000)
+    assert logits.dtype == torch.bfloat16
+
+
+def test_128_layers_start_calm_and_every_parameter_learns() -> None:
+    shape = TransformerShape(layers=64, width=16, feed_forward=32, heads=1, vocabulary=50, head_width=8)
+    model, source, target = tiny(torch.float32, shape), ids(4, 6, 50), ids(4, 5, 50)
+    logits = run(model, source, target)
+    objective, measure = TranslationLoss(0.1)(logits, target)
+    assert measure.item() / 20 == pytest.approx(math.log(50), rel=0.25)
+    objective.backward()
+    for layer in model:
+        for name, parameter in layer.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+            assert parameter.grad.abs().max() > 0, name
+
+
+def test_cost_hints_follow_the_work() -> None:
+    with torch.device("meta"):
+        source, encoder, target, decoder, head = layers(TransformerShape(1, 1024, 8192, 16, 64_000))
+    assert cost_of(encoder) == pytest.approx(2 * (4 * 1024 * 1024 + 2 * 1024 * 8192), rel=0.01)
+    assert cost_of(decoder) == pytest.approx(2 * (8 * 1024 * 1024 + 2 * 1024 * 8192), rel=0.01)
+    assert cost_of(head) == pytest.approx(2 * 1024 * 64_000, rel=0.06)
+    assert max(cost_of(source), cost_of(target)) < 0.01 * cost_of(encoder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("layers", 0), ("width", 15), ("dropout", 1.0), ("logit_clip", 0.0), ("label_smoothing", -0.1)]
+)
+def test_impossible_shapes_are_refused_by_name(field: str, value: float) -> None:
+    numbers: Any = {"layers": 2, "width": 16, "feed_forward": 24, "heads": 2, "vocabulary": 40, field: value}
+    with pytest.raises(ValueError, match=field):
+        TransformerShape(**numbers)
