@@ -1,0 +1,47 @@
+# A thin face of the command line in launch/cli.py. Each target sets up what it needs.
+
+NAME     ?= t128_6b
+SCALE    ?= auto
+SET      ?=
+RUN      ?=
+LAUNCHER ?= ray
+PYTHON   ?= python3
+
+VENV  := .venv
+READY := $(VENV)/installed
+GPIPE := $(VENV)/bin/gpipe
+
+.DEFAULT_GOAL := help
+.PHONY: help experiment resume list test check clean
+
+help: ## show this
+	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn'
+
+experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=
+	@$(GPIPE) experiment "$(NAME)" --scale "$(SCALE)" --set "$(SET)" --launcher "$(LAUNCHER)"
+
+resume: $(READY) ## take a run up again: RUN=, SET= (another pipeline.stages or pipeline.replicas, say)
+	@$(GPIPE) resume "$(RUN)" --set "$(SET)" --launcher "$(LAUNCHER)"
+
+list: $(READY) ## list the experiments
+	@$(GPIPE) list
+
+test: $(READY) ## run the tests
+	@$(VENV)/bin/python -m pytest
+
+check: $(READY) ## ruff and mypy
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+clean: ## remove the virtual environment and the caches, not the runs
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; name another with PYTHON=")'
+	@echo "setting up $(VENV): about two minutes and 2 GB, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
