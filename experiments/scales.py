@@ -20,22 +20,22 @@ class LaptopRule:
     """What ``laptop`` divides the paper's sizes by, and what it sets. Depth is never touched, K only by the cores."""
 
     width_by: int = 16
-    feed_forward_by: int = 32
-    heads_by: int = 16
-    vocabulary_by: int = 8
+    feed_forward_by: int = 64
+    heads_by: int = 32
+    vocabulary_by: int = 32
     corpus: str = "catalogues"
     max_tokens: int = 48
-    micro_batches: int = 4
-    batch_tokens: int = 4096
-    steps: int = 60
-    checkpoint_every: int = 20
-    valid_pairs: int = 256
+    micro_batches: int = 8
+    batch_tokens: int = 1024
+    steps: int = 140
+    checkpoint_every: int = 50
+    valid_pairs: int = 512
     # Less than one pass over the text cannot overfit, so nothing is dropped.
     dropout: float = 0.0
     # Adafactor's 40,000 steps of warm-up are longer than the whole run.
     optimizer: Literal["adamw", "adafactor"] = "adamw"
-    learning_rate: float = 2e-3
-    warmup_steps: int = 20
+    learning_rate: float = 1e-2
+    warmup_steps: int = 30
     clip_norm: float | None = 1.0
     precision: Literal["fp32", "bf16"] = "fp32"
 

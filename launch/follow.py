@@ -91,4 +91,6 @@ class Follower:
         if not self._console.is_terminal and (step - self._printed >= max(1, self._steps // 10) or step == self._steps):
             self._printed = step
             left = (self._steps - step) * float(values["seconds"])
-            self._console.print(f"step {step}/{self._steps}  {numbers}  about {left:.0f} s left", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"step {step}/{self._steps}  {numbers}  about {left:.0f} s left", highlight=False, soft_wrap=True
+            )

@@ -19,7 +19,8 @@ tokens. The objective is differentiated; the measure (for text: plain negative l
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,29 @@ def cost_of(layer: nn.Module) -> float:
     if hint is not None:
         return float(hint)
     return float(sum(p.numel() for p in layer.parameters()) or 1)
+
+
+def structure_of(layer: nn.Module) -> Hashable:
+    """Returns a key that is equal for layers which compute the same function of their inputs and parameters.
+
+    Class, plain attributes, and shapes of parameters and buffers decide, of the layer and all its submodules. What is
+    neither plain nor known counts as itself, so that two layers are never taken for alike by mistake.
+    """
+    attributes = tuple(
+        (name, value if _plain(value) else id(value))
+        for name, value in sorted(vars(layer).items())
+        if not name.startswith("_") and name not in ("training", "tied", "cost")
+    )
+    own = itertools.chain(layer.named_parameters(recurse=False), layer.named_buffers(recurse=False))
+    tensors = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in own)
+    children = tuple((name, structure_of(child)) for name, child in layer.named_children())
+    return type(layer), attributes, tensors, children
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_plain, value))
+    return isinstance(value, int | float | str | bytes | torch.dtype | None)
 
 
 def distinct_parameters(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Parameter]]:

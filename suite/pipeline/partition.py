@@ -1,6 +1,6 @@
 """Cuts the layer list into K cells of consecutive layers so that the heaviest cell is as light as can be.
 
-    costs   3 1 1 | 4 | 2 2      K = 3, heaviest cell 5
+    costs   3 1 1 | 5 | 2 2      K = 3, heaviest cell 5
 
 The paper minimises the variance of the cells' costs; a fill-drain step, however, is bounded below by its heaviest cell:
 ``sum_k(F_k+B_k) + (M-1) * max_k(F_k+B_k+R_k)``. So the heaviest cell is minimised, exactly, by dynamic programming over

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from suite.pipeline.boundary import Boundary, TensorSpec, announced
-from suite.pipeline.layers import Tensors, as_tuple, materialise
+from suite.pipeline.layers import Tensors, as_tuple, materialise, structure_of
 from suite.pipeline.rng import initial_seed, layer_seed, set_seed
 
 
@@ -45,7 +45,8 @@ class Stage:
         )
         self.loss = loss.to(device) if loss is not None else None
         self._mixed = precision == "bf16"
-        self._leaving: dict[Boundary, Boundary] = {}
+        self._structures = [structure_of(layer) for layer in mine]
+        self._through: dict[tuple[Hashable, Boundary], Boundary] = {}
 
     def train(self, mode: bool) -> None:
         """Switches dropout and the like on or off in all layers."""
@@ -56,18 +57,15 @@ class Stage:
     def leaving(self, arriving: Boundary) -> Boundary:
         """Returns the boundary that leaves the cell when ``arriving`` enters it, from a run without data.
 
-        Remembered by what arrives: with token batches few shapes occur, each of them often.
+        Remembered by layer structure and what arrives: of a stack of equal layers only the first is run.
         """
-        if arriving not in self._leaving:
-            tensors: Tensors = tuple(
-                torch.empty(spec.shape, dtype=spec.dtype, device="meta", requires_grad=spec.needs_gradient)
-                for spec in arriving
-            )
-            with torch.enable_grad():
-                for layer in self._meta:
-                    tensors = as_tuple(layer(*tensors))
-            self._leaving[arriving] = tuple(TensorSpec.of(tensor) for tensor in tensors)
-        return self._leaving[arriving]
+        boundary = arriving
+        for layer, structure in zip(self._meta, self._structures, strict=True):
+            key = (structure, boundary)
+            if key not in self._through:
+                self._through[key] = _run_meta(layer, boundary)
+            boundary = self._through[key]
+        return boundary
 
     def forward(self, inputs: Tensors, targets: Tensors, step: int, micro_batch: int) -> tuple[Tensors, Tensor | None]:
         """Runs the cell on one micro-batch; ``micro_batch`` counts over the whole mini-batch, for the seeds.
@@ -121,3 +119,12 @@ class Stage:
             for tensor, spec in zip(kept.inputs, arriving, strict=True)
             if spec.needs_gradient
         )
+
+
+def _run_meta(layer: nn.Module, arriving: Boundary) -> Boundary:
+    """Runs one layer on tensors without data and returns what leaves it."""
+    tensors = [
+        torch.empty(spec.shape, dtype=spec.dtype, device="meta", requires_grad=spec.needs_gradient) for spec in arriving
+    ]
+    with torch.enable_grad():
+        return tuple(map(TensorSpec.of, as_tuple(layer(*tensors))))

@@ -69,8 +69,8 @@ def train(worker: Worker, settings: TrainSettings, progress: Progress) -> Progre
             layers = ", ".join(map(str, outcome.culprits)) or "none; the loss itself"
             raise NumbersError(
                 f"{bad} steps in a row had non-finite numbers, {settings.bad_steps_allowed} are allowed; stopped at "
-                f"step {step} without an update (layers with non-finite gradients: {layers}). Lower optimizer.learning_rate "
-                "or model.logit_clip and resume"
+                f"step {step} without an update (layers with non-finite gradients: {layers}). "
+                "Lower optimizer.learning_rate or model.logit_clip and resume"
             )
         if progress.step % settings.checkpoint_every == 0 or progress.step == settings.steps:
             worker.save(progress.step, progress.tokens)

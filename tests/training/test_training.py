@@ -86,5 +86,7 @@ def test_a_step_with_infinite_numbers_changes_nothing_anywhere(alone):
 
 
 def test_too_many_bad_steps_stop_all_workers_with_the_layers_named():
-    with pytest.raises(NumbersError, match=r"3 steps in a row .* step 4 .*layers with non-finite gradients: 0, 1, 2, 3, 4, 5\)"):
+    with pytest.raises(
+        NumbersError, match=r"3 steps in a row .* step 4 .*layers with non-finite gradients: 0, 1, 2, 3, 4, 5\)"
+    ):
         trained(2, until=20, spoil=(2, 3, 4))

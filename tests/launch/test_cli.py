@@ -1,0 +1,67 @@
+"""The command line: it is small and stays so, and every fault of a user is one sentence and exit code 2."""
+
+import subprocess
+import sys
+
+import pytest
+
+from launch import cli
+
+
+def gpipe(*arguments, monkeypatch):
+    """Runs the command line in this process; returns its exit code."""
+    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code or 0
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_commands_are_these_and_a_new_one_is_a_decision():
+    names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
+    assert names == {"experiment", "resume", "list"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["experiment", "t128_6"], ["t128_6", "did you mean t128_6b"]),
+        (["experiment", "t128_6b", "--scale", "paper"], ["needs 128 GPUs", "GiB each", "there are", "CPU core"]),
+        (["experiment", "t128_6b", "--set", "train.step=5"], ["train.step", "train.steps"]),
+        (["experiment", "t128_6b", "--set", "train.steps=many"], ["train.steps", "integer", "many"]),
+        (["experiment", "t128_6b", "--set", "train.steps"], ["train.steps"]),
+        (["experiment", "t128_6b", "--scale", "laptop", "--set", "pipeline.stages=500"], ["500", "131 layers"]),
+        (["experiment", "t12_400m", "--scale", "laptop", "--set", "text.corpus=jango"], ["jango", "django"]),
+        (["resume", "nothing"], ["no run 'nothing'", "there are no runs"]),
+    ],
+)
+def test_a_users_fault_is_one_sentence_and_exit_code_2(arguments, parts, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpipe(*arguments, monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+    for part in parts:
+        assert part in said, said
+
+
+def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch, capsys):
+    monkeypatch.setattr(cli.console, "width", 200)
+    assert gpipe("list", monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    for name, parameters in [("t12_400m", "408,209,920"), ("t128_6b", "6,040,979,968")]:
+        assert any(name in line and parameters in line for line in said.splitlines())
+
+
+def test_help_needs_neither_torch_nor_ray():
+    code = (
+        "import sys, launch.cli; sys.argv = ['gpipe', '--help']\n"
+        "try: launch.cli.main()\nexcept SystemExit: pass\n"
+        "print(sorted(m for m in ('torch', 'ray', 'deepspeed') if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,158 @@
+"""A whole run as a person makes it: by name, in processes of its own, on real text. One of them through Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SMALL = (
+    "text.corpus=django text.vocabulary=1200 text.max_tokens=32 model.layers=2 model.feed_forward=64 "
+    "train.batch_tokens=200 train.valid_pairs=40 train.checkpoint_every=3 train.threads=1 pipeline.micro_batches=3"
+)
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "launch.cli", *arguments]
+
+
+def gpipe(folder, *arguments, code=0):
+    """Runs the command line in ``folder`` and returns what it printed."""
+    done = subprocess.run(
+        command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def environment():
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": root, "COLUMNS": "200", "WANDB_MODE": "offline"}
+
+
+def only_run(folder):
+    (run,) = Path(folder).glob("runs/*/*")
+    return run
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def through_ray(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ray")
+    settings = f"{SMALL} train.steps=6 pipeline.stages=2"
+    printed = gpipe(folder, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--set", settings)
+    return folder, printed
+
+
+def test_a_run_through_ray_leaves_a_whole_record(through_ray):
+    folder, printed = through_ray
+    run = only_run(folder)
+    record = json.loads((run / "record.json").read_text())
+    assert record | {
+        "name": "t24_1_3b_wide", "scale": "laptop", "corpus": "django", "K": 2, "R": 1, "M": 3, "layers": 7, "steps": 6,
+    } == record  # fmt: skip
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert (record["loss_first"], record["loss_last"]) == (lines[0]["loss"], lines[-1]["loss"])
+    assert record["tokens"] == lines[-1]["tokens"] >= 6 * 200
+    assert record["seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
+    assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["seconds"])
+    assert 0 < record["baseline_nll"] < record["valid_nll"] < 9  # six steps learn little
+    assert record["parameters"] > 1200 * 64
+    assert (run / "plan.txt").read_text().count("stage ") == 2
+    assert sorted(path.name for path in (run / "logs").iterdir()) == ["stage-0-0.log", "stage-0-1.log"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["00000003", "00000006"]
+    for word in ("validation:", "unigram entropy", "peak memory", f"{record['valid_nll']:.3f}", str(run)):
+        assert word in printed.replace("\n", " "), printed
+
+
+def test_wandb_reads_the_run_back_with_the_losses_of_the_metrics(through_ray):
+    folder, _ = through_ray
+    run = only_run(folder)
+    record = json.loads((run / "record.json").read_text())
+    (store,) = run.glob("wandb/offline-run-*")
+    assert record["wandb_run"] in store.name
+    wandb = str(Path(sys.executable).with_name("wandb"))
+    done = subprocess.run(
+        [wandb, "leet", "inspect", "--json", str(store)], capture_output=True, text=True, timeout=100, check=True
+    )
+    history = [entry["history"]["item"] for entry in map(json.loads, done.stdout.splitlines()) if "history" in entry]
+    assert [item["step"] for item in history] == [1, 2, 3, 4, 5, 6]
+    assert [item["loss"] for item in history] == losses(run)
+
+
+def test_a_finished_run_is_not_resumed_and_more_steps_go_on_at_another_k(through_ray):
+    folder, _ = through_ray
+    run = only_run(folder)
+    assert "has done all its 6 steps" in gpipe(folder, "resume", run.name, "--launcher", "spawn", code=2)
+    before = losses(run)
+    printed = gpipe(
+        folder,
+        "resume",
+        run.name,
+        "--launcher",
+        "spawn",
+        "--set",
+        "train.steps=8 pipeline.stages=1 pipeline.replicas=2",
+    )
+    assert "resumed at step 6" in printed
+    assert losses(run)[:6] == before
+    assert len(losses(run)) == 8
+    record = json.loads((run / "record.json").read_text())
+    assert (record["K"], record["R"], record["steps"]) == (1, 2, 8)
+
+
+def test_a_resumed_run_keeps_its_model(through_ray):
+    folder, _ = through_ray
+    said = gpipe(folder, "resume", only_run(folder).name, "--set", "model.layers=3", code=2)
+    assert "keeps its model" in said
+
+
+def test_an_interrupt_ends_the_workers_and_the_run_can_be_resumed(tmp_path):
+    settings = f"{SMALL} train.steps=100000 pipeline.stages=2 tracking.wandb=disabled"
+    arguments = command("experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings)
+    process = subprocess.Popen(
+        arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/*/checkpoints/00000003/manifest.json")):
+        assert time.monotonic() < until, "no checkpoint in time"
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.2)
+    workers = children(process.pid)
+    assert len(workers) >= 2
+    os.killpg(process.pid, signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "make resume RUN=" in printed
+    gone_by = time.monotonic() + 20
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < gone_by, "workers outlived the interrupt"
+        time.sleep(0.2)
+    run = only_run(tmp_path)
+    done = len(losses(run))
+    steps = done + 2
+    gpipe(tmp_path, "resume", run.name, "--launcher", "spawn", "--set", f"train.steps={steps}")
+    assert len(losses(run)) == steps
+
+
+def children(pid):
+    """Returns the processes below one, however deep."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            child = int(path.parent.name)
+            found += [child, *children(child)]
+    return found

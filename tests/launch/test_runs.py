@@ -1,0 +1,38 @@
+"""Run folders: new ones never collide, old ones are found by what a person would type."""
+
+import pytest
+
+from launch import runs
+from suite.errors import SettingError
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def make(name):
+    run = runs.new_run(name)
+    run.experiment.write_text("")
+    return run
+
+
+def test_two_runs_in_one_second_get_folders_of_their_own():
+    assert len({make("t12_400m").path for _ in range(3)}) == 3
+
+
+def test_a_run_is_found_by_path_by_name_and_id_and_by_id():
+    run = make("t12_400m")
+    for asked in (str(run.path), f"t12_400m/{run.path.name}", run.path.name, f"runs/t12_400m/{run.path.name}/"):
+        assert runs.find_run(asked) == run
+
+
+def test_an_unknown_run_names_the_nearest():
+    run = make("t12_400m")
+    with pytest.raises(SettingError, match=f"did you mean t12_400m/{run.path.name}"):
+        runs.find_run(f"t12_400m/{run.path.name[:-1]}")
+
+
+def test_without_any_run_that_is_said():
+    with pytest.raises(SettingError, match="there are no runs"):
+        runs.find_run("x")

@@ -1,0 +1,83 @@
+"""The real T(L, H, A) on real text, dropout on: K, remat and R are no part of the result."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from experiments.cluster import Cluster
+from experiments.registry import find
+from experiments.scales import laptop
+from launch import spawn
+from launch.runs import RunFolder
+from launch.worker import Job
+from suite.data.prepare import folder_of, prepare
+
+BASE = (
+    "text.corpus=django text.vocabulary=1200 text.max_tokens=32 model.layers=2 model.dropout=0.1 train.steps=20 "
+    "train.batch_tokens=240 train.valid_pairs=40 train.checkpoint_every=20 train.threads=1 tracking.wandb=disabled "
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Returns a function from settings to (losses and norms, valid NLL, weights and optimizer state by layer file)."""
+    root = tmp_path_factory.mktemp("same")
+    done = {}
+
+    def train(settings):
+        if settings not in done:
+            experiment = laptop(find("t48_1_3b_deep"), Cluster(2, 2**33, "cpu")).with_settings(BASE + settings)
+            prepare(experiment.text, root / "cache", print)
+            run = RunFolder(root / str(len(done)))
+            run.path.mkdir()
+            run.experiment.write_text(experiment.to_toml())
+            spawn.run(Job(run.path, folder_of(experiment.text, root / "cache"), False), experiment, deadline_s=200)
+            lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+            files = {path.name: load_file(path) for path in sorted(run.checkpoints.glob("*/*.safetensors"))}
+            record = json.loads(run.record.read_text())
+            done[settings] = [(line["loss"], line["norm"]) for line in lines], record["valid_nll"], files
+        return done[settings]
+
+    return train
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "pipeline.stages=2 pipeline.micro_batches=4",
+        "pipeline.stages=4 pipeline.micro_batches=4 pipeline.remat=always",
+        "pipeline.stages=2 pipeline.micro_batches=4 pipeline.remat=never pipeline.cells=6,1",
+    ],
+)
+def test_twenty_steps_are_bit_equal_at_k_1_2_and_4(trained, settings):
+    losses, valid, files = trained("pipeline.stages=1 pipeline.micro_batches=4")
+    assert len(losses) == 20
+    assert losses[-1][0] < losses[0][0]
+    other_losses, other_valid, other_files = trained(settings)
+    assert other_losses == losses
+    assert other_valid == valid
+    assert other_files.keys() == files.keys()
+    for name, tensors in files.items():
+        for key, value in tensors.items():
+            assert np.array_equal(other_files[name][key], value), (name, key)
+
+
+def test_two_replicas_train_alike(trained):
+    losses, valid, files = trained("pipeline.stages=1 pipeline.micro_batches=4")
+    other_losses, other_valid, other_files = trained("pipeline.stages=2 pipeline.micro_batches=2 pipeline.replicas=2")
+    np.testing.assert_allclose(other_losses, losses, rtol=1e-6)
+    assert other_valid == pytest.approx(valid, rel=1e-6)
+    # Adam divides a gradient by its own size: where a rare token's is as good as zero, rounding alone decides the
+    # entry's step. So single entries of the weights may differ by more; the losses above do not.
+    pairs = [(value, other_files[n][k]) for n, ts in files.items() for k, value in ts.items() if k.startswith("value/")]
+    off = sum(int((abs(one - other) > 1e-6).sum()) for one, other in pairs)
+    assert off < 1e-3 * sum(one.size for one, _ in pairs)
+
+
+def test_bf16_trains_close_to_fp32(trained):
+    losses, _, _ = trained("pipeline.stages=1 pipeline.micro_batches=4")
+    mixed, _, _ = trained("pipeline.stages=2 pipeline.micro_batches=4 optimizer.precision=bf16")
+    assert mixed != losses
+    np.testing.assert_allclose([loss for loss, _ in mixed], [loss for loss, _ in losses], rtol=0.01)

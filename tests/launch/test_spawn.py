@@ -1,0 +1,51 @@
+"""Plain processes: results by rank, the first failure, and no one left behind."""
+
+import os
+import time
+
+import pytest
+
+from launch.spawn import run_processes
+from suite.errors import SettingError, WorkerError
+
+
+def answer(rank, world, rendezvous, offset):
+    return rank + offset, world
+
+
+def fail(rank, world, rendezvous, kind):
+    if rank == 1:
+        if kind == "user":
+            raise SettingError("a user's fault")
+        if kind == "bug":
+            raise ZeroDivisionError("a bug")
+        os._exit(7)
+    time.sleep(120)
+
+
+def sleep(rank, world, rendezvous):
+    time.sleep(120)
+
+
+def test_results_come_by_rank():
+    assert run_processes(answer, 3, 10) == [(10, 3), (11, 3), (12, 3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("user", SettingError, "^a user's fault$"),
+        ("bug", RuntimeError, "worker 1 failed"),
+        ("death", WorkerError, "code 7"),
+    ],
+)
+def test_the_first_failure_ends_all_workers_at_once(kind, error, message):
+    begin = time.monotonic()
+    with pytest.raises(error, match=message):
+        run_processes(fail, 2, kind)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_deadline_ends_workers_that_do_not_finish():
+    with pytest.raises(WorkerError, match=r"workers \[0, 1\] gave no result in time"):
+        run_processes(sleep, 2, deadline_s=1.0)
