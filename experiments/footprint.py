@@ -53,22 +53,25 @@ def stage_bytes(experiment: Experiment, sizes: Sequence[LayerBytes], cells: Sequ
 
 
 def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
-    """fp32: weight 4, gradient 4. bf16: weight and gradient 2 each, their fp32 sum 4, the fp32 weight 4.
+    """Weight 4 and gradient 4, always fp32; with bf16 products another 2, the copy that autocast makes of a weight.
 
-    AdamW adds two moments of 4, shared out with the fp32 weights over the replicas (ZeRO-1). Adafactor keeps a number a
-    row and column, not counted, and is not shared out.
+    AdamW adds two moments of 4. With replicas (ZeRO-1) each holds its share of them, and of a flat copy of the weights
+    and of the reduced gradients. Adafactor keeps a number a row and column, not counted, and is not shared out.
     """
-    master = 4.0 if optimizer.precision == "bf16" else 0.0
-    moments = 8.0 if optimizer.name == "adamw" else 0.0
-    shared = (master + moments) / replicas if optimizer.name == "adamw" else master + moments
-    return 8.0 + shared
+    cast = 2.0 if optimizer.precision == "bf16" else 0.0
+    if optimizer.name == "adafactor":
+        return 8.0 + cast
+    return 8.0 + cast + (8.0 if replicas == 1 else 16.0 / replicas)
 
 
 def layer_bytes(experiment: Experiment) -> list[LayerBytes]:
-    """Runs one micro-batch of longest sentences through all layers and the loss, on the meta device."""
+    """Runs one micro-batch of longest sentences through all layers and the loss, on the meta device, in fp32.
+
+    Under bf16 products a part of the activations is half as large: boundaries, norms and sums are not, so fp32 is the
+    bound that a plan may trust.
+    """
     layers, loss = experiment.build()
     train, pipeline, time = experiment.train, experiment.pipeline, experiment.text.max_tokens
     rows = math.ceil(train.batch_tokens / (pipeline.replicas * pipeline.micro_batches * time))
     ids = torch.empty(rows, time, dtype=torch.int64, device="meta")
-    dtype = torch.bfloat16 if experiment.optimizer.precision == "bf16" else torch.float32
-    return measured_layers(layers, (ids, ids), lambda *outputs: loss(*outputs, ids), dtype)
+    return measured_layers(layers, (ids, ids), lambda *outputs: loss(*outputs, ids))

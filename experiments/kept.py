@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from suite.pipeline.layers import Tensors, as_tuple
+from suite.pipeline.layers import Tensors, as_tuple, structure_of
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,18 @@ class LayerBytes:
     largest: int
 
 
-def measured_layers(
-    layers: Sequence[nn.Module], values: Tensors, loss: Callable[..., Any], dtype: torch.dtype
-) -> list[LayerBytes]:
-    """Runs ``values`` through all layers in ``dtype`` and the loss, whose share counts to the last layer.
+def measured_layers(layers: Sequence[nn.Module], values: Tensors, loss: Callable[..., Any]) -> list[LayerBytes]:
+    """Runs ``values`` through all layers and the loss, whose share counts to the last layer.
 
-    Layers of the same kind, with the same parameters and inputs, are run once.
+    Layers of the same structure, with the same inputs, are run once.
     """
     known: dict[Any, tuple[LayerBytes, Tensors]] = {}
     sizes = []
     for layer in layers:
         end = loss if layer is layers[-1] else None
-        key = (type(layer), _shapes(layer.parameters()), _shapes(values), end is None)
+        key = (structure_of(layer), _shapes(values), end is None)
         if key not in known:
-            known[key] = _measure(layer.to(dtype), values, end)
+            known[key] = _measure(layer, values, end)
         size, values = known[key]
         sizes.append(size)
     return sizes

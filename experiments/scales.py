@@ -21,7 +21,8 @@ class LaptopRule:
 
     width_by: int = 16
     feed_forward_by: int = 64
-    heads_by: int = 32
+    heads_by: int = 16
+    head_width_by: int = 2
     vocabulary_by: int = 32
     corpus: str = "catalogues"
     max_tokens: int = 48
@@ -57,7 +58,8 @@ def laptop(paper: Experiment, cluster: Cluster, rule: LaptopRule = LAPTOP) -> Ex
                 paper.model,
                 width=paper.model.width // rule.width_by,
                 feed_forward=paper.model.feed_forward // rule.feed_forward_by,
-                heads=max(paper.model.heads // rule.heads_by, 1),
+                heads=paper.model.heads // rule.heads_by,
+                head_width=paper.model.head_width // rule.head_width_by,
                 vocabulary=vocabulary,
                 dropout=rule.dropout,
             ),

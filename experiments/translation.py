@@ -1,7 +1,7 @@
 """The five multilingual runs of section 5: T(L, H, A) from 400M to 6B parameters, as the paper trained them.
 
 From the paper: L, H, A, width, vocabulary, K, mini-batches of up to 4M tokens. From papers of the same team on the same
-corpus: T = 5, Adafactor, warm-up, dropout, label smoothing. Ours, because no paper prints them: R = 8; M = 128 (above
+corpus: T = 5, Adafactor, warm-up, dropout, label smoothing. Ours, because no paper prints them: R = 8; M = 256 (above
 the paper's 4K at every K, and the fewest, by doubling, at which all five fit 16 GiB a device); the longest sentence;
 the bound of the logits; no bound of the gradient norm (Adafactor bounds its own updates); 100,000 steps.
 """
@@ -17,6 +17,8 @@ from suite.settings import OptimizerSettings, PipelineSettings, TextSettings, Tr
 CORPUS = "Helsinki-NLP/opus-100"
 
 # The printed rate 3.0 multiplies 1/sqrt(step) after 40,000 steps of warm-up, so the peak is 3 / sqrt(40000) = 0.015.
+# torch's Adafactor takes rates as relative to a parameter's size and bounds them by 1/sqrt(step), as its authors do:
+# after the warm-up that bound is what acts.
 WARMUP_STEPS = 40_000
 PEAK_RATE = 3.0 / WARMUP_STEPS**0.5
 
@@ -28,7 +30,7 @@ def t12_400m() -> Experiment:
         scale="paper",
         model=TransformerShape(layers=6, width=1024, feed_forward=8192, heads=16, vocabulary=64_000),
         text=TextSettings(corpus=CORPUS, vocabulary=64_000, temperature=5.0, max_tokens=128),
-        pipeline=PipelineSettings(stages=1, micro_batches=128, replicas=8),
+        pipeline=PipelineSettings(stages=1, micro_batches=256, replicas=8),
         optimizer=OptimizerSettings(
             name="adafactor",
             learning_rate=PEAK_RATE,

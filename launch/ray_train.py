@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 from experiments.experiment import Experiment
 from launch.devices import cores
 from launch.worker import GROUP_TIMEOUT, Job, threads_of
-from suite.errors import PlacementError, SuiteError, WorkerError
+from suite.errors import NeighbourLostError, PlacementError, SuiteError, WorkerError
 
 START_DEADLINE = 180
 """Seconds for all workers to be placed and started."""
@@ -29,7 +31,9 @@ def run(job: Job, experiment: Experiment) -> None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
+    on_terminate = signal.getsignal(signal.SIGTERM)
     use_gpu = _connect(ray, workers, experiment)
+    signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
     try:
         _check_room(ray, workers, use_gpu)
         trainer = TorchTrainer(
@@ -41,11 +45,33 @@ def run(job: Job, experiment: Experiment) -> None:
             ),
             run_config=ray.train.RunConfig(name="ray-train", storage_path=str(job.folder)),
         )
-        trainer.fit()
+        _fit(trainer)
     except Exception as error:
         raise _cause(error, job, experiment) from error
     finally:
         ray.shutdown()
+
+
+def _fit(trainer: Any) -> None:
+    """Runs the trainer to its end, or until this thread is interrupted.
+
+    In a thread of its own, because in the main one Ray Train answers an interrupt itself, by ending the process with
+    exit code 0 and no word. Here the interrupt ends the wait, and ``ray.shutdown`` the workers.
+    """
+    failures: list[Exception] = []
+
+    def fit() -> None:
+        try:
+            trainer.fit()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=fit, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.5)
+    if failures:
+        raise failures[0]
 
 
 def _connect(ray: Any, workers: int, experiment: Experiment) -> bool:
@@ -89,9 +115,9 @@ def _cause(error: Exception, job: Job, experiment: Experiment) -> SuiteError:
     failures: dict[int, Exception] = getattr(error, "worker_failures", {})
     causes = [(rank, _unwrap(failure)) for rank, failure in sorted(failures.items())]
     faults = [cause for _, cause in causes if isinstance(cause, SuiteError)]
-    faults.sort(key=lambda fault: "lost the connection" in str(fault))
+    faults.sort(key=lambda fault: isinstance(fault, NeighbourLostError))
     others = [(rank, cause) for rank, cause in causes if not isinstance(cause, SuiteError)]
-    if faults and (not others or "lost the connection" not in str(faults[0])):
+    if faults and not (others and isinstance(faults[0], NeighbourLostError)):
         return faults[0]
     if not others:
         return WorkerError(f"Ray Train ended the run: {error}")

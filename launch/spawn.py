@@ -15,11 +15,15 @@ from typing import Any
 
 from experiments.experiment import Experiment
 from launch.worker import GROUP_TIMEOUT, Job, threads_of, work
-from suite.errors import SuiteError, WorkerError
+from suite.errors import NeighbourLostError, SuiteError, WorkerError
 from suite.pipeline.topology import backend_of
 
 PRELOAD = ["torch", "torch.distributed", "deepspeed"]
 """Imported once, by the server that workers are forked from: a worker then starts in a tenth of a second."""
+
+
+FIRST_CAUSE_S = 5.0
+"""Seconds that a worker's word of a lost neighbour is held back for that neighbour's own."""
 
 
 def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s: float = 600.0) -> list[Any]:
@@ -53,20 +57,29 @@ def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s
 
 def _collect(processes: list[BaseProcess], results: Any, until: float) -> list[Any]:
     found: dict[int, Any] = {}
+    collateral: dict[int, NeighbourLostError] = {}
     while len(found) < len(processes):
         try:
             rank, value, error = results.get(timeout=0.2)
         except queue.Empty:
-            dead = [rank for rank, p in enumerate(processes) if p.exitcode is not None and rank not in found]
+            told = found.keys() | collateral.keys()
+            dead = [rank for rank, p in enumerate(processes) if p.exitcode is not None and rank not in told]
             if dead and results.empty():
                 code = processes[dead[0]].exitcode
                 raise WorkerError(f"worker {dead[0]} ended with exit code {code} and no result") from None
+            if time.monotonic() > until and collateral:
+                raise next(iter(collateral.values())) from None
             if time.monotonic() > until:
                 late = [rank for rank in range(len(processes)) if rank not in found]
                 raise WorkerError(f"workers {late} gave no result in time and were ended") from None
             continue
         if error is not None:
             cause, trace = error
+            if isinstance(cause, NeighbourLostError):
+                # the worker it lost is about to be found dead, or to say itself what went wrong
+                collateral[rank] = cause
+                until = min(until, time.monotonic() + FIRST_CAUSE_S)
+                continue
             if isinstance(cause, SuiteError):
                 raise cause
             raise RuntimeError(f"worker {rank} failed\n{trace}") from cause

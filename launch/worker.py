@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -18,22 +16,24 @@ from torch import nn
 
 from experiments.experiment import Experiment
 from launch.devices import cores
+from launch.record import make_record, peak_memory, write_record
 from launch.runs import RunFolder
 from suite.data.batching import TranslationBatches
 from suite.data.text import TextData
+from suite.errors import DataError
 from suite.evaluation.unigram import unigram_entropy
-from suite.pipeline.layers import cost_of, count_parameters
+from suite.pipeline.layers import cost_of
 from suite.pipeline.microbatch import MiniBatch
 from suite.pipeline.partition import cell_ranges, partition
 from suite.pipeline.stage import Stage
 from suite.pipeline.step import Executor
 from suite.pipeline.ties import Ties, find_ties
 from suite.pipeline.topology import Place, make_groups
-from suite.pipeline.transport import Deadline, Transport
+from suite.pipeline.transport import Deadline, Transport, explain
 from suite.training import checkpoint
 from suite.training.loop import FIRST_DEADLINE, Progress, Worker, evaluate, train
 from suite.training.optimizer import StageOptimizer, named_parameters
-from suite.training.trackers import JsonLines, Tracker, Wandb, read_lines
+from suite.training.trackers import JsonLines, Tracker, Wandb
 
 GROUP_TIMEOUT = 300.0
 """Seconds a collective may last: far beyond a checkpoint's writing, far below torch's half hour."""
@@ -75,56 +75,81 @@ def work(job: Job, rank: int) -> None:
     Raises whatever SuiteError ends the run; the same on all workers where all know it.
     """
     experiment = job.experiment()
-    pipeline = experiment.pipeline
-    place = Place(rank, pipeline.stages, pipeline.replicas)
-    _write_to(job.run.log(place.replica, place.stage))
-    torch.set_num_threads(threads_of(experiment))
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    say = _speaker(job.run.messages)
+    place = Place(rank, experiment.pipeline.stages, experiment.pipeline.replicas)
+    try:
+        _work(job, experiment, place)
+    except RuntimeError as error:
+        raise explain(error, f"the other workers ({place})", GROUP_TIMEOUT) from error
 
+
+def _work(job: Job, experiment: Experiment, place: Place) -> None:
+    log_to(job.run.log(place.replica, place.stage))
+    torch.set_num_threads(threads_of(experiment))
+    say = _speaker(job.run.messages)
     layers, loss = experiment.build()
+    engine = _assemble(job, experiment, place, layers, loss, say)
+    text = _Text(job, experiment, place)
+    text.check_vocabulary(engine.notes)
+    if job.resume and place.rank == 0:
+        say(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
+    trackers, wandb = _trackers(job, experiment, engine, say) if place.speaks else ([], None)
+    run_id = _from_speaker(wandb.run_id if wandb else None, place)
+
+    def save(step: int, tokens: int) -> None:
+        notes = {"tokens": tokens, "name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id}
+        folder = job.run.checkpoints
+        checkpoint.save(folder, step, engine.executor.stage, engine.optimizer, place, notes | text.notes())
+
+    worker = Worker(engine.executor, engine.optimizer, engine.deadline, text.batch, save, trackers)
+    progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("tokens", 0))))
+    held_out = text.held_out()
+    valid_nll = evaluate(engine.executor, held_out)
+    memory = peak_memory()
+    if place.speaks:
+        baseline = unigram_entropy(target for batch in held_out if batch for (target,) in batch.targets)
+        scores = {"valid_nll": valid_nll, "baseline_nll": baseline}
+        record = make_record(job.run, experiment, layers, progress, scores, memory, run_id)
+        for tracker in trackers:
+            tracker.finish(record)
+        write_record(job.run, record)
+    dist.barrier()
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """A worker's stage, ready to train from ``start``; ``notes`` are those of the checkpoint it was read from."""
+
+    executor: Executor
+    optimizer: StageOptimizer
+    deadline: Deadline
+    start: int
+    notes: dict[str, Any]
+
+
+def _assemble(
+    job: Job, experiment: Experiment, place: Place, layers: list[nn.Module], loss: nn.Module, say: Callable[[str], None]
+) -> _Engine:
+    """Makes this worker's stage, new or from the newest whole checkpoint. Weights come before DeepSpeed, which
+    may flatten them; optimizer state after."""
+    pipeline, optimizer = experiment.pipeline, experiment.optimizer
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     cells = cells_of(experiment, layers)
     groups = make_groups(place, GROUP_TIMEOUT)
-    deadline = Deadline(FIRST_DEADLINE)
-    precision, seed = experiment.optimizer.precision, experiment.train.seed
-    stage = Stage(layers, cells[place.stage], loss if place.last else None, device, precision, seed)
+    last = loss if place.last else None
+    stage = Stage(layers, cells[place.stage], last, device, optimizer.precision, experiment.train.seed)
     found = checkpoint.newest_valid(job.run.checkpoints, stage.indices, say) if job.resume else None
     if found is not None:
         checkpoint.load_values(found, stage)
     named = named_parameters(stage.indices, stage.layers)
     ties = Ties(find_ties(layers, cells), place, named, GROUP_TIMEOUT)
     ties.equalise()
-    optimizer = StageOptimizer(stage.layers, named, len(layers), ties, place, groups, device, experiment.optimizer)
+    update = StageOptimizer(stage.layers, named, len(layers), ties, place, groups, device, optimizer)
     if found is not None:
-        checkpoint.load_optimizer(found, stage, optimizer)
+        checkpoint.load_optimizer(found, stage, update)
+    deadline = Deadline(FIRST_DEADLINE)
     transport = Transport(place, groups, device, deadline) if pipeline.stages > 1 else None
     executor = Executor(place, stage, transport, pipeline.remat)
-
-    text = _Text(job, experiment, place)
-    start = found.step if found is not None else 0
-    if job.resume and place.rank == 0:
-        say(f"resumed at step {start}" if found is not None else "no usable checkpoint: training starts at step 0")
-    notes = found.manifest if found is not None else {}
-    trackers, wandb = _trackers(job, experiment, start, notes.get("wandb_run"), say) if place.speaks else ([], None)
-    run_id = _agree(wandb.run_id if wandb else None, place)
-
-    def save(step: int, tokens: int) -> None:
-        written = {"tokens": tokens, "name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id}
-        checkpoint.save(job.run.checkpoints, step, stage, optimizer, place, written)
-
-    worker = Worker(executor, optimizer, deadline, text.batch, save, trackers)
-    progress = train(worker, experiment.train, Progress(start, int(notes.get("tokens", 0))))
-    held_out = text.held_out()
-    valid_nll = evaluate(executor, held_out)
-    memory = _peak_memory()
-    if place.speaks:
-        baseline = unigram_entropy(target for batch in held_out if batch for (target,) in batch.targets)
-        scores = {"valid_nll": valid_nll, "baseline_nll": baseline}
-        record = _record(job, experiment, layers, progress, run_id, memory, scores)
-        for tracker in trackers:
-            tracker.finish(record)
-        _write_record(job.run.record, record)
-    dist.barrier()
+    return _Engine(executor, update, deadline, found.step if found else 0, found.manifest if found else {})
 
 
 class _Text:
@@ -133,10 +158,24 @@ class _Text:
     def __init__(self, job: Job, experiment: Experiment, place: Place) -> None:
         self._place, self._train, self._pipeline = place, experiment.train, experiment.pipeline
         self._batches: TranslationBatches | None = None
+        self._vocabulary: str | None = None
         if place.first or place.last:
             data = TextData.open(job.data)
+            self._vocabulary = data.digest
             self._batches = TranslationBatches(
                 data, experiment.text, experiment.train, experiment.pipeline.replicas, experiment.pipeline.micro_batches
+            )
+
+    def notes(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of the text."""
+        return {"vocabulary": self._vocabulary}
+
+    def check_vocabulary(self, notes: dict[str, Any]) -> None:
+        """Raises DataError when a checkpoint was trained with another vocabulary than the text at hand has."""
+        if notes and self._vocabulary not in (None, notes.get("vocabulary")):
+            raise DataError(
+                "the checkpoint was trained with another vocabulary than the prepared text has, so its ids would mean "
+                "other words; start a new run, or bring back the cache that the run was made with"
             )
 
     def batch(self, step: int) -> MiniBatch | None:
@@ -153,66 +192,19 @@ class _Text:
 
 
 def _trackers(
-    job: Job, experiment: Experiment, start: int, run_id: str | None, say: Callable[[str], None]
+    job: Job, experiment: Experiment, engine: _Engine, say: Callable[[str], None]
 ) -> tuple[list[Tracker], Wandb]:
     name = f"{experiment.name}/{job.folder.name}"
     config = experiment.model_dump(mode="json")
-    wandb = Wandb(job.folder, experiment.tracking, name, config, run_id, say)
-    return [JsonLines(job.run.metrics, start), wandb], wandb
+    wandb = Wandb(job.folder, experiment.tracking, name, config, engine.notes.get("wandb_run"), say)
+    return [JsonLines(job.run.metrics, engine.start), wandb], wandb
 
 
-def _record(
-    job: Job, experiment: Experiment, layers: list[nn.Module], progress: Progress, run_id: str | None,
-    memory: list[int], scores: dict[str, float],
-) -> dict[str, Any]:  # fmt: skip
-    lines = read_lines(job.run.metrics)
-    seconds = sum(line["seconds"] for line in lines)
-    pipeline = experiment.pipeline
-    return {
-        "name": experiment.name, "scale": experiment.scale, "corpus": experiment.text.corpus,
-        "K": pipeline.stages, "R": pipeline.replicas, "M": pipeline.micro_batches,
-        "layers": len(layers), "parameters": count_parameters(layers),
-        "steps": progress.step, "tokens": progress.tokens, "seconds": seconds,
-        "tokens_per_second": progress.tokens / seconds,
-        "loss_first": lines[0]["loss"], "loss_last": lines[-1]["loss"], **scores,
-        "threads": torch.get_num_threads(), "peak_memory_bytes": sum(memory), "shrunk": list(experiment.shrunk),
-        "wandb_run": run_id,
-    }  # fmt: skip
-
-
-def _write_record(path: Path, record: dict[str, Any]) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(record, indent=1) + "\n")
-    draft.rename(path)
-
-
-def _peak_memory() -> list[int]:
-    """Returns the most memory each worker ever held, in bytes: on a GPU allocated there, otherwise resident."""
-    if torch.cuda.is_available():
-        mine = torch.cuda.max_memory_allocated()
-    else:
-        unit = 1 if sys.platform == "darwin" else 1024
-        mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    shares: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(shares, mine)
-    return shares
-
-
-def _agree(run_id: str | None, place: Place) -> str | None:
+def _from_speaker(run_id: str | None, place: Place) -> str | None:
     """Gives the speaker's wandb run to all workers: the manifest, which rank 0 writes, names it."""
     shared: list[Any] = [run_id]
     dist.broadcast_object_list(shared, src=place.rank_of(0, place.stages - 1))
     return shared[0]  # type: ignore[no-any-return]
-
-
-def _write_to(log: Path) -> None:
-    """Sends this process's standard output and error to its own log file."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with log.open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
 
 
 def _speaker(messages: Path) -> Callable[[str], None]:
@@ -221,3 +213,13 @@ def _speaker(messages: Path) -> Callable[[str], None]:
             file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
     return say
+
+
+def log_to(log: Path) -> None:
+    """Sends this process's standard output and error to its own log file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with log.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)

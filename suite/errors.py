@@ -30,6 +30,10 @@ class StallError(SuiteError):
     """A stage waited for another beyond its deadline."""
 
 
+class NeighbourLostError(StallError):
+    """Another worker's process ended. The cause is there, not here: shown only when nothing better is known."""
+
+
 class WorkerError(SuiteError):
     """A worker process ended without a result."""
 

@@ -91,7 +91,7 @@ class Executor:
                 self.transport.flush()
         except StallError as error:
             at = f"at {self.doing}" if self.doing else "before its first action"
-            raise StallError(f"{self.place}, step {step}, {at}: {error}") from error
+            raise type(error)(f"{self.place}, step {step}, {at}: {error}") from error
         self.doing = None
         sums = [torch.stack(pair).double() for _, pair in sorted(flight.results.items())]
         objective, measure = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from suite.errors import StallError
+from suite.errors import NeighbourLostError, StallError
 from suite.pipeline.boundary import Announcement, TensorSpec
 from suite.pipeline.layers import Tensors
 from suite.pipeline.topology import Group, Groups, Place
@@ -41,12 +41,17 @@ def wait(work: dist.Work, deadline: Deadline, what: str) -> None:
     try:
         work.wait(timedelta(seconds=deadline.seconds))
     except RuntimeError as error:
-        text = str(error)
-        if "imed out" in text or "timeout" in text.lower():
-            raise StallError(f"waited {deadline.seconds:.0f} s for {what}") from error
-        raise StallError(
-            f"lost the connection while waiting for {what}; that process has ended, see its own log"
-        ) from error
+        raise explain(error, what, deadline.seconds) from error
+
+
+def explain(error: RuntimeError, what: str, seconds: float) -> RuntimeError | StallError:
+    """Returns a StallError for a wait that ran out of time or lost its other side, and any other error as it is."""
+    text = str(error).lower()
+    if "timed out" in text or "timeout" in text:
+        return StallError(f"waited {seconds:.0f} s for {what}")
+    if "connection" in text or "socket" in text or "peer" in text:
+        return NeighbourLostError(f"lost the connection while waiting for {what}; that process has ended, see its log")
+    return error
 
 
 class Inbox:

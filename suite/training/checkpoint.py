@@ -75,7 +75,7 @@ def list_checkpoints(folder: Path, say: Callable[[str], None]) -> list[Checkpoin
             if body != _text_digest(manifest):
                 raise ValueError("its own digest does not agree")
             found.append(Checkpoint(path, manifest))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = (
                 "no manifest, it was never finished"
                 if isinstance(error, FileNotFoundError)

@@ -63,8 +63,13 @@ def test_laptop_keeps_depth_and_says_every_change(name: str) -> None:
 def test_one_rule_keeps_the_runs_proportions() -> None:
     small = [resolve(name, "laptop", LAPTOP)[0].model for name in NAMES]
     paper = [find(name).model for name in NAMES]
-    assert {a.feed_forward / b.feed_forward for a, b in zip(paper, small, strict=True)} == {32}
+    assert {a.feed_forward / b.feed_forward for a, b in zip(paper, small, strict=True)} == {64}
     assert {a.heads / b.heads for a, b in zip(paper, small, strict=True)} == {16}
+    assert {shape.head_width for shape in small} == {32}
+    wide, deep = (count_parameters(find(name).build()[0]) for name in ("t24_1_3b_wide", "t48_1_3b_deep"))
+    assert wide == pytest.approx(deep, rel=1e-3)
+    wide, deep = (count_parameters(resolve(name, "laptop", LAPTOP)[0].build()[0]) for name in NAMES[1:3])
+    assert wide == pytest.approx(deep, rel=1e-2)
 
 
 def test_laptop_uses_the_cores_there_are_but_stays_a_pipeline() -> None:
@@ -100,7 +105,7 @@ def test_paper_without_devices_is_refused_with_numbers() -> None:
 
 def test_the_advice_of_a_refusal_is_good() -> None:
     for cluster, expected in (
-        (Cluster(40, 80 * GIB, "gpu"), "pipeline.replicas=2 pipeline.micro_batches=512"),
+        (Cluster(40, 80 * GIB, "gpu"), "pipeline.replicas=2 pipeline.micro_batches=1024"),
         (Cluster(40, 16 * GIB, "gpu"), "pipeline.replicas=2 train.batch_tokens=1000000"),
         (Cluster(256, 8 * GIB, "gpu"), "pipeline.stages="),
     ):
@@ -113,7 +118,7 @@ def test_the_advice_of_a_refusal_is_good() -> None:
 
 def test_settings_count_before_the_choice_and_after_the_shrinking() -> None:
     quarter = Cluster(32, 80 * GIB, "gpu")
-    large, _ = resolve("t128_6b", "auto", quarter, "pipeline.replicas=2 pipeline.micro_batches=512")
+    large, _ = resolve("t128_6b", "auto", quarter, "pipeline.replicas=2 pipeline.micro_batches=1024")
     assert (large.scale, large.pipeline.replicas) == ("paper", 2)
     small, _ = resolve("t128_6b", "auto", LAPTOP, "train.steps=7 model.width=32")
     assert (small.train.steps, small.model.width) == (7, 32)
@@ -134,7 +139,7 @@ def test_kept_activations_of_a_feed_forward_layer_are_those_counted_by_hand() ->
     run = resolve("t12_400m", "laptop", LAPTOP)[0].with_settings("model.dropout=0.1")
     encoder = layer_bytes(run)[1]
     rows = -(-run.train.batch_tokens // (run.pipeline.micro_batches * run.text.max_tokens))
-    tokens, width, hidden, attention = rows * run.text.max_tokens, 64, 256, 64
+    tokens, width, hidden, attention = rows * run.text.max_tokens, 64, 128, 32
     # two LayerNorms' inputs and results and two statistics each; q, k, v; the attention's result; hidden; two dropout
     # masks
     floats = 4 * width + 4 + 3 * attention + attention + hidden + 2 * width
@@ -144,7 +149,7 @@ def test_kept_activations_of_a_feed_forward_layer_are_those_counted_by_hand() ->
 
 @pytest.mark.parametrize(
     ("name", "precision", "replicas", "each"),
-    [("adamw", "fp32", 1, 16), ("adamw", "fp32", 4, 10), ("adamw", "bf16", 4, 11), ("adafactor", "bf16", 8, 12)],
+    [("adamw", "fp32", 1, 16), ("adamw", "fp32", 4, 12), ("adamw", "bf16", 4, 14), ("adafactor", "bf16", 8, 10)],
 )
 def test_bytes_of_a_parameter(name: str, precision: str, replicas: int, each: float) -> None:
     assert bytes_per_parameter(OptimizerSettings(name=name, precision=precision), replicas) == each
