@@ -16,7 +16,7 @@ GPIPE := $(VENV)/bin/gpipe
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
 	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn'
 
 experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=

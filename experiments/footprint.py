@@ -1,8 +1,9 @@
 """Bytes a stage needs, estimated: the layers run once on the meta device, and what autograd would keep is added up.
 
-    stage = parameters * bytes each  +  M * boundary  +  activations of one micro-batch  +  3 * the largest of them
+    stage = parameters * bytes each  +  (M + 8) * boundary  +  activations of one micro-batch  +  3 * the largest
 
-The boundary is what a stage is given for a micro-batch and keeps until its rebuild; the activations are those of one
+The boundary is what a stage is given for a micro-batch and keeps until its rebuild; eight more are on their way in or
+out (``suite.pipeline.transport``: WINDOW received ahead each way, OUTSTANDING sent); the activations are those of one
 rebuilt cell (section 2.3 of the paper: N + L/K * N/M); the last term is room for the gradients and fp32 copies of the
 largest tensor, for the last stage the logits. Fragmentation and the library's own memory are not in it.
 """
@@ -18,6 +19,7 @@ from experiments.experiment import Experiment
 from experiments.kept import LayerBytes, measured_layers
 from suite.pipeline.layers import cost_of
 from suite.pipeline.partition import cell_ranges, partition
+from suite.pipeline.transport import OUTSTANDING, WINDOW
 from suite.settings import OptimizerSettings
 
 
@@ -47,6 +49,7 @@ def stage_bytes(experiment: Experiment, sizes: Sequence[LayerBytes], cells: Sequ
         inside = [sizes[index] for index in cell]
         kept = sum(size.activations for size in inside)
         kept = micro_batches * inside[0].boundary + kept if rebuilt else micro_batches * kept
+        kept += (2 * WINDOW + OUTSTANDING) * max(size.boundary for size in inside)
         weights = each * sum(size.parameters for size in inside)
         result.append(math.ceil(weights + kept + 3 * max(size.largest for size in inside)))
     return result

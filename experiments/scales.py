@@ -9,7 +9,7 @@ from typing import Any, Literal
 from experiments.cluster import GIB, Cluster
 from experiments.experiment import Experiment
 from experiments.footprint import bytes_needed, smallest_stages
-from suite.errors import PlacementError
+from suite.errors import PlacementError, SettingError
 from suite.settings import OptimizerSettings
 
 Asked = Literal["auto", "paper", "laptop"]
@@ -47,9 +47,11 @@ LAPTOP = LaptopRule()
 def laptop(paper: Experiment, cluster: Cluster, rule: LaptopRule = LAPTOP) -> Experiment:
     """Returns the experiment small enough for a few CPU cores, every change listed in ``shrunk``.
 
-    K becomes the number of devices if that is less, but a run that the paper pipelines stays a pipeline of at least 2.
+    K becomes the number of devices if that is less; but on cores, which can take turns, a run that the paper pipelines
+    stays a pipeline of at least 2.
     """
-    stages = max(min(paper.pipeline.stages, cluster.devices), min(paper.pipeline.stages, 2))
+    least = min(paper.pipeline.stages, 2) if cluster.kind == "cpu" else 1
+    stages = max(min(paper.pipeline.stages, cluster.devices), least)
     vocabulary = paper.text.vocabulary // rule.vocabulary_by
     small = paper.model_copy(
         update={
@@ -86,7 +88,12 @@ def laptop(paper: Experiment, cluster: Cluster, rule: LaptopRule = LAPTOP) -> Ex
             ),
         }
     )
-    return small.model_copy(update={"shrunk": tuple(changes(paper, small))})
+    return with_changes(paper, small)
+
+
+def with_changes(paper: Experiment, chosen: Experiment) -> Experiment:
+    """Returns ``chosen`` with every difference to the paper's numbers in ``shrunk``, whoever made it."""
+    return chosen.model_copy(update={"shrunk": tuple(changes(paper, chosen))})
 
 
 def changes(before: Experiment, after: Experiment) -> list[str]:
@@ -112,7 +119,12 @@ def choose_scale(
     settings = list(settings)
     if asked == "laptop":
         return _shrunk(paper, cluster, settings, "as asked")
-    whole = paper.with_settings(settings)
+    try:
+        whole = paper.with_settings(settings)
+    except SettingError as fault:
+        if asked == "paper":
+            raise
+        return _shrunk(paper, cluster, settings, f"as at scale paper {fault}")  # raises again if wrong at any scale
     shortfall = find_shortfall(whole, cluster)
     if shortfall is None:
         return whole, f"{paper.name} at scale paper, nothing shrunk"
@@ -167,11 +179,11 @@ HEADLINES = ("model.width", "model.feed_forward", "model.heads", "text.", "pipel
 
 
 def _shrunk(paper: Experiment, cluster: Cluster, settings: list[str], why: str) -> tuple[Experiment, str]:
-    small = laptop(paper, cluster)
+    small = with_changes(paper, laptop(paper, cluster).with_settings(settings))
     said = [line for line in small.shrunk if line.startswith(HEADLINES)]
     rest = len(small.shrunk) - len(said)
     line = f"{paper.name} at scale laptop, {why}: {', '.join(said)}, and {rest} more in experiment.toml"
-    return small.with_settings(settings), line
+    return small, line
 
 
 def _short(value: Any) -> str:

@@ -5,7 +5,6 @@ Exit codes: 0 done, 2 a fault the user can mend (one sentence, no traceback), 13
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from enum import StrEnum
@@ -17,7 +16,8 @@ from rich.console import Console
 from suite.errors import SuiteError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-console, complaints = Console(), Console(stderr=True)
+console = Console(markup=False, highlight=False, soft_wrap=True)
+complaints = Console(stderr=True, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 class Scale(StrEnum):
@@ -67,26 +67,18 @@ def list_experiments() -> None:
 
 
 def main() -> None:
-    """Runs the command line; user faults become one sentence and exit code 2, an interrupt 130."""
+    """Runs the command line; user faults become one sentence and exit code 2, an interrupt (by typer) exit code 130."""
     # `make` and a terminal send SIGINT, a scheduler SIGTERM: both end the workers and leave a run that can be resumed
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         app()
     except SuiteError as error:
-        complaints.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        _leave(2)
-    except KeyboardInterrupt:
-        _leave(130)
+        complaints.print(f"error: {error}")
+        sys.exit(2)
 
 
 def _as_interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code) if code == 130 else sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What this machine, or the Ray cluster it is connected to, has to compute with."""
+"""What this machine has to compute with."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from launch.runs import RunFolder
 
@@ -45,16 +45,18 @@ class Follower:
 
     def __init__(self, run: RunFolder, steps: int, console: Console) -> None:
         self._steps, self._console = steps, console
-        self._metrics, self._messages = Tail(run.metrics), Tail(run.messages, from_end=True)
+        # a resumed run has lines already, and rewrites them while it starts
+        self._metrics, self._messages = Tail(run.metrics, from_end=True), Tail(run.messages, from_end=True)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._bar = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, transient=False,
+            TimeElapsedColumn(), console=console, transient=False,
             disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=steps, numbers="starting workers")
         self._printed = 0
+        self._pace: float | None = None
 
     def __enter__(self) -> Follower:
         self._bar.start()
@@ -75,22 +77,25 @@ class Follower:
 
     def _look(self) -> None:
         for line in self._messages.lines():
-            self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._bar.console.print(line)
         last: dict[str, Any] | None = None
         for line in self._metrics.lines():
-            last = json.loads(line)
+            try:
+                last = json.loads(line)
+            except ValueError:  # the middle of a line of a file that was just rewritten
+                continue
         if last is not None:
             self._show(last)
 
     def _show(self, values: dict[str, Any]) -> None:
+        step, seconds = int(values["step"]), float(values["seconds"])
+        self._pace = seconds if self._pace is None else 0.8 * self._pace + 0.2 * seconds
         loss = "not finite" if values["loss"] is None else f"{values['loss']:.3f}"
-        numbers = f"loss {loss}  {values['tokens_per_second']:,.0f} tokens/s"
-        step = int(values["step"])
+        left = (self._steps - step) * self._pace
+        numbers = f"loss {loss}  {values['tokens_per_second']:,.0f} tokens/s  about {left:.0f} s left"
         self._bar.update(self._task, completed=step, numbers=numbers)
         # without a terminal there is no bar: a line now and then instead
-        if not self._console.is_terminal and (step - self._printed >= max(1, self._steps // 10) or step == self._steps):
-            self._printed = step
-            left = (self._steps - step) * float(values["seconds"])
-            self._console.print(
-                f"step {step}/{self._steps}  {numbers}  about {left:.0f} s left", highlight=False, soft_wrap=True
-            )
+        due = step // max(1, self._steps // 10)
+        if not self._console.is_terminal and (due > self._printed or step == self._steps):
+            self._printed = due
+            self._console.print(f"step {step}/{self._steps}  {numbers}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ START_DEADLINE = 180
 def run(job: Job, experiment: Experiment) -> None:
     """Runs a job on the Ray cluster of ``RAY_ADDRESS``, or on one started here and ended with the job.
 
-    Raises the first SuiteError of a worker, PlacementError when the cluster is too small, WorkerError otherwise.
+    Raises the first SuiteError of a worker; PlacementError when the cluster is away or too
+    small; WorkerError otherwise.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_DEADLINE))
@@ -31,23 +33,37 @@ def run(job: Job, experiment: Experiment) -> None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
+    config = {"folder": str(job.folder), "data": str(job.data), "use_gpu": job.use_gpu, "resume": job.resume}
     on_terminate = signal.getsignal(signal.SIGTERM)
-    use_gpu = _connect(ray, workers, experiment)
-    signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
     try:
-        _check_room(ray, workers, use_gpu)
+        _connect(ray, workers, experiment)
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
+        check_room("GPU" if job.use_gpu else "CPU", workers, *_resources(ray))
         trainer = TorchTrainer(
             _loop,
-            train_loop_config={"folder": str(job.folder), "data": str(job.data), "resume": job.resume},
-            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=int(GROUP_TIMEOUT)),
-            scaling_config=ray.train.ScalingConfig(
-                num_workers=workers, use_gpu=use_gpu, resources_per_worker={"GPU": 1} if use_gpu else {"CPU": 1}
+            train_loop_config=config,
+            torch_config=TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if job.use_gpu else "gloo", timeout_s=int(GROUP_TIMEOUT)
             ),
-            run_config=ray.train.RunConfig(name="ray-train", storage_path=str(job.folder)),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=workers,
+                use_gpu=job.use_gpu,
+                resources_per_worker={"GPU": 1} if job.use_gpu else {"CPU": 1},
+            ),
+            run_config=ray.train.RunConfig(
+                name="ray-train",
+                storage_path=str(job.folder),
+                # nothing is tried again unseen, least of all the wait for devices
+                failure_config=ray.train.FailureConfig(
+                    max_failures=0,
+                    controller_failure_limit=0,  # type: ignore[call-arg]  # of Ray Train v2, whose types lag behind
+                    max_preemption_failures=0,
+                ),
+            ),
         )
         _fit(trainer)
     except Exception as error:
-        raise _cause(error, job, experiment) from error
+        raise first_cause(error, job, experiment) from error
     finally:
         ray.shutdown()
 
@@ -74,27 +90,41 @@ def _fit(trainer: Any) -> None:
         raise failures[0]
 
 
-def _connect(ray: Any, workers: int, experiment: Experiment) -> bool:
-    """Connects to Ray, starting it here when no address is set; returns whether the workers take GPUs."""
-    import torch
-
+def _connect(ray: Any, workers: int, experiment: Experiment) -> None:
+    """Connects to the cluster of RAY_ADDRESS, or starts Ray on this machine when that is not set."""
     variables = {"OMP_NUM_THREADS": str(threads_of(experiment)), "TOKENIZERS_PARALLELISM": "false"}
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": {"env_vars": variables}}
-    if os.environ.get("RAY_ADDRESS"):
+    if address := os.environ.get("RAY_ADDRESS"):
+        _check_reachable(address)
         ray.init(**quiet)
-        return bool(ray.cluster_resources().get("GPU", 0) >= workers)
-    # more stages than cores are allowed here: they take turns, as the plan's text says
-    ray.init(address="local", num_cpus=max(cores(), workers), include_dashboard=False, **quiet)
-    return torch.cuda.is_available()
+    else:
+        # more stages than cores are allowed here: they take turns, and the plan says so
+        ray.init(address="local", num_cpus=max(cores(), workers), include_dashboard=False, **quiet)
 
 
-def _check_room(ray: Any, workers: int, use_gpu: bool) -> None:
-    kind = "GPU" if use_gpu else "CPU"
-    there = ray.cluster_resources().get(kind, 0)
-    if there < workers:
+def _check_reachable(address: str) -> None:
+    """Raises PlacementError when nothing answers at ``host:port``: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
         raise PlacementError(
-            f"{workers} workers need {workers} {kind}s, the Ray cluster has {there:.0f}; "
-            "lower pipeline.stages or pipeline.replicas, or add nodes"
+            f"no Ray cluster answers at {address} ({error}); start one there, or unset RAY_ADDRESS to use this machine"
+        ) from None
+
+
+def _resources(ray: Any) -> tuple[dict[str, float], dict[str, float]]:
+    return ray.cluster_resources(), ray.available_resources()
+
+
+def check_room(kind: str, workers: int, total: dict[str, float], free: dict[str, float]) -> None:
+    """Raises PlacementError when a cluster has too few devices of a kind, or too few that are free now."""
+    if min(total.get(kind, 0), free.get(kind, 0)) < workers:
+        raise PlacementError(
+            f"{workers} workers need {workers} {kind}s; the Ray cluster has {total.get(kind, 0):.0f}, of which "
+            f"{free.get(kind, 0):.0f} are free; lower pipeline.stages or pipeline.replicas, wait, or add nodes"
         )
 
 
@@ -104,11 +134,11 @@ def _loop(config: dict[str, Any]) -> None:
 
     from launch.worker import work
 
-    job = Job(Path(config["folder"]), Path(config["data"]), bool(config["resume"]))
+    job = Job(Path(config["folder"]), Path(config["data"]), bool(config["use_gpu"]), bool(config["resume"]))
     work(job, ray.train.get_context().get_world_rank())
 
 
-def _cause(error: Exception, job: Job, experiment: Experiment) -> SuiteError:
+def first_cause(error: Exception, job: Job, experiment: Experiment) -> SuiteError:
     """Returns the first cause: a user fault of any worker, before others that only lost their neighbour to it."""
     if isinstance(error, SuiteError):
         return error
@@ -120,18 +150,24 @@ def _cause(error: Exception, job: Job, experiment: Experiment) -> SuiteError:
     if faults and not (others and isinstance(faults[0], NeighbourLostError)):
         return faults[0]
     if not others:
-        return WorkerError(f"Ray Train ended the run: {error}")
+        return WorkerError(f"Ray could not run the workers: {_first_line(_unwrap(error))}")
     rank, cause = others[0]
     stage, replica = rank % experiment.pipeline.stages, rank // experiment.pipeline.stages
+    died = "Actor" in type(cause).__name__ or "Worker" in type(cause).__name__
+    what = "its process ended (killed, or out of memory)" if died else f"{type(cause).__name__}: {_first_line(cause)}"
     return WorkerError(
-        f"replica {replica}, stage {stage} failed with {type(cause).__name__}: {cause}; its log is "
-        f"{job.run.log(replica, stage)}; when mended, `make resume RUN={job.folder}` goes on from the last checkpoint"
+        f"replica {replica}, stage {stage}: {what}; its log is {job.run.log(replica, stage)}; when mended, "
+        f"`make resume RUN={job.folder}` goes on from the last checkpoint"
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _unwrap(error: BaseException) -> BaseException:
     """Looks inside Ray's wrappers for the error that a worker raised."""
-    for name in ("cause", "_base_exc", "training_error", "__cause__"):
+    for name in ("cause", "controller_failure", "_base_exc", "training_error", "__cause__"):
         inner = getattr(error, name, None)
         if isinstance(inner, BaseException) and inner is not error:
             return _unwrap(inner)

@@ -45,12 +45,12 @@ def write_record(run: RunFolder, record: dict[str, Any]) -> None:
     draft.rename(run.record)
 
 
-def peak_memory() -> list[int]:
+def peak_memory(use_gpu: bool) -> list[int]:
     """Returns the most memory each worker ever held, in bytes: on a GPU allocated there, otherwise resident.
 
     All workers must call it. Resident pages that processes share are counted in each.
     """
-    if torch.cuda.is_available():
+    if use_gpu:
         mine = torch.cuda.max_memory_allocated()
     else:
         unit = 1 if sys.platform == "darwin" else 1024

@@ -69,9 +69,11 @@ def new_run(name: str) -> RunFolder:
 
 def find_run(asked: str) -> RunFolder:
     """Returns a run by its folder, by ``name/id``, or by its id alone. Raises SettingError with the nearest names."""
-    for path in (Path(asked), RUNS / asked, *RUNS.glob(f"*/{asked}")):
+    if not asked:
+        raise SettingError("which run? Name one with RUN=, by its folder or its id")
+    known = [os.path.relpath(path.parent, RUNS) for path in RUNS.glob("*/*/experiment.toml")]
+    for path in (Path(asked), RUNS / asked, *(RUNS / name for name in known if Path(name).name == asked)):
         if (path / "experiment.toml").exists():
             return RunFolder(path.resolve())
-    known = [os.path.relpath(path.parent, RUNS) for path in RUNS.glob("*/*/experiment.toml")]
     hint = nearest(asked, known) if known else f"there are no runs below {RUNS} yet"
     raise SettingError(f"no run {asked!r}: {hint}")

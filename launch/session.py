@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 from rich.console import Console
 
 from experiments.experiment import Experiment
 from experiments.registry import find, resolve
-from experiments.scales import Asked
+from experiments.scales import Asked, with_changes
 from launch.devices import cores, this_machine
 from launch.follow import Follower
 from launch.runs import CACHE, RunFolder, find_run, new_run
@@ -23,13 +25,18 @@ from suite.pipeline.layers import count_parameters
 def start(name: str, scale: Asked, settings: str, launcher: str, console: Console) -> None:
     """Runs an experiment from nothing. Raises a SuiteError for whatever the user can mend."""
     find(name)  # an unknown name is told before anything is looked for
-    chosen, shrunk = resolve(name, scale, this_machine(), settings)
-    console.print(shrunk, highlight=False, soft_wrap=True)
+    machine = this_machine()
+    chosen, shrunk = resolve(name, scale, machine, settings)
+    if os.environ.get("RAY_ADDRESS"):
+        console.print("RAY_ADDRESS is set: the scale is chosen by this machine's devices, not by that cluster's")
+    console.print(shrunk)
     corpus = prepare(chosen.text, CACHE, _say(console)).corpus
-    chosen = chosen.model_copy(update={"text": chosen.text.model_copy(update={"corpus": corpus})})
-    run = new_run(name)
-    run.experiment.write_text(chosen.to_toml())
-    _train(Job(run.path, _text_folder(chosen), resume=False), chosen, launcher, console)
+    if corpus != chosen.text.corpus:
+        chosen = chosen.model_copy(update={"text": chosen.text.model_copy(update={"corpus": corpus})})
+        chosen = with_changes(find(name), chosen)
+    _train(
+        Job(new_run(name).path, _text_folder(chosen), machine.kind == "gpu", resume=False), chosen, launcher, console
+    )
 
 
 def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
@@ -37,8 +44,9 @@ def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
     run = find_run(asked)
     before = Experiment.from_toml(run.experiment.read_text())
     chosen = before.with_settings(settings)
-    fixed = ("model", "text")
-    changed = [section for section in fixed if getattr(chosen, section) != getattr(before, section)]
+    changed = [section for section in ("model", "text") if getattr(chosen, section) != getattr(before, section)]
+    if chosen.optimizer.name != before.optimizer.name:
+        changed.append("optimizer.name")
     if changed:
         raise SettingError(f"a resumed run keeps its {' and '.join(changed)}; start a new run to change them")
     if run.record.exists() and json.loads(run.record.read_text())["steps"] >= chosen.train.steps:
@@ -52,8 +60,7 @@ def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
             f"run {run.path} was trained on {chosen.text.corpus}, which cannot be had now; it is not taken up on "
             f"{text.corpus}. Restore the cache or the network and resume again"
         )
-    run.experiment.write_text(chosen.to_toml())
-    _train(Job(run.path, _text_folder(chosen), resume=True), chosen, launcher, console)
+    _train(Job(run.path, _text_folder(chosen), this_machine().kind == "gpu", resume=True), chosen, launcher, console)
 
 
 def _text_folder(chosen: Experiment) -> Path:
@@ -61,21 +68,37 @@ def _text_folder(chosen: Experiment) -> Path:
 
 
 def _train(job: Job, chosen: Experiment, launcher: str, console: Console) -> None:
-    _announce(job.run, chosen, console)
+    lock = filelock.FileLock(job.folder / "lock")
     try:
-        with Follower(job.run, chosen.train.steps, console):
-            if launcher == "ray":
-                from launch import ray_train
-
-                ray_train.run(job, chosen)
-            else:
-                from launch import spawn
-
-                spawn.run(job, chosen)
-    except KeyboardInterrupt:
-        console.print(f"interrupted; the workers are gone. Go on with: make resume RUN={job.folder}", soft_wrap=True)
-        raise
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise SettingError(f"another process is at run {job.folder}; wait until it ends, or end it") from None
+    with lock:
+        try:
+            _announce(job.run, chosen, console)
+            _launch(job, chosen, launcher, console)
+        except KeyboardInterrupt:
+            console.print(f"interrupted; the workers are gone. Go on with: make resume RUN={job.folder}")
+            raise
     _summarise(job.run, console)
+
+
+def _launch(job: Job, chosen: Experiment, launcher: str, console: Console) -> None:
+    """Runs the workers to the end. What was resolved becomes the run's record of itself only once they are placed:
+    a resume that cannot start leaves the old one."""
+    draft = job.run.experiment.with_suffix(".draft")
+    draft.write_text(chosen.to_toml())
+    if not job.resume:
+        draft.rename(job.run.experiment)
+    with Follower(job.run, chosen.train.steps, console):
+        if launcher == "ray":
+            from launch import ray_train
+
+            ray_train.run(job, chosen)
+        else:
+            from launch import spawn
+
+            spawn.run(job, chosen)
 
 
 def _announce(run: RunFolder, chosen: Experiment, console: Console) -> None:
@@ -97,7 +120,7 @@ def _announce(run: RunFolder, chosen: Experiment, console: Console) -> None:
     lines.append(f"folder: {run.path}")
     run.plan.write_text("\n".join(lines) + "\n")
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line)
 
 
 def _summarise(run: RunFolder, console: Console) -> None:
@@ -114,7 +137,7 @@ def _summarise(run: RunFolder, console: Console) -> None:
         f"folder: {run.path}",
     ]
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line)
 
 
 def _compare(gain: float) -> str:
@@ -122,4 +145,4 @@ def _compare(gain: float) -> str:
 
 
 def _say(console: Console) -> Callable[[str], None]:
-    return lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
+    return lambda text: console.print(text)

@@ -6,6 +6,7 @@ import multiprocessing as mp
 import os
 import queue
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -90,6 +91,7 @@ def _collect(processes: list[BaseProcess], results: Any, until: float) -> list[A
 def _call(
     target: Callable[..., Any], rank: int, world: int, rendezvous: str, results: Any, args: tuple[Any, ...]
 ) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         results.put((rank, target(rank, world, rendezvous, *args), None))
     except BaseException as error:
@@ -102,20 +104,34 @@ def _call(
         os._exit(1)
 
 
+def _end_with_parent() -> None:
+    """Ends this process with the one that asked for it, also when that was killed and could say nothing."""
+    parent = mp.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def run(job: Job, experiment: Experiment, deadline_s: float = 365 * 86400.0) -> None:
     """Runs a job's K x R workers as processes of this machine. The job itself has no end but its own deadlines."""
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
     os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
-    run_processes(_work, workers, job, deadline_s=deadline_s)
+    try:
+        run_processes(_work, workers, job, deadline_s=deadline_s)
+    except RuntimeError as error:
+        raise WorkerError(
+            f"a worker failed with {str(error).strip().splitlines()[-1]}; the logs are in {job.folder / 'logs'}; when "
+            f"mended, `make resume RUN={job.folder}` goes on from the last checkpoint"
+        ) from error
 
 
 def _work(rank: int, world: int, rendezvous: str, job: Job) -> None:
     import torch
     import torch.distributed as dist
 
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if job.use_gpu:
+        torch.cuda.set_device(rank)
+    device = torch.device("cuda" if job.use_gpu else "cpu")
     dist.init_process_group(
         backend_of(device),
         init_method=rendezvous,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ class Job:
 
     folder: Path
     data: Path
+    use_gpu: bool
     resume: bool
 
     @property
@@ -53,8 +55,9 @@ class Job:
         return RunFolder(self.folder)
 
     def experiment(self) -> Experiment:
-        """The resolved experiment."""
-        return Experiment.from_toml(self.run.experiment.read_text())
+        """The resolved experiment; of a resumed run that has not started yet, the draft."""
+        draft = self.run.experiment.with_suffix(".draft")
+        return Experiment.from_toml((draft if draft.exists() else self.run.experiment).read_text())
 
 
 def threads_of(experiment: Experiment) -> int:
@@ -76,20 +79,28 @@ def work(job: Job, rank: int) -> None:
     """
     experiment = job.experiment()
     place = Place(rank, experiment.pipeline.stages, experiment.pipeline.replicas)
+    log_to(job.run.log(place.replica, place.stage))
     try:
         _work(job, experiment, place)
-    except RuntimeError as error:
-        raise explain(error, f"the other workers ({place})", GROUP_TIMEOUT) from error
+    except Exception as error:
+        traceback.print_exc()  # into this worker's log; elsewhere only one sentence is shown
+        if isinstance(error, RuntimeError):
+            explained = explain(error, f"the other workers ({place})", GROUP_TIMEOUT)
+            if explained is not error:
+                raise explained from error
+        raise
 
 
 def _work(job: Job, experiment: Experiment, place: Place) -> None:
-    log_to(job.run.log(place.replica, place.stage))
     torch.set_num_threads(threads_of(experiment))
     say = _speaker(job.run.messages)
     layers, loss = experiment.build()
     engine = _assemble(job, experiment, place, layers, loss, say)
     text = _Text(job, experiment, place)
     text.check_vocabulary(engine.notes)
+    dist.barrier()  # every worker has read the experiment, and its checkpoint where it resumes
+    if job.resume and place.rank == 0:
+        job.run.experiment.with_suffix(".draft").rename(job.run.experiment)
     if job.resume and place.rank == 0:
         say(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
     trackers, wandb = _trackers(job, experiment, engine, say) if place.speaks else ([], None)
@@ -104,15 +115,16 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
     progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("tokens", 0))))
     held_out = text.held_out()
     valid_nll = evaluate(engine.executor, held_out)
-    memory = peak_memory()
+    memory = peak_memory(job.use_gpu)
     if place.speaks:
         baseline = unigram_entropy(target for batch in held_out if batch for (target,) in batch.targets)
         scores = {"valid_nll": valid_nll, "baseline_nll": baseline}
         record = make_record(job.run, experiment, layers, progress, scores, memory, run_id)
-        for tracker in trackers:
-            tracker.finish(record)
         write_record(job.run, record)
     dist.barrier()
+    if place.speaks:
+        for tracker in trackers:
+            tracker.finish(record)
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,7 @@ def _assemble(
     """Makes this worker's stage, new or from the newest whole checkpoint. Weights come before DeepSpeed, which
     may flatten them; optimizer state after."""
     pipeline, optimizer = experiment.pipeline, experiment.optimizer
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if job.use_gpu else torch.device("cpu")
     cells = cells_of(experiment, layers)
     groups = make_groups(place, GROUP_TIMEOUT)
     last = loss if place.last else None

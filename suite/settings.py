@@ -16,7 +16,7 @@ Remat = Literal["always", "except_last", "never"]
 class Frozen(BaseModel):
     """A record that cannot change once made and has no fields beyond its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PipelineSettings(Frozen):
@@ -56,7 +56,7 @@ class TrainSettings(Frozen):
 
     steps: int = Field(100, ge=1)
     batch_tokens: int = Field(4096, ge=16, description="target tokens of one mini-batch over all replicas, about")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the last step always writes one")
     valid_pairs: int = Field(512, ge=1, description="held-out pairs scored at the end")
     bad_steps_allowed: int = Field(3, ge=0, description="steps in a row with non-finite gradients that are skipped")

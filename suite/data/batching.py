@@ -24,7 +24,7 @@ from suite.pipeline.microbatch import MiniBatch, sizes
 from suite.settings import TextSettings, TrainSettings
 
 _HELD_OUT_SEED = 0
-"""Of the validation sample. Not the run's, so that runs with other seeds are scored on the same pairs."""
+"""Of the validation sample. Not the run's, so that runs which differ in their seed are scored on the same pairs."""
 _PATIENCE = 50  # draws for each pair asked for before the sample is as large as it gets
 _FETCH = 64  # pairs looked up at once
 

@@ -46,6 +46,9 @@ def cost_of(layer: nn.Module) -> float:
     return float(sum(p.numel() for p in layer.parameters()) or 1)
 
 
+_NOT_FUNCTION = {*vars(nn.Module()), "training", "tied", "cost"}
+
+
 def structure_of(layer: nn.Module) -> Hashable:
     """Returns a key that is equal for layers which compute the same function of their inputs and parameters.
 
@@ -55,7 +58,7 @@ def structure_of(layer: nn.Module) -> Hashable:
     attributes = tuple(
         (name, value if _plain(value) else id(value))
         for name, value in sorted(vars(layer).items())
-        if not name.startswith("_") and name not in ("training", "tied", "cost")
+        if name not in _NOT_FUNCTION
     )
     own = itertools.chain(layer.named_parameters(recurse=False), layer.named_buffers(recurse=False))
     tensors = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in own)

@@ -12,6 +12,9 @@ from suite.pipeline.boundary import Boundary, TensorSpec, announced
 from suite.pipeline.layers import Tensors, as_tuple, materialise, structure_of
 from suite.pipeline.rng import initial_seed, layer_seed, set_seed
 
+_REMEMBERED = 20_000
+"""Boundaries remembered at most: far more than token batches have shapes, and a bound on the memory all the same."""
+
 
 @dataclass
 class Kept:
@@ -62,6 +65,8 @@ class Stage:
         boundary = arriving
         for layer, structure in zip(self._meta, self._structures, strict=True):
             key = (structure, boundary)
+            if len(self._through) > _REMEMBERED:
+                self._through.clear()
             if key not in self._through:
                 self._through[key] = _run_meta(layer, boundary)
             boundary = self._through[key]

@@ -40,6 +40,7 @@ class Flight:
     offset: int
     train: bool
     actions: list[Action]
+    rebuilt: frozenset[int]
     arriving: Sequence[Boundary]
     leaving: Sequence[Boundary]
     inputs: Sequence[Tensors] | None = None
@@ -61,7 +62,7 @@ class Executor:
         assert (transport is None) == (place.stages == 1)
         self.place, self.stage, self.transport, self.remat = place, stage, transport, remat
         self.doing: Action | None = None
-        self._valid: dict[tuple[int, bool], list[Action]] = {}
+        self._valid: dict[tuple[int, bool, Remat], list[Action]] = {}
 
     def train(self, batch: MiniBatch | None, step: int) -> Sums:
         """Forward, rebuild and backward of one mini-batch. Stages between the first and the last need no ``batch``.
@@ -87,12 +88,13 @@ class Executor:
                     self._graph(flight, action.micro_batch)
                 else:
                     self._backward(flight, action.micro_batch)
+            self.doing = None
             if self.transport is not None:
                 self.transport.flush()
         except StallError as error:
-            at = f"at {self.doing}" if self.doing else "before its first action"
-            raise type(error)(f"{self.place}, step {step}, {at}: {error}") from error
-        self.doing = None
+            at = f"at {self.doing}" if self.doing else "at its first or last messages"
+            when = f"step {step}" if train else "evaluation"
+            raise type(error)(f"{self.place}, {when}, {at}: {error}") from error
         sums = [torch.stack(pair).double() for _, pair in sorted(flight.results.items())]
         objective, measure = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
         return Sums(objective, measure)
@@ -109,7 +111,9 @@ class Executor:
             heard = transport.heed()
         arriving = heard.boundaries
         leaving = [] if place.last else [self.stage.leaving(boundary) for boundary in arriving]
-        flight = Flight(step, heard.offset, train, self._actions(len(arriving), train), arriving, leaving)
+        actions = self._actions(len(arriving), train)
+        rebuilt = frozenset(action.micro_batch for action in actions if action.kind == "R")
+        flight = Flight(step, heard.offset, train, actions, rebuilt, arriving, leaving)
         if transport is not None and not place.last:
             transport.announce(Announcement(tuple(leaving), heard.offset))
             if train:
@@ -136,7 +140,7 @@ class Executor:
 
     def _actions(self, micro_batches: int, train: bool) -> list[Action]:
         """Returns this stage's actions, from a schedule validated before its first use."""
-        key = (micro_batches, train)
+        key = (micro_batches, train, self.remat)
         if key not in self._valid:
             stages = self.place.stages
             schedule = fill_drain(stages, micro_batches, self.remat) if train else forward_only(stages, micro_batches)
@@ -153,7 +157,7 @@ class Executor:
         kept = Kept(inputs)
         if flight.train:
             flight.kept[i] = kept
-        if flight.train and Action("R", i) not in flight.actions:
+        if flight.train and i not in flight.rebuilt:
             outputs, measure = self._graph(flight, i)
         else:
             with torch.no_grad():

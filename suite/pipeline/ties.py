@@ -66,6 +66,10 @@ class Ties:
                 return (copies[0].layer, copies[0].name) == (layer, name)
         return True
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Returns this stage's copies of tied parameters."""
+        return [parameter for _, copies in sorted(self._ties.items()) for parameter in self._mine(copies)]
+
     @torch.no_grad()
     def equalise(self) -> None:
         """Gives every copy the owner's values."""

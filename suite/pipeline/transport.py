@@ -2,13 +2,14 @@
 
     stage k      F0 ----a0---> stage k+1       receives are posted WINDOW messages before they are taken,
                  F1 ----a1--->                 so a tensor arrives while the stage computes;
-                 B1 <---g1----                 sends are waited for once, at the end of the mini-batch
+                 B1 <---g1----                 sends are not waited for, but for the oldest of many
 
 Every wait has a deadline. A wait that fails says which message of which stage was missing.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ from suite.pipeline.topology import Group, Groups, Place
 
 WINDOW = 2
 """Receives posted ahead: one is on its way while one is taken; more would only hold memory."""
+
+OUTSTANDING = 4
+"""Messages sent and perhaps not yet taken. A neighbour takes its messages in order and posts ahead, so the oldest of so
+many has as good as always left; waiting for it keeps what was sent from piling up over a mini-batch."""
 
 _TENSORS_A_MESSAGE = 64
 
@@ -47,9 +52,11 @@ def wait(work: dist.Work, deadline: Deadline, what: str) -> None:
 def explain(error: RuntimeError, what: str, seconds: float) -> RuntimeError | StallError:
     """Returns a StallError for a wait that ran out of time or lost its other side, and any other error as it is."""
     text = str(error).lower()
+    if "gloo" not in text and "nccl" not in text:
+        return error
     if "timed out" in text or "timeout" in text:
         return StallError(f"waited {seconds:.0f} s for {what}")
-    if "connection" in text or "socket" in text or "peer" in text:
+    if re.search("connection|broken pipe|socket|remote", text):
         return NeighbourLostError(f"lost the connection while waiting for {what}; that process has ended, see its log")
     return error
 
@@ -91,18 +98,35 @@ class Inbox:
         return tensors
 
 
+def warm_up(place: Place, groups: Groups, device: torch.device) -> None:
+    """Has neighbouring stages meet once in each direction's group before anything is posted ahead.
+
+    NCCL makes the communicator of a pair at its first message and blocks until both are there: a gradient receive
+    posted ahead would wait for the first gradient before the first activation could go. gloo needs none of it.
+    """
+    if device.type != "cuda":
+        return
+    token = torch.zeros(1, device=device)
+    for group in (groups.activations, groups.gradients):
+        if not place.first:
+            dist.recv(token, place.rank - 1, group=group)
+        if not place.last:
+            dist.send(token, place.rank + 1, group=group)
+
+
 class Transport:
     """One stage's links to the stage before and the stage after it."""
 
     def __init__(self, place: Place, groups: Groups, device: torch.device, deadline: Deadline) -> None:
         self.place, self.groups, self.device, self.deadline = place, groups, device, deadline
-        self._sent: list[tuple[dist.Work, Tensor, str]] = []
+        self._sent: deque[tuple[list[tuple[dist.Work, Tensor]], str]] = deque()
+        warm_up(place, groups, device)
 
     def announce(self, announcement: Announcement) -> None:
         """Tells the next stage what will cross in this mini-batch."""
         vector = announcement.encode()
-        self._send(torch.tensor([vector.numel()]), self.place.rank + 1, self.groups.activations, 0, "an announcement")
-        self._send(vector, self.place.rank + 1, self.groups.activations, 1, "an announcement")
+        tensors = (torch.tensor([vector.numel()]), vector)
+        self._send(tensors, self.place.rank + 1, self.groups.activations, 0, "an announcement")
 
     def heed(self) -> Announcement:
         """Returns what the stage before announces. Raises StallError when it does not."""
@@ -124,30 +148,34 @@ class Transport:
         return Inbox(self.place.rank + 1, self.groups.gradients, messages, step, self.device, self.deadline, what)
 
     def send_activations(self, tensors: Sequence[Tensor], micro_batch: int, step: int) -> None:
-        """Sends one micro-batch forward and does not wait."""
-        for at, tensor in enumerate(tensors):
-            tag = _tag(step, micro_batch, at)
-            self._send(tensor.detach(), self.place.rank + 1, self.groups.activations, tag, f"activations {micro_batch}")
+        """Sends one micro-batch forward and does not wait for it."""
+        sent = [tensor.detach() for tensor in tensors]
+        what = f"the activations of micro-batch {micro_batch}"
+        self._send(sent, self.place.rank + 1, self.groups.activations, _tag(step, micro_batch, 0), what)
 
     def send_gradients(self, tensors: Sequence[Tensor], micro_batch: int, step: int) -> None:
-        """Sends one micro-batch's gradients back and does not wait."""
+        """Sends one micro-batch's gradients back and does not wait for them."""
+        what = f"the gradients of micro-batch {micro_batch}"
+        self._send(tensors, self.place.rank - 1, self.groups.gradients, _tag(step, micro_batch, 0), what)
+
+    def flush(self, leave: int = 0) -> None:
+        """Waits until all but the last ``leave`` messages sent have left; then their memory is free."""
+        while len(self._sent) > leave:
+            works, what = self._sent.popleft()
+            for work, _ in works:
+                wait(work, self.deadline, f"{what} to be taken by the stage they were sent to")
+
+    def _send(self, tensors: Sequence[Tensor], rank: int, group: Group, tag: int, what: str) -> None:
+        works = []
         for at, tensor in enumerate(tensors):
-            tag = _tag(step, micro_batch, at)
-            self._send(tensor, self.place.rank - 1, self.groups.gradients, tag, f"gradients {micro_batch}")
-
-    def flush(self) -> None:
-        """Waits until everything sent has left; then its memory is free."""
-        for work, _, what in self._sent:
-            wait(work, self.deadline, f"{what} to be taken by the stage it was sent to")
-        self._sent.clear()
-
-    def _send(self, tensor: Tensor, rank: int, group: Group, tag: int, what: str) -> None:
-        if tensor.numel() == 0:
-            return
-        tensor = tensor.contiguous()
-        work = dist.isend(tensor, rank, group=group, tag=tag)
-        if work is not None:
-            self._sent.append((work, tensor, what))
+            if tensor.numel() == 0:
+                continue
+            tensor = tensor.contiguous()
+            work = dist.isend(tensor, rank, group=group, tag=tag + at)
+            if work is not None:
+                works.append((work, tensor))
+        self._sent.append((works, what))
+        self.flush(leave=OUTSTANDING)
 
     def _receive(self, tensor: Tensor, tag: int, what: str) -> None:
         work = dist.irecv(tensor, self.place.rank - 1, group=self.groups.activations, tag=tag)

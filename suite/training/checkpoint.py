@@ -131,7 +131,7 @@ def save(folder: Path, step: int, stage: Stage, optimizer: StageOptimizer, place
     if dist.get_rank() == 0:
         merged = {name: digest for share in shares for name, digest in share.items()}
         _publish(target, {"format": 1, "step": step, "files": dict(sorted(merged.items())), **notes})
-        _rotate(folder)
+        _rotate(folder, step)
     dist.barrier()
 
 
@@ -173,11 +173,16 @@ def _publish(target: Path, manifest: dict[str, Any]) -> None:
     _sync(target)
 
 
-def _rotate(folder: Path) -> None:
-    finished = sorted(path.parent for path in folder.glob("[0-9]*/manifest.json"))
-    for old in finished[:-KEEP]:
-        (old / "manifest.json").unlink()  # first, so that a half-deleted folder is no checkpoint
-        shutil.rmtree(old)
+def _rotate(folder: Path, step: int) -> None:
+    """Leaves the newest KEEP finished checkpoints up to ``step``.
+
+    What lies beyond ``step`` is of a future that a resume gave up, and what has no manifest was never finished.
+    """
+    finished = sorted(path.parent for path in folder.glob("[0-9]*/manifest.json") if int(path.parent.name) <= step)
+    for path in folder.glob("[0-9]*"):
+        if path not in finished[-KEEP:]:
+            (path / "manifest.json").unlink(missing_ok=True)  # first: a half-deleted folder is no checkpoint
+            shutil.rmtree(path)
 
 
 def _sync(path: Path) -> None:

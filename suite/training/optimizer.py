@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from suite.errors import CheckpointError
 from suite.pipeline.step import Sums
 from suite.pipeline.ties import Ties
 from suite.pipeline.topology import Group, Groups, Place
@@ -29,6 +30,9 @@ from suite.settings import OptimizerSettings
 from suite.training.learning_rate import learning_rate
 
 State = dict[str, Tensor]
+
+_ADAM = {"step", "exp_avg", "exp_avg_sq"}
+_ADAFACTOR = {True: {"step", "row_var", "col_var"}, False: {"step", "variance"}}  # by whether it is a matrix
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class StageOptimizer:
         self._named, self._layers, self._ties = named, layers, ties
         self._place, self._device, self._settings = place, device, settings
         self._zero = place.replicas > 1 and settings.name == "adamw"
+        self._step_on_device = settings.name == "adamw"  # the fused kernel wants it there, Adafactor on the host
         self._inner = _make_optimizer(list(named.values()), settings)
         self._engine = _initialize(module, self._inner, place, groups, zero_stage=1 if self._zero else 0)
         if self._zero:
@@ -79,6 +84,9 @@ class StageOptimizer:
             for group in self._inner.param_groups:
                 group["lr"] = rate
             self._engine.optimizer.step()
+            assert not getattr(self._engine.optimizer, "overflow", False), "DeepSpeed skipped a step that was agreed on"
+            if self._place.replicas > 1:
+                self._equalise()
         self._clear()
         culprits = tuple(layer for layer, square in enumerate(squares) if not math.isfinite(square))
         return Outcome(totals[0], totals[1], norm, rate, applied, culprits)
@@ -97,11 +105,21 @@ class StageOptimizer:
         return {"step": flat["step"].clone(), **state}
 
     def load_state(self, key: tuple[int, str], state: State) -> None:
-        """Sets one parameter's whole optimizer state, whatever K, R and ZeRO stage it was saved from."""
+        """Sets one parameter's whole optimizer state, whatever K, R and ZeRO stage it was saved from.
+
+        Raises CheckpointError when it is another optimizer's.
+        """
         parameter = self._named[key]
+        expected = _ADAM if self._settings.name == "adamw" else _ADAFACTOR[parameter.ndim > 1]
+        if state.keys() != expected:
+            raise CheckpointError(
+                f"the optimizer state of layer {key[0]}, {key[1]} is {sorted(state)}, {self._settings.name} keeps "
+                f"{sorted(expected)}; resume with the optimizer of the run that wrote it"
+            )
         if not self._zero:
             self._inner.state[parameter] = {
-                name: value.to("cpu" if name == "step" else self._device) for name, value in state.items()
+                name: value.to("cpu" if name == "step" and not self._step_on_device else self._device)
+                for name, value in state.items()
             }
             return
         from deepspeed.utils import safe_set_full_optimizer_state
@@ -153,6 +171,20 @@ class StageOptimizer:
         if bound is not None and norm > bound:
             torch._foreach_mul_([gradient for _, gradient in reduced], bound / norm)
 
+    @torch.no_grad()
+    def _equalise(self) -> None:
+        """Gives the copies of tied parameters the owner's values again.
+
+        A sum over three or more replicas rounds in an order that depends on where in DeepSpeed's buffer a gradient
+        lies, so copies would drift apart by the last bit.
+        """
+        self._ties.equalise()
+        if self._zero:
+            from deepspeed.utils import safe_set_full_fp32_param
+
+            for parameter in self._ties.parameters():
+                safe_set_full_fp32_param(parameter, parameter.data)
+
     def _clear(self) -> None:
         if self._zero:
             optimizer = self._engine.optimizer
@@ -167,8 +199,10 @@ class StageOptimizer:
         for group in self._inner.param_groups:
             flat = group["params"][0]
             self._inner.state[flat] = {
-                "step": torch.zeros(()), "exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat),
-            }  # fmt: skip
+                "step": torch.zeros((), device=flat.device),
+                "exp_avg": torch.zeros_like(flat),
+                "exp_avg_sq": torch.zeros_like(flat),
+            }
         self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 

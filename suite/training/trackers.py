@@ -33,7 +33,9 @@ class JsonLines:
 
     def __init__(self, path: Path, start: int) -> None:
         kept = [line for line in read_lines(path) if line["step"] <= start]
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        draft = path.with_suffix(".draft")
+        draft.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        draft.rename(path)
         self._file = path.open("a", buffering=1)
 
     def log(self, step: int, values: Values) -> None:
@@ -66,7 +68,7 @@ def wandb_mode(settings: TrackingSettings) -> str:
     if mode := os.environ.get("WANDB_MODE"):
         return mode
     netrc = Path.home() / ".netrc"
-    has_key = "WANDB_API_KEY" in os.environ or (netrc.exists() and "api.wandb.ai" in netrc.read_text())
+    has_key = bool(os.environ.get("WANDB_API_KEY")) or (netrc.exists() and "api.wandb.ai" in netrc.read_text())
     return "online" if has_key else "offline"
 
 
@@ -85,7 +87,7 @@ class Wandb:
             self._run = wandb.init(
                 dir=str(folder), project=settings.project, name=name, id=run_id, resume="allow" if run_id else None,
                 mode=wandb_mode(settings), config=config,  # type: ignore[arg-type]
-                settings=wandb.Settings(console="off", silent=True, init_timeout=60),
+                settings=wandb.Settings(console="off", silent=True, init_timeout=60, finish_timeout=60),
             )  # fmt: skip
             self._run.define_metric("step")
             self._run.define_metric("*", step_metric="step")

@@ -78,6 +78,28 @@ def test_laptop_uses_the_cores_there_are_but_stays_a_pipeline() -> None:
         assert small.pipeline.stages == stages
 
 
+def test_one_gpu_gets_one_stage() -> None:
+    small, _ = resolve("t128_6b", "auto", Cluster(1, 80 * GIB, "gpu"))
+    assert (small.scale, small.pipeline.stages) == ("laptop", 1)
+
+
+def test_what_a_person_sets_is_what_is_said_and_recorded() -> None:
+    small, line = resolve("t128_6b", "auto", LAPTOP, "train.steps=7 text.corpus=django")
+    assert "train.steps 100000 -> 7" in line
+    assert "train.steps 100000 -> 7" in small.shrunk
+    assert any(change.endswith("-> django") for change in small.shrunk)
+
+
+def test_auto_takes_settings_that_only_the_small_scale_allows() -> None:
+    small, line = resolve("t128_6b", "auto", LAPTOP, "pipeline.cells=65,66")
+    assert small.pipeline.cells == (65, 66)
+    assert "as at scale paper pipeline.cells names 2 cells" in line
+    with pytest.raises(SettingError, match="names 2 cells"):
+        resolve("t128_6b", "paper", FARM, "pipeline.cells=65,66")
+    with pytest.raises(SettingError, match="no_such"):
+        resolve("t128_6b", "auto", LAPTOP, "train.no_such=1")
+
+
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(SettingError, match="no experiment is called t128_b6; did you mean t128_6b"):
         resolve("t128_b6", "auto", LAPTOP)
@@ -107,7 +129,7 @@ def test_the_advice_of_a_refusal_is_good() -> None:
     for cluster, expected in (
         (Cluster(40, 80 * GIB, "gpu"), "pipeline.replicas=2 pipeline.micro_batches=1024"),
         (Cluster(40, 16 * GIB, "gpu"), "pipeline.replicas=2 train.batch_tokens=1000000"),
-        (Cluster(256, 8 * GIB, "gpu"), "pipeline.stages="),
+        (Cluster(256, 10 * GIB, "gpu"), "pipeline.stages="),
     ):
         with pytest.raises(PlacementError, match=f"there are {cluster}") as fault:
             resolve("t128_6b", "paper", cluster)

@@ -36,6 +36,9 @@ def test_the_commands_are_these_and_a_new_one_is_a_decision():
         (["experiment", "t128_6b", "--set", "train.steps"], ["train.steps"]),
         (["experiment", "t128_6b", "--scale", "laptop", "--set", "pipeline.stages=500"], ["500", "131 layers"]),
         (["experiment", "t12_400m", "--scale", "laptop", "--set", "text.corpus=jango"], ["jango", "django"]),
+        (["experiment", "t128_6b", "--set", "optimizer.learning_rate=inf"], ["optimizer.learning_rate", "inf"]),
+        (["resume", ""], ["which run?", "RUN="]),
+        (["resume", "**x"], ["no run '**x'"]),
         (["resume", "nothing"], ["no run 'nothing'", "there are no runs"]),
     ],
 )

@@ -33,7 +33,9 @@ def trained(tmp_path_factory):
             run = RunFolder(root / str(len(done)))
             run.path.mkdir()
             run.experiment.write_text(experiment.to_toml())
-            spawn.run(Job(run.path, folder_of(experiment.text, root / "cache"), False), experiment, deadline_s=200)
+            spawn.run(
+                Job(run.path, folder_of(experiment.text, root / "cache"), False, False), experiment, deadline_s=200
+            )
             lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
             files = {path.name: load_file(path) for path in sorted(run.checkpoints.glob("*/*.safetensors"))}
             record = json.loads(run.record.read_text())

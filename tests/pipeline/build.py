@@ -38,12 +38,12 @@ def build(place: Place, layers: list[nn.Module], loss: nn.Module, remat: str, se
     return Executor(place, stage, transport, remat), ties, named, groups
 
 
-def mini_batch(tensors, labels, micro_batches: int, replica: int = 0, replicas: int = 1) -> MiniBatch:
-    """Cuts a whole mini-batch into R*M micro-batches and returns one replica's."""
-    inputs, targets = split([tensors], micro_batches * replicas), split([labels], micro_batches * replicas)
-    share = -(-len(inputs) // replicas)
-    mine = slice(replica * share, (replica + 1) * share)
-    return MiniBatch(inputs[mine], targets[mine], float((labels != 0).sum()), replica * share)
+def mini_batch(tensors, labels, micro_batches, replica=0, replicas=1, total=None) -> MiniBatch:
+    """Cuts a mini-batch into R*M micro-batches, or ``total``, and returns one replica's: M, or what is left of them."""
+    total = total or micro_batches * replicas
+    inputs, targets = split([tensors], total), split([labels], total)
+    mine = slice(replica * micro_batches, (replica + 1) * micro_batches)
+    return MiniBatch(inputs[mine], targets[mine], float((labels != 0).sum()), replica * micro_batches)
 
 
 def unpartitioned(layers: list[nn.Module], loss: nn.Module, batch: MiniBatch, step: int, seed: int = 7):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from launch.spawn import run_processes
-from suite.errors import NumbersError
+from suite.errors import CheckpointError, NumbersError
 from tests.training.work import merge, run
 
 
@@ -48,6 +48,11 @@ def test_two_replicas_train_alike(alone, stages):
     assert_same(alone, trained(stages, replicas=2), tolerance=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_tied_copies_stay_equal_over_three_replicas_of_which_one_is_idle(optimizer):
+    trained(2, replicas=3, optimizer=optimizer)  # 4 micro-batches: 2, 2 and none; merge() compares copies to the bit
+
+
 def test_resumed_steps_are_those_of_an_undisturbed_run(tmp_path):
     whole = trained(2, until=40)
     first_losses, _ = trained(2, until=20, folder=str(tmp_path))
@@ -61,6 +66,19 @@ def test_a_checkpoint_resumes_at_another_k_and_r(tmp_path, stages, replicas):
     trained(2, until=20, folder=str(tmp_path))
     losses, weights = trained(stages, replicas, until=40, folder=str(tmp_path), resume=True)
     assert_same((whole_losses[20:], whole_weights), (losses, weights), tolerance=1e-6)
+
+
+def test_adafactor_resumes(tmp_path):
+    whole = trained(2, until=40, optimizer="adafactor")
+    first, _ = trained(2, until=20, folder=str(tmp_path), optimizer="adafactor")
+    resumed, weights = trained(2, until=40, folder=str(tmp_path), resume=True, optimizer="adafactor")
+    assert_same(whole, (first + resumed, weights))
+
+
+def test_another_optimizers_state_is_refused(tmp_path):
+    trained(1, until=20, folder=str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"layer 0, table is .*exp_avg.* adafactor keeps .*row_var"):
+        trained(1, until=40, folder=str(tmp_path), resume=True, optimizer="adafactor")
 
 
 def test_a_sharded_checkpoint_resumes_unsharded(tmp_path):
