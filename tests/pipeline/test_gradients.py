@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from launch.spawn import run_processes
+from models.loss import TranslationLoss
+from models.transformer import TransformerShape
+from models.transformer import layers as transformer_layers
 from suite.pipeline.layers import distinct_parameters
+from suite.pipeline.microbatch import MiniBatch, split
 from suite.pipeline.topology import Place
 from tests.pipeline.build import build, join, mini_batch, unpartitioned
 from tests.pipeline.toy import SumLoss, toy_batch, toy_layers
@@ -17,38 +21,68 @@ REMATS = ("always", "except_last", "never")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
-def compare(rank: int, world: int, rendezvous: str):
+def transformer(dtype):
+    shape = TransformerShape(2, 12, 20, 2, 29, head_width=8, dropout=0.2)
+    with torch.device("meta"):
+        made = transformer_layers(shape)
+    return [layer.to(dtype) for layer in made], TranslationLoss(0.1)
+
+
+def sentences(seed, micro_batches):
+    """Pairs of 7 sentences of uneven length: source and target ids, and labels, padded with 0."""
+    generator = torch.Generator().manual_seed(seed)
+    source, target = (torch.randint(1, 29, (EXAMPLES, width), generator=generator) for width in (6, 5))
+    labels = torch.randint(1, 29, (EXAMPLES, 5), generator=generator)
+    for i in range(EXAMPLES):
+        source[i, 6 - i % 4 :], target[i, 5 - i % 3 :], labels[i, 5 - i % 3 :] = 0, 0, 0
+    inputs, targets = split([source, target], micro_batches), split([labels], micro_batches)
+    return MiniBatch(inputs, targets, float((labels != 0).sum()))
+
+
+def toy(dtype):
+    return toy_layers(dtype), SumLoss()
+
+
+def toy_sentences(seed, micro_batches):
+    return mini_batch(*toy_batch(EXAMPLES, seed), micro_batches)
+
+
+MODELS = {"toy": (toy, toy_sentences), "transformer": (transformer, sentences)}
+
+
+def compare(rank: int, world: int, rendezvous: str, model: str):
     """Returns, for each case, the largest difference of this stage's gradients and of the objective."""
     join(rank, world, rendezvous)
+    make, batches = MODELS[model]
     found = []
     for dtype in TOLERANCE:
-        layers = toy_layers(dtype)
-        executor, ties, named, _ = build(Place(rank, world, 1), layers, SumLoss(), "always")
+        layers, loss = make(dtype)
+        executor, ties, named, _ = build(Place(rank, world, 1), layers, loss, "always")
         for step, (micro_batches, remat) in enumerate(itertools.product(MICRO_BATCHES, REMATS)):
-            batch = mini_batch(*toy_batch(EXAMPLES, seed=step), micro_batches)
+            batch = batches(step, micro_batches)
             executor.remat = remat
             for parameter in named.values():
                 parameter.grad = None
             sums = executor.train(batch, step)
             ties.sum_gradients()
-            objective, expected = unpartitioned(layers, SumLoss(), batch, step)
+            objective, expected = unpartitioned(layers, loss, batch, step)
+            case = (str(dtype), micro_batches, remat)
             for key, parameter in named.items():
                 wanted = expected[key]
                 scale = max(1.0, float(wanted.abs().max()))
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                found.append((str(dtype), micro_batches, remat, key, float((gradient - wanted).abs().max()) / scale))
+                found.append((*case, key, float((gradient - wanted).abs().max()) / scale))
             if executor.place.last:
-                found.append(
-                    (str(dtype), micro_batches, remat, "objective", abs(sums.objective - objective) / objective)
-                )
+                found.append((*case, "objective", abs(sums.objective - objective) / objective))
     return found
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_gradients_equal_the_unpartitioned_model(stages):
-    found = [case for results in run_processes(compare, stages) for case in results]
+def test_gradients_equal_the_unpartitioned_model(stages, model):
+    found = [case for results in run_processes(compare, stages, model) for case in results]
     # every parameter of every case was compared, plus one objective a case
-    parameters = sum(1 for layer in toy_layers() for _ in layer.parameters())
+    parameters = sum(1 for layer in MODELS[model][0](torch.float32)[0] for _ in layer.parameters())
     assert len(found) == (parameters + 1) * len(MICRO_BATCHES) * len(REMATS) * len(TOLERANCE)
     wrong = [case for case in found if not case[-1] <= TOLERANCE[getattr(torch, case[0].split(".")[1])]]
     assert not wrong, wrong[:5]
