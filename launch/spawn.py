@@ -54,6 +54,7 @@ def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s
                 if process.is_alive():
                     process.kill()
                 process.join(10)
+            results.close()
 
 
 def _collect(processes: list[BaseProcess], results: Any, until: float) -> list[Any]:
@@ -116,6 +117,8 @@ def run(job: Job, experiment: Experiment, deadline_s: float = 365 * 86400.0) -> 
     """Runs a job's K x R workers as processes of this machine. The job itself has no end but its own deadlines."""
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
     os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
+    if not job.use_gpu:
+        os.environ["DS_ACCELERATOR"] = "cpu"  # or DeepSpeed wonders aloud, before the workers have logs
     try:
         run_processes(_work, workers, job, deadline_s=deadline_s)
     except RuntimeError as error:

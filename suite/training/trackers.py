@@ -81,12 +81,15 @@ class Wandb:
     ) -> None:  # fmt: skip
         self._run: Any = None
         self._say = say
+        mode = wandb_mode(settings)
+        if mode == "disabled":
+            return
         try:
             import wandb
 
             self._run = wandb.init(
                 dir=str(folder), project=settings.project, name=name, id=run_id, resume="allow" if run_id else None,
-                mode=wandb_mode(settings), config=config,  # type: ignore[arg-type]
+                mode=mode, config=config,  # type: ignore[arg-type]
                 settings=wandb.Settings(console="off", silent=True, init_timeout=60, finish_timeout=60),
             )  # fmt: skip
             self._run.define_metric("step")

@@ -43,6 +43,14 @@ def test_wandb_goes_online_only_with_a_key_or_when_told(monkeypatch, tmp_path, s
     assert wandb_mode(TrackingSettings(wandb=setting)) == mode
 
 
+def test_disabled_is_no_run_at_all(tmp_path):
+    tracker = Wandb(tmp_path, TrackingSettings(wandb="disabled"), "n", {}, None, pytest.fail)
+    tracker.log(1, {"loss": 1.0})
+    tracker.finish({})
+    assert tracker.run_id is None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_training_goes_on_when_wandb_does_not(tmp_path):
     said = []
     tracker = Wandb(tmp_path / "nowhere" / "\0", TrackingSettings(wandb="offline"), "n", {}, None, said.append)

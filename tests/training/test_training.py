@@ -1,5 +1,7 @@
 """Twenty and forty steps of training: the same whatever K, close at any R, and the same when interrupted."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,8 @@ from tests.training.work import merge, run
 
 
 def trained(stages, replicas=1, until=20, **options):
-    order = ("folder", "resume", "optimizer", "spoil")
-    defaults = {"folder": None, "resume": False, "optimizer": "adamw", "spoil": ()}
+    order = ("folder", "resume", "optimizer", "spoil", "total")
+    defaults = {"folder": None, "resume": False, "optimizer": "adamw", "spoil": (), "total": 4}
     values = [{**defaults, **options}[name] for name in order]
     return merge(run_processes(run, stages * replicas, stages, replicas, until, *values))
 
@@ -48,26 +50,44 @@ def test_two_replicas_train_alike(alone, stages):
     assert_same(alone, trained(stages, replicas=2), tolerance=1e-6)
 
 
+def test_a_replica_without_micro_batches_changes_nothing(alone):
+    assert_same(alone, trained(2, replicas=3), tolerance=1e-6)  # 4 micro-batches: 2, 2 and none
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_tied_copies_stay_equal_over_three_replicas_of_which_one_is_idle(optimizer):
-    losses, weights = trained(2, replicas=3, optimizer=optimizer)  # 4 micro-batches: 2, 2 and none
-    assert len(losses) == 20
+def test_tied_copies_stay_equal_over_three_replicas(optimizer):
+    losses, weights = trained(1, replicas=3, until=40, total=6, optimizer=optimizer)
+    assert len(losses) == 40
     assert np.array_equal(weights[0, "table"], weights[3, "table"])
 
 
-def test_resumed_steps_are_those_of_an_undisturbed_run(tmp_path):
-    whole = trained(2, until=40)
-    first_losses, _ = trained(2, until=20, folder=str(tmp_path))
-    resumed_losses, weights = trained(2, until=40, folder=str(tmp_path), resume=True)
+@pytest.fixture(scope="module")
+def whole():
+    return trained(2, until=40)
+
+
+@pytest.fixture(scope="module")
+def half_way(tmp_path_factory):
+    """Returns (folder with the checkpoint of step 20, what the first 20 steps gave)."""
+    folder = tmp_path_factory.mktemp("half")
+    return folder, trained(2, until=20, folder=str(folder))
+
+
+@pytest.fixture
+def checkpoints(half_way, tmp_path):
+    return str(shutil.copytree(half_way[0], tmp_path / "checkpoints"))
+
+
+def test_resumed_steps_are_those_of_an_undisturbed_run(whole, half_way, checkpoints):
+    first_losses, _ = half_way[1]
+    resumed_losses, weights = trained(2, until=40, folder=checkpoints, resume=True)
     assert_same(whole, (first_losses + resumed_losses, weights))
 
 
 @pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (3, 1), (1, 2), (2, 2)])
-def test_a_checkpoint_resumes_at_another_k_and_r(tmp_path, stages, replicas):
-    whole_losses, whole_weights = trained(2, until=40)
-    trained(2, until=20, folder=str(tmp_path))
-    losses, weights = trained(stages, replicas, until=40, folder=str(tmp_path), resume=True)
-    assert_same((whole_losses[20:], whole_weights), (losses, weights), tolerance=1e-6)
+def test_a_checkpoint_resumes_at_another_k_and_r(whole, checkpoints, stages, replicas):
+    losses, weights = trained(stages, replicas, until=40, folder=checkpoints, resume=True)
+    assert_same((whole[0][20:], whole[1]), (losses, weights), tolerance=1e-6)
 
 
 def test_adafactor_resumes(tmp_path):
@@ -77,17 +97,15 @@ def test_adafactor_resumes(tmp_path):
     assert_same(whole, (first + resumed, weights))
 
 
-def test_another_optimizers_state_is_refused(tmp_path):
-    trained(1, until=20, folder=str(tmp_path))
+def test_another_optimizers_state_is_refused(checkpoints):
     with pytest.raises(CheckpointError, match=r"layer 0, table is .*exp_avg.* adafactor keeps .*row_var"):
-        trained(1, until=40, folder=str(tmp_path), resume=True, optimizer="adafactor")
+        trained(1, until=40, folder=checkpoints, resume=True, optimizer="adafactor")
 
 
-def test_a_sharded_checkpoint_resumes_unsharded(tmp_path):
-    whole_losses, whole_weights = trained(1, until=40)
+def test_a_sharded_checkpoint_resumes_unsharded(whole, tmp_path):
     trained(1, replicas=2, until=20, folder=str(tmp_path))
     losses, weights = trained(2, until=40, folder=str(tmp_path), resume=True)
-    assert_same((whole_losses[20:], whole_weights), (losses, weights), tolerance=1e-6)
+    assert_same((whole[0][20:], whole[1]), (losses, weights), tolerance=1e-6)
 
 
 def test_adafactor_is_bit_equal_over_k_and_trains_alike_with_replicas():
