@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal, Self
 
@@ -14,7 +14,8 @@ from experiments import overrides, toml_text
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape, layers
 from suite.errors import SettingError, nearest
-from suite.pipeline.partition import cell_ranges
+from suite.pipeline.layers import cost_of
+from suite.pipeline.partition import cell_ranges, partition
 from suite.settings import (
     Frozen,
     OptimizerSettings,
@@ -74,6 +75,11 @@ class Experiment(Frozen):
         """Returns the layers, without memory (on the meta device), and the loss."""
         with torch.device("meta"):
             return layers(self.model), TranslationLoss(self.model.label_smoothing)
+
+    def cells(self, layers: Sequence[nn.Module]) -> list[range]:
+        """Returns each stage's layers: by hand if ``pipeline.cells`` is set, else the exact cut of their cost hints."""
+        sizes = self.pipeline.cells or partition([cost_of(layer) for layer in layers], self.pipeline.stages)
+        return cell_ranges(sizes, len(layers))
 
     def with_settings(self, settings: str | Iterable[str]) -> Experiment:
         """Returns a copy with ``field=value`` settings, such as ``"train.steps=50 pipeline.stages=4"``, applied.

@@ -26,8 +26,7 @@ from suite.settings import OptimizerSettings
 def bytes_needed(experiment: Experiment) -> list[int]:
     """Returns the bytes of each of the K stages, cut as the run would cut them."""
     layers, _ = experiment.build()
-    cells = experiment.pipeline.cells or partition([cost_of(layer) for layer in layers], experiment.pipeline.stages)
-    return stage_bytes(experiment, layer_bytes(experiment), cells)
+    return stage_bytes(experiment, layer_bytes(experiment), [len(cell) for cell in experiment.cells(layers)])
 
 
 def smallest_stages(experiment: Experiment, limit: int, most: int) -> int | None:

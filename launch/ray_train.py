@@ -27,6 +27,7 @@ def run(job: Job, experiment: Experiment) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_DEADLINE))
+    # Ray warns of a coming change in what a worker without a GPU sees; ours are told their device, and do not look
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
     import ray.train

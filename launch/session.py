@@ -16,7 +16,7 @@ from experiments.scales import Asked, with_changes
 from launch.devices import cores, this_machine
 from launch.follow import Follower
 from launch.runs import CACHE, RunFolder, find_run, new_run
-from launch.worker import Job, cells_of, threads_of
+from launch.worker import Job, threads_of
 from suite.data.prepare import folder_of, prepare
 from suite.errors import CheckpointError, DataError, SettingError
 from suite.pipeline.layers import count_parameters
@@ -70,10 +70,10 @@ def _text_folder(chosen: Experiment) -> Path:
 def _train(job: Job, chosen: Experiment, launcher: str, console: Console) -> None:
     lock = filelock.FileLock(job.folder / "lock")
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except filelock.Timeout:
         raise SettingError(f"another process is at run {job.folder}; wait until it ends, or end it") from None
-    with lock:
+    with held:
         try:
             _announce(job.run, chosen, console)
             _launch(job, chosen, launcher, console)
@@ -114,7 +114,7 @@ def _announce(run: RunFolder, chosen: Experiment, console: Console) -> None:
     ]
     if workers > cores() and chosen.scale != "paper":
         lines.append(f"{workers} workers share {cores()} cores and take turns")
-    for k, cell in enumerate(cells_of(chosen, layers)):
+    for k, cell in enumerate(chosen.cells(layers)):
         parameters = sum(p.numel() for index in cell for p in layers[index].parameters())
         lines.append(f"  stage {k}: layers {cell[0]}-{cell[-1]} ({len(cell)}), {parameters:,} parameters")
     lines.append(f"folder: {run.path}")

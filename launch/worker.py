@@ -23,9 +23,7 @@ from suite.data.batching import TranslationBatches
 from suite.data.text import TextData
 from suite.errors import DataError
 from suite.evaluation.unigram import unigram_entropy
-from suite.pipeline.layers import cost_of
 from suite.pipeline.microbatch import MiniBatch
-from suite.pipeline.partition import cell_ranges, partition
 from suite.pipeline.stage import Stage
 from suite.pipeline.step import Executor
 from suite.pipeline.ties import Ties, find_ties
@@ -64,12 +62,6 @@ def threads_of(experiment: Experiment) -> int:
     """Returns the compute threads of a stage: as set, or this machine's cores shared out."""
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
     return experiment.train.threads or max(1, cores() // workers)
-
-
-def cells_of(experiment: Experiment, layers: list[nn.Module]) -> list[range]:
-    """Returns each stage's layers: by hand if set, otherwise the exact cut of the layers' cost hints."""
-    pipeline = experiment.pipeline
-    return cell_ranges(pipeline.cells or partition([cost_of(layer) for layer in layers], pipeline.stages), len(layers))
 
 
 def work(job: Job, rank: int) -> None:
@@ -145,7 +137,7 @@ def _assemble(
     may flatten them; optimizer state after."""
     pipeline, optimizer = experiment.pipeline, experiment.optimizer
     device = torch.device("cuda", torch.cuda.current_device()) if job.use_gpu else torch.device("cpu")
-    cells = cells_of(experiment, layers)
+    cells = experiment.cells(layers)
     groups = make_groups(place, GROUP_TIMEOUT)
     last = loss if place.last else None
     stage = Stage(layers, cells[place.stage], last, device, optimizer.precision, experiment.train.seed)

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import filelock
 import pytest
 
 SMALL = (
@@ -107,6 +108,14 @@ def test_a_finished_run_is_not_resumed_and_more_steps_go_on_at_another_k(through
     assert len(losses(run)) == 8
     record = json.loads((run / "record.json").read_text())
     assert (record["K"], record["R"], record["steps"]) == (1, 2, 8)
+
+
+def test_a_run_that_another_process_is_at_is_left_alone(through_ray):
+    folder, _ = through_ray
+    run = only_run(folder)
+    with filelock.FileLock(run / "lock"):
+        said = gpipe(folder, "resume", run.name, "--launcher", "spawn", "--set", "train.steps=50", code=2)
+    assert f"another process is at run {run}" in said
 
 
 def test_a_resumed_run_keeps_its_model(through_ray):
