@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal, Self
 
@@ -14,8 +14,7 @@ from experiments import overrides, toml_text
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape, layers
 from suite.errors import SettingError, nearest
-from suite.pipeline.layers import cost_of
-from suite.pipeline.partition import cell_ranges, partition
+from suite.pipeline.partition import cell_ranges
 from suite.settings import (
     Frozen,
     OptimizerSettings,
@@ -53,6 +52,8 @@ class Experiment(Frozen):
     optimizer: OptimizerSettings
     train: TrainSettings
     tracking: TrackingSettings = TrackingSettings()
+    trace: bool = False
+    """Whether every step's actions are recorded; a few at the start always are."""
     shrunk: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -62,24 +63,30 @@ class Experiment(Frozen):
                 f"model.vocabulary is {self.model.vocabulary} and text.vocabulary {self.text.vocabulary}; "
                 "set text.vocabulary, the model follows it"
             )
-        stages, cells, count = self.pipeline.stages, self.pipeline.cells, self.model.list_length
-        if stages > count:
-            raise SettingError(f"pipeline.stages is {stages}, the model has {count} layers; use 1 to {count} stages")
-        if cells is not None and len(cells) != stages:
-            raise SettingError(f"pipeline.cells names {len(cells)} cells, pipeline.stages is {stages}; make them equal")
-        if cells is not None:
-            cell_ranges(cells, count)
+        faults = self._pipeline_faults()
+        if faults:
+            raise SettingError("; ".join(faults))
         return self
+
+    def _pipeline_faults(self) -> list[str]:
+        """Returns all that is wrong with K and the cells by hand."""
+        stages, cells, count = self.pipeline.stages, self.pipeline.cells, self.model.list_length
+        faults = []
+        if stages > count:
+            faults.append(f"pipeline.stages is {stages}, the model has {count} layers; use 1 to {count} stages")
+        if cells is not None and len(cells) != stages:
+            faults.append(f"pipeline.cells names {len(cells)} cells, pipeline.stages is {stages}; make them equal")
+        if cells is not None:
+            try:
+                cell_ranges(cells, count)
+            except SettingError as fault:
+                faults.append(str(fault))
+        return faults
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the layers, without memory (on the meta device), and the loss."""
         with torch.device("meta"):
             return layers(self.model), TranslationLoss(self.model.label_smoothing)
-
-    def cells(self, layers: Sequence[nn.Module]) -> list[range]:
-        """Returns each stage's layers: by hand if ``pipeline.cells`` is set, else the exact cut of their cost hints."""
-        sizes = self.pipeline.cells or partition([cost_of(layer) for layer in layers], self.pipeline.stages)
-        return cell_ranges(sizes, len(layers))
 
     def with_settings(self, settings: str | Iterable[str]) -> Experiment:
         """Returns a copy with ``field=value`` settings, such as ``"train.steps=50 pipeline.stages=4"``, applied.
@@ -93,7 +100,10 @@ class Experiment(Frozen):
         values = self.model_dump()
         for path, value in given.items():
             section, _, field = path.partition(".")
-            values[section][field] = value
+            if field:
+                values[section][field] = value
+            else:
+                values[section] = value
         return _validated(values)
 
     def to_toml(self) -> str:

@@ -15,11 +15,13 @@ _KINDS = {int: "an integer", float: "a number", str: "a text", bool: "true or fa
 
 
 def paths(record: type[BaseModel]) -> dict[str, Any]:
-    """Returns ``{"train.steps": int, ...}``: the type of each field of each section of a record of records."""
+    """Returns ``{"train.steps": int, "trace": bool, ...}``: the types of sections' fields, and of switches."""
     found: dict[str, Any] = {}
     for section, field in record.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel)):
+        if kind is bool:
+            found[section] = bool
+        elif isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel)):
             hints = get_type_hints(kind)
             names = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
             found |= {f"{section}.{name}": hints[name] for name in names}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from experiments.cluster import GIB, Cluster
 from experiments.experiment import Experiment
-from experiments.footprint import bytes_needed, smallest_stages
-from suite.errors import PlacementError, SettingError
+from experiments.planning import attempt, estimated_price, make
+from experiments.workload import Translation
+from suite.errors import PlacementError, PlanError, SettingError
 from suite.settings import OptimizerSettings
 
 Asked = Literal["auto", "paper", "laptop"]
@@ -125,53 +127,52 @@ def choose_scale(
         if asked == "paper":
             raise
         return _shrunk(paper, cluster, settings, f"as at scale paper {fault}")  # raises again if wrong at any scale
-    shortfall = find_shortfall(whole, cluster)
-    if shortfall is None:
+    lack = find_lack(whole, cluster)
+    if lack is None:
         return whole, f"{paper.name} at scale paper, nothing shrunk"
     if asked == "paper":
-        raise PlacementError(f"SCALE=paper of {paper.name} {shortfall.lack}; {shortfall.mend}, or SCALE=laptop")
-    return _shrunk(paper, cluster, settings, f"as paper {shortfall.lack}")
+        raise PlacementError(f"SCALE=paper of {paper.name} {lack}; {_mend(whole, cluster)}, or SCALE=laptop")
+    return _shrunk(paper, cluster, settings, f"as paper {lack}")
 
 
-@dataclass(frozen=True)
-class Shortfall:
-    """Why a cluster does not hold an experiment, in numbers, and what would."""
+def find_lack(experiment: Experiment, cluster: Cluster) -> str | None:
+    """Returns what is needed to run these numbers and what there is; None when the cluster holds them.
 
-    lack: str
-    mend: str
-
-
-def find_shortfall(experiment: Experiment, cluster: Cluster) -> Shortfall | None:
-    """Returns what is needed to run these numbers, what there is, and what to do; None when the cluster holds them."""
-    stages, replicas = experiment.pipeline.stages, experiment.pipeline.replicas
-    heaviest = max(bytes_needed(experiment))
-    lack = (
-        f"needs {stages * replicas} GPUs (K = {stages} stages x R = {replicas} replicas) "
-        f"with {heaviest / GIB:.1f} GiB each, and there are {cluster}"
+    Bytes are estimated on the meta device (``suite.pipeline.estimate``).
+    """
+    work, pipeline = Translation(experiment), experiment.pipeline
+    if cluster.kind == "gpu":
+        try:
+            attempt(work, cluster, estimated_price)
+        except PlanError:
+            pass
+        else:
+            return None
+    enough = _boundless(experiment)
+    try:
+        planned = attempt(work, enough, estimated_price)
+    except PlanError as fault:
+        return f"cannot run as it is set: {'; '.join(fault.faults)}"
+    heaviest = max(stage.peak_bytes for stage in planned.plan.stages)
+    return (
+        f"needs {enough.devices} GPUs (K = {pipeline.stages} stages x R = {pipeline.replicas} replicas) "
+        f"with {math.ceil(10 * heaviest / GIB) / 10:.1f} GiB each, and there are {cluster}"
     )
-    if cluster.kind != "gpu" or cluster.devices < stages:
-        return Shortfall(lack, f"use a cluster with at least {stages} GPUs")
-    if cluster.devices < stages * replicas:
-        return Shortfall(lack, _fewer_replicas(experiment, cluster))
-    if heaviest > cluster.bytes_per_device:
-        smallest = smallest_stages(experiment, cluster.bytes_per_device, most=cluster.devices // replicas)
-        mend = "use GPUs with more memory" if smallest is None else f'use SET="pipeline.stages={smallest}"'
-        return Shortfall(lack, mend)
-    return None
 
 
-def _fewer_replicas(experiment: Experiment, cluster: Cluster) -> str:
-    """Returns settings for the replicas there are devices for: the same mini-batch if its boundaries fit, or less."""
-    before, micro_batches = experiment.pipeline.replicas, experiment.pipeline.micro_batches
-    replicas = cluster.devices // experiment.pipeline.stages
-    for other in (
-        f"pipeline.micro_batches={-(-micro_batches * before // replicas)}",
-        f"train.batch_tokens={max(experiment.train.batch_tokens * replicas // before, 16)}",
-    ):
-        settings = f"pipeline.replicas={replicas} {other}"
-        if find_shortfall(experiment.with_settings(settings), cluster) is None:
-            return f'use SET="{settings}"'
-    return "use more GPUs, with more memory"
+def _mend(experiment: Experiment, cluster: Cluster) -> str:
+    """Returns what to do about a lack: the first plan that fits, if there are devices for one."""
+    try:
+        make(Translation(experiment), cluster if cluster.kind == "gpu" else _boundless(experiment), estimated_price)
+    except PlanError as fault:
+        if fault.remedies:
+            return f"use {fault.remedies[0].partition(':')[0]}"
+    return "use a cluster that has them"
+
+
+def _boundless(experiment: Experiment) -> Cluster:
+    """Returns as many devices as are asked for, large enough for anything."""
+    return Cluster(experiment.pipeline.stages * experiment.pipeline.replicas, 2**62, "gpu")
 
 
 HEADLINES = ("model.width", "model.feed_forward", "model.heads", "text.", "pipeline.", "train.batch", "train.steps")

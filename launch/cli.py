@@ -35,6 +35,13 @@ class Launcher(StrEnum):
     spawn = "spawn"
 
 
+class Form(StrEnum):
+    """How a plan is printed."""
+
+    text = "text"
+    json = "json"
+
+
 ScaleOption = Annotated[Scale, typer.Option(help="paper: the printed numbers; laptop: shrunk by experiments/scales.py")]
 SetOption = Annotated[str, typer.Option("--set", help='settings, as in "train.steps=50 pipeline.stages=4"')]
 LauncherOption = Annotated[Launcher, typer.Option(help="ray, or plain processes of this machine")]
@@ -56,6 +63,28 @@ def resume(run: str, settings: SetOption = "", launcher: LauncherOption = Launch
     from launch import session
 
     session.resume(run, settings, launcher.value, console)
+
+
+@app.command()
+def plan(
+    name: str,
+    cluster: Annotated[str, typer.Option(help="such as 16x16GiB, 2x8xH100; empty: this machine")] = "",
+    scale: ScaleOption = Scale.auto,
+    settings: SetOption = "",
+    form: Annotated[Form, typer.Option("--format", help="text, or one JSON object")] = Form.text,
+) -> None:
+    """Say what a run would cost and whether it fits, without running it."""
+    from launch import planning
+
+    planning.plan(name, cluster, scale.value, settings, form.value, console)
+
+
+@app.command()
+def table(name: str, run: Annotated[str, typer.Option(help="of the breakdown; empty: the newest")] = "") -> None:
+    """Make one of the paper's tables: 1, 2, 3, breakdown, efficiency, prediction."""
+    from launch import tables
+
+    tables.table(name, run, console)
 
 
 @app.command("list")

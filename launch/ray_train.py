@@ -12,7 +12,8 @@ from typing import Any
 
 from experiments.experiment import Experiment
 from launch.devices import cores
-from launch.worker import GROUP_TIMEOUT, Job, threads_of
+from launch.engine import GROUP_TIMEOUT
+from launch.worker import Job, threads_of
 from suite.errors import NeighbourLostError, PlacementError, SuiteError, WorkerError
 
 START_DEADLINE = 180
@@ -34,7 +35,10 @@ def run(job: Job, experiment: Experiment) -> None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
-    config = {"folder": str(job.folder), "data": str(job.data), "use_gpu": job.use_gpu, "resume": job.resume}
+    config = {
+        "folder": str(job.folder), "data": str(job.data), "cells": list(job.cells),
+        "use_gpu": job.use_gpu, "resume": job.resume,
+    }  # fmt: skip
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         _connect(ray, workers, experiment)
@@ -135,7 +139,8 @@ def _loop(config: dict[str, Any]) -> None:
 
     from launch.worker import work
 
-    job = Job(Path(config["folder"]), Path(config["data"]), bool(config["use_gpu"]), bool(config["resume"]))
+    cells = tuple(map(int, config["cells"]))
+    job = Job(Path(config["folder"]), Path(config["data"]), cells, bool(config["use_gpu"]), bool(config["resume"]))
     work(job, ray.train.get_context().get_world_rank())
 
 

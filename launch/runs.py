@@ -29,6 +29,26 @@ class RunFolder:
         return self.path / "plan.txt"
 
     @property
+    def plan_record(self) -> Path:
+        """The plan as one JSON object."""
+        return self.path / "plan.json"
+
+    @property
+    def traces(self) -> Path:
+        """A file of lines a worker: what it did when."""
+        return self.path / "trace"
+
+    @property
+    def trace(self) -> Path:
+        """All of them in one, for Perfetto."""
+        return self.path / "trace.json"
+
+    @property
+    def timeline(self) -> Path:
+        """The picture of one step, measured above simulated."""
+        return self.path / "timeline.png"
+
+    @property
     def metrics(self) -> Path:
         """A line a step."""
         return self.path / "metrics.jsonl"

@@ -11,22 +11,26 @@ import filelock
 from rich.console import Console
 
 from experiments.experiment import Experiment
+from experiments.picture import draw
+from experiments.planning import Planned, make
 from experiments.registry import find, resolve
 from experiments.scales import Asked, with_changes
+from experiments.workload import Translation
 from launch.devices import cores, this_machine
 from launch.follow import Follower
+from launch.pricing import pricer
 from launch.runs import CACHE, RunFolder, find_run, new_run
 from launch.worker import Job, threads_of
 from suite.data.prepare import folder_of, prepare
 from suite.errors import CheckpointError, DataError, SettingError
-from suite.pipeline.layers import count_parameters
+from suite.pipeline.timeline import text
+from suite.training.trace import perfetto, read_traces
 
 
 def start(name: str, scale: Asked, settings: str, launcher: str, console: Console) -> None:
     """Runs an experiment from nothing. Raises a SuiteError for whatever the user can mend."""
     find(name)  # an unknown name is told before anything is looked for
-    machine = this_machine()
-    chosen, shrunk = resolve(name, scale, machine, settings)
+    chosen, shrunk = resolve(name, scale, this_machine(), settings)
     if os.environ.get("RAY_ADDRESS"):
         console.print("RAY_ADDRESS is set: the scale is chosen by this machine's devices, not by that cluster's")
     console.print(shrunk)
@@ -34,9 +38,7 @@ def start(name: str, scale: Asked, settings: str, launcher: str, console: Consol
     if corpus != chosen.text.corpus:
         chosen = chosen.model_copy(update={"text": chosen.text.model_copy(update={"corpus": corpus})})
         chosen = with_changes(find(name), chosen)
-    _train(
-        Job(new_run(name).path, _text_folder(chosen), machine.kind == "gpu", resume=False), chosen, launcher, console
-    )
+    _train(new_run(name), chosen, False, launcher, console)
 
 
 def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
@@ -54,33 +56,32 @@ def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
             f"run {run.path} has done all its {chosen.train.steps} steps; "
             f'to train on, SET="train.steps={2 * chosen.train.steps}"'
         )
-    text = prepare(chosen.text, CACHE, _say(console))
-    if text.corpus != chosen.text.corpus:
+    prepared = prepare(chosen.text, CACHE, _say(console))
+    if prepared.corpus != chosen.text.corpus:
         raise DataError(
             f"run {run.path} was trained on {chosen.text.corpus}, which cannot be had now; it is not taken up on "
-            f"{text.corpus}. Restore the cache or the network and resume again"
+            f"{prepared.corpus}. Restore the cache or the network and resume again"
         )
-    _train(Job(run.path, _text_folder(chosen), this_machine().kind == "gpu", resume=True), chosen, launcher, console)
+    _train(run, chosen, True, launcher, console)
 
 
-def _text_folder(chosen: Experiment) -> Path:
-    return folder_of(chosen.text, CACHE).resolve()
-
-
-def _train(job: Job, chosen: Experiment, launcher: str, console: Console) -> None:
-    lock = filelock.FileLock(job.folder / "lock")
+def _train(run: RunFolder, chosen: Experiment, resumed: bool, launcher: str, console: Console) -> None:
+    lock = filelock.FileLock(run.path / "lock")
     try:
         held = lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise SettingError(f"another process is at run {job.folder}; wait until it ends, or end it") from None
+        raise SettingError(f"another process is at run {run.path}; wait until it ends, or end it") from None
+    data = folder_of(chosen.text, CACHE).resolve()
     with held:
         try:
-            _announce(job.run, chosen, console)
+            planned = _planned(run, chosen, data, console)
+            job = Job(run.path, data, planned.plan.cells, this_machine().kind == "gpu", resumed)
             _launch(job, chosen, launcher, console)
         except KeyboardInterrupt:
-            console.print(f"interrupted; the workers are gone. Go on with: make resume RUN={job.folder}")
+            console.print(f"interrupted; the workers are gone. Go on with: make resume RUN={run.path}")
             raise
-    _summarise(job.run, console)
+    _show_trace(run, planned, console)
+    _summarise(run, console)
 
 
 def _launch(job: Job, chosen: Experiment, launcher: str, console: Console) -> None:
@@ -101,26 +102,38 @@ def _launch(job: Job, chosen: Experiment, launcher: str, console: Console) -> No
             spawn.run(job, chosen)
 
 
-def _announce(run: RunFolder, chosen: Experiment, console: Console) -> None:
-    """Prints and keeps what will run where."""
-    layers, _ = chosen.build()
-    pipeline = chosen.pipeline
-    workers, threads = pipeline.stages * pipeline.replicas, threads_of(chosen)
-    lines = [
-        f"{chosen.name} at scale {chosen.scale}: {len(layers)} layers, {count_parameters(layers):,} parameters, "
-        f"K = {pipeline.stages}, R = {pipeline.replicas}, M = {pipeline.micro_batches}, remat {pipeline.remat}; "
-        f"{chosen.train.steps} steps of about {chosen.train.batch_tokens:,} target tokens; "
-        f"{workers} workers, {threads} threads each"
-    ]
-    if workers > cores() and chosen.scale != "paper":
-        lines.append(f"{workers} workers share {cores()} cores and take turns")
-    for k, cell in enumerate(chosen.cells(layers)):
-        parameters = sum(p.numel() for index in cell for p in layers[index].parameters())
-        lines.append(f"  stage {k}: layers {cell[0]}-{cell[-1]} ({len(cell)}), {parameters:,} parameters")
-    lines.append(f"folder: {run.path}")
+def _planned(run: RunFolder, chosen: Experiment, data: Path, console: Console) -> Planned:
+    """Plans the run, on this machine's devices, prints and keeps the plan. Raises PlanError when it does not fit."""
+    machine = this_machine()
+    workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
+    notes = [f"{chosen.name} at scale {chosen.scale}; {workers} workers, {threads} threads each"]
+    if machine.kind == "cpu" and workers > cores():
+        notes.append(f"{workers} workers share {cores()} cores and take turns; the plan counts a core for each")
+    planned = make(Translation(chosen, data), machine, pricer(CACHE / "costs", _say(console)), tuple(notes))
+    lines = [*planned.lines(), f"folder: {run.path}"]
     run.plan.write_text("\n".join(lines) + "\n")
+    run.plan_record.write_text(json.dumps(planned.as_dict(), indent=1) + "\n")
     for line in lines:
         console.print(line)
+    return planned
+
+
+def _show_trace(run: RunFolder, planned: Planned, console: Console) -> None:
+    """Writes the trace for Perfetto and the picture of the middle traced step, and prints that step as text."""
+    traces = read_traces(run.traces)
+    if not traces:
+        return
+    run.trace.write_text(json.dumps(perfetto(traces)))
+    first = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)
+    middle = first[len(first) // 2]
+    measured, simulated = middle.timeline, planned.plan.timeline
+    title = f"{planned.work.name}, step {middle.step + 1}"
+    draw([("measured", measured), (planned.kind, simulated)], run.timeline, title)
+    console.print(f"step {middle.step + 1}, measured: {measured.seconds:.3f} s, idle {measured.bubble:.1%}")
+    console.print(text(measured))
+    console.print(f"{planned.kind}: {simulated.seconds:.3f} s, idle {simulated.bubble:.1%}")
+    console.print(text(simulated))
+    console.print(f"trace: {run.trace} (opens in ui.perfetto.dev), picture: {run.timeline}")
 
 
 def _summarise(run: RunFolder, console: Console) -> None:

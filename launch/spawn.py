@@ -15,7 +15,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from experiments.experiment import Experiment
-from launch.worker import GROUP_TIMEOUT, Job, threads_of, work
+from launch.engine import GROUP_TIMEOUT
+from launch.worker import Job, threads_of, work
 from suite.errors import NeighbourLostError, SuiteError, WorkerError
 from suite.pipeline.topology import backend_of
 

@@ -13,29 +13,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from experiments.experiment import Experiment
 from launch.devices import cores
+from launch.engine import GROUP_TIMEOUT, Engine, assemble
 from launch.record import make_record, peak_memory, write_record
 from launch.runs import RunFolder
 from suite.data.batching import TranslationBatches
 from suite.data.text import TextData
 from suite.errors import DataError
 from suite.evaluation.unigram import unigram_entropy
+from suite.pipeline.allocation import keep_freed_memory
 from suite.pipeline.microbatch import MiniBatch
-from suite.pipeline.stage import Stage
-from suite.pipeline.step import Executor
-from suite.pipeline.ties import Ties, find_ties
-from suite.pipeline.topology import Place, make_groups
-from suite.pipeline.transport import Deadline, Transport, explain
+from suite.pipeline.partition import cell_ranges
+from suite.pipeline.topology import Place
+from suite.pipeline.transport import explain
 from suite.training import checkpoint
-from suite.training.loop import FIRST_DEADLINE, Progress, Worker, evaluate, train
-from suite.training.optimizer import StageOptimizer, named_parameters
+from suite.training.loop import Progress, Worker, evaluate, train
+from suite.training.trace import TraceWriter
 from suite.training.trackers import JsonLines, Tracker, Wandb
-
-GROUP_TIMEOUT = 300.0
-"""Seconds a collective may last: far beyond a checkpoint's writing, far below torch's half hour."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,8 @@ class Job:
 
     folder: Path
     data: Path
+    cells: tuple[int, ...]
+    """Layers of each stage, as planned."""
     use_gpu: bool
     resume: bool
 
@@ -85,9 +83,15 @@ def work(job: Job, rank: int) -> None:
 
 def _work(job: Job, experiment: Experiment, place: Place) -> None:
     torch.set_num_threads(threads_of(experiment))
+    keep_freed_memory()
     say = _speaker(job.run.messages)
     layers, loss = experiment.build()
-    engine = _assemble(job, experiment, place, layers, loss, say)
+    device = torch.device("cuda", torch.cuda.current_device()) if job.use_gpu else torch.device("cpu")
+    cells = cell_ranges(job.cells, len(layers))
+    engine = assemble(
+        place, layers, loss, cells, device, experiment.pipeline.remat, experiment.optimizer, experiment.train.seed,
+        lambda stage: checkpoint.newest_valid(job.run.checkpoints, stage.indices, say) if job.resume else None,
+    )  # fmt: skip
     text = _Text(job, experiment, place)
     text.check_vocabulary(engine.notes)
     dist.barrier()  # every worker has read the experiment, and its checkpoint where it resumes
@@ -103,7 +107,8 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
         folder = job.run.checkpoints
         checkpoint.save(folder, step, engine.executor.stage, engine.optimizer, place, notes | text.notes())
 
-    worker = Worker(engine.executor, engine.optimizer, engine.deadline, text.batch, save, trackers)
+    trace = TraceWriter(job.run.traces, place, device, engine.start, experiment.trace)
+    worker = Worker(engine.executor, engine.optimizer, engine.deadline, text.batch, save, trackers, trace)
     progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("tokens", 0))))
     held_out = text.held_out()
     valid_nll = evaluate(engine.executor, held_out)
@@ -117,43 +122,6 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
     if place.speaks:
         for tracker in trackers:
             tracker.finish(record)
-
-
-@dataclass(frozen=True)
-class _Engine:
-    """A worker's stage, ready to train from ``start``; ``notes`` are those of the checkpoint it was read from."""
-
-    executor: Executor
-    optimizer: StageOptimizer
-    deadline: Deadline
-    start: int
-    notes: dict[str, Any]
-
-
-def _assemble(
-    job: Job, experiment: Experiment, place: Place, layers: list[nn.Module], loss: nn.Module, say: Callable[[str], None]
-) -> _Engine:
-    """Makes this worker's stage, new or from the newest whole checkpoint. Weights come before DeepSpeed, which
-    may flatten them; optimizer state after."""
-    pipeline, optimizer = experiment.pipeline, experiment.optimizer
-    device = torch.device("cuda", torch.cuda.current_device()) if job.use_gpu else torch.device("cpu")
-    cells = experiment.cells(layers)
-    groups = make_groups(place, GROUP_TIMEOUT)
-    last = loss if place.last else None
-    stage = Stage(layers, cells[place.stage], last, device, optimizer.precision, experiment.train.seed)
-    found = checkpoint.newest_valid(job.run.checkpoints, stage.indices, say) if job.resume else None
-    if found is not None:
-        checkpoint.load_values(found, stage)
-    named = named_parameters(stage.indices, stage.layers)
-    ties = Ties(find_ties(layers, cells), place, named, GROUP_TIMEOUT)
-    ties.equalise()
-    update = StageOptimizer(stage.layers, named, len(layers), ties, place, groups, device, optimizer)
-    if found is not None:
-        checkpoint.load_optimizer(found, stage, update)
-    deadline = Deadline(FIRST_DEADLINE)
-    transport = Transport(place, groups, device, deadline) if pipeline.stages > 1 else None
-    executor = Executor(place, stage, transport, pipeline.remat)
-    return _Engine(executor, update, deadline, found.step if found else 0, found.manifest if found else {})
 
 
 class _Text:
@@ -196,7 +164,7 @@ class _Text:
 
 
 def _trackers(
-    job: Job, experiment: Experiment, engine: _Engine, say: Callable[[str], None]
+    job: Job, experiment: Experiment, engine: Engine, say: Callable[[str], None]
 ) -> tuple[list[Tracker], Wandb]:
     name = f"{experiment.name}/{job.folder.name}"
     config = experiment.model_dump(mode="json")

@@ -7,7 +7,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.shape import TransformerShape
+from models.shape import BlockShape, TransformerShape
 
 
 class SelfAttention(nn.Module):
@@ -16,7 +16,7 @@ class SelfAttention(nn.Module):
     Queries, keys and values come from one product, (width) -> (3 * attention width).
     """
 
-    def __init__(self, shape: TransformerShape, causal: bool) -> None:
+    def __init__(self, shape: BlockShape, causal: bool) -> None:
         super().__init__()
         self.heads, self.head_width, self.causal = shape.heads, shape.head_width, causal
         self.inward = nn.Linear(shape.width, 3 * shape.attention_width)

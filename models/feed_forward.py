@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import reset_linear
-from models.shape import TransformerShape
+from models.shape import BlockShape
 
 
 class FeedForward(nn.Module):
@@ -21,7 +21,7 @@ class FeedForward(nn.Module):
     whose step follows the size of the weights (Adafactor).
     """
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, shape: BlockShape) -> None:
         super().__init__()
         self.depth = shape.layers
         self.inward = nn.Linear(shape.width, shape.feed_forward)

@@ -1,11 +1,42 @@
-"""The numbers that define one T(L, H, A) of section 5 of the GPipe paper."""
+"""The numbers that define one T(L, H, A) of section 5 of the GPipe paper, and what any shape has in common."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 PADDING = 0
 """Token id that fills the right end of short sentences; it is never attended to and never scored."""
+
+
+class BlockShape(Protocol):
+    """What a block of self-attention or feed-forward asks of the shape of its model."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def feed_forward(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_width(self) -> int: ...
+    @property
+    def attention_width(self) -> int: ...
+
+
+def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str]) -> None:
+    """Raises ValueError, naming the field, for a count below 1, an odd width, or a share outside [0, 1)."""
+    for name in counts:
+        if getattr(shape, name) < 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(shape, name)}")
+    if shape.width % 2:
+        raise ValueError(f"width must be even, half of it sines and half cosines, not {shape.width}")
+    for name in shares:
+        if not 0 <= getattr(shape, name) < 1:
+            raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(shape, name)}")
 
 
 @dataclass(frozen=True)
@@ -30,14 +61,8 @@ class TransformerShape:
     logit_clip: float | None = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "feed_forward", "heads", "vocabulary", "head_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.width % 2:
-            raise ValueError(f"width must be even, half of it sines and half cosines, not {self.width}")
-        for name in ("dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "head_width")
+        check_numbers(self, counts, shares=("dropout", "label_smoothing"))
         if self.logit_clip is not None and not self.logit_clip > 0:
             raise ValueError(f"logit_clip must be above 0, or none for no bound, not {self.logit_clip}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class SuiteError(Exception):
@@ -24,6 +24,19 @@ class CheckpointError(SuiteError):
 
 class PlacementError(SuiteError):
     """The devices at hand cannot hold what was asked."""
+
+
+class PlanError(PlacementError):
+    """What was asked cannot be run as it is. All faults are told at once, then the nearest plans that can be run."""
+
+    def __init__(self, faults: Sequence[str], remedies: Sequence[str] = ()) -> None:
+        self.faults, self.remedies = tuple(faults), tuple(remedies)
+        super().__init__(tuple(faults), tuple(remedies))
+
+    def __str__(self) -> str:
+        many = len(self.faults) > 1
+        told = f"{len(self.faults)} faults:\n- " + "\n- ".join(self.faults) if many else self.faults[0]
+        return told + ("\nnearest plans that fit:\n- " + "\n- ".join(self.remedies) if self.remedies else "")
 
 
 class StallError(SuiteError):

@@ -16,7 +16,7 @@ Messages are not actions of their own: ``F`` takes its input from the stage befo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +24,9 @@ from suite.errors import SettingError
 from suite.settings import Remat
 
 Kind = Literal["F", "R", "B"]
+
+DRAWN_STAGES, DRAWN_UNITS = 16, 40
+"""What the picture in an error message shows at most: stages, and units of time before the deadlock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,45 +81,87 @@ def validate(schedule: Sequence[Sequence[Action]], micro_batches: int, train: bo
     Every stage must run each micro-batch's ``F`` once and, to train, its ``B`` once after it with at most one ``R``
     between; and no stage may wait for ever. Messages between two stages arrive in the order they were sent.
 
-    Raises SettingError with the faulty stage and action, or with the timeline up to the deadlock.
+    Raises SettingError with the faulty stage and action, or with the timeline up to the deadlock, cut
+    to at most DRAWN_STAGES by DRAWN_UNITS cells around it.
     """
     _check_each_stage(schedule, micro_batches, train)
     _check_message_order(schedule)
-    done: list[set[Action]] = [set() for _ in schedule]
-    position = [0] * len(schedule)
-    timeline: list[list[str]] = [[] for _ in schedule]
-    while any(at < len(actions) for at, actions in zip(position, schedule, strict=True)):
-        ready = [
-            at < len(actions) and _arrived(actions[at], k, len(schedule), done)
-            for k, (at, actions) in enumerate(zip(position, schedule, strict=True))
-        ]
-        if not any(ready):
-            stuck = ", ".join(
-                f"stage {k} at {a[at]}" for k, (at, a) in enumerate(zip(position, schedule, strict=True)) if at < len(a)
-            )
-            raise SettingError(f"the schedule deadlocks: {stuck} wait for each other\n{draw(timeline)}")
-        for k, go in enumerate(ready):
-            timeline[k].append(str(schedule[k][position[k]]) if go else ".")
-        for k, go in enumerate(ready):
-            if go:
-                done[k].add(schedule[k][position[k]])
-                position[k] += 1
+    units = _play(schedule)
+    timeline = _timeline(schedule, units)
+    stuck = {
+        k: actions[len(played)]
+        for k, (actions, played) in enumerate(zip(schedule, units, strict=True))
+        if len(played) < len(actions)
+    }
+    if stuck:
+        raise SettingError(_deadlock(stuck, timeline))
     return timeline
 
 
-def draw(timeline: Sequence[Sequence[str]]) -> str:
-    """Returns the timeline as text, a row a stage."""
+def draw(timeline: Sequence[Sequence[str]], first_stage: int = 0) -> str:
+    """Returns the timeline as text, a row a stage, the first of them being ``first_stage``."""
     width = max((len(cell) for row in timeline for cell in row), default=1)
-    return "\n".join(f"stage {k:<3} " + " ".join(cell.ljust(width) for cell in row) for k, row in enumerate(timeline))
+    return "\n".join(
+        f"stage {k:<3} " + " ".join(cell.ljust(width) for cell in row) for k, row in enumerate(timeline, first_stage)
+    )
 
 
-def _arrived(action: Action, stage: int, stages: int, done: Sequence[set[Action]]) -> bool:
-    """Whether what ``action`` takes from its neighbour was sent in an earlier unit of time."""
-    if action.kind == "F":
-        return stage == 0 or action in done[stage - 1]
-    if action.kind == "B":
-        return stage == stages - 1 or action in done[stage + 1]
-    return True
+def _play(schedule: Sequence[Sequence[Action]]) -> list[list[int]]:
+    """Returns the unit of time of each stage's actions, as early as can be, up to the one it waits at for ever.
+
+    Neighbours agree on the order of their messages, so the n-th forward of a stage takes what the n-th forward of the
+    stage before sent, and what has arrived is known by counting.
+    """
+    units: list[list[int]] = [[] for _ in schedule]
+    ran: list[dict[Kind, list[int]]] = [{"F": [], "R": [], "B": []} for _ in schedule]
+    last = len(schedule) - 1
+    awake = list(range(len(schedule)))
+    while awake:
+        k = awake.pop()
+        sources = {"F": ran[k - 1]["F"] if k else None, "R": None, "B": ran[k + 1]["B"] if k < last else None}
+        actions, played = schedule[k], units[k]
+        begun = len(played)
+        while len(played) < len(actions):
+            kind = actions[len(played)].kind
+            unit = played[-1] + 1 if played else 0
+            taken, sent = ran[k][kind], sources[kind]
+            if sent is not None:
+                if len(taken) == len(sent):
+                    break
+                unit = max(unit, sent[len(taken)] + 1)
+            played.append(unit)
+            taken.append(unit)
+        if len(played) > begun:  # what it sent may be what a neighbour waits for
+            awake += [n for n in (k - 1, k + 1) if 0 <= n <= last]
+    return units
+
+
+def _timeline(schedule: Sequence[Sequence[Action]], units: Sequence[Sequence[int]]) -> list[list[str]]:
+    """Returns the text cells of what was played; where a stage waits stands a dot."""
+    length = max((played[-1] + 1 for played in units if played), default=0)
+    timeline = [["."] * length for _ in schedule]
+    for row, actions, played in zip(timeline, schedule, units, strict=True):
+        for action, unit in zip(actions, played, strict=False):  # a stuck stage played fewer than it has
+            row[unit] = str(action)
+    return timeline
+
+
+def _deadlock(stuck: Mapping[int, Action], timeline: Sequence[Sequence[str]]) -> str:
+    """Returns the message of a deadlock: who waits at which action, and the picture, cut to where it happens."""
+    # A stage at F waits for the stage before, one at B for the next, and whoever has ended has sent everything: so two
+    # neighbours wait for each other, and all others for them.
+    heart = next(k for k, action in stuck.items() if action.kind == "B" and stuck[k + 1].kind == "F")
+    stages = len(timeline)
+    first = max(0, min(heart + 1 - DRAWN_STAGES // 2, stages - DRAWN_STAGES))
+    drawn = range(first, min(stages, first + DRAWN_STAGES))
+    text = ", ".join(f"stage {k} at {stuck[k]}" for k in drawn if k in stuck)
+    others = len(stuck) - sum(k in stuck for k in drawn)
+    text = f"the schedule deadlocks: {text}{f' and {others} other stages' if others else ''} wait for each other"
+    end = max((unit + 1 for k in drawn for unit, cell in enumerate(timeline[k]) if cell != "."), default=0)
+    start = max(0, end - DRAWN_UNITS)
+    if len(drawn) < stages or start:
+        text += f"; drawn are stages {drawn[0]} to {drawn[-1]} of {stages} and their last {end - start} units of time"
+    return f"{text}\n{draw([timeline[k][start:end] for k in drawn], first)}"
 
 
 def _check_each_stage(schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool) -> None:

@@ -17,6 +17,7 @@ from suite.errors import StallError
 from suite.pipeline.boundary import Announcement, Boundary, TensorSpec, announced, gradient_specs
 from suite.pipeline.layers import Tensors
 from suite.pipeline.microbatch import MiniBatch
+from suite.pipeline.recorder import Mark, Recorder
 from suite.pipeline.schedule import Action, fill_drain, forward_only, validate
 from suite.pipeline.stage import Kept, Stage
 from suite.pipeline.topology import Place
@@ -62,6 +63,8 @@ class Executor:
         assert (transport is None) == (place.stages == 1)
         self.place, self.stage, self.transport, self.remat = place, stage, transport, remat
         self.doing: Action | None = None
+        self.recorder: Recorder | None = None
+        """Set for the steps of which a trace is wanted."""
         self._valid: dict[tuple[int, bool, Remat], list[Action]] = {}
 
     def train(self, batch: MiniBatch | None, step: int) -> Sums:
@@ -85,7 +88,7 @@ class Executor:
                 if action.kind == "F":
                     self._forward(flight, action.micro_batch)
                 elif action.kind == "R":
-                    self._graph(flight, action.micro_batch)
+                    self._rebuild(flight, action)
                 else:
                     self._backward(flight, action.micro_batch)
             self.doing = None
@@ -154,6 +157,7 @@ class Executor:
         else:
             assert flight.inputs is not None
             inputs = flight.inputs[i]
+        start = self._mark()
         kept = Kept(inputs)
         if flight.train:
             flight.kept[i] = kept
@@ -162,10 +166,16 @@ class Executor:
         else:
             with torch.no_grad():
                 outputs, measure = self.stage.forward(inputs, self._targets(flight, i), flight.step, flight.offset + i)
+        self._note(Action("F", i), start)
         if measure is not None:
             flight.results[i] = (outputs[0].detach(), measure)
         elif self.transport is not None:
             self.transport.send_activations(announced(outputs, flight.leaving[i]), i, flight.step)
+
+    def _rebuild(self, flight: Flight, action: Action) -> None:
+        start = self._mark()
+        self._graph(flight, action.micro_batch)
+        self._note(action, start)
 
     def _graph(self, flight: Flight, i: int) -> tuple[Tensors, Tensor | None]:
         leaving = None if self.place.last else flight.leaving[i]
@@ -179,9 +189,18 @@ class Executor:
         else:
             assert kept.outputs is not None
             gradients = (torch.full_like(kept.outputs[0], flight.scale),)
+        start = self._mark()
         returned = self.stage.backward(kept, gradients, flight.arriving[i])
+        self._note(Action("B", i), start)
         if self.transport is not None and not self.place.first:
             self.transport.send_gradients(returned, i, flight.step)
+
+    def _mark(self) -> Mark:
+        return self.recorder.mark() if self.recorder is not None else None
+
+    def _note(self, action: Action, start: Mark) -> None:
+        if self.recorder is not None:
+            self.recorder.note(action.kind, action.micro_batch, start)
 
     def _targets(self, flight: Flight, i: int) -> Tensors:
         return flight.targets[i] if flight.targets is not None else ()

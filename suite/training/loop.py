@@ -15,6 +15,7 @@ from suite.pipeline.step import Executor
 from suite.pipeline.transport import Deadline
 from suite.settings import TrainSettings
 from suite.training.optimizer import Outcome, StageOptimizer
+from suite.training.trace import TraceWriter
 from suite.training.trackers import Tracker
 
 FIRST_DEADLINE = 300.0
@@ -35,6 +36,7 @@ class Worker:
     """Called by all workers with (steps done, tokens so far)."""
     trackers: Sequence[Tracker]
     """Empty on all workers but the one that speaks."""
+    trace: TraceWriter | None = None
 
 
 @dataclass
@@ -56,8 +58,12 @@ def train(worker: Worker, settings: TrainSettings, progress: Progress) -> Progre
     for step in range(progress.step, settings.steps):
         begin = time.perf_counter()
         batch = worker.batches(step)
+        recorder = worker.trace.recorder(step) if worker.trace is not None else None
+        worker.executor.recorder = recorder
         sums = worker.executor.train(batch, step)
-        outcome = worker.optimizer.update(sums, step)
+        outcome = worker.optimizer.update(sums, step, recorder)
+        if worker.trace is not None and recorder is not None:
+            worker.trace.write(step, recorder)
         seconds = time.perf_counter() - begin
         worker.deadline.seconds = max(SHORTEST_DEADLINE, STEPS_A_DEADLINE * seconds)
         progress.step, progress.seconds = step + 1, progress.seconds + seconds

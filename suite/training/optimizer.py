@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from suite.errors import CheckpointError
+from suite.pipeline.recorder import Recorder
 from suite.pipeline.step import Sums
 from suite.pipeline.ties import Ties
 from suite.pipeline.topology import Group, Groups, Place
@@ -65,10 +66,11 @@ class StageOptimizer:
         if self._zero:
             self._allocate_sharded_state()
 
-    def update(self, sums: Sums, step: int) -> Outcome:
+    def update(self, sums: Sums, step: int, recorder: Recorder | None = None) -> Outcome:
         """Reduces gradients over ties and replicas, agrees on norm and finiteness, and steps or skips.
 
-        ``sums`` is this worker's share of the losses. Gradients are cleared in either case.
+        ``sums`` is this worker's share of the losses. Gradients are cleared in either case. ``recorder`` notes the
+        part after the agreement: until then a worker may wait for others.
         """
         for parameter in self._named.values():
             if parameter.grad is None:
@@ -76,6 +78,7 @@ class StageOptimizer:
         self._ties.sum_gradients()
         reduced = self._reduce()
         squares, totals = self._agree(reduced, sums)
+        start = recorder.mark() if recorder is not None else None
         norm = math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else float("nan")
         applied = math.isfinite(norm) and all(map(math.isfinite, totals))
         rate = learning_rate(step, self._settings.learning_rate, self._settings.warmup_steps)
@@ -88,6 +91,8 @@ class StageOptimizer:
             if self._place.replicas > 1:
                 self._equalise()
         self._clear()
+        if recorder is not None:
+            recorder.note("U", -1, start)
         culprits = tuple(layer for layer, square in enumerate(squares) if not math.isfinite(square))
         return Outcome(totals[0], totals[1], norm, rate, applied, culprits)
 
@@ -155,7 +160,7 @@ class StageOptimizer:
         counts = self._zero or self._place.replica == 0  # without ZeRO every replica holds the same mean
         for (layer, name), gradient in reduced if counts else ():
             if self._ties.owned(layer, name):
-                squares[layer].append(torch.linalg.vector_norm(gradient, dtype=torch.float64).square())
+                squares[layer].append(_square(gradient))
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
         vector = torch.stack(
             [torch.stack(parts).sum() if parts else zero for parts in squares]
@@ -204,6 +209,27 @@ class StageOptimizer:
                 "exp_avg_sq": torch.zeros_like(flat),
             }
         self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def lone_update(module: nn.Module, settings: OptimizerSettings) -> Callable[[], None]:
+    """Returns what a stage does to update these parameters, but for the exchange with other workers: to measure it."""
+    parameters = list(module.parameters())
+    optimizer = _make_optimizer(parameters, settings) if parameters else None
+
+    def update() -> None:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if optimizer is None or not gradients:
+            return
+        norm = math.sqrt(float(torch.stack([_square(gradient) for gradient in gradients]).sum()))
+        if settings.clip_norm is not None and norm > settings.clip_norm:
+            torch._foreach_mul_(gradients, settings.clip_norm / norm)
+        optimizer.step()
+
+    return update
+
+
+def _square(gradient: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
 
 
 def _make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:

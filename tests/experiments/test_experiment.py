@@ -53,6 +53,7 @@ def records(draw: st.DrawFn) -> Experiment:
         optimizer=OptimizerSettings(learning_rate=draw(REAL), clip_norm=draw(st.none() | REAL), beta1=draw(SHARE)),
         train=TrainSettings(steps=draw(WHOLE), threads=draw(st.none() | WHOLE)),
         tracking=TrackingSettings(project=draw(st.text())),
+        trace=draw(st.booleans()),
         shrunk=tuple(draw(st.lists(st.text(), max_size=3))),
     )
 
@@ -127,8 +128,10 @@ def test_contradictions_are_refused_with_both_numbers(sections: dict[str, Any], 
 def test_settings_reach_their_fields_with_their_types() -> None:
     record = t12_400m().with_settings(
         "train.steps=50 pipeline.stages=4 pipeline.cells=4,4,4,3 optimizer.learning_rate=1e-3 text.corpus=django"
-        " text.vocabulary=5000 pipeline.remat=always train.threads=2 model.logit_clip=none"
+        " text.vocabulary=5000 pipeline.remat=always train.threads=2 model.logit_clip=none trace=true"
     )
+    assert record.trace
+    assert not t12_400m().trace
     assert (record.train.steps, record.pipeline.stages, record.pipeline.cells) == (50, 4, (4, 4, 4, 3))
     assert (record.optimizer.learning_rate, record.text.corpus, record.pipeline.remat) == (1e-3, "django", "always")
     assert record.text.vocabulary == record.model.vocabulary == 5000
@@ -155,6 +158,8 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("steps=5", "steps is not a setting; did you mean train.steps"),
         ("train=5", "train is not a setting"),
         ("scale=paper", "scale is not a setting"),
+        ("trace=sometimes", "trace takes true or false; it was given 'sometimes'"),
+        ("pipeline.stages=20 pipeline.cells=9,9", "has 15 layers.*names 2 cells.*hold 18 layers"),
         ("train.steps", "has no '='"),
         ("train.steps=5 train.steps=6", "train.steps is set twice, to 5 and to 6"),
     ],

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from experiments.cluster import GIB, Cluster
-from experiments.footprint import bytes_needed, bytes_per_parameter, layer_bytes
 from experiments.registry import experiments, find, resolve
 from experiments.scales import changes
 from suite.errors import PlacementError, SettingError
 from suite.pipeline.layers import count_parameters
-from suite.settings import OptimizerSettings
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 FARM = Cluster(devices=128, bytes_per_device=16 * GIB, kind="gpu")
@@ -126,16 +126,40 @@ def test_paper_without_devices_is_refused_with_numbers() -> None:
 
 
 def test_the_advice_of_a_refusal_is_good() -> None:
-    for cluster, expected in (
-        (Cluster(40, 80 * GIB, "gpu"), "pipeline.replicas=2 pipeline.micro_batches=1024"),
-        (Cluster(40, 16 * GIB, "gpu"), "pipeline.replicas=2 train.batch_tokens=1000000"),
-        (Cluster(256, 10 * GIB, "gpu"), "pipeline.stages="),
+    for cluster, settings, expected in (
+        (Cluster(40, 80 * GIB, "gpu"), "", "pipeline.replicas=2 pipeline.micro_batches=1024"),
+        (Cluster(40, 16 * GIB, "gpu"), "", "pipeline.replicas=2 pipeline.micro_batches=512 train.batch_tokens=2000000"),
+        (Cluster(7, 16 * GIB, "gpu"), "", "pipeline.stages=7 pipeline.replicas=1"),
+        (Cluster(1024, 8 * GIB, "gpu"), "", "pipeline.stages=32"),
+        (FARM, "train.batch_tokens=100000", "pipeline.micro_batches=97"),  # 100,000 / 128 = 781 = 8 x 97 + 5
+        (LAPTOP, "train.batch_tokens=100000", "pipeline.micro_batches=97"),
     ):
-        with pytest.raises(PlacementError, match=f"there are {cluster}") as fault:
-            resolve("t128_6b", "paper", cluster)
+        with pytest.raises(PlacementError, match=f"there are {cluster}|examples of a step") as fault:
+            resolve("t128_6b", "paper", cluster, settings)
         advice = str(fault.value).split('"')[1]
         assert advice.startswith(expected)
-        assert resolve("t128_6b", "paper", cluster, advice)[0].scale == "paper"
+        there = cluster if cluster.kind == "gpu" else FARM
+        assert resolve("t128_6b", "paper", there, f"{settings} {advice}")[0].scale == "paper"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [(name, "") for name in NAMES] + [("t12_400m", f"pipeline.micro_batches={m}") for m in (128, 300, 400, 500)],
+)
+def test_the_devices_that_are_said_to_be_needed_are_enough(name: str, settings: str) -> None:
+    _, line = resolve(name, "auto", LAPTOP, settings)
+    count, size = re.search(r"needs (\d+) GPUs .* with (\d+\.\d) GiB each", line).groups()  # type: ignore[union-attr]
+    enough = Cluster(int(count), int(float(size) * GIB), "gpu")
+    assert resolve(name, "auto", enough, settings)[0].scale == "paper"
+    fewer = Cluster(enough.devices - 1, enough.bytes_per_device, "gpu")
+    assert resolve(name, "auto", fewer, settings)[0].scale == "laptop"
+
+
+def test_auto_takes_laptop_where_the_papers_numbers_contradict_the_settings() -> None:
+    for cluster in (LAPTOP, FARM):
+        small, line = resolve("t128_6b", "auto", cluster, "train.batch_tokens=1024")
+        assert (small.scale, small.train.batch_tokens) == ("laptop", 1024)
+        assert "R = 8 x M = 256 micro-batches are more than the 8 examples of a step" in line
 
 
 def test_settings_count_before_the_choice_and_after_the_shrinking() -> None:
@@ -144,34 +168,3 @@ def test_settings_count_before_the_choice_and_after_the_shrinking() -> None:
     assert (large.scale, large.pipeline.replicas) == ("paper", 2)
     small, _ = resolve("t128_6b", "auto", LAPTOP, "train.steps=7 model.width=32")
     assert (small.train.steps, small.model.width) == (7, 32)
-
-
-def test_bytes_of_stages_follow_parameters_micro_batches_and_remat() -> None:
-    run = resolve("t48_1_3b_deep", "laptop", LAPTOP)[0]
-    plain = bytes_needed(run)
-    assert len(plain) == 2
-    assert sum(plain) > 16 * count_parameters(run.build()[0])
-    kept = bytes_needed(run.with_settings("pipeline.remat=never"))
-    assert all(more > less for more, less in zip(kept, plain, strict=True))
-    fine = bytes_needed(run.with_settings("pipeline.micro_batches=16"))
-    assert all(less < more for less, more in zip(fine, plain, strict=True))
-
-
-def test_kept_activations_of_a_feed_forward_layer_are_those_counted_by_hand() -> None:
-    run = resolve("t12_400m", "laptop", LAPTOP)[0].with_settings("model.dropout=0.1")
-    encoder = layer_bytes(run)[1]
-    rows = -(-run.train.batch_tokens // (run.pipeline.micro_batches * run.text.max_tokens))
-    tokens, width, hidden, attention = rows * run.text.max_tokens, 64, 128, 32
-    # two LayerNorms' inputs and results and two statistics each; q, k, v; the attention's result; hidden; two dropout
-    # masks
-    floats = 4 * width + 4 + 3 * attention + attention + hidden + 2 * width
-    assert encoder.activations == tokens * 4 * floats
-    assert encoder.boundary == tokens * (4 * width + 1 + 8)
-
-
-@pytest.mark.parametrize(
-    ("name", "precision", "replicas", "each"),
-    [("adamw", "fp32", 1, 16), ("adamw", "fp32", 4, 12), ("adamw", "bf16", 4, 14), ("adafactor", "bf16", 8, 10)],
-)
-def test_bytes_of_a_parameter(name: str, precision: str, replicas: int, each: float) -> None:
-    assert bytes_per_parameter(OptimizerSettings(name=name, precision=precision), replicas) == each

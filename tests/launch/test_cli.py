@@ -1,5 +1,6 @@
 """The command line: it is small and stays so, and every fault of a user is one sentence and exit code 2."""
 
+import json
 import subprocess
 import sys
 
@@ -23,7 +24,7 @@ def here(monkeypatch, tmp_path):
 
 def test_the_commands_are_these_and_a_new_one_is_a_decision():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
-    assert names == {"experiment", "resume", "list"}
+    assert names == {"experiment", "resume", "list", "plan", "table"}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,19 @@ def test_the_commands_are_these_and_a_new_one_is_a_decision():
         (["experiment", "t128_6b", "--scale", "laptop", "--set", "pipeline.stages=500"], ["500", "131 layers"]),
         (["experiment", "t12_400m", "--scale", "laptop", "--set", "text.corpus=jango"], ["jango", "django"]),
         (["experiment", "t128_6b", "--set", "optimizer.learning_rate=inf"], ["optimizer.learning_rate", "inf"]),
+        (["plan", "t128_6"], ["t128_6", "did you mean t128_6b"]),
+        (["plan", "transformer_0"], ["transformer_0"]),
+        (["plan", "t128_6b", "--cluster", "16x16"], ["CLUSTER='16x16'", "16GiB", "2x8xH100"]),
+        (["plan", "t128_6b", "--cluster", "axH100"], ["CLUSTER='axH100'", "[nodes x] devices x device"]),
+        (["plan", "t128_6b", "--cluster", "16x16GiB"], ["layer 130 alone needs", "has 16.00 GiB", "nearest plans"]),
+        (["plan", "t128_6b", "--cluster", "8xV100"], ["need 128 devices, there are 8 V100", "pipeline.stages=8"]),
+        (["plan", "t128_6b", "--set", "pipeline.cells=70,60"], ["hold 130 layers", "1 left out"]),
+        (["plan", "t128_6b", "--set", "pipeline.cells=70,62"], ["hold 132 layers", "1 too many"]),
+        (["plan", "transformer_3", "--cluster", "2x1GiB"], ["alone needs", "has 1.00 GiB"]),
+        (["plan", "transformer_3", "--set", "pipeline.stagez=2"], ["pipeline.stagez", "pipeline.stages"]),
+        (["table", "4"], ["no table is called '4'", "efficiency"]),
+        (["table", "breakdown"], ["has a trace yet"]),
+        (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
         (["resume", ""], ["which run?", "RUN="]),
         (["resume", "**x"], ["no run '**x'"]),
         (["resume", "nothing"], ["no run 'nothing'", "there are no runs"]),
@@ -50,6 +64,17 @@ def test_a_users_fault_is_one_sentence_and_exit_code_2(arguments, parts, monkeyp
     assert "Traceback" not in said
     for part in parts:
         assert part in said, said
+
+
+def test_a_plan_as_json_is_one_object_and_nothing_else(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["gpipe", "plan", "transformer_103", "--cluster", "8x16GiB", "--format", "json"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    plan = json.loads(capfd.readouterr().out)
+    assert (plan["parameters"], plan["K"], sum(plan["cells"])) == (5_318_006_016, 8, 105)
+    assert all(0 < stage["peak_bytes"] <= 16 * 2**30 for stage in plan["stages"])
+    assert plan["hours"] == pytest.approx(plan["steps"] * plan["step_s"] / 3600)
 
 
 def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch, capsys):

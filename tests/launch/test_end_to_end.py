@@ -2,14 +2,21 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import filelock
 import pytest
+
+from experiments.cluster import Cluster
+from launch import cli
+from suite.errors import SuiteError
+from suite.pipeline.devices import DEVICES
 
 SMALL = (
     "text.corpus=django text.vocabulary=1200 text.max_tokens=32 model.layers=2 model.feed_forward=64 "
@@ -67,11 +74,103 @@ def test_a_run_through_ray_leaves_a_whole_record(through_ray):
     assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["seconds"])
     assert 0 < record["baseline_nll"] < record["valid_nll"] < 9  # six steps learn little
     assert record["parameters"] > 1200 * 64
-    assert (run / "plan.txt").read_text().count("stage ") == 2
     assert sorted(path.name for path in (run / "logs").iterdir()) == ["stage-0-0.log", "stage-0-1.log"]
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["00000003", "00000006"]
     for word in ("validation:", "unigram entropy", "peak memory", f"{record['valid_nll']:.3f}", str(run)):
         assert word in printed.replace("\n", " "), printed
+
+
+def test_a_run_leaves_the_plan_that_it_walked(through_ray):
+    folder, printed = through_ray
+    run = only_run(folder)
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["K"], plan["R"], plan["M"], plan["layers"], plan["steps"]) == (2, 1, 3, 7, 6)
+    assert plan["measured"]
+    assert len(plan["cells"]) == 2
+    assert sum(plan["cells"]) == 7
+    assert plan["parameters"] == json.loads((run / "record.json").read_text())["parameters"]
+    lines = (run / "plan.txt").read_text().splitlines()
+    assert lines[0].startswith("plan of t24_1_3b_wide on ")
+    assert "simulated from measured layer costs" in lines[0]
+    cut = plan["cells"][0]
+    for stage, layers in enumerate((f"layers 0-{cut - 1} ({cut})", f"layers {cut}-6 ({7 - cut})")):
+        assert sum(line.startswith(f"  stage {stage}: {layers}, ") for line in lines) == 1
+    assert lines[-1] == f"folder: {run}"
+    assert all(line in printed.splitlines() for line in lines)
+
+
+def test_a_run_leaves_a_trace_and_its_picture(through_ray):
+    folder, printed = through_ray
+    run = only_run(folder)
+    events = json.loads((run / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
+    seen = Counter((event["args"]["step"], event["tid"], event["name"]) for event in spans)
+    walked = ["F0", "F1", "F2", "R0", "R1", "B0", "B1", "B2", "U"]  # of three micro-batches the last is not rebuilt
+    # the first two steps of the six warm up
+    assert seen == Counter((step, stage, name) for step in (2, 3, 4, 5) for stage in (0, 1) for name in walked)
+    for step in (2, 3, 4, 5):
+        at = {(event["tid"], event["name"]): event for event in spans if event["args"]["step"] == step}
+        for i in range(3):  # a stage begins when its neighbour is done
+            assert at[1, f"F{i}"]["ts"] >= at[0, f"F{i}"]["ts"] + at[0, f"F{i}"]["dur"]
+            assert at[0, f"B{i}"]["ts"] >= at[1, f"B{i}"]["ts"] + at[1, f"B{i}"]["dur"]
+    assert (run / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    pictures = [line for line in printed.splitlines() if re.match(r"stage [01] +[.FRBU]{100}$", line)]
+    assert [line.split()[1] for line in pictures] == ["0", "1", "0", "1"]  # measured, then simulated
+    for measured, simulated in (pictures[::2], pictures[1::2]):
+        assert all(kind in simulated for kind in "FB")
+        assert all(kind in measured for kind in "FB")
+    assert pictures[2].split()[2].startswith("F")
+    assert re.search(r"^step [3-6], measured: \d+\.\d+ s, idle \d", printed, re.MULTILINE)
+    assert f"trace: {run / 'trace.json'}" in printed
+
+
+class StartedError(SuiteError):
+    """Workers would be started now."""
+
+
+@pytest.fixture
+def small_machine(tmp_path, monkeypatch):
+    """This process's machine has four cores with ``limit`` bytes each, measures nothing, and cannot start workers."""
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*arguments, **options):
+        raise StartedError("workers were started")
+
+    def of(limit):
+        monkeypatch.setattr("launch.session.this_machine", lambda: Cluster(4, limit, "cpu"))
+
+    monkeypatch.setattr("launch.pricing.PATIENCE_S", 0.0)
+    monkeypatch.setattr("launch.pricing.this_device", lambda memory: DEVICES["TPUv3"])
+    monkeypatch.setattr("launch.spawn.run_processes", refuse)
+    return of
+
+
+def called(monkeypatch, capsys, settings):
+    """Runs the command line in this process; returns its exit code and what it said."""
+    arguments = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings]
+    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code, capsys.readouterr().err
+
+
+def test_a_run_that_does_not_fit_is_refused_before_any_worker_starts(small_machine, monkeypatch, capsys, tmp_path):
+    settings = f"{SMALL} train.steps=6 pipeline.stages=2"
+    small_machine(7 * 2**20)
+    code, said = called(monkeypatch, capsys, settings)
+    assert code == 2
+    assert said.startswith(
+        "error: stage 0 (layers 0-5) needs 0.01 GiB, the device has 0.01 GiB; 3 stages are the fewest"
+    )
+    assert "Traceback" not in said
+    assert "workers were started" not in said
+    assert not [path for path in tmp_path.glob("runs/*/*/**/*") if path.is_file() and path.name != "lock"]
+    assert "there are no runs" in gpipe(tmp_path, "resume", "t24_1_3b_wide", code=2)
+    (advice, *_) = re.findall(r'SET="([^"]+)"', said)
+    assert advice == "pipeline.stages=3"
+    code, said = called(monkeypatch, capsys, settings.replace("pipeline.stages=2", advice))
+    assert (code, said.strip()) == (2, "error: workers were started")
 
 
 def test_wandb_reads_the_run_back_with_the_losses_of_the_metrics(through_ray):
@@ -104,6 +203,7 @@ def test_a_finished_run_is_not_resumed_and_more_steps_go_on_at_another_k(through
         "train.steps=8 pipeline.stages=1 pipeline.replicas=2",
     )
     assert "resumed at step 6" in printed
+    assert "measured:" not in printed  # two steps are too few to be traced, and those of two stages are another plan's
     assert losses(run)[:6] == before
     assert len(losses(run)) == 8
     record = json.loads((run / "record.json").read_text())

@@ -11,7 +11,7 @@ from launch.ray_train import check_room, first_cause
 from launch.worker import Job
 from suite.errors import NeighbourLostError, NumbersError, PlacementError, StallError, WorkerError
 
-JOB = Job(Path("runs/x/1"), Path("text"), use_gpu=False, resume=False)
+JOB = Job(Path("runs/x/1"), Path("text"), (66, 65), use_gpu=False, resume=False)
 EXPERIMENT = laptop(find("t128_6b"), Cluster(2, 2**33, "cpu"))
 
 

@@ -13,6 +13,8 @@ from launch import spawn
 from launch.runs import RunFolder
 from launch.worker import Job
 from suite.data.prepare import folder_of, prepare
+from suite.pipeline.layers import cost_of
+from suite.pipeline.partition import partition
 
 BASE = (
     "text.corpus=django text.vocabulary=1200 text.max_tokens=32 model.layers=2 model.dropout=0.1 train.steps=20 "
@@ -33,9 +35,8 @@ def trained(tmp_path_factory):
             run = RunFolder(root / str(len(done)))
             run.path.mkdir()
             run.experiment.write_text(experiment.to_toml())
-            spawn.run(
-                Job(run.path, folder_of(experiment.text, root / "cache"), False, False), experiment, deadline_s=200
-            )
+            job = Job(run.path, folder_of(experiment.text, root / "cache"), cells_of(experiment), False, False)
+            spawn.run(job, experiment, deadline_s=200)
             lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
             files = {path.name: load_file(path) for path in sorted(run.checkpoints.glob("*/*.safetensors"))}
             record = json.loads(run.record.read_text())
@@ -43,6 +44,13 @@ def trained(tmp_path_factory):
         return done[settings]
 
     return train
+
+
+def cells_of(experiment):
+    """Returns the cells by hand or a cut by the layers' cost hints; a run takes its own from measured costs."""
+    layers, _ = experiment.build()
+    pipeline = experiment.pipeline
+    return tuple(pipeline.cells or partition([cost_of(layer) for layer in layers], pipeline.stages))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Schedules as pictures, and what the validator refuses."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +73,33 @@ def test_faulty_schedules_are_refused_with_stage_and_action(lines, message):
     micro_batches = 2 if any("1" in line for line in lines) else 1
     with pytest.raises(SettingError, match=message):
         validate(parse(lines), micro_batches)
+
+
+def test_the_picture_of_a_big_deadlock_is_cut_to_where_it_happens():
+    stages, micro_batches = 40, 60
+    schedule = [[Action(kind, i) for kind in "FB" for i in range(micro_batches)] for _ in range(stages)]
+    schedule[24].remove(Action("B", 0))
+    schedule[24].insert(micro_batches - 1, Action("B", 0))  # before the forward that stage 25 needs to send it
+    with pytest.raises(SettingError) as caught:
+        validate(schedule, micro_batches)
+    first, *rows = str(caught.value).splitlines()
+    assert "stage 24 at B0, stage 25 at F59" in first
+    assert first.endswith("and 24 other stages wait for each other; "
+                          "drawn are stages 17 to 32 of 40 and their last 40 units of time")  # fmt: skip
+    assert [row.split()[1] for row in rows] == [str(k) for k in range(17, 33)]
+    assert {len(row.split()) for row in rows} == {2 + 40}
+    assert len(str(caught.value)) < 5_000
+
+
+@pytest.mark.parametrize("one_at_a_time", [False, True])
+def test_a_big_schedule_is_validated_at_once(one_at_a_time):
+    """Within a bound on processor time, which does not count what else the machine does."""
+    schedule = fill_drain(128, 512, "always")
+    if one_at_a_time:
+        schedule = [[Action(kind, i) for i in range(512) for kind in "FRB"] for _ in range(128)]
+    start = time.process_time()
+    validate(schedule, 512)
+    assert time.process_time() - start < 4
 
 
 def test_an_evaluation_has_no_backward():

@@ -1,0 +1,97 @@
+"""Where a step's time goes, from its trace: computing, rebuilding, and four kinds of not computing.
+
+    all devices' time = compute + rebuild + update + bubble + imbalance + communication
+
+The bubble is what even stages with instant messages would idle, imbalance what the stages as they are idle beyond that,
+both simulated from the trace's own durations; communication is the rest: messages, waiting for data, and other work.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from experiments.paper import printed
+from experiments.table import Table, Value
+from suite.pipeline.schedule import Action
+from suite.pipeline.simulate import StageCost, play
+from suite.pipeline.timeline import Timeline
+from suite.training.trace import StepTrace
+
+PARTS = ("compute", "rebuild", "update", "bubble", "imbalance", "communication")
+
+
+def shares(timeline: Timeline) -> dict[str, float]:
+    """Returns the share of each part, adding up to 1."""
+    stages = range(len(timeline.rows))
+    whole = len(timeline.rows) * timeline.seconds
+    work = sum(timeline.busy(k, "FRB") for k in stages)
+    update = sum(timeline.busy(k, "U") for k in stages)
+    costs = [_mean_costs(timeline, k) for k in stages]
+    even = _average(costs)
+    evenly, unevenly = (_played(timeline, each) for each in ([even] * len(costs), costs))
+    found = {
+        "compute": sum(timeline.busy(k, "FB") for k in stages) / whole,
+        "rebuild": sum(timeline.busy(k, "R") for k in stages) / whole,
+        "update": update / whole,
+        "bubble": (len(costs) * evenly - work) / whole,
+        "imbalance": (unevenly - evenly) / timeline.seconds,
+    }
+    return {**found, "communication": 1 - sum(found.values())}
+
+
+def breakdown_table(name: str, traces: Sequence[StepTrace], layers: Sequence[int]) -> Table:
+    """Returns the mean shares over the traced steps of a run with ``layers`` layers a stage."""
+    each = [shares(trace.timeline) for trace in traces]
+    stages, micro_batches = _size(traces[0].timeline)
+    paper = printed("breakdown")
+    bound = (stages - 1) / (micro_batches + stages - 1)
+    beside: dict[str, str] = {
+        "rebuild": f"at most {paper['rebuild_most']:.0%}",
+        "imbalance": f"{paper['imbalance_at_2']:.1%} at K = 2",
+        "bubble": f"a little below (K-1)/(M+K-1) = {bound:.1%}",
+    }
+    rows: list[list[Value]] = [
+        [
+            part, statistics.fmean(one[part] for one in each), min(one[part] for one in each),
+            max(one[part] for one in each), beside.get(part, "-"),
+        ]
+        for part in PARTS
+    ]  # fmt: skip
+    headings = ("part", "share (measured)", "least", "most", "paper")
+    notes = [
+        f"{name}: K = {stages}, M = {micro_batches}, layers a stage {', '.join(map(str, layers))}; "
+        f"{len(traces)} traced steps, {statistics.fmean(t.timeline.seconds for t in traces):.3f} s each.",
+        "Shares of the time of all stages. Bubble and imbalance are simulated from the measured durations; "
+        "communication is the measured rest: messages, waiting for data, other work on the machine.",
+        paper["note"],
+    ]
+    return Table("breakdown", "Where a step's time goes", headings, rows, notes)
+
+
+def _size(timeline: Timeline) -> tuple[int, int]:
+    return len(timeline.rows), sum(span.kind == "F" for span in timeline.rows[0])
+
+
+def _mean_costs(timeline: Timeline, stage: int) -> StageCost:
+    def mean(kind: str) -> float:
+        seconds = [span.seconds for span in timeline.rows[stage] if span.kind == kind]
+        return statistics.fmean(seconds) if seconds else 0.0
+
+    return StageCost(mean("F"), mean("R"), mean("B"))
+
+
+def _average(costs: Sequence[StageCost]) -> StageCost:
+    return StageCost(
+        statistics.fmean(cost.forward_s for cost in costs),
+        statistics.fmean(cost.rebuild_s for cost in costs),
+        statistics.fmean(cost.backward_s for cost in costs),
+    )
+
+
+def _played(timeline: Timeline, costs: Sequence[StageCost]) -> float:
+    """Returns the seconds of the trace's own actions at these costs, messages taking no time."""
+    schedule = [[Action(span.kind, span.micro_batch) for span in row if span.kind != "U"] for row in timeline.rows]
+    names = {"F": "forward_s", "R": "rebuild_s", "B": "backward_s"}
+    rows = play(schedule, lambda k, action: getattr(costs[k], names[action.kind]), lambda k, action: 0.0)
+    return max(row[-1].end for row in rows)

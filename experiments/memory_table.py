@@ -1,0 +1,119 @@
+"""Table 1: the largest Transformer-L that fits, by the plan's own rule of memory. Nothing is run: all is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from experiments.cluster import GIB, Cluster
+from experiments.language import BATCH, LanguageModel
+from experiments.paper import printed
+from experiments.planning import estimated_price
+from experiments.table import Table, Value
+from models.language_model import LanguageModelShape
+from suite.pipeline.costs import LayerCost
+from suite.pipeline.devices import DEVICES
+from suite.pipeline.memory import CellBytes, bytes_per_parameter, peak_bytes
+from suite.pipeline.partition import cell_ranges, fewest_stages, partition
+from suite.pipeline.schedule import fill_drain
+from suite.settings import OptimizerSettings, PipelineSettings
+
+
+@dataclass(frozen=True)
+class Column:
+    """One device column of the table."""
+
+    name: str
+    pipeline: PipelineSettings
+
+
+def columns() -> list[Column]:
+    """Returns the paper's: without a pipeline a whole batch at once, nothing rebuilt; with one, micro-batches of 1."""
+    numbers = printed("table1.transformer")
+    naive = PipelineSettings(stages=1, micro_batches=1, remat="never")
+    return [
+        Column(name, naive if name.startswith("Naive") else PipelineSettings(stages=stages, micro_batches=BATCH))
+        for name, stages in zip(numbers["columns"], numbers["K"], strict=True)
+    ]
+
+
+def memory_table() -> Table:
+    """Returns the table, at the bytes a parameter that this suite keeps and at the paper's 12."""
+    numbers = printed("table1.transformer")
+    ours = bytes_per_parameter(OptimizerSettings(), replicas=1)
+    rows: list[list[Value]] = []
+    for each in (numbers["bytes_per_parameter"], ours):
+        for at, column in enumerate(columns()):
+            rows.append([*_row(column, each, numbers["device_gib"] * GIB), *_printed(numbers, at)])
+    headings = (
+        "devices", "bytes a parameter", "largest L (computed)", "parameters (computed)", "parameters GiB (computed)",
+        "peak activations GiB (computed)", "fullest device GiB (computed)", "limit GiB", "L (paper)", "ratio of L",
+        "parameters (paper)", "parameters GiB (paper)", "peak activations GiB (paper)",
+    )  # fmt: skip
+    notes = [
+        f"Batch {BATCH} sequences of 1024, fp32; with a pipeline M = {BATCH}, the last micro-batch not rebuilt.",
+        "GiB are sums over devices, but for the fullest. Activations are all that does not stand for parameters.",
+        f"12 bytes are the paper's: a weight and two of the optimizer's. {ours:.0f} are what this suite keeps: weight, "
+        "gradient, two moments; gradients stand all the while because micro-batches add to them.",
+        numbers["note"],
+        "The AmoebaNet columns wait for that model.",
+    ]
+    return Table("table-1", "Table 1, Transformer-L: the largest model that fits", headings, rows, notes)
+
+
+def _printed(numbers: dict[str, list[float]], at: int) -> list[Value]:
+    return [numbers["parameters"][at], numbers["parameter_gib"][at], numbers["activation_gib"][at]]
+
+
+def _row(column: Column, each: float, limit: int) -> list[Value]:
+    numbers = printed("table1.transformer")
+    printed_layers = numbers["L"][numbers["columns"].index(column.name)]
+    kinds = _kinds(column.pipeline)
+    largest = largest_model(kinds, column.pipeline, each, limit)
+    costs = stack(kinds, largest)
+    peaks = fit(costs, column.pipeline, each, limit)
+    parameters = sum(cost.parameters for cost in costs)
+    standing = each * parameters
+    return [
+        column.name, each, largest, parameters, standing / GIB, (sum(peaks) - standing) / GIB, max(peaks) / GIB,
+        limit / GIB, printed_layers, largest / printed_layers,
+    ]  # fmt: skip
+
+
+def _kinds(pipeline: PipelineSettings) -> tuple[LayerCost, LayerCost, LayerCost]:
+    """Returns the costs of the embedding, of a block and of the head."""
+    one = LanguageModel(LanguageModelShape(layers=1), pipeline.model_copy(update={"stages": 1}))
+    costs = estimated_price(one, Cluster(1, DEVICES["TPUv3"].memory, "gpu", device=DEVICES["TPUv3"])).costs
+    return costs[0], costs[1], costs[2]
+
+
+def stack(kinds: tuple[LayerCost, LayerCost, LayerCost], layers: int) -> list[LayerCost]:
+    """Returns the costs of a Transformer-L."""
+    return [kinds[0], *[kinds[1]] * layers, kinds[2]]
+
+
+def largest_model(
+    kinds: tuple[LayerCost, LayerCost, LayerCost], pipeline: PipelineSettings, each: float, limit: int
+) -> int:
+    """Returns the most blocks that fit, found by bisection: what fits with more fits with fewer."""
+
+    def fits(layers: int) -> bool:
+        sizes = CellBytes(stack(kinds, layers), pipeline.micro_batches, pipeline.remat, each)
+        fewest = fewest_stages(sizes.reach(limit))
+        return fewest is not None and fewest <= pipeline.stages
+
+    least, most = 0, 1
+    while fits(most):
+        least, most = most, 2 * most
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle)
+    return least
+
+
+def fit(costs: Sequence[LayerCost], pipeline: PipelineSettings, each: float, limit: int) -> list[int]:
+    """Returns the peak bytes of each cell of the lightest fitting cut."""
+    sizes = CellBytes(costs, pipeline.micro_batches, pipeline.remat, each)
+    cells = cell_ranges(partition([cost.seconds for cost in costs], pipeline.stages, sizes.reach(limit)), len(costs))
+    actions = fill_drain(1, pipeline.micro_batches, pipeline.remat)[0]
+    return [peak_bytes(actions, sizes.stage(cell[0], cell[-1] + 1)) for cell in cells]

@@ -1,0 +1,55 @@
+"""The pipeline's picture: stages as rows, what they did in colours, measured above simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from suite.pipeline.timeline import Timeline
+
+COLOURS = {"F": "#4c78a8", "R": "#f2b134", "B": "#54a24b", "U": "#b279a2"}
+NAMES = {"F": "forward", "R": "rebuild", "B": "backward", "U": "update"}
+_IDLE = "#ececec"
+_LEGIBLE = 0.012
+"""The share of a step below which an action is too narrow for its name."""
+
+
+def draw(rows: Sequence[tuple[str, Timeline]], path: Path, title: str) -> None:
+    """Writes a PNG with one panel for each (title, timeline), below one another, on one scale of time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
+
+    stages = max(len(timeline.rows) for _, timeline in rows)
+    longest = max(timeline.seconds for _, timeline in rows)
+    height = 1.1 + len(rows) * (0.75 + 0.42 * stages)
+    figure, axes = plt.subplots(len(rows), 1, figsize=(13, height), sharex=True, squeeze=False)
+    for axis, (name, timeline) in zip(axes[:, 0], rows, strict=True):
+        _panel(axis, timeline, longest)
+        axis.set_title(f"{name}: {timeline.seconds:.3f} s a step, idle {timeline.bubble:.1%}", loc="left", fontsize=10)
+    axes[-1, 0].set_xlabel("seconds")
+    handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in COLOURS] + [Patch(color=_IDLE, label="idle")]
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.legend(handles=handles, loc="upper right", ncols=5, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.97))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _panel(axis: Any, timeline: Timeline, longest: float) -> None:
+    for stage, row in enumerate(timeline.rows):
+        axis.barh(stage, timeline.seconds, height=0.8, color=_IDLE)
+        for span in row:
+            place = {"left": span.start, "height": 0.8}
+            axis.barh(stage, span.seconds, **place, color=COLOURS[span.kind], edgecolor="white", linewidth=0.4)
+            if span.seconds > _LEGIBLE * longest:
+                middle = span.start + span.seconds / 2
+                axis.text(middle, stage, str(span), ha="center", va="center", fontsize=7, color="black")
+    axis.set_yticks(range(len(timeline.rows)), [f"stage {k}" for k in range(len(timeline.rows))])
+    axis.set_xlim(0, longest)
+    axis.invert_yaxis()
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)

@@ -1,0 +1,305 @@
+"""A workload, a cluster and costs become a plan; where that fails, the nearest plans that can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from experiments.cluster import GIB, Cluster
+from experiments.workload import Measurable, Workload
+from suite.errors import PlanError, SettingError, SuiteError
+from suite.pipeline.costs import LayerCost
+from suite.pipeline.devices import DEVICES, Device
+from suite.pipeline.estimate import estimate
+from suite.pipeline.layers import count_parameters
+from suite.pipeline.memory import bytes_per_parameter
+from suite.pipeline.plan import Machine, Plan, make_plan
+
+
+@dataclass(frozen=True)
+class Price:
+    """Layer costs of a workload on a cluster's devices, and where they come from."""
+
+    costs: tuple[LayerCost, ...]
+    machine: Machine
+    source: str
+    measured: bool
+
+
+Pricer = Callable[[Measurable, Cluster], Price]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and all that is said of it."""
+
+    work: Workload
+    cluster: Cluster
+    price: Price
+    plan: Plan
+    parameters: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all replicas."""
+        return self.work.batch_tokens / self.plan.step_s
+
+    @property
+    def hours(self) -> float:
+        """To the last step."""
+        return self.work.steps * self.plan.step_s / 3600
+
+    @property
+    def kind(self) -> str:
+        """How the seconds were come by."""
+        return f"simulated from {'measured' if self.price.measured else 'estimated'} layer costs"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns what ``make plan FORMAT=json`` prints: seconds, bytes, counts."""
+        plan, pipeline = self.plan, self.plan.pipeline
+        return {
+            "name": self.work.name, "cluster": str(self.cluster), "costs": self.price.source,
+            "measured": self.price.measured, "parameters": self.parameters,
+            "layers": sum(plan.cells), "K": pipeline.stages, "M": pipeline.micro_batches, "R": pipeline.replicas,
+            "remat": pipeline.remat, "cells": list(plan.cells), "step_s": plan.step_s, "limit_s": plan.limit_s,
+            "tokens_per_second": self.tokens_per_second, "bubble": plan.timeline.bubble,
+            "steps": self.work.steps, "hours": self.hours, "device_bytes": plan.limit, "notes": list(self.notes),
+            "stages": [
+                {
+                    "first_layer": stage.begin, "last_layer": stage.end - 1, "parameters": stage.parameters,
+                    "forward_s": stage.cost.forward_s, "rebuild_s": stage.cost.rebuild_s,
+                    "backward_s": stage.cost.backward_s, "update_s": stage.cost.update_s,
+                    "sends_bytes": stage.cost.sends, "returns_bytes": stage.cost.returns,
+                    "idle": plan.timeline.idle(k), "peak_bytes": stage.peak_bytes,
+                }
+                for k, stage in enumerate(plan.stages)
+            ],
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """Returns the plan for a person to read."""
+        plan, pipeline = self.plan, self.plan.pipeline
+        most = max(stage.peak_bytes for stage in plan.stages)
+        return [
+            f"plan of {self.work.name} on {self.cluster}; {self.kind} ({self.price.source})",
+            *(f"  {note}" for note in self.notes),
+            f"  {sum(plan.cells)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
+            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}, remat {pipeline.remat}",
+            *_stage_lines(plan),
+            f"  step {_seconds(plan.step_s)} (limit {_seconds(plan.limit_s)}), bubble {plan.timeline.bubble:.1%}, "
+            f"{self.tokens_per_second:,.0f} tokens/s, heaviest stage {most / GIB:.2f} of {plan.limit / GIB:.2f} GiB",
+            f"  {self.work.steps:,} steps of {self.work.batch_tokens:,} tokens: {self.hours:,.2f} hours",
+        ]
+
+
+def _stage_lines(plan: Plan) -> Iterator[str]:
+    """Yields a line a stage; a run of stages that are alike shares one."""
+    first = 0
+    for k, stage in enumerate(plan.stages):
+        following = plan.stages[k + 1] if k + 1 < len(plan.stages) else None
+        if following is not None and _alike(stage, following):
+            continue
+        name = f"stage {k}" if first == k else f"stages {first}-{k}"
+        begin, cost = plan.stages[first].begin, stage.cost
+        each = "" if first == k else " each"
+        yield (
+            f"  {name}: layers {begin}-{stage.end - 1} ({stage.end - stage.begin}{each}), "
+            f"{stage.parameters:,} parameters, F {_seconds(cost.forward_s)} R {_seconds(cost.rebuild_s)} "
+            f"B {_seconds(cost.backward_s)}, idle {plan.timeline.idle(k):.1%}, {stage.peak_bytes / GIB:.2f} GiB"
+        )
+        first = k + 1
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return (one.end - one.begin, one.cost) == (other.end - other.begin, other.cost)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
+
+
+def estimated_price(work: Measurable, cluster: Cluster) -> Price:
+    """Returns costs from operations and bytes over the cluster's declared device.
+
+    A cluster of the machine at hand has none: its memory counts, and the speed of a TPUv3 core, which decides nothing
+    where only bytes are asked for.
+    """
+    device = cluster.device or replace(DEVICES["TPUv3"], memory=cluster.bytes_per_device)
+    costs = _estimated(_Keyed.of(work), device)
+    link = cluster.link(work.pipeline.stages) if cluster.device is not None else device.messages
+    machine = Machine(cluster.bytes_per_device, device.process, link, cluster.reduce_bytes_per_s)
+    return Price(costs, machine, _source(device), measured=False)
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """A work that equals another one of the same costs."""
+
+    work: Measurable = field(compare=False)
+    key: str = ""
+
+    @staticmethod
+    def of(work: Measurable) -> _Keyed:
+        return _Keyed(work, work.key())
+
+
+@lru_cache(maxsize=64)
+def _estimated(keyed: _Keyed, device: Device) -> tuple[LayerCost, ...]:
+    """Looking for the nearest plans asks for the same costs many times."""
+    work = keyed.work
+    layers, loss = work.build()
+    return tuple(estimate(layers, loss, work.sample().largest, device, work.optimizer))
+
+
+def _source(device: Device) -> str:
+    share = "" if device.attained == 1 else f" at {device.attained:.0%} of its peak"
+    return f"operations and bytes over {device.name}{share}"
+
+
+def make(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...] = ()) -> Planned:
+    """Returns the plan of a workload on a cluster.
+
+    Raises PlanError with every fault, devices and memory alike, and with the nearest plans that have none.
+    """
+    try:
+        return attempt(work, cluster, pricer, notes)
+    except PlanError as fault:
+        found = nearest(work, cluster, _process_bytes(work, cluster, pricer))
+        remedies = [f'SET="{settings}": {gain}' for settings, gain in found]
+        raise PlanError(fault.faults, remedies) from None
+
+
+def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...] = ()) -> Planned:
+    """As ``make``, without a word of what would fit."""
+    pipeline = work.pipeline
+    faults = []
+    # cores at hand can take turns; of what is declared there is no more
+    turns = cluster.kind == "cpu" and cluster.device is None
+    if pipeline.stages * pipeline.replicas > cluster.devices and not turns:
+        faults.append(
+            f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need "
+            f"{pipeline.stages * pipeline.replicas} devices, there are {cluster}"
+        )
+    if pipeline.replicas * pipeline.micro_batches > work.examples:
+        faults.append(
+            f"R = {pipeline.replicas} x M = {pipeline.micro_batches} micro-batches are more than the {work.examples} "
+            "examples of a step"
+        )
+    try:
+        price = pricer(work, cluster)
+        each = bytes_per_parameter(work.optimizer, pipeline.replicas)
+        plan = make_plan(price.costs, len(price.costs), pipeline, each, price.machine)
+    except PlanError as fault:
+        raise PlanError([*faults, *fault.faults]) from None
+    except SettingError as fault:
+        raise PlanError([*faults, str(fault)]) from None
+    if faults:
+        raise PlanError(faults)
+    return Planned(work, cluster, price, plan, count_parameters(work.build()[0]), notes)
+
+
+def _process_bytes(work: Workload, cluster: Cluster, pricer: Pricer) -> int:
+    """Returns what a worker takes for itself, as the pricer has found it."""
+    try:
+        return pricer(work, cluster).machine.process
+    except SuiteError:
+        return 0
+
+
+def nearest(work: Workload, cluster: Cluster, process: int = 0) -> Iterator[tuple[str, str]]:
+    """Yields settings that fit where the workload does not, each the smallest change of its kind, and what they give.
+
+    Cells not by hand; rebuilding; more stages; smaller micro-batches; the stages and replicas there are devices for,
+    with the same mini-batch or a smaller one. Costs are estimated; of each device a worker takes ``process`` bytes for
+    itself.
+    """
+
+    def price(changed: Measurable, cluster: Cluster) -> Price:
+        found = estimated_price(changed, cluster)
+        return replace(found, machine=replace(found.machine, process=max(process, found.machine.process)))
+
+    for changes in _kinds_of_change(work, cluster):
+        for changed, settings in changes:
+            try:
+                planned = attempt(changed, cluster, price)
+            except PlanError:
+                continue
+            most = max(stage.peak_bytes for stage in planned.plan.stages)
+            yield settings, f"{most / GIB:.2f} GiB a device, {_seconds(planned.plan.step_s)} a step (estimated)"
+            break
+
+
+Change = tuple[Workload, str]
+
+
+def _kinds_of_change(work: Workload, cluster: Cluster) -> Iterator[Iterator[Change]]:
+    pipeline = work.pipeline
+    layers = len(estimated_price(work, cluster).costs)
+    if pipeline.cells is not None:
+        yield iter([_changed(work)])
+    if pipeline.remat == "never":
+        yield iter([_changed(work, remat="except_last")])
+    most = min(layers, cluster.devices // pipeline.replicas)
+    # by an eighth each time: a plan takes a while, and the fewest stages of all are told with the fault
+    counts = sorted({max(pipeline.stages + 1, most * eighth // 8) for eighth in range(1, 9)})
+    yield (_changed(work, stages=count) for count in counts if pipeline.stages < count <= most)
+    doubled = [pipeline.micro_batches << power for power in range(1, 12)]
+    fitting = [count for count in doubled if count * pipeline.replicas <= work.examples]
+    yield (_changed(work, micro_batches=count) for count in fitting)
+    if cluster.devices > 0:
+        stages = min(pipeline.stages, layers, cluster.devices)
+        yield _smaller(work, stages, min(pipeline.replicas, cluster.devices // stages))
+
+
+def _changed(work: Workload, **changes: Any) -> Change:
+    """Returns the workload with another pipeline, and the settings that make it; cells by hand go."""
+    pipeline = work.pipeline.model_copy(update={**changes, "cells": None})
+    settings = [f"pipeline.{name}={value}" for name, value in changes.items()]
+    if work.pipeline.cells is not None:
+        settings.append("pipeline.cells=none")
+    return work.with_pipeline(pipeline), " ".join(settings)
+
+
+def _smaller(work: Workload, stages: int, replicas: int) -> Iterator[Change]:
+    """Yields the stages and replicas there are devices for, with the whole mini-batch, half of it, a quarter, ...
+
+    Micro-batches stay as large as they are, and are no more than there are examples.
+    """
+    pipeline = work.pipeline
+    for power in range(11):
+        count = -(-pipeline.micro_batches * pipeline.replicas // (replicas << power))
+        count = min(count, (work.examples >> power) // replicas)
+        if count < 1:
+            return
+        changes = {"stages": stages, "replicas": replicas, "micro_batches": count}
+        changes = {name: value for name, value in changes.items() if value != getattr(pipeline, name)}
+        if not changes and not power:
+            continue
+        changed, settings = _changed(work, **changes)
+        if power:
+            changed, batch = changed.with_share(2.0**-power)
+            settings = f"{settings} {batch}".strip()
+        yield changed, settings
+        if count == 1:
+            return
+
+
+def adapted(work: Workload, cluster: Cluster) -> tuple[Workload, tuple[str, ...]]:
+    """Returns the workload with as many replicas as the cluster has devices for, and what was changed.
+
+    The mini-batch stays and is cut into as many micro-batches over all: those of fewer replicas are more.
+    """
+    pipeline = work.pipeline
+    room = cluster.devices // pipeline.stages
+    if not 0 < room < pipeline.replicas:
+        return work, ()
+    count = -(-pipeline.micro_batches * pipeline.replicas // room)
+    changed = pipeline.model_copy(update={"replicas": room, "micro_batches": count})
+    note = (
+        f"R {pipeline.replicas} -> {room} and M {pipeline.micro_batches} -> {count}: "
+        f"{cluster.devices} devices hold {room} x {pipeline.stages} stages; the mini-batch stays"
+    )
+    return work.with_pipeline(changed), (note,)

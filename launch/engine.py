@@ -1,0 +1,60 @@
+"""One worker's engine, put together: its stage, its links to its neighbours, its update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from suite.pipeline.stage import Stage
+from suite.pipeline.step import Executor
+from suite.pipeline.ties import Ties, find_ties
+from suite.pipeline.topology import Place, make_groups
+from suite.pipeline.transport import Deadline, Transport
+from suite.settings import OptimizerSettings, Remat
+from suite.training import checkpoint
+from suite.training.checkpoint import Checkpoint
+from suite.training.loop import FIRST_DEADLINE
+from suite.training.optimizer import StageOptimizer, named_parameters
+
+GROUP_TIMEOUT = 300.0
+"""Seconds a collective may last: far beyond a checkpoint's writing, far below torch's half hour."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A worker's stage, ready to train from ``start``; ``notes`` are those of the checkpoint it was read from."""
+
+    executor: Executor
+    optimizer: StageOptimizer
+    deadline: Deadline
+    start: int
+    notes: dict[str, Any]
+
+
+def assemble(
+    place: Place, layers: Sequence[nn.Module], loss: nn.Module, cells: Sequence[range], device: torch.device,
+    remat: Remat, settings: OptimizerSettings, seed: int, find: Callable[[Stage], Checkpoint | None] = lambda _: None,
+) -> Engine:  # fmt: skip
+    """Makes this worker's stage, new or from the checkpoint that ``find`` returns. Every rank must call this.
+
+    Weights come before DeepSpeed, which may flatten them; optimizer state after.
+    """
+    groups = make_groups(place, GROUP_TIMEOUT)
+    stage = Stage(layers, cells[place.stage], loss if place.last else None, device, settings.precision, seed)
+    found = find(stage)
+    if found is not None:
+        checkpoint.load_values(found, stage)
+    named = named_parameters(stage.indices, stage.layers)
+    ties = Ties(find_ties(layers, cells), place, named, GROUP_TIMEOUT)
+    ties.equalise()
+    update = StageOptimizer(stage.layers, named, len(layers), ties, place, groups, device, settings)
+    if found is not None:
+        checkpoint.load_optimizer(found, stage, update)
+    deadline = Deadline(FIRST_DEADLINE)
+    transport = Transport(place, groups, device, deadline) if place.stages > 1 else None
+    executor = Executor(place, stage, transport, remat)
+    return Engine(executor, update, deadline, found.step if found else 0, found.manifest if found else {})

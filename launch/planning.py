@@ -1,0 +1,67 @@
+"""``make plan``: resolves a name for this machine or for a declared cluster, and prints what it would cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from rich.console import Console
+
+from experiments.cluster import Cluster, parse_cluster
+from experiments.language import find_language_model
+from experiments.planning import Planned, adapted, make
+from experiments.registry import experiments, find, resolve
+from experiments.scales import Asked
+from experiments.workload import Translation, Workload
+from launch.devices import this_machine
+from launch.pricing import pricer
+from launch.runs import CACHE
+from suite.data.prepare import folder_of
+from suite.errors import SettingError, nearest
+
+
+def plan(name: str, cluster: str, scale: Asked, settings: str, form: str, console: Console) -> None:
+    """Prints the plan of an experiment or of ``transformer_<L>``; as JSON, one object and nothing else.
+
+    Raises SettingError for what is not understood, PlanError for what does not fit.
+    """
+    say = _quiet if form == "json" else lambda text: console.print(text)
+    planned = make_named(name, cluster, scale, settings, say)
+    if form == "json":
+        print(json.dumps(planned.as_dict(), indent=1, allow_nan=False))
+        return
+    for line in planned.lines():
+        console.print(line)
+
+
+def make_named(name: str, cluster: str, scale: Asked, settings: str, say: Callable[[str], None]) -> Planned:
+    """Returns the plan. On a declared cluster an experiment has the paper's numbers unless a scale is asked for, and
+    as many replicas as there is room for."""
+    machine = this_machine()
+    chosen = parse_cluster(cluster, machine) if cluster else machine
+    model = find_language_model(name, chosen.devices)
+    if model is not None:
+        return make(model.with_settings(settings), chosen, pricer(CACHE / "costs", say))
+    work, notes = _translation(name, chosen, scale, settings)
+    return make(work, chosen, pricer(CACHE / "costs", say), notes)
+
+
+def _translation(name: str, cluster: Cluster, scale: Asked, settings: str) -> tuple[Workload, tuple[str, ...]]:
+    if cluster.device is None:
+        chosen, shrunk = resolve(name, scale, cluster, settings)
+        text = folder_of(chosen.text, CACHE)
+        if text.exists():
+            return Translation(chosen, text.resolve()), (shrunk,)
+        longest = f"the text is not prepared yet: micro-batches are taken as rows of {chosen.text.max_tokens} tokens"
+        return Translation(chosen), (shrunk, longest)
+    if scale == "laptop":
+        chosen, shrunk = resolve(name, scale, cluster, settings)
+        return Translation(chosen), (shrunk,)
+    if name not in experiments():
+        raise SettingError(f"nothing to plan is called {name}; {nearest(name, [*experiments(), 'transformer_<L>'])}")
+    work = Translation(find(name).with_settings(settings))
+    return (work, ()) if "pipeline.replicas" in settings else adapted(work, cluster)
+
+
+def _quiet(text: str) -> None:
+    """Says nothing: standard output is for the one object."""

@@ -1,0 +1,159 @@
+"""Transformer-L, the language model of section 3 of the GPipe paper (Tables 1 to 3), as a plain list of layers.
+
+    embedding, L blocks, head
+
+Each block is pre-LayerNorm causal self-attention, then feed-forward: x + dropout(branch(norm(x))). The paper prints
+the numbers of a layer and the sizes of whole models, no formula. These sizes are met with biases everywhere in a block,
+no LayerNorm after the last one, a softmax with bias that is untied from the embedding, and positions that are not
+learned. At H = 4d, as in the paper, the trainable values are
+
+    L * (12d^2 + 13d)  +  2Vd + V
+
+The loss is ``models.loss.TranslationLoss(label_smoothing=0.0)``: negative log likelihood, summed over the tokens that
+are not padding (id 0). The label of a place is the id at the next one; whoever makes the batch shifts them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention import SelfAttention, reset_linear
+from models.embedding import sinusoids
+from models.feed_forward import FeedForward
+from models.shape import check_numbers
+from models.transformer import LOGIT_COST
+
+__all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
+
+
+@dataclass(frozen=True)
+class LanguageModelShape:
+    """A Transformer-L of ``layers`` blocks; the defaults are the paper's (section 3), which names no dropout.
+
+    ``time`` is the length of the sequences it is meant for. No parameter depends on it: only the cost hints do.
+
+    Raises ValueError, naming the field, for a number no model can have.
+    """
+
+    layers: int
+    width: int = 2048
+    feed_forward: int = 8192
+    heads: int = 32
+    vocabulary: int = 32_000
+    time: int = 1024
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "time")
+        check_numbers(self, counts, shares=("dropout",))
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide the width, {self.width}, evenly, which {self.heads} does not")
+
+    @property
+    def head_width(self) -> int:
+        """Columns of one head."""
+        return self.width // self.heads
+
+    @property
+    def attention_width(self) -> int:
+        """Columns of all heads together: the width."""
+        return self.width
+
+    @property
+    def list_length(self) -> int:
+        """Length of the layer list: the blocks, the embedding before and the head after them."""
+        return self.layers + 2
+
+
+def layers(shape: LanguageModelShape) -> list[nn.Module]:
+    """Returns the ``shape.list_length`` layers in order; under ``torch.device("meta")`` they cost no memory."""
+    return [Embedding(shape), *(Block(shape) for _ in range(shape.layers)), Head(shape)]
+
+
+class Embedding(nn.Module):
+    """The vocabulary matrix, read as the translation model's: times sqrt(width), so that a token has unit variance."""
+
+    def __init__(self, shape: LanguageModelShape) -> None:
+        super().__init__()
+        self.width, self.dropout = shape.width, shape.dropout
+        self.weight = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
+        # A lookup, a product with a number, a position and dropout: no matrix product, a few operations a column.
+        self.cost = 4.0 * shape.width
+        _fill(self)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids (batch, time) int64 -> x (batch, time, width)."""
+        tokens = F.embedding(ids, self.weight)
+        placed = torch.add(sinusoids(ids.shape[1], self.width, tokens), tokens, alpha=math.sqrt(self.width))
+        return F.dropout(placed, self.dropout, self.training)
+
+    def reset_parameters(self) -> None:
+        """Normal, with deviation width^-0.5."""
+        nn.init.normal_(self.weight, std=self.width**-0.5)
+
+
+class Block(nn.Module):
+    """Causal self-attention, then feed-forward."""
+
+    def __init__(self, shape: LanguageModelShape) -> None:
+        super().__init__()
+        self.dropout = shape.dropout
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention = SelfAttention(shape, causal=True)
+        self.feed_norm = nn.LayerNorm(shape.width)
+        self.feed = FeedForward(shape)
+        self.cost = _block_cost(shape)
+        _fill(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, time, width) -> (batch, time, width). Padding needs no mask: at the right end no token sees it."""
+        x = x + F.dropout(self.attention(self.attention_norm(x)), self.dropout, self.training)
+        return x + F.dropout(self.feed(self.feed_norm(x)), self.dropout, self.training)
+
+    def reset_parameters(self) -> None:
+        """As in the translation model, and attention's last matrix divided by L as feed-forward's is.
+
+        There a last LayerNorm bounds what reaches the softmax. Here none does, and L plain attentions would let the
+        stream, and the first logits with it, grow as sqrt(L).
+        """
+        for part in (self.attention_norm, self.attention, self.feed_norm, self.feed):
+            part.reset_parameters()
+        reset_linear(self.attention.outward, scale=1 / self.feed.depth)
+
+
+class Head(nn.Module):
+    """The softmax's projection, with bias; nothing is normalised before it and no logit is clipped."""
+
+    def __init__(self, shape: LanguageModelShape) -> None:
+        super().__init__()
+        self.project = nn.Linear(shape.width, shape.vocabulary)
+        self.cost = (2.0 * shape.width + LOGIT_COST) * shape.vocabulary
+        _fill(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, time, width) -> logits (batch, time, vocabulary)."""
+        logits: Tensor = self.project(x)
+        return logits
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform, so the first distribution is near the uniform one; bias zero."""
+        reset_linear(self.project)
+
+
+def _fill(layer: Embedding | Block | Head) -> None:
+    """Gives a new layer its first values. Not on the meta device, which has none and where it takes a third of the
+    time that the paper's 1665 layers take to make."""
+    if not next(layer.parameters()).is_meta:
+        layer.reset_parameters()
+
+
+def _block_cost(shape: LanguageModelShape) -> float:
+    """Forward operations a token: four projections, scores and mix over the whole sequence, and two matrices of the
+    feed-forward block; counted as in models.transformer, with the sequence's length known."""
+    attention = 8.0 * shape.width**2 + 4.0 * shape.time * shape.width
+    return attention + 4.0 * shape.width * shape.feed_forward

@@ -1,0 +1,119 @@
+"""Declared devices: what their makers print of them, for plans of machines that are not at hand.
+
+Rates are dense peaks of one accelerator, or of one core of a TPU board, which the GPipe paper counts as an accelerator.
+``attained`` is the share of a peak that large products reach in training: 0.5, about what Megatron-Core reports of
+H100s (47%). Everything computed from these numbers is an estimate and is marked so.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from suite.errors import SettingError, nearest
+from suite.pipeline.simulate import Link
+
+GIB = 2**30
+TERA, GIGA = 1e12, 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator. Memory in bytes, rates in operations and bytes a second."""
+
+    name: str
+    memory: int
+    fp32: float
+    """Of matrix products of fp32 tensors, as frameworks run them by default: on a TPU with bf16 factors."""
+    bf16: float
+    bandwidth: float
+    """Of its own memory."""
+    link: float
+    """To its neighbour, one direction."""
+    latency_s: float = 10e-6
+    attained: float = 0.5
+    process: int = 0
+    """Bytes that a worker takes before it holds anything: CUDA's context and the buffers of NCCL, about."""
+
+    def product_rate(self, precision: str) -> float:
+        """Returns attainable operations a second of matrix products."""
+        return self.attained * (self.bf16 if precision == "bf16" else self.fp32)
+
+    @property
+    def messages(self) -> Link:
+        """The link to the neighbouring stage."""
+        return Link(self.latency_s, self.link)
+
+
+_TPU_V3 = Device("TPUv3", 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA)
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("TPUv2", 8 * GIB, 22.5 * TERA, 22.5 * TERA, 300 * GIGA, 62 * GIGA),
+        _TPU_V3,
+        # without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each
+        Device("P100", 16 * GIB, 9.3 * TERA, 18.7 * TERA, 732 * GIGA, 6 * GIGA, process=GIB),
+        Device("V100", 16 * GIB, 15.7 * TERA, 125 * TERA, 900 * GIGA, 150 * GIGA, process=GIB),
+        Device("A100", 80 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, process=GIB),
+        Device("H100", 80 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, process=GIB),
+        Device("H200", 140 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, process=GIB),
+    )
+}
+
+THIS = "this"
+"""The name of a device with the measured rates of the machine at hand."""
+
+
+def find_device(name: str, memory: int) -> Device:
+    """Returns a declared device by name; ``this``; or, for a size such as 16GiB, a TPUv3 core with that memory.
+
+    A size alone says nothing of speed: that of the paper's own 16 GB accelerator is taken. ``memory`` are the bytes of
+    each device of this machine. Raises SettingError for anything else.
+    """
+    if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|GB|G)", name, re.IGNORECASE):
+        unit = 10**9 if size[2].upper() == "GB" else GIB
+        if float(size[1]) > 0:
+            return replace(
+                _TPU_V3, name=f"{size[1]}{size[2]} (speed of a TPUv3 core)", memory=int(float(size[1]) * unit)
+            )
+    known = {device.lower(): device for device in (*DEVICES, THIS)}
+    if name.lower() not in known:
+        raise SettingError(
+            f"no device is called {name!r}; {nearest(name, known.values())} or give its memory, such as 16GiB"
+        )
+    chosen = known[name.lower()]
+    return this_device(memory) if chosen == THIS else DEVICES[chosen]
+
+
+def this_device(memory: int) -> Device:
+    """Returns the machine at hand as a device: rates of a large product and a large copy, measured in a second."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    side = 4096 if device.type == "cuda" else 768
+    fp32, bf16 = (_rate(side, dtype, device) for dtype in (torch.float32, torch.bfloat16))
+    source = torch.zeros(1 << 26, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copied = 2 * source.numel() / _seconds(lambda: target.copy_(source), device)
+    # measured rates need no discount, and a message between two processes of one machine is a copy or two
+    return Device(f"this machine ({device.type})", memory, fp32, bf16, copied, copied / 2, 100e-6, attained=1.0)
+
+
+def _rate(side: int, dtype: torch.dtype, device: torch.device) -> float:
+    matrix = torch.ones(side, side, dtype=dtype, device=device)
+    return 2.0 * side**3 / _seconds(lambda: matrix @ matrix, device)
+
+
+def _seconds(work: object, device: torch.device, rounds: int = 5) -> float:
+    times = []
+    for _ in range(rounds):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        work()  # type: ignore[operator]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return sorted(times)[rounds // 2]

@@ -1,0 +1,118 @@
+"""Estimates what each layer would cost on a declared device, from a run on tensors without data.
+
+The walk is that of ``suite.pipeline.profile``, layer by layer, equal layers once; in the place of a clock and an
+allocator stands the ``Meter``. No device and no memory are needed, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from suite.pipeline.boundary import Boundary, TensorSpec, announced
+from suite.pipeline.costs import LayerCost
+from suite.pipeline.devices import Device
+from suite.pipeline.layers import Tensors, as_tuple, structure_of
+from suite.pipeline.meter import Meter
+from suite.pipeline.profile import MicroBatch
+from suite.settings import OptimizerSettings
+
+_UPDATE_TRAFFIC = {"adamw": 32, "adafactor": 36}
+"""Bytes moved for each parameter by norm and update: weight, gradient and moments read, weight and moments written;
+Adafactor writes and reads its whole update instead of moments."""
+
+_UPDATE_ROOM = {"adamw": 8, "adafactor": 12}
+"""Bytes of room for each parameter of the largest tensor: its squares in fp64 for the norm; Adafactor's update too."""
+
+
+def estimate(
+    layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: Device, optimizer: OptimizerSettings
+) -> list[LayerCost]:
+    """Returns the estimated cost of each of the meta-device ``layers``; the loss counts to the last."""
+    known: dict[Hashable, tuple[LayerCost, Boundary]] = {}
+    arriving = tuple(map(TensorSpec.of, data.inputs))
+    targets = tuple(map(TensorSpec.of, data.targets))
+    costs = []
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for index, layer in enumerate(layers):
+            last = index == len(layers) - 1
+            key = (structure_of(layer), arriving, last)
+            if key not in known:
+                end = (loss, targets) if last else None
+                known[key] = _estimate(layer, arriving, end, device, optimizer)
+            cost, arriving = known[key]
+            costs.append(cost)
+    return costs
+
+
+def _estimate(
+    layer: nn.Module, arriving: Boundary, end: tuple[nn.Module, Boundary] | None, device: Device,
+    optimizer: OptimizerSettings,
+) -> tuple[LayerCost, Boundary]:  # fmt: skip
+    """Runs one layer three ways: without graph, with graph, backward."""
+    layer = _fake(layer)
+    host = torch.device("cpu")
+    inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in arriving)
+    targets = () if end is None else tuple(spec.empty(host) for spec in end[1])
+    leaving = tuple(map(TensorSpec.of, as_tuple(layer(*inputs))))  # what is announced knows nothing of autocast
+    meter = Meter(device.product_rate(optimizer.precision), device.bandwidth)
+
+    def run() -> Tensors:
+        with torch.autocast("cpu", torch.bfloat16, enabled=optimizer.precision == "bf16"):
+            outputs = as_tuple(layer(*inputs))
+            if end is not None:
+                return (end[0](*outputs, *targets)[0],)
+        return announced(outputs, leaving)
+
+    with meter:
+        with torch.no_grad():
+            run()
+        forward_s, forward_peak = meter.seconds, meter.peak
+        meter.settle()
+        outputs = run()
+        rebuild_s, graph_peak = meter.seconds - forward_s, meter.peak
+        meter.settle()
+        activations = meter.alive
+        before, gradients = _backward(outputs)
+        meter.settle()
+        base = meter.alive
+        torch.autograd.backward(before, gradients)
+        backward_s = meter.seconds - forward_s - rebuild_s
+        backward_peak = max(0, meter.peak - base)
+    sizes = [parameter.numel() for parameter in layer.parameters()]
+    cost = LayerCost(
+        forward_s=forward_s, rebuild_s=rebuild_s, backward_s=backward_s,
+        update_s=_UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth,
+        parameters=sum(sizes), boundary=sum(spec.bytes for spec in arriving),
+        gradient=sum(spec.bytes for spec in arriving if spec.needs_gradient),
+        activations=activations, forward_peak=forward_peak, graph_peak=graph_peak, backward_peak=backward_peak,
+        update_peak=_UPDATE_ROOM[optimizer.name] * max(sizes, default=0),
+    )  # fmt: skip
+    return cost, leaving
+
+
+def _backward(outputs: Tensors) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the outputs that carry gradients and gradients for them."""
+    carrying = [output for output in outputs if output.requires_grad]
+    return carrying, [torch.empty_like(output) for output in carrying]
+
+
+def _fake(layer: nn.Module) -> nn.Module:
+    """Returns a copy of a meta-device layer with parameters and buffers that claim to lie on the CPU, gradients too.
+
+    Gradients stand already, so that the backward's peak holds none but temporary ones.
+    """
+    layer = copy.deepcopy(layer)
+    for module in layer.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            made: Any = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu"))
+            made.grad = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+            setattr(module, name, made)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
+    return layer.train()

@@ -1,0 +1,206 @@
+"""Bytes a stage needs, from the costs of its layers: what always stands, and the most that a walk of actions adds.
+
+    weights, gradients, optimizer state          all the while
+    inputs of a micro-batch                      from its F to the end of its B: M of them before the first B
+    activations of a micro-batch                 from its R (or an F with graph) to its B: rebuilt ones one at a time
+    peaks of forward, rebuild, backward          while they last
+    messages                                     received ahead, or sent and perhaps not taken (see ``transport``)
+
+Section 2.3 of the paper counts N + L/K * N/M: the second and third row. The others make the estimate hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.pipeline.costs import LayerCost
+from suite.pipeline.schedule import Action
+from suite.pipeline.transport import OUTSTANDING, WINDOW
+from suite.settings import OptimizerSettings, Remat
+
+Ints = NDArray[np.int64]
+
+SUNDRIES = 1 << 20
+"""Bytes of what is not counted one by one: announcements, targets, losses, the allocator's rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """One stage; all but ``fixed`` of one micro-batch. In bytes."""
+
+    fixed: int
+    """Weights, gradients and optimizer state, and what the process itself takes."""
+    inputs: int
+    activations: int
+    forward_peak: int
+    graph_peak: int
+    backward_peak: int
+    update_peak: int
+    leaving: int
+    """Sent to the next stage by a forward."""
+    coming_back: int
+    """Received from it by a backward."""
+    sent_back: int
+    """Sent to the stage before by a backward."""
+
+
+def peak_bytes(actions: Sequence[Action], stage: StageBytes) -> int:
+    """Returns the most bytes that stand at once while a stage walks its actions and then updates.
+
+    Of the messages it expects, ``WINDOW`` a direction have their room ahead; the last ``OUTSTANDING`` that it sent may
+    not have left.
+    """
+    rebuilt = {action.micro_batch for action in actions if action.kind == "R"}
+    to_come = {kind: sum(action.kind == kind for action in actions) for kind in "FB"}
+    sent: deque[int] = deque(maxlen=OUTSTANDING)
+    inputs = graphs = most = 0
+    for action in actions:
+        inputs += action.kind == "F"
+        taken = stage.coming_back if action.kind == "B" else 0
+        if action.kind != "R":
+            to_come[action.kind] -= 1
+        ahead = min(WINDOW, to_come["F"]) * stage.inputs + min(WINDOW, to_come["B"]) * stage.coming_back
+        standing = inputs * stage.inputs + graphs * stage.activations + ahead + taken + sum(sent)
+        most = max(most, standing + _peak(action, rebuilt, stage))
+        if action.kind == "B":
+            inputs, graphs = inputs - 1, graphs - 1
+            sent.append(stage.sent_back)
+        elif action.kind == "F":
+            sent.append(stage.leaving)
+        graphs += action.kind == "R" or (action.kind == "F" and action.micro_batch not in rebuilt)
+    return stage.fixed + max(most, stage.update_peak)
+
+
+def _peak(action: Action, rebuilt: set[int], stage: StageBytes) -> int:
+    if action.kind == "B":
+        return stage.backward_peak
+    return stage.forward_peak if action.kind == "F" and action.micro_batch in rebuilt else stage.graph_peak
+
+
+def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
+    """Weight 4 and gradient 4, always fp32; AdamW adds two moments of 4.
+
+    With replicas (ZeRO-1) each holds its share of the moments, and of a flat copy of the weights and of the reduced
+    gradients. Adafactor keeps a number a row and column, not counted, and is not shared out. The bf16 copies that
+    autocast makes of weights are among a layer's activations.
+    """
+    if optimizer.name == "adafactor":
+        return 8.0
+    return 8.0 + (8.0 if replicas == 1 else 16.0 / replicas)
+
+
+class CellBytes:
+    """Bytes of any cell of consecutive layers, as a stage of a fill-drain pipeline."""
+
+    def __init__(
+        self, costs: Sequence[LayerCost], micro_batches: int, remat: Remat, per_parameter: float, process: int = 0
+    ) -> None:
+        """``per_parameter`` bytes stand for each value all the while; ``process`` are those of a worker without any."""
+        self._micro_batches, self._remat = micro_batches, remat
+        self._per_parameter, self._process = per_parameter, process
+        self._layers = len(costs)
+
+        def column(name: str) -> Ints:
+            return np.array([getattr(cost, name) for cost in costs], dtype=np.int64)
+
+        zero = np.zeros(1, dtype=np.int64)
+        self._inputs = np.append(column("boundary"), zero)  # at L: nothing leaves the last layer
+        self._gradients = np.append(column("gradient"), zero)
+        self._parameters = np.concatenate((zero, np.cumsum(column("parameters"))))
+        self._alive = np.concatenate((zero, np.cumsum(column("activations"))))
+        given = self._gradients[1:]
+        self._first_peak = column("forward_peak")
+        self._later_peak = _RangeMaximum(np.append(self._first_peak + self._inputs[:-1], zero))
+        self._graph_peak = _RangeMaximum(self._alive[:-1] + column("graph_peak"))
+        self._last_backward_peak = self._alive[1:] + column("backward_peak")
+        self._backward_peak = _RangeMaximum(self._last_backward_peak + given)
+        self._update_peak = _RangeMaximum(column("update_peak"))
+        self._leaving = _RangeMaximum(self._inputs[1:])
+        self._coming_back = _RangeMaximum(given)
+
+    def stage(self, begin: int, end: int) -> StageBytes:
+        """Returns the bytes of the cell of layers ``begin`` to ``end``, exclusive."""
+        parts = self._parts(np.array([begin]), np.array([end]), self._inputs[[end]], self._gradients[[end]])
+        return StageBytes(*(int(part[0]) for part in parts))
+
+    def needs(self, begin: int, end: int) -> int:
+        """Returns a bound of the cell's peak, in closed form: what ``reach`` holds against the limit."""
+        return int(self._needs(np.array([begin]), np.array([end]))[0])
+
+    def reach(self, limit: int) -> list[int]:
+        """Returns for each layer the end, exclusive, of the longest cell that begins there and fits ``limit`` bytes.
+
+        Messages count here by the largest boundary inside the cell, so that whatever ends before a fitting end fits.
+        """
+        begin, end = np.arange(self._layers), np.arange(self._layers)
+        step = 1 << self._layers.bit_length()
+        while step:
+            longer = end + step
+            inside = longer <= self._layers
+            fits = np.zeros(self._layers, dtype=bool)
+            fits[inside] = self._needs(begin[inside], longer[inside]) <= limit
+            end = np.where(fits, longer, end)
+            step //= 2
+        return [int(at) for at in end]
+
+    def _needs(self, begin: Ints, end: Ints) -> Ints:
+        """The peak of a fill-drain walk in closed form, for many cells at once; never below ``peak_bytes``."""
+        fixed, inputs, activations, forward, graph, backward, update, leaving, coming_back, sent_back = self._parts(
+            begin, end, self._leaving(begin, end), self._coming_back(begin, end)
+        )
+        graphs = self._micro_batches if self._remat == "never" else 1
+        expected, unsent = min(WINDOW + 1, self._micro_batches), min(OUTSTANDING, self._micro_batches)
+        returned = min(OUTSTANDING, self._micro_batches - 1)  # each in the room of the inputs that its B let go
+        filling = (graphs - 1) * activations + np.maximum(forward, graph)
+        draining = np.maximum((graphs - 1) * activations + graph, graphs * activations + backward)
+        messages = expected * coming_back + unsent * leaving + returned * np.maximum(0, sent_back - inputs)
+        standing = self._micro_batches * inputs + np.maximum(filling, draining) + messages
+        needs: Ints = fixed + np.maximum(standing, update)
+        return needs
+
+    def _parts(self, begin: Ints, end: Ints, leaving: Ints, coming_back: Ints) -> tuple[Ints, ...]:
+        """The fields of StageBytes, in their order."""
+        weights = self._per_parameter * (self._parameters[end] - self._parameters[begin])
+        inputs, sent_back = self._inputs[begin], np.where(begin == 0, 0, self._gradients[begin])
+        # the first layer's inputs are among those that are kept, a later one's stand beside them
+        later = np.where(end - begin > 1, self._later_peak(begin + 1, np.maximum(end, begin + 2)), 0)
+        forward = np.maximum(self._first_peak[begin], later)
+        # the gradient given to the last layer is a message and counted as one, that of a layer before it is not
+        before = np.where(end - begin > 1, self._backward_peak(begin, np.maximum(end - 1, begin + 1)), 0)
+        backward = np.maximum(before, self._last_backward_peak[end - 1])
+        return (
+            np.ceil(weights).astype(np.int64) + self._process + SUNDRIES,
+            inputs,
+            self._alive[end] - self._alive[begin],
+            forward,
+            self._graph_peak(begin, end) - self._alive[begin],
+            backward - self._alive[end],
+            self._update_peak(begin, end),
+            leaving,
+            coming_back,
+            sent_back,
+        )
+
+
+class _RangeMaximum:
+    """The maximum of any stretch of a list, for many stretches at once: maxima of stretches of 1, 2, 4, ..."""
+
+    def __init__(self, values: Ints) -> None:
+        self._tables = [values]
+        for level in range(max(1, len(values)).bit_length() - 1):
+            half = 1 << level
+            table = self._tables[-1].copy()
+            table[:-half] = np.maximum(table[:-half], self._tables[-1][half:])
+            self._tables.append(table)
+        self._stacked = np.stack(self._tables)
+
+    def __call__(self, begin: Ints, end: Ints) -> Ints:
+        """Returns max(values[begin:end]) for each pair; no stretch may be empty."""
+        level = np.frexp(end - begin)[1] - 1
+        result: Ints = np.maximum(self._stacked[level, begin], self._stacked[level, end - (1 << level)])
+        return result

@@ -1,0 +1,202 @@
+"""Measures what each layer costs on the device at hand: the seconds and bytes of the code that a stage runs.
+
+Every layer is run as a stage of its own (``suite.pipeline.stage``), on the values that the layer before it returns, so
+seeds, autocast and the shapes are those of a run. Layers of the same structure and the same inputs are measured once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from suite.pipeline.allocation import Allocation
+from suite.pipeline.boundary import Boundary, TensorSpec
+from suite.pipeline.costs import LayerCost
+from suite.pipeline.layers import Tensors, structure_of
+from suite.pipeline.stage import Kept, Stage
+
+Update = Callable[[], None]
+Meet = Callable[[bool], bool]
+
+WARM_UPS, LEAST_ROUNDS = 2, 5
+SECONDS_A_LAYER = 0.6
+"""Of measuring, for each distinct layer; at least ``LEAST_ROUNDS`` rounds of forward, rebuild, backward."""
+
+COPIES = 8
+"""Equal layers that follow one another are timed so many at once: as in a stage, one does not find its weights in a
+cache and its memory just freed."""
+
+CUDA_REPEATS = 4
+"""Calls timed together on a GPU, so that the wait for it is a small part."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What feeds the first layer, and the targets of the loss."""
+
+    inputs: Tensors
+    targets: Tensors
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Micro-batches to measure with: one whose seconds stand for all, and the one that needs the most bytes."""
+
+    typical: MicroBatch
+    largest: MicroBatch
+
+
+def profile(
+    layers: Sequence[nn.Module], loss: nn.Module, data: Sample, device: torch.device, precision: str,
+    make_update: Callable[[nn.Module], Update], meet: Meet = bool,
+) -> list[LayerCost]:  # fmt: skip
+    """Returns the cost of each of the meta-device ``layers``; the loss counts to the last.
+
+    Seconds are those of the typical micro-batch, bytes those of the largest. ``make_update`` returns what updates a
+    module's parameters once. ``meet`` is called before each round with whether this process wants one, and returns
+    whether there is one: where several processes will compute at once, they measure at once, because they share caches
+    and memory.
+    """
+    typical = _walk(layers, loss, data.typical, device, precision, COPIES, lambda one: one.seconds(make_update, meet))
+    largest = _walk(layers, loss, data.largest, device, precision, 1, lambda one: one.bytes(make_update))
+    return [LayerCost(**seconds, **sizes) for seconds, sizes in zip(typical, largest, strict=True)]
+
+
+def _walk(
+    layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: torch.device, precision: str,
+    copies: int, measure: Callable[[_Measured], dict[str, Any]],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Runs a micro-batch through all layers and measures each that is unlike those before it."""
+    targets = tuple(tensor.to(device) for tensor in data.targets)
+    tensors = tuple(tensor.to(device) for tensor in data.inputs)
+    known: dict[Hashable, tuple[dict[str, Any], Tensors]] = {}
+    found = []
+    structures = [structure_of(layer) for layer in layers]
+    for index in range(len(layers)):
+        last = index == len(layers) - 1
+        arriving = tuple(map(TensorSpec.of, tensors))
+        key = (structures[index], arriving, last)
+        if key not in known:
+            stage = Stage(layers, range(index, index + 1), loss if last else None, device, precision, seed=0)
+            one = _Measured(stage, tensors, arriving, targets)
+            outputs = one.outputs()
+            alike = next((at for at in range(index, len(layers)) if structures[at] != structures[index]), len(layers))
+            count = min(copies, alike - index, len(layers) - 1 - index)
+            if count > 1 and _shapes(outputs) == _shapes(tensors):  # else the next is not like it, but for its name
+                stage = Stage(layers, range(index, index + count), None, device, precision, seed=0)
+                one = _Measured(stage, tensors, arriving, targets)
+            known[key] = measure(one), outputs
+        numbers, tensors = known[key]
+        found.append(numbers)
+    return found
+
+
+def _shapes(tensors: Tensors) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+class _Measured:
+    """One layer as a stage, or several equal ones, with its inputs."""
+
+    def __init__(self, stage: Stage, inputs: Tensors, arriving: Boundary, targets: Tensors) -> None:
+        self._stage, self._arriving, self._targets = stage, arriving, targets
+        self._inputs = tuple(tensor.detach() for tensor in inputs)
+        self._leaving = None if stage.loss is not None else stage.leaving(arriving)
+        stage.train(True)
+
+    def outputs(self) -> Tensors:
+        """Returns what the next layer takes; each tensor says whether it carries a gradient."""
+        outputs, _ = self._graph(Kept(self._inputs))
+        return tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
+
+    def seconds(self, make_update: Callable[[nn.Module], Update], meet: Meet) -> dict[str, float]:
+        """Returns means over ordinary rounds of forward, rebuild, backward and update."""
+        update = make_update(self._stage.layers)
+        rounds: list[tuple[float, ...]] = []
+        until = time.perf_counter() + SECONDS_A_LAYER
+        while meet(len(rounds) < WARM_UPS + LEAST_ROUNDS or time.perf_counter() < until):
+            rounds.append(self._round(update))
+        names = ("forward_s", "rebuild_s", "backward_s", "update_s")
+        columns = zip(*rounds[WARM_UPS:], strict=True)
+        count = len(self._stage.layers)
+        return {name: _ordinary_mean(column) / count for name, column in zip(names, columns, strict=True)}
+
+    def bytes(self, make_update: Callable[[nn.Module], Update]) -> dict[str, int]:
+        """Returns the sizes of a ``LayerCost``; gradients and optimizer state stand already when it begins."""
+        device, update = self._stage.device, make_update(self._stage.layers)
+        self._backward(*self._rebuilt())
+        update()
+        for parameter in self._stage.layers.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with Allocation(device) as forward:
+            self._forward()
+        kept = Kept(self._inputs)
+        with Allocation(device) as graph:
+            outputs = self._graph(kept)[0]  # all: one without a gradient is alive as long as the others
+        del outputs
+        gradients = self._gradients(kept)
+        with Allocation(device) as backward:
+            self._backward(kept, gradients)
+        with Allocation(device) as updating:
+            update()
+        return {
+            "parameters": sum(parameter.numel() for parameter in self._stage.layers.parameters()),
+            "boundary": sum(spec.bytes for spec in self._arriving),
+            "gradient": sum(spec.bytes for spec in self._arriving if spec.needs_gradient),
+            "activations": graph.change, "forward_peak": forward.peak, "graph_peak": graph.peak,
+            "backward_peak": backward.peak, "update_peak": updating.peak,
+        }  # fmt: skip
+
+    def _forward(self) -> Any:
+        with torch.no_grad():
+            return self._stage.forward(self._inputs, self._targets, 0, 0)
+
+    def _graph(self, kept: Kept) -> tuple[Tensors, Tensor | None]:
+        return self._stage.graph(kept, self._arriving, self._leaving, self._targets, 0, 0)
+
+    def _rebuilt(self) -> tuple[Kept, Tensors]:
+        kept = Kept(self._inputs)
+        self._graph(kept)
+        return kept, self._gradients(kept)
+
+    def _gradients(self, kept: Kept) -> Tensors:
+        assert kept.outputs is not None
+        return tuple(torch.full_like(output, 1e-3) for output in kept.outputs)
+
+    def _backward(self, kept: Kept, gradients: Tensors) -> Tensors:
+        return self._stage.backward(kept, gradients, self._arriving)
+
+    def _round(self, update: Update) -> tuple[float, ...]:
+        repeats = CUDA_REPEATS if self._stage.device.type == "cuda" else 1
+        kept = [Kept(self._inputs) for _ in range(repeats)]
+        forward = self._time(lambda: [self._forward() for _ in kept])
+        rebuild = self._time(lambda: [self._graph(one) for one in kept])
+        gradients = [self._gradients(one) for one in kept]
+        backward = self._time(lambda: [self._backward(*pair) for pair in zip(kept, gradients, strict=True)])
+        return forward / repeats, rebuild / repeats, backward / repeats, self._time(update)
+
+    def _time(self, what: Callable[[], Any]) -> float:
+        self._synchronise()
+        begin = time.perf_counter()
+        what()
+        self._synchronise()
+        return time.perf_counter() - begin
+
+    def _synchronise(self) -> None:
+        if self._stage.device.type == "cuda":
+            torch.cuda.synchronize(self._stage.device)
+
+
+def _ordinary_mean(seconds: Sequence[float]) -> float:
+    """Returns the mean of the rounds that no other work on the machine drew out to half as long again.
+
+    A step is a sum of actions, so their mean counts, not their median.
+    """
+    bound = 1.5 * statistics.median(seconds)
+    return statistics.fmean(value for value in seconds if value <= bound)

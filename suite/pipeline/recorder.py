@@ -1,0 +1,62 @@
+"""Notes when a stage does what. On a GPU the device's own clock is read, because the host runs ahead of it.
+
+A span begins when an action's message is there and ends with its last computation, so waiting is never part of one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from suite.pipeline.timeline import Kind, Span
+
+Mark = Any
+"""A point in time: seconds of the host's monotonic clock, or an event in the device's stream."""
+
+
+class Recorder:
+    """The spans of one worker's step, in seconds of this host's monotonic clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._device = device
+        self._noted: list[tuple[Kind, int, Mark, Mark]] = []
+        self._zero: tuple[float, Mark] = (0.0, None)
+        self.began = 0.0
+        """When the step began."""
+
+    def begin(self) -> float:
+        """Forgets what was noted and begins a step; returns the time."""
+        self._noted.clear()
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        self.began = time.monotonic()
+        if self._cuda:
+            self._zero = self.began, self.mark()
+        return self.began
+
+    def mark(self) -> Mark:
+        """Returns the present."""
+        if not self._cuda:
+            return time.monotonic()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def note(self, kind: Kind, micro_batch: int, start: Mark) -> None:
+        """Notes that an action lasted from ``start`` to now; -1 is the micro-batch of what belongs to all."""
+        self._noted.append((kind, micro_batch, start, self.mark()))
+
+    def spans(self) -> list[Span]:
+        """Returns what was noted since ``begin``, waiting for the device where there is one."""
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        return [Span(kind, i, self._seconds(start), self._seconds(end)) for kind, i, start, end in self._noted]
+
+    def _seconds(self, mark: Mark) -> float:
+        if not self._cuda:
+            return float(mark)
+        host, zero = self._zero
+        return host + float(zero.elapsed_time(mark)) / 1e3

@@ -1,0 +1,108 @@
+r"""Plays a schedule with any costs and links: when each stage does what, and so how long a step takes.
+
+    stage 0   F0 F1 F2 F3 ....B3 R2 B2 ...      an action starts when the stage is free and its message is there;
+                \                               a message leaves when its sender is done and the link is free,
+    stage 1   ....F0 F1 F2 F3 B3 R2 B2 ...      and arrives latency + bytes / bandwidth later
+
+The same lists of actions are validated, drawn, played here and walked by the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from suite.errors import SettingError
+from suite.pipeline.memory import StageBytes
+from suite.pipeline.schedule import Action
+from suite.pipeline.timeline import Span, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a message between neighbouring stages takes."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = float("inf")
+
+    def seconds(self, size: int) -> float:
+        """Returns how long a message of ``size`` bytes is on its way."""
+        return self.latency_s + size / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """One stage and one micro-batch: seconds, and bytes of its messages and of its memory."""
+
+    forward_s: float
+    rebuild_s: float
+    backward_s: float
+    update_s: float = 0.0
+    sends: int = 0
+    """Bytes to the next stage."""
+    returns: int = 0
+    """Bytes of gradients to the stage before."""
+    memory: StageBytes | None = None
+
+    def seconds(self, action: Action, rebuilt: bool) -> float:
+        """Returns how long an action takes; a forward whose micro-batch is not rebuilt records its graph."""
+        if action.kind == "B":
+            return self.backward_s
+        return self.forward_s if action.kind == "F" and rebuilt else self.rebuild_s
+
+
+def simulate(schedule: Sequence[Sequence[Action]], stages: Sequence[StageCost], link: Link = Link()) -> Timeline:
+    """Returns the timeline of one step. The update begins when all stages are done: all agree on the norm first.
+
+    Raises SettingError when the schedule deadlocks; ``validate`` finds every other fault.
+    """
+    rebuilt = [{action.micro_batch for action in actions if action.kind == "R"} for actions in schedule]
+
+    def seconds(stage: int, action: Action) -> float:
+        return stages[stage].seconds(action, action.micro_batch in rebuilt[stage])
+
+    def transfer(stage: int, action: Action) -> float:
+        return link.seconds(stages[stage].sends if action.kind == "F" else stages[stage].returns)
+
+    rows = play(schedule, seconds, transfer)
+    end = max((row[-1].end for row in rows if row), default=0.0)
+    for row, stage in zip(rows, stages, strict=True):
+        if stage.update_s:
+            row.append(Span("U", -1, end, end + stage.update_s))
+    return Timeline(tuple(tuple(row) for row in rows))
+
+
+def play(
+    schedule: Sequence[Sequence[Action]],
+    seconds: Callable[[int, Action], float],
+    transfer: Callable[[int, Action], float],
+) -> list[list[Span]]:
+    """Returns the spans of each stage; ``seconds(stage, action)`` are its cost, ``transfer`` that of what it sends.
+
+    Raises SettingError when stages wait for each other for ever.
+    """
+    stages = len(schedule)
+    rows: list[list[Span]] = [[] for _ in schedule]
+    arrival: dict[tuple[int, Action], float] = {}  # when what an action needs from its neighbour is there
+    free = {"F": [0.0] * stages, "B": [0.0] * stages}  # when the link out of a stage is
+    waiting = list(range(stages))
+    while waiting:
+        k = waiting.pop()
+        while len(rows[k]) < len(schedule[k]):
+            action = schedule[k][len(rows[k])]
+            source = k - 1 if action.kind == "F" else k + 1 if action.kind == "B" else k
+            alone = source == k or not 0 <= source < stages
+            ready = 0.0 if alone else arrival.get((k, action))
+            if ready is None:
+                break
+            start = max(ready, rows[k][-1].end if rows[k] else 0.0)
+            rows[k].append(Span(action.kind, action.micro_batch, start, start + seconds(k, action)))
+            to = k + 1 if action.kind == "F" else k - 1
+            if action.kind != "R" and 0 <= to < stages:
+                sent = max(rows[k][-1].end, free[action.kind][k])
+                arrival[to, action] = free[action.kind][k] = sent + transfer(k, action)
+                waiting.append(to)
+    stuck = [f"stage {k} at {schedule[k][len(row)]}" for k, row in enumerate(rows) if len(row) < len(schedule[k])]
+    if stuck:
+        raise SettingError(f"the schedule deadlocks: {', '.join(stuck)} wait for each other")
+    return rows

@@ -1,0 +1,113 @@
+"""Clusters as a person writes them, and the links between their devices."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from experiments.cluster import GIB, NETWORK, Cluster, parse_cluster
+from suite.errors import SettingError
+from suite.pipeline.devices import DEVICES
+from suite.pipeline.simulate import Link
+
+THIS = Cluster(4, 3 * GIB, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "memory", "nodes"),
+    [
+        ("16x16GiB", 16, 16 * GIB, 1),
+        ("128x16GiB", 128, 16 * GIB, 1),
+        ("2x8xH100", 16, 80 * GIB, 2),
+        ("2xH100", 2, 80 * GIB, 1),
+        ("H200", 1, 140 * GIB, 1),
+        ("8xTPUv3", 8, 16 * GIB, 1),
+        ("3x16GB", 3, 16 * 10**9, 1),
+        ("1.5GiB", 1, 3 * GIB // 2, 1),
+        ("4 x 2 x 12 GiB", 8, 12 * GIB, 4),
+    ],
+)
+def test_a_cluster_is_devices_with_memory_on_nodes(text: str, devices: int, memory: int, nodes: int) -> None:
+    found = parse_cluster(text, THIS)
+    assert (found.devices, found.bytes_per_device, found.nodes, found.kind) == (devices, memory, nodes, "gpu")
+    assert found.device is not None
+    assert found.device.memory == memory
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("2X8xh100", "2x8xH100"), (" 2 x 8x H100 ", "2x8xH100"), ("8xtpuV3", "8xTPUv3"), ("16x16gib", "16x16GiB")],
+)
+def test_neither_case_nor_blanks_count(one: str, other: str) -> None:
+    found, expected = parse_cluster(one, THIS), parse_cluster(other, THIS)
+    assert (found.devices, found.nodes, found.bytes_per_device) == (
+        expected.devices, expected.nodes, expected.bytes_per_device,
+    )  # fmt: skip
+    assert found.link(1) == expected.link(1)
+
+
+def test_more_of_this_machines_devices_are_as_large_and_of_its_kind() -> None:
+    found = parse_cluster("8xthis", THIS)
+    assert (found.devices, found.bytes_per_device, found.kind, found.nodes) == (8, 3 * GIB, "cpu", 1)
+    assert found.device is not None
+    assert found.device.fp32 > 0
+    assert parse_cluster("THIS", Cluster(1, 80 * GIB, "gpu")).kind == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "names no device"),
+        ("  ", "names no device"),
+        ("x", "is no cluster"),
+        ("0x16GiB", "is no cluster"),
+        ("-1xH100", "is no cluster"),
+        ("1.5xH100", "is no cluster"),
+        ("axH100", "is no cluster"),
+        ("2x8x4xH100", "is no cluster"),
+        ("3x", "names no device"),
+        ("16x16", "no device is called '16'"),
+        ("16x0GiB", "no device is called '0GiB'"),
+        ("8xH10", "did you mean"),
+        ("16GiB,16GiB", "no device is called"),
+    ],
+)
+def test_what_is_no_cluster_is_one_sentence_with_the_way_out(text: str, part: str) -> None:
+    with pytest.raises(SettingError) as fault:
+        parse_cluster(text, THIS)
+    said = str(fault.value)
+    assert said.startswith(f"CLUSTER={text!r}")
+    assert part in said
+    assert "write [nodes x] devices x device, such as 16x16GiB, 2x8xH100" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("example", ["16x16GiB", "2x8xH100", "8xTPUv3"])
+def test_the_examples_of_that_sentence_are_good(example: str) -> None:
+    with pytest.raises(SettingError, match=example):
+        parse_cluster("nonsense", THIS)
+    assert parse_cluster(example, THIS).devices >= 8
+
+
+def test_stages_of_one_node_use_its_links_and_more_stages_the_network() -> None:
+    h100 = DEVICES["H100"]
+    pair = parse_cluster("2x8xH100", THIS)
+    own = Link(h100.latency_s, h100.link)
+    assert [pair.link(stages) for stages in (1, 8, 9, 16)] == [own, own, NETWORK, NETWORK]
+    assert own.seconds(450 * 10**6) == pytest.approx(1e-3 + 10e-6)  # 450 GB/s and 10 us
+    assert NETWORK.seconds(25 * 10**6) == pytest.approx(1e-3 + 20e-6)
+    assert parse_cluster("16xH100", THIS).link(16) == own
+
+
+def test_gradients_are_reduced_over_the_network_where_there_are_nodes() -> None:
+    assert parse_cluster("2x8xH100", THIS).reduce_bytes_per_s == NETWORK.bytes_per_s
+    assert parse_cluster("16xH100", THIS).reduce_bytes_per_s == DEVICES["H100"].link
+    assert THIS.reduce_bytes_per_s == math.inf
+
+
+def test_it_says_what_it_is() -> None:
+    assert str(THIS) == "4 CPU cores with 3.0 GiB each"
+    assert str(Cluster(1, 80 * GIB, "gpu")) == "1 GPU with 80.0 GiB each"
+    assert "16" in str(parse_cluster("2x8xH100", THIS))
+    assert "H100" in str(parse_cluster("2x8xH100", THIS))

@@ -1,0 +1,299 @@
+"""Plans of real models over declared devices: they agree with themselves, and what is advised where none fits does."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from experiments.cluster import GIB, Cluster, parse_cluster
+from experiments.language import LanguageModel
+from experiments.planning import Planned, Price, adapted, estimated_price, make
+from experiments.registry import find, resolve
+from experiments.workload import Measurable, Translation
+from models.language_model import LanguageModelShape
+from suite.errors import PlanError
+from suite.pipeline.layers import count_parameters
+from suite.pipeline.memory import bytes_per_parameter
+from suite.settings import OptimizerSettings, PipelineSettings
+
+MIB = 2**20
+LAPTOP = Cluster(2, 12 * GIB, "cpu")
+ROOMY = Cluster(8, 12 * GIB, "gpu")
+
+
+def translation(settings: str = "") -> Translation:
+    """T(2, 128, 1) of 7 layers at the laptop's scale."""
+    return Translation(resolve("t12_400m", "laptop", LAPTOP, f"model.layers=2 {settings}")[0])
+
+
+def language(stages: int = 4, blocks: int = 10) -> LanguageModel:
+    shape = LanguageModelShape(blocks, width=64, feed_forward=256, heads=4, vocabulary=100, time=32)
+    return LanguageModel(shape, PipelineSettings(stages=stages, micro_batches=8))
+
+
+def refused(work: Any, cluster: Cluster, pricer: Any = estimated_price) -> PlanError:
+    with pytest.raises(PlanError) as fault:
+        make(work, cluster, pricer)
+    return fault.value
+
+
+def peaks(work: Any) -> list[int]:
+    """Returns the bytes of each stage where there is room enough."""
+    return [stage.peak_bytes for stage in make(work, ROOMY, estimated_price).plan.stages]
+
+
+def test_bytes_of_stages_follow_parameters_micro_batches_and_remat() -> None:
+    work = Translation(resolve("t48_1_3b_deep", "laptop", LAPTOP, "pipeline.stages=2")[0])
+    plain = peaks(work)
+    assert len(plain) == 2
+    assert sum(plain) > 16 * count_parameters(work.build()[0])
+    kept = peaks(Translation(work.experiment.with_settings("pipeline.remat=never")))
+    assert all(more > less for more, less in zip(kept, plain, strict=True))
+    fine = peaks(Translation(work.experiment.with_settings("pipeline.micro_batches=16")))
+    assert all(less < more for less, more in zip(fine, plain, strict=True))
+
+
+def test_activations_of_a_feed_forward_layer_are_those_counted_by_hand() -> None:
+    work = translation("model.dropout=0.1 pipeline.stages=1")
+    encoder = estimated_price(work, LAPTOP).costs[1]
+    run = work.experiment
+    rows = -(-run.train.batch_tokens // (run.pipeline.micro_batches * run.text.max_tokens))
+    tokens, width, hidden, attention, heads = rows * run.text.max_tokens, 64, 128, 32, 1
+    # two LayerNorms' results and two statistics each; q, k, v; the attention's result, the logarithm of a sum for each
+    # head, and its mask as numbers; hidden; two dropout masks; what each half of the layer adds up to
+    floats = 2 * width + 4 + 3 * attention + attention + heads + 1 + hidden + 2 * width + 2 * width
+    assert encoder.activations == tokens * 4 * floats
+    assert encoder.boundary == tokens * (4 * width + 1 + 8)
+    assert encoder.gradient == tokens * 4 * width  # neither the mask nor the target's ids carry one
+    matrices = 3 * attention * width + attention * width + 2 * hidden * width
+    assert encoder.parameters == matrices + (3 * attention + width + hidden + width) + 4 * width
+    undropped = estimated_price(translation("pipeline.stages=1"), LAPTOP).costs[1]
+    assert encoder.activations - undropped.activations == tokens * 4 * 2 * width
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "replicas", "each"),
+    [("adamw", "fp32", 1, 16), ("adamw", "fp32", 4, 12), ("adamw", "bf16", 4, 12), ("adafactor", "bf16", 8, 8)],
+)
+def test_bytes_of_a_parameter(name: Any, precision: Any, replicas: int, each: float) -> None:
+    assert bytes_per_parameter(OptimizerSettings(name=name, precision=precision), replicas) == each
+
+
+KEYS = {
+    "name", "cluster", "costs", "measured", "parameters", "layers", "K", "M", "R", "remat", "cells", "step_s",
+    "limit_s", "tokens_per_second", "bubble", "steps", "hours", "device_bytes", "notes", "stages",
+}  # fmt: skip
+STAGE_KEYS = {
+    "first_layer", "last_layer", "parameters", "forward_s", "rebuild_s", "backward_s", "update_s", "sends_bytes",
+    "returns_bytes", "idle", "peak_bytes",
+}  # fmt: skip
+
+
+def test_the_record_is_whole_and_agrees_with_itself() -> None:
+    work = translation("pipeline.stages=3 pipeline.replicas=2 train.steps=90")
+    planned = make(work, parse_cluster("6xH100", LAPTOP), estimated_price, ("a note",))
+    found = json.loads(json.dumps(planned.as_dict(), allow_nan=False))
+    assert found.keys() == KEYS
+    stages = found["stages"]
+    assert all(stage.keys() == STAGE_KEYS for stage in stages)
+    assert (found["name"], found["notes"], found["measured"]) == ("t12_400m", ["a note"], False)
+    assert (found["K"], found["R"], found["M"], found["remat"]) == (3, 2, 8, "except_last")
+    assert sum(found["cells"]) == found["layers"] == 7
+    assert found["cells"] == [stage["last_layer"] - stage["first_layer"] + 1 for stage in stages]
+    assert [stage["first_layer"] for stage in stages] == [0, *(stage["last_layer"] + 1 for stage in stages[:-1])]
+    assert found["parameters"] == count_parameters(work.build()[0])
+    # the vocabulary's matrix is the source's and the target's embedding: two copies, one parameter
+    assert sum(stage["parameters"] for stage in stages) == found["parameters"] + 2000 * 64
+    assert found["tokens_per_second"] == pytest.approx(1024 / found["step_s"])
+    assert found["hours"] == pytest.approx(90 * found["step_s"] / 3600)
+    assert found["bubble"] == pytest.approx(sum(stage["idle"] for stage in stages) / 3)
+    assert found["step_s"] >= found["limit_s"] > 0
+    assert max(stage["peak_bytes"] for stage in stages) <= found["device_bytes"] == 80 * GIB
+    assert (stages[0]["returns_bytes"], stages[-1]["sends_bytes"]) == (0, 0)
+    assert all(stage["sends_bytes"] > stage["returns_bytes"] > 0 for stage in stages[1:-1])
+
+
+def test_a_step_of_one_stage_is_the_sum_of_its_actions() -> None:
+    planned = make(translation("pipeline.stages=1 pipeline.micro_batches=4"), ROOMY, estimated_price)
+    costs = planned.price.costs
+    forward, rebuild, backward, update = (
+        sum(getattr(cost, name) for cost in costs) for name in ("forward_s", "rebuild_s", "backward_s", "update_s")
+    )
+    # three forwards that are rebuilt, and the last, which records its graph at once
+    assert planned.plan.step_s == pytest.approx(3 * (forward + rebuild + backward) + rebuild + backward + update)
+    assert planned.plan.timeline.bubble == pytest.approx(0, abs=1e-9)
+
+
+LINE = re.compile(r"  stages? (\d+)(?:-(\d+))?: layers (\d+)-(\d+) \((\d+)( each)?\), ([\d,]+) parameters, F .* GiB$")
+
+
+def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
+    planned = make(language(stages=6, blocks=22), parse_cluster("6x16GiB", LAPTOP), estimated_price, ("why so",))
+    lines = planned.lines()
+    assert lines[0].startswith("plan of transformer_22 on 6 ")
+    assert "simulated from estimated layer costs" in lines[0]
+    assert lines[1] == "  why so"
+    matches = [match for match in map(LINE.match, lines) if match]
+    stages, layers, shared = [], [], 0
+    for first, last, begin, end, count, each, _ in (match.groups() for match in matches):
+        several = range(int(first), int(last or first) + 1)
+        stages += several
+        layers += range(int(begin), int(end) + 1)
+        shared += bool(each)
+        assert int(count) * len(several) == int(end) - int(begin) + 1
+        assert (each is not None) == (len(several) > 1)
+    assert stages == list(range(6))
+    assert layers == list(range(24))
+    assert shared == 1  # the blocks between the ends are alike
+    assert len(lines) == 2 + 1 + len(matches) + 2
+    assert lines[-1].startswith("  100,000 steps of 1,024 tokens: ")
+    assert all(len(line) < 200 for line in lines)
+
+
+def test_stages_that_differ_are_told_apart() -> None:
+    planned = make(translation("pipeline.stages=7"), ROOMY, estimated_price)
+    text = "\n".join(planned.lines())
+    assert all(f"stage {k}: layers {k}-{k} (1)" in text for k in (0, 3, 6))  # the embeddings and the head
+    assert "stages 1-2: layers 1-2 (1 each)" in text
+    assert "stages 4-5: layers 4-5 (1 each)" in text
+
+
+@pytest.mark.parametrize(
+    ("replicas", "micro_batches", "devices", "expected"),
+    [
+        (8, 3, 6, (3, 8)),  # 24 micro-batches over 3 replicas
+        (8, 3, 10, (5, 5)),  # over 5: 24 do not part evenly, so 25
+        (8, 3, 2, (1, 24)),
+    ],
+)
+def test_fewer_replicas_keep_the_mini_batch(
+    replicas: int, micro_batches: int, devices: int, expected: tuple[int, int]
+) -> None:
+    work = translation("pipeline.stages=2 train.batch_tokens=4096")
+    work = work.with_pipeline(PipelineSettings(stages=2, replicas=replicas, micro_batches=micro_batches))
+    changed, (note,) = adapted(work, Cluster(devices, GIB, "gpu"))
+    assert (changed.pipeline.replicas, changed.pipeline.micro_batches) == expected
+    assert (changed.pipeline.stages, changed.batch_tokens) == (2, 4096)
+    assert f"R 8 -> {expected[0]} and M 3 -> {expected[1]}" in note
+
+
+@pytest.mark.parametrize("devices", [16, 100, 1, 0])
+def test_nothing_is_adapted_where_all_fits_or_nothing_would(devices: int) -> None:
+    work = translation("pipeline.stages=2 pipeline.replicas=8 pipeline.micro_batches=2")
+    assert adapted(work, Cluster(devices, GIB, "gpu")) == (work, ())
+
+
+def test_cells_by_hand_are_the_plans_cells() -> None:
+    planned = make(translation("pipeline.stages=3 pipeline.cells=1,5,1"), ROOMY, estimated_price)
+    assert planned.plan.cells == (1, 5, 1)
+    assert make(translation("pipeline.stages=3"), ROOMY, estimated_price).plan.cells != (1, 5, 1)
+
+
+def test_cells_by_hand_that_do_not_fit_are_named_and_may_go() -> None:
+    work = translation("pipeline.stages=2 pipeline.cells=1,6")
+    _, heavy = peaks(work)
+    fault = refused(work, Cluster(2, heavy - 1, "gpu"))
+    assert len(fault.faults) == 1
+    assert fault.faults[0].startswith(f"stage 1 (layers 1-6) needs {heavy / GIB:.2f} GiB")
+    assert settings_of(fault)[0] == "pipeline.cells=none"
+
+
+def test_every_fault_is_told_at_once() -> None:
+    work = translation("pipeline.stages=2 pipeline.replicas=3 pipeline.micro_batches=8 train.batch_tokens=1000")
+    fault = refused(work, Cluster(5, 2 * MIB, "gpu"))
+    devices, cut, *memory = fault.faults
+    assert devices.startswith("K = 2 stages x R = 3 replicas need 6 devices, there are 5 GPUs")
+    assert cut == "R = 3 x M = 8 micro-batches are more than the 20 examples of a step"  # 1000 tokens, 48 a sentence
+    assert memory
+    assert all("needs" in line or "fewest" in line for line in memory)
+    assert str(fault).startswith(f"{len(fault.faults)} faults:\n- {devices}\n- {cut}\n- ")
+
+
+def test_declared_devices_take_no_turns_but_the_cores_at_hand_do() -> None:
+    work = translation("pipeline.stages=4")
+    assert make(work, LAPTOP, estimated_price).plan.cells
+    declared = replace(parse_cluster("2x16GiB", LAPTOP), kind="cpu")
+    assert "need 4 devices" in refused(work, declared).faults[0]
+
+
+SET = re.compile(r'^SET="([^"]+)": (\d+\.\d\d) GiB a device, (\d+\.\d\d) (m?)s a step \(estimated\)$')
+
+
+def again(work: Translation, remedy: str, cluster: Cluster, pricer: Any) -> Planned:
+    """Applies an advice as a person would, and plans again."""
+    match = SET.match(remedy)
+    assert match is not None, remedy
+    planned = make(Translation(work.experiment.with_settings(match[1])), cluster, pricer)
+    seconds = float(match[3]) * (1e-3 if match[4] else 1.0)
+    assert planned.plan.step_s == pytest.approx(seconds, rel=0.01, abs=1e-5)
+    most = max(stage.peak_bytes for stage in planned.plan.stages)
+    assert most == pytest.approx(float(match[2]) * GIB, abs=0.006 * GIB)
+    return planned
+
+
+def settings_of(fault: PlanError) -> list[str]:
+    return [match[1] for match in map(SET.match, fault.remedies) if match]
+
+
+def with_process(size: int) -> Any:
+    """Returns a pricer as one that measures: it knows what a worker takes for itself."""
+
+    def price(work: Measurable, cluster: Cluster) -> Price:
+        found = estimated_price(work, cluster)
+        return replace(found, machine=replace(found.machine, process=size))
+
+    return price
+
+
+@pytest.mark.parametrize("process", [0, 40 * MIB])
+@pytest.mark.parametrize(
+    ("settings", "devices", "share", "first"),
+    [
+        ("pipeline.stages=1", 7, 0.8, "pipeline.stages=2"),
+        ("pipeline.stages=2 pipeline.remat=never", 2, 0.9, "pipeline.remat=except_last"),
+        ("pipeline.stages=2 pipeline.replicas=3 pipeline.micro_batches=4", 5, 1.5, "pipeline.replicas=2 "),
+        ("pipeline.stages=4 pipeline.micro_batches=4", 3, 1.5, "pipeline.stages=3"),
+        ("pipeline.stages=2 pipeline.micro_batches=30", 2, 1.5, "pipeline.micro_batches=21"),  # 1024 // 48
+        ("pipeline.stages=2 pipeline.micro_batches=2 train.batch_tokens=4096", 2, 0.6, "pipeline.micro_batches=4"),
+        ("pipeline.stages=2 pipeline.replicas=4 pipeline.micro_batches=30 train.batch_tokens=4096", 3, 1.1, "pipeline"),
+    ],
+)
+def test_the_nearest_plans_fit_when_they_are_asked_for(
+    settings: str, devices: int, share: float, first: str, process: int
+) -> None:
+    work = translation(settings)
+    count = min(16, work.pipeline.micro_batches)
+    alone = work.with_pipeline(work.pipeline.model_copy(update={"replicas": 1, "micro_batches": count}))
+    cluster = Cluster(devices, int(share * max(peaks(alone))) + process, "gpu")
+    fault = refused(work, cluster, with_process(process))
+    assert settings_of(fault)
+    assert settings_of(fault)[0].startswith(first)
+    for remedy in fault.remedies:
+        again(work, remedy, cluster, with_process(process))
+
+
+def test_without_any_plan_that_fits_none_is_promised() -> None:
+    for cluster in (Cluster(2, MIB, "gpu"), Cluster(0, 0, "gpu")):
+        fault = refused(translation("pipeline.stages=2"), cluster)
+        assert fault.remedies == ()
+        assert "nearest" not in str(fault)
+
+
+def test_more_stages_than_a_language_model_has_layers_are_refused_with_a_way_out() -> None:
+    work = language(stages=40)
+    fault = refused(work, parse_cluster("64x16GiB", LAPTOP))
+    assert "cannot cut 12 layers into 40 stages" in fault.faults[0]
+    (settings,) = settings_of(fault)
+    assert (
+        make(work.with_settings(settings), parse_cluster("64x16GiB", LAPTOP), estimated_price).plan.cells == (1,) * 12
+    )
+
+
+def test_the_papers_6b_fits_its_own_devices_and_not_half_of_their_memory() -> None:
+    work = Translation(find("t128_6b"))
+    assert make(work, parse_cluster("128x16GiB", LAPTOP), estimated_price).parameters == 6_040_979_968
+    assert "needs" in refused(work, parse_cluster("128x8GiB", LAPTOP)).faults[0]

@@ -1,0 +1,46 @@
+"""The sleeping layer takes its time, forward and backward, and changes nothing; the convolutional one learns."""
+
+import time
+
+import pytest
+import torch
+
+from models import convolutional
+from models.sleeping import Sleeping, SquareLoss
+
+
+def test_a_sleeping_layer_takes_its_time_and_hands_gradients_through():
+    layer = Sleeping(0.03, 0.06)
+    x = torch.ones(4, requires_grad=True)
+    begin = time.perf_counter()
+    y = layer(x)
+    middle = time.perf_counter()
+    SquareLoss()(y, x)[0].backward()
+    end = time.perf_counter()
+    assert torch.equal(y, x)
+    assert torch.equal(x.grad, torch.full((4,), 2.0))
+    assert middle - begin >= 0.03
+    assert end - middle >= 0.06
+
+
+def test_on_the_meta_device_it_does_not_sleep():
+    with torch.device("meta"):
+        layer, x = Sleeping(60.0, 60.0), torch.ones(4)
+    assert layer(x).shape == (4,)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_the_convolutional_network_halves_places_and_doubles_width(blocks):
+    stack = convolutional.layers(width=4, blocks=blocks, classes=10)
+    assert len(stack) == 3 * blocks + 2
+    x = torch.randn(2, 3, 32, 32)
+    shapes = []
+    for layer in stack:
+        x = layer(x)
+        shapes.append(tuple(x.shape[1:]))
+    assert shapes[blocks] == (4, 32, 32)
+    assert shapes[2 * blocks] == (8, 16, 16)
+    assert shapes[3 * blocks] == (16, 8, 8)
+    objective, _ = convolutional.ClassLoss()(x, torch.tensor([1, 2]))
+    objective.backward()
+    assert all(p.grad is not None for layer in stack for p in layer.parameters())

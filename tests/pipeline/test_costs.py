@@ -1,0 +1,45 @@
+"""Layer costs are checked as a whole: every fault is told at once."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from suite.errors import SettingError
+from suite.pipeline.costs import LayerCost, check_costs
+
+GOOD = LayerCost(
+    forward_s=1.0, rebuild_s=1.5, backward_s=2.0, update_s=0.5, parameters=3, boundary=4, gradient=4, activations=5,
+    forward_peak=6, graph_peak=7, backward_peak=8, update_peak=9,
+)  # fmt: skip
+ZERO = LayerCost(*[0.0] * 4, *[0] * 8)
+
+
+def test_whole_costs_pass_and_zero_is_a_cost():
+    check_costs([GOOD, ZERO, GOOD], 3)
+    check_costs([], 0)
+
+
+def test_the_seconds_of_a_layer_leave_out_its_update():
+    assert GOOD.seconds == 4.5
+
+
+def test_all_faults_are_told_in_one_sentence():
+    bad = replace(GOOD, forward_s=-1.0, backward_s=math.nan, parameters=-7)
+    endless = replace(GOOD, update_s=math.inf)
+    with pytest.raises(SettingError) as caught:
+        check_costs([bad, None, GOOD, endless], 5)
+    message = str(caught.value)
+    assert "costs of 4 layers, the model has 5" in message
+    assert "layer 0 has forward_s = -1.0, backward_s = nan, parameters = -7" in message
+    assert "layer 1 has no cost" in message
+    assert "layer 3 has update_s = inf" in message
+    assert "layer 2" not in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", list(LayerCost.__dataclass_fields__))
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf])
+def test_each_number_is_checked(name, value):
+    with pytest.raises(SettingError, match=f"layer 1 has {name} = {value}; measure"):
+        check_costs([GOOD, replace(GOOD, **{name: value})], 2)

@@ -1,0 +1,243 @@
+"""Plans: cells, times and bytes against the parts they are made of, faults told at once, and real memory kept to."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from launch.measure import measure_layers, measure_steps
+from launch.spawn import run_processes
+from models import convolutional, transformer
+from models.loss import TranslationLoss
+from suite.errors import PlanError
+from suite.pipeline import profile
+from suite.pipeline.costs import LayerCost
+from suite.pipeline.memory import SUNDRIES, CellBytes, bytes_per_parameter, peak_bytes
+from suite.pipeline.partition import fewest_stages
+from suite.pipeline.plan import GIB, Machine, make_plan
+from suite.pipeline.profile import MicroBatch, Sample
+from suite.pipeline.schedule import fill_drain
+from suite.pipeline.simulate import Link, StageCost, simulate
+from suite.settings import OptimizerSettings, PipelineSettings
+
+ROOMY = Machine(limit=1 << 50)
+
+times = st.integers(0, 50)
+amounts = st.integers(0, 60)
+costs_of_layers = st.lists(st.builds(LayerCost, *[times] * 4, *[amounts] * 8), min_size=1, max_size=9)
+
+
+def layer(weight=1.0, **numbers):
+    """F weight, R weight, B 2 weight seconds, no bytes but those given."""
+    given_numbers = {
+        "update_s": 0.0, "parameters": 0, "boundary": 0, "gradient": 0, "activations": 0, "forward_peak": 0,
+        "graph_peak": 0, "backward_peak": 0, "update_peak": 0, **numbers,
+    }  # fmt: skip
+    return LayerCost(forward_s=weight, rebuild_s=weight, backward_s=2 * weight, **given_numbers)
+
+
+def plan(costs, machine=ROOMY, per_parameter=16.0, layers=None, **pipeline):
+    return make_plan(costs, layers or len(costs), PipelineSettings(**pipeline), per_parameter, machine)
+
+
+def faults(costs, machine=ROOMY, per_parameter=16.0, layers=None, **pipeline):
+    with pytest.raises(PlanError) as caught:
+        plan(costs, machine, per_parameter, layers, **pipeline)
+    return caught.value.faults
+
+
+def test_a_plan_by_hand():
+    costs = [
+        layer(1, parameters=3, boundary=8, gradient=0, update_s=0.5),
+        layer(1, parameters=5, boundary=20, gradient=10, update_s=0.25),
+        layer(2, parameters=7, boundary=30, gradient=15, update_s=1.0),
+    ]
+    found = plan(costs, replace(ROOMY, link=Link(0.5, 10)), stages=2, micro_batches=2)
+    assert found.cells == (2, 1)
+    first, second = found.stages
+    assert [(stage.begin, stage.end, stage.parameters) for stage in found.stages] == [(0, 2, 8), (2, 3, 7)]
+    assert replace(first.cost, memory=None) == StageCost(2, 2, 4, 0.75, sends=30, returns=0)
+    assert replace(second.cost, memory=None) == StageCost(2, 2, 4, 1.0, sends=0, returns=15)
+    # forward a message takes 3.5, back 2:  stage 0  F0 0-2  F1 2-4  B1 17-21  R0 21-23  B0 23-27
+    #                                       stage 1  F0 5.5-7.5  F1 9-11  B1 11-15  R0 15-17  B0 17-21
+    assert found.step_s == 27 + 1
+    assert found.limit_s == 6 + 6 + 8 + 1
+
+
+def test_an_update_takes_what_its_layers_take_and_a_reduction_over_replicas():
+    costs = [layer(parameters=3_000, update_s=0.5), layer(parameters=1_000, update_s=0.25)]
+    machine = replace(ROOMY, reduce_bytes_per_s=1_000.0)
+    assert plan(costs, machine).stages[0].cost.update_s == 0.75
+    # a ring of 4 passes each of 16,000 bytes 2 * 3/4 times
+    assert plan(costs, machine, replicas=4).stages[0].cost.update_s == 0.75 + 24
+
+
+@given(costs_of_layers, st.integers(1, 9), st.integers(1, 9), st.sampled_from(["always", "except_last", "never"]))
+def test_a_plan_is_the_simulation_of_its_own_stages(costs, stages, micro_batches, remat):
+    stages = min(stages, len(costs))
+    link = Link(1.0, 4.0)
+    found = plan(costs, replace(ROOMY, link=link), stages=stages, micro_batches=micro_batches, remat=remat)
+    assert sum(found.cells) == len(costs)
+    assert len(found.cells) == stages
+    schedule = fill_drain(stages, micro_batches, remat)
+    assert found.timeline == simulate(schedule, [stage.cost for stage in found.stages], link)
+    for stage, actions in zip(found.stages, schedule, strict=True):
+        inside = costs[stage.begin : stage.end]
+        assert stage.cost.forward_s == sum(one.forward_s for one in inside)
+        assert stage.cost.rebuild_s == sum(one.rebuild_s for one in inside)
+        assert stage.cost.backward_s == sum(one.backward_s for one in inside)
+        memory = CellBytes(costs, micro_batches, remat, 16.0).stage(stage.begin, stage.end)
+        assert stage.peak_bytes == peak_bytes(actions, memory)
+
+
+@given(costs_of_layers, st.integers(1, 9), st.integers(1, 9), st.sampled_from(["always", "except_last", "never"]))
+def test_no_step_goes_below_the_limit_of_its_plan(costs, stages, micro_batches, remat):
+    found = plan(costs, stages=min(stages, len(costs)), micro_batches=micro_batches, remat=remat)
+    assert 0 <= found.limit_s <= found.step_s
+
+
+def test_the_limit_of_equal_stages_is_reached():
+    costs = [layer(1, update_s=5.0)] * 6
+    for remat, again in (("always", 4), ("except_last", 3), ("never", 0)):
+        found = plan(costs, stages=3, micro_batches=4, remat=remat)
+        assert found.step_s == found.limit_s == (4 + 3 - 1) * 6 + again * 2 + 10
+
+
+@given(costs_of_layers, st.integers(1, 9), st.integers(1, 9), st.integers(0, 3_000))
+def test_every_stage_of_a_plan_keeps_to_the_device(costs, stages, micro_batches, room):
+    """Or none is made, and what is said of the number of stages is true."""
+    machine = Machine(limit=SUNDRIES + room)
+    pipeline = PipelineSettings(stages=min(stages, len(costs)), micro_batches=micro_batches)
+    try:
+        found = make_plan(costs, len(costs), pipeline, 1.0, machine)
+    except PlanError as error:
+        message = str(error)
+    else:
+        assert all(stage.peak_bytes <= machine.limit for stage in found.stages)
+        return
+    fewest = fewest_stages(CellBytes(costs, micro_batches, pipeline.remat, 1.0).reach(machine.limit))
+    if fewest is None:
+        assert " alone needs " in message
+    elif fewest > pipeline.stages:
+        assert f"{fewest} stages are the fewest" in message
+    else:
+        assert f"use fewer stages, down to {fewest}" in message
+
+
+def test_a_layer_that_fits_among_others_only_asks_for_fewer_stages():
+    """Its inputs are kept for each micro-batch where a cell begins with it, and for none inside a cell."""
+    costs = [layer(), layer(boundary=GIB), layer()]
+    machine = Machine(limit=3 * GIB)
+    (message,) = faults(costs, machine, stages=3, micro_batches=4)
+    assert message.endswith("because layer 1 alone does not fit the device; use fewer stages, down to 1")
+    assert plan(costs, machine, stages=1, micro_batches=4).cells == (3,)
+
+
+def test_a_cap_moves_the_cut():
+    """Equal in time, the last layers need more: the lightest cut is 3 and 3, the lightest that fits 4 and 2."""
+    costs = [layer(parameters=count) for count in (1, 1, 1, 4, 4, 4)]
+    assert plan(costs, stages=2).cells == (3, 3)
+    assert plan(costs, Machine(limit=SUNDRIES + 9 * 16), stages=2).cells == (4, 2)
+
+
+def test_what_a_worker_takes_for_itself_is_part_of_the_device():
+    costs = [layer(parameters=10)]
+    assert plan(costs, Machine(limit=SUNDRIES + 160 + 40, process=40)).stages[0].peak_bytes == SUNDRIES + 200
+    faults(costs, Machine(limit=SUNDRIES + 160 + 40, process=41))
+
+
+def test_cells_by_hand_are_taken_as_they_are():
+    costs = [layer(weight) for weight in (1, 1, 9, 1)]
+    found = plan(costs, stages=2, cells=(3, 1))
+    assert found.cells == (3, 1)
+    assert plan(costs, stages=2).cells == (2, 2)
+
+
+def test_all_faults_of_cells_by_hand_at_once():
+    first, second = faults([layer()] * 7, stages=4, cells=(2, 0, 2))
+    assert first == "pipeline.cells names 3 cells, pipeline.stages is 4"
+    assert "hold 4 layers, the model has 7: 3 left out, stage 1 has 0" in second
+
+
+def test_every_stage_by_hand_that_does_not_fit_is_named():
+    costs = [layer(parameters=GIB // 16)] * 8
+    found = faults(costs, Machine(limit=2 * GIB), stages=3, cells=(3, 1, 4))
+    assert found == (
+        "stage 0 (layers 0-2) needs 3.00 GiB, the device has 2.00 GiB",
+        "stage 2 (layers 4-7) needs 4.00 GiB, the device has 2.00 GiB",
+    )
+
+
+def test_faulty_costs_are_told_together():
+    (message,) = faults([layer(), replace(layer(), forward_s=-1.0), None], layers=4)
+    for fault in ("costs of 3 layers, the model has 4", "layer 1 has forward_s = -1.0", "layer 2 has no cost"):
+        assert fault in message
+
+
+def test_more_stages_than_layers():
+    (message,) = faults([layer()] * 3, stages=5)
+    assert "cannot cut 3 layers into 5 stages; use 1 to 3 stages" in message
+
+
+def test_a_layer_that_fits_no_device_is_named_with_what_it_needs():
+    costs = [layer(parameters=GIB // 16)] * 2 + [layer(parameters=5 * GIB // 16)] + [layer()] * 2
+    (message,) = faults(costs, Machine(limit=2 * GIB), stages=2)
+    assert message == "layer 2 alone needs 5.00 GiB, the device has 2.00 GiB"
+
+
+def test_a_cut_that_fits_nowhere_says_how_many_stages_would():
+    costs = [layer(parameters=GIB // 16)] * 7
+    (message,) = faults(costs, Machine(limit=2 * GIB + SUNDRIES), stages=2)
+    assert "needs 4.00 GiB, the device has 2.00 GiB" in message
+    assert message.endswith("4 stages are the fewest that fit, 2 were asked for")
+    assert len(plan(costs, Machine(limit=2 * GIB + SUNDRIES), stages=4).cells) == 4
+
+
+@dataclass(frozen=True)
+class Small:
+    """A model of some ten megabytes; what ``experiments.workload.Workload`` asks of it to be measured."""
+
+    kind: str
+    pipeline: PipelineSettings
+    optimizer: OptimizerSettings
+
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
+        with torch.device("meta"):
+            if self.kind == "convolutional":
+                return convolutional.layers(width=16, blocks=3, classes=10), convolutional.ClassLoss()
+            shape = transformer.TransformerShape(2, 128, 512, 2, vocabulary=2_000)
+            return transformer.layers(shape), TranslationLoss(0.1)
+
+    def sample(self) -> Sample:
+        generator = torch.Generator().manual_seed(0)
+        if self.kind == "convolutional":
+            images = torch.randn(32, 3, 32, 32, generator=generator)
+            one = MicroBatch((images,), (torch.randint(10, (32,), generator=generator),))
+        else:
+            ids = torch.randint(4, 2_000, (8, 32), generator=generator)
+            one = MicroBatch((ids, ids), (ids,))
+        return Sample(one, one)
+
+
+def measure_at_once(rank, world, rendezvous, *args):
+    """Bytes are the same however often seconds are measured."""
+    profile.SECONDS_A_LAYER = 0.0
+    return measure_layers(rank, world, rendezvous, *args)
+
+
+@pytest.mark.parametrize(("kind", "cells"), [("convolutional", (4, 7)), ("transformer", (4, 3))])
+def test_a_real_run_needs_the_bytes_of_its_plan(kind, cells, tmp_path):
+    """The most that torch's allocator ever held in each of two processes, against the plan from measured layers."""
+    pipeline = PipelineSettings(stages=2, micro_batches=4, cells=cells)
+    work = Small(kind, pipeline, OptimizerSettings())
+    (measured,) = run_processes(measure_at_once, 1, work, 1, False, tmp_path / "measuring.log")
+    each = bytes_per_parameter(work.optimizer, replicas=1)
+    found = make_plan(measured.costs, len(measured.costs), pipeline, each, ROOMY)
+    held = [one.peak_bytes for one in run_processes(measure_steps, 2, work, found.cells, 0, 1, True, True)]
+    predicted = [stage.peak_bytes for stage in found.stages]
+    for k in (0, 1):
+        assert held[k] > 8 << 20, "too small a model to say anything"
+        assert held[k] <= predicted[k] <= 1.10 * held[k], f"stage {k} held {held[k]}, the plan says {predicted[k]}"

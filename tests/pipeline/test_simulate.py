@@ -1,0 +1,229 @@
+"""Simulated steps: drawn by hand, against closed forms, and every rule checked again on the spans."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.errors import SettingError
+from suite.pipeline.schedule import Action, fill_drain, forward_only, rebuilt, validate
+from suite.pipeline.simulate import Link, StageCost, play, simulate
+
+REMATS = ["always", "except_last", "never"]
+EQUAL = StageCost(forward_s=1, rebuild_s=1, backward_s=2)
+
+# whole numbers are exact in float64, so sums and maxima of them can be compared with ==
+times = st.integers(0, 50)
+sizes = st.integers(0, 40)
+stage_costs = st.builds(StageCost, times, times, times, times, sizes, sizes)
+links = st.builds(Link, st.integers(0, 9), st.sampled_from([0.5, 1.0, 4.0, float("inf")]))
+
+
+@st.composite
+def steps(draw):
+    """(schedule, stages, link)."""
+    stages = draw(st.lists(stage_costs, min_size=1, max_size=6))
+    micro_batches = draw(st.integers(1, 8))
+    if draw(st.integers(0, 5)) == 0:
+        return forward_only(len(stages), micro_batches), stages, draw(links)
+    schedule = fill_drain(len(stages), micro_batches, draw(st.sampled_from(REMATS)))
+    if draw(st.booleans()):  # one micro-batch after the other is a schedule too
+        schedule = [sorted(actions, key=lambda action: action.micro_batch) for actions in schedule]
+    return schedule, stages, draw(links)
+
+
+def drawn(timeline):
+    return [" ".join(f"{span}:{span.start:g}-{span.end:g}" for span in row) for row in timeline.rows]
+
+
+def parse(lines):
+    return [[Action.parse(cell) for cell in line.split()] for line in lines]
+
+
+def test_two_stages_two_micro_batches():
+    assert drawn(simulate(fill_drain(2, 2, "except_last"), [EQUAL] * 2)) == [
+        "F0:0-1 F1:1-2 B1:5-7 R0:7-8 B0:8-10",
+        "F0:1-2 F1:2-3 B1:3-5 R0:5-6 B0:6-8",
+    ]
+
+
+def test_a_link_delays_by_latency_and_size_one_message_after_the_other():
+    # forward 0.5 + 10/10 = 1.5, back 0.5 + 5/10 = 1; F1's message is ready at 2, its link is free at 2.5
+    stages = [StageCost(1, 1, 2, sends=10, returns=99), StageCost(1, 1, 2, sends=99, returns=5)]
+    assert drawn(simulate(fill_drain(2, 2, "except_last"), stages, Link(0.5, 10))) == [
+        "F0:0-1 F1:1-2 B1:8-10 R0:10-11 B0:11-13",
+        "F0:2.5-3.5 F1:4-5 B1:5-7 R0:7-8 B0:8-10",
+    ]
+
+
+def test_each_direction_has_a_link_of_its_own():
+    """While F1 is on its slow way to stage 2, B0 goes back from stage 1."""
+    stages = [StageCost(1, 1, 1), StageCost(1, 1, 1, sends=10), StageCost(1, 1, 1)]
+    assert drawn(simulate(parse(["F0 F1 B0 B1", "F0 F1 B0 B1", "F0 B0 F1 B1"]), stages, Link(0, 1))) == [
+        "F0:0-1 F1:1-2 B0:15-16 B1:25-26",
+        "F0:1-2 F1:2-3 B0:14-15 B1:24-25",
+        "F0:12-13 B0:13-14 F1:22-23 B1:23-24",
+    ]
+
+
+def test_a_heavier_stage_is_what_the_others_wait_for():
+    heavy = StageCost(2, 2, 4)
+    assert drawn(simulate(fill_drain(2, 2, "except_last"), [EQUAL, heavy])) == [
+        "F0:0-1 F1:1-2 B1:9-11 R0:11-12 B0:15-17",
+        "F0:1-3 F1:3-5 B1:5-9 R0:9-11 B0:11-15",
+    ]
+    assert drawn(simulate(fill_drain(2, 2, "except_last"), [heavy, EQUAL])) == [
+        "F0:0-2 F1:2-4 B1:7-11 R0:11-13 B0:13-17",
+        "F0:2-3 F1:4-5 B1:5-7 R0:7-8 B0:8-10",
+    ]
+
+
+def test_a_rebuild_fills_the_wait_for_its_gradient():
+    assert drawn(simulate(fill_drain(2, 1, "always"), [StageCost(1, 3, 2)] * 2)) == [
+        "F0:0-1 R0:1-4 B0:7-9",
+        "F0:1-2 R0:2-5 B0:5-7",
+    ]
+
+
+def test_a_forward_that_is_not_rebuilt_records_its_graph():
+    slow_graph = [StageCost(forward_s=1, rebuild_s=3, backward_s=2)]
+    assert drawn(simulate(fill_drain(1, 2, "always"), slow_graph)) == ["F0:0-1 F1:1-2 R1:2-5 B1:5-7 R0:7-10 B0:10-12"]
+    assert drawn(simulate(fill_drain(1, 2, "except_last"), slow_graph)) == ["F0:0-1 F1:1-4 B1:4-6 R0:6-9 B0:9-11"]
+    assert drawn(simulate(fill_drain(1, 2, "never"), slow_graph)) == ["F0:0-3 F1:3-6 B1:6-8 B0:8-10"]
+
+
+def test_an_update_begins_when_all_stages_are_done():
+    stages = [replace(EQUAL, update_s=3), EQUAL, replace(EQUAL, update_s=1)]
+    timeline = simulate(fill_drain(3, 2, "except_last"), stages)
+    done = (2 + 3 - 1) * 3 + 1
+    assert [[(span.start, span.end) for span in row if span.kind == "U"] for row in timeline.rows] == [
+        [(done, done + 3)], [], [(done, done + 1)],
+    ]  # fmt: skip
+    assert timeline.seconds == done + 3
+
+
+@given(st.integers(1, 8), st.integers(1, 32), times, times, st.sampled_from(REMATS))
+def test_equal_stages_take_the_closed_form(stages, micro_batches, forward, backward, remat):
+    """With a graph that costs nothing, R = F: (M+K-1)(F+B) and a rebuild of each micro-batch that is rebuilt."""
+    again = len(rebuilt(micro_batches, remat))
+    step = simulate(fill_drain(stages, micro_batches, remat), [StageCost(forward, forward, backward)] * stages).seconds
+    assert step == (micro_batches + stages - 1) * (forward + backward) + again * forward
+
+
+@given(st.integers(1, 8), st.integers(1, 32), times, times, times, st.sampled_from(REMATS))
+def test_equal_stages_whose_rebuild_costs_more_or_less(stages, micro_batches, forward, rebuild, backward, remat):
+    step = simulate(fill_drain(stages, micro_batches, remat), [StageCost(forward, rebuild, backward)] * stages).seconds
+    passes = micro_batches + stages - 1
+    if remat == "always":
+        expected = passes * (forward + backward) + micro_batches * rebuild
+    elif remat == "never":
+        expected = passes * (rebuild + backward)
+    else:  # the last forward has the graph: it follows M-1 plain ones, and goes through the other stages last
+        last = rebuild if micro_batches == 1 else max(forward, rebuild)
+        filled = (micro_batches - 1) * forward + rebuild + (stages - 1) * last
+        expected = filled + passes * backward + (micro_batches - 1) * rebuild
+    assert step == expected
+
+
+@given(st.lists(stage_costs, min_size=1, max_size=8), st.integers(1, 32), links)
+def test_no_step_goes_below_its_lower_bound(stages, micro_batches, link):
+    """sum (F+B) + (M-1) max (F+B+R), where a graph costs no less than none."""
+    stages = [replace(stage, rebuild_s=max(stage.forward_s, stage.rebuild_s), update_s=0) for stage in stages]
+    bound = sum(s.forward_s + s.backward_s for s in stages) + (micro_batches - 1) * max(
+        s.forward_s + s.rebuild_s + s.backward_s for s in stages
+    )
+    for remat in ("always", "except_last"):
+        assert simulate(fill_drain(len(stages), micro_batches, remat), stages, link).seconds >= bound
+
+
+@given(st.lists(times, min_size=1, max_size=8), st.integers(1, 32))
+def test_stages_uneven_in_one_proportion_reach_the_bound(weights, micro_batches):
+    """Where F = R and B = 2F on each stage, however much the stages differ."""
+    stages = [StageCost(weight, weight, 2 * weight) for weight in weights]
+    step = simulate(fill_drain(len(stages), micro_batches, "except_last"), stages).seconds
+    assert step == 3 * sum(weights) + 4 * (micro_batches - 1) * max(weights)
+
+
+def test_steps_of_uneven_stages_are_near_their_bound():
+    """The bound is what the partition makes small, so it must say what a step takes."""
+    chance = random.Random(0)
+    ratios = []
+    for _ in range(200):
+        stages = [
+            StageCost(forward, forward * chance.uniform(1, 1.2), forward * chance.uniform(1.5, 3))
+            for forward in (chance.uniform(0.5, 1.5) for _ in range(chance.randint(2, 8)))
+        ]
+        micro_batches = chance.randint(1, 32)
+        bound = sum(s.forward_s + s.backward_s for s in stages) + (micro_batches - 1) * max(
+            s.forward_s + s.rebuild_s + s.backward_s for s in stages
+        )
+        ratios.append(simulate(fill_drain(len(stages), micro_batches, "except_last"), stages).seconds / bound)
+    assert min(ratios) >= 1 - 1e-12
+    assert sum(ratios) / len(ratios) < 1.03
+
+
+def check_rules(schedule, stages, link, timeline):
+    """Checks every span against the rules, from the spans alone."""
+    ends = {(k, str(span)): span.end for k, row in enumerate(timeline.rows) for span in row}
+    for k, (actions, row) in enumerate(zip(schedule, timeline.rows, strict=True)):
+        again = {action.micro_batch for action in actions if action.kind == "R"}
+        assert [str(span) for span in row if span.kind != "U"] == [str(action) for action in actions]
+        before = 0.0
+        for action, span in zip(actions, row, strict=False):
+            free = action.kind == "F" and action.micro_batch in again
+            lasts = {"F": stages[k].forward_s if free else stages[k].rebuild_s, "R": stages[k].rebuild_s}
+            assert span.seconds == lasts.get(action.kind, stages[k].backward_s)
+            source = {"F": k - 1, "B": k + 1}.get(action.kind)
+            there = 0.0
+            if source is not None and (source, str(action)) in ends:
+                size = stages[source].sends if action.kind == "F" else stages[source].returns
+                there = ends[source, str(action)] + link.seconds(size)
+            assert span.start >= before, "two actions at once"
+            assert span.start >= there, "begun before its message was there"
+            if link == Link():
+                assert span.start == max(before, there), "waited for nothing"
+            before = span.end
+
+
+@given(steps())
+def test_no_two_actions_at_once_and_none_before_its_message(step):
+    schedule, stages, link = step
+    for given_link in (link, Link()):
+        timeline = simulate(schedule, stages, given_link)
+        check_rules(schedule, stages, given_link, timeline)
+        done = max(span.end for row in timeline.rows for span in row if span.kind != "U")
+        for row, stage in zip(timeline.rows, stages, strict=True):
+            updates = [(span.start, span.end) for span in row if span.kind == "U"]
+            assert updates == ([(done, done + stage.update_s)] if stage.update_s else [])
+
+
+@given(steps(), st.data())
+def test_more_costs_never_shorten_a_step(step, data):
+    schedule, stages, link = step
+    k = data.draw(st.integers(0, len(stages) - 1))
+    name = data.draw(st.sampled_from(["forward_s", "rebuild_s", "backward_s", "update_s", "sends", "returns"]))
+    more = list(stages)
+    more[k] = replace(stages[k], **{name: getattr(stages[k], name) + data.draw(st.integers(1, 30))})
+    short = simulate(schedule, stages, link).seconds
+    assert simulate(schedule, more, link).seconds >= short
+    assert simulate(schedule, stages, replace(link, latency_s=link.latency_s + 1)).seconds >= short
+
+
+@given(st.integers(1, 5), st.integers(1, 12), st.sampled_from(REMATS))
+def test_played_in_units_it_is_the_picture_of_the_validator(stages, micro_batches, remat):
+    """Actions of a unit each and messages that take no time: the same start times as ``validate`` finds."""
+    schedule = fill_drain(stages, micro_batches, remat)
+    rows = play(schedule, lambda stage, action: 1.0, lambda stage, action: 0.0)
+    picture = validate(schedule, micro_batches)
+    for row, drawn_row in zip(rows, picture, strict=True):
+        assert {str(span): span.start for span in row} == {
+            cell: unit for unit, cell in enumerate(drawn_row) if cell != "."
+        }
+
+
+def test_a_deadlock_names_the_stages_that_wait_and_where():
+    schedule = parse(["F0 B0 F1 B1", "F0 F1 B0 B1", "F0 F1 B0 B1"])
+    with pytest.raises(SettingError, match="deadlocks: stage 0 at B0, stage 1 at F1, stage 2 at F1 wait"):
+        simulate(schedule, [EQUAL] * 3)
