@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from torch import nn
 
 from experiments import overrides
-from experiments.workload import random_ids
+from experiments.workload import random_ids, shapes, update_key
 from models.language_model import LanguageModelShape, layers
 from models.loss import TranslationLoss
 from suite.pipeline.profile import MicroBatch, Sample
@@ -59,6 +59,11 @@ class LanguageModel:
         return self.sequences
 
     @property
+    def most_rows(self) -> int | None:
+        """All of them."""
+        return self.sequences
+
+    @property
     def batch_tokens(self) -> int:
         """Tokens of a step."""
         return self.sequences * self.shape.time
@@ -82,7 +87,7 @@ class LanguageModel:
 
     def key(self) -> str:
         """Costs depend on the shape, the rows of a micro-batch and the update."""
-        return repr((self.shape, self.sample().typical.inputs[0].shape, self.optimizer))
+        return repr((self.shape, shapes(self.sample()), update_key(self.optimizer)))
 
     def with_pipeline(self, pipeline: PipelineSettings) -> LanguageModel:
         """A copy."""

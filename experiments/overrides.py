@@ -64,18 +64,21 @@ def describe(kind: Any) -> str:
 
 
 def as_setting_error(fault: ValidationError, record: type[BaseModel]) -> SettingError:
-    """Returns the first fault pydantic found as one sentence: the field, what it takes, what was given."""
-    first = fault.errors(include_url=False)[0]
-    names = [str(part) for part in first["loc"]]
-    path, known = ".".join(names[:2]), paths(record)
-    why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
-    if first["type"] == "extra_forbidden":
-        return SettingError(f"{path} is not a setting; {nearest(path, known)}")
-    if first["type"] == "missing":
-        return SettingError(f"{path} is missing; give it a value")
+    """Returns what pydantic found, each fault as one sentence: the field, what it takes, what was given."""
+    known = paths(record)
+    return SettingError("; ".join(_sentence(error, known) for error in fault.errors(include_url=False)))
+
+
+def _sentence(error: Any, known: dict[str, Any]) -> str:
+    path = ".".join([str(part) for part in error["loc"]][:2])
+    why = error["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+    if error["type"] == "extra_forbidden":
+        return f"{path} is not a setting; {nearest(path, known)}"
+    if error["type"] == "missing":
+        return f"{path} is missing; give it a value"
     if path in known:
-        return SettingError(f"{path} takes {describe(known[path])}; it was given {first['input']!r}: {why}")
-    return SettingError(f"{path}: {why}")
+        return f"{path} takes {describe(known[path])}; it was given {error['input']!r}: {why}"
+    return f"{path}: {why}"
 
 
 def _present(kind: Any) -> Any:

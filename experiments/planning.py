@@ -43,14 +43,23 @@ class Planned:
     notes: tuple[str, ...] = ()
 
     @property
+    def step_s(self) -> float:
+        """Predicted seconds of a step: the simulator's, or where workers take turns on cores, all that they compute."""
+        if self.cluster.kind != "cpu" or self.cluster.device is not None:
+            return self.plan.step_s
+        timeline = self.plan.timeline
+        busy = sum(timeline.busy(stage) for stage in range(len(timeline.rows)))
+        return max(self.plan.step_s, busy * self.work.pipeline.replicas / self.cluster.devices)
+
+    @property
     def tokens_per_second(self) -> float:
         """Of all replicas."""
-        return self.work.batch_tokens / self.plan.step_s
+        return self.work.batch_tokens / self.step_s
 
     @property
     def hours(self) -> float:
         """To the last step."""
-        return self.work.steps * self.plan.step_s / 3600
+        return self.work.steps * self.step_s / 3600
 
     @property
     def kind(self) -> str:
@@ -64,7 +73,7 @@ class Planned:
             "name": self.work.name, "cluster": str(self.cluster), "costs": self.price.source,
             "measured": self.price.measured, "parameters": self.parameters,
             "layers": sum(plan.cells), "K": pipeline.stages, "M": pipeline.micro_batches, "R": pipeline.replicas,
-            "remat": pipeline.remat, "cells": list(plan.cells), "step_s": plan.step_s, "limit_s": plan.limit_s,
+            "remat": pipeline.remat, "cells": list(plan.cells), "step_s": self.step_s, "limit_s": plan.limit_s,
             "tokens_per_second": self.tokens_per_second, "bubble": plan.timeline.bubble,
             "steps": self.work.steps, "hours": self.hours, "device_bytes": plan.limit, "notes": list(self.notes),
             "stages": [
@@ -89,7 +98,7 @@ class Planned:
             f"  {sum(plan.cells)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
             f"M = {pipeline.micro_batches}, R = {pipeline.replicas}, remat {pipeline.remat}",
             *_stage_lines(plan),
-            f"  step {_seconds(plan.step_s)} (limit {_seconds(plan.limit_s)}), bubble {plan.timeline.bubble:.1%}, "
+            f"  step {_seconds(self.step_s)} (limit {_seconds(plan.limit_s)}), bubble {plan.timeline.bubble:.1%}, "
             f"{self.tokens_per_second:,.0f} tokens/s, heaviest stage {most / GIB:.2f} of {plan.limit / GIB:.2f} GiB",
             f"  {self.work.steps:,} steps of {self.work.batch_tokens:,} tokens: {self.hours:,.2f} hours",
         ]
@@ -159,17 +168,24 @@ def _source(device: Device) -> str:
     return f"operations and bytes over {device.name}{share}"
 
 
-def make(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...] = ()) -> Planned:
-    """Returns the plan of a workload on a cluster.
+def make(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...] = (), given: str = "") -> Planned:
+    """Returns the plan of a workload on a cluster. ``given`` are the settings that made the workload what it is.
 
-    Raises PlanError with every fault, devices and memory alike, and with the nearest plans that have none.
+    Raises PlanError with every fault, devices and memory alike, and with the nearest plans that have none, each as the
+    whole of the settings that make it.
     """
     try:
         return attempt(work, cluster, pricer, notes)
     except PlanError as fault:
         found = nearest(work, cluster, _process_bytes(work, cluster, pricer))
-        remedies = [f'SET="{settings}": {gain}' for settings, gain in found]
-        raise PlanError(fault.faults, remedies) from None
+        remedies = [f'SET="{_merged(given, settings)}": {gain}' for settings, gain in found]
+        raise PlanError(fault.faults, remedies, notes) from None
+
+
+def _merged(given: str, settings: str) -> str:
+    """Returns settings with others laid over them."""
+    pairs = dict(setting.partition("=")[::2] for setting in f"{given} {settings}".split())
+    return " ".join(f"{name}={value}" for name, value in pairs.items())
 
 
 def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...] = ()) -> Planned:
@@ -183,22 +199,34 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
             f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need "
             f"{pipeline.stages * pipeline.replicas} devices, there are {cluster}"
         )
-    if pipeline.replicas * pipeline.micro_batches > work.examples:
+    if work.most_rows is not None and pipeline.replicas * pipeline.micro_batches > work.most_rows:
         faults.append(
-            f"R = {pipeline.replicas} x M = {pipeline.micro_batches} micro-batches are more than the {work.examples} "
+            f"R = {pipeline.replicas} x M = {pipeline.micro_batches} micro-batches are more than the {work.most_rows} "
             "examples of a step"
         )
     try:
         price = pricer(work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
-        plan = make_plan(price.costs, len(price.costs), pipeline, each, price.machine)
+        machine = _shared_memory(price.machine, work, cluster) if turns else price.machine
+        plan = make_plan(price.costs, len(price.costs), pipeline, each, machine)
     except PlanError as fault:
         raise PlanError([*faults, *fault.faults]) from None
     except SettingError as fault:
         raise PlanError([*faults, str(fault)]) from None
     if faults:
         raise PlanError(faults)
+    workers = pipeline.stages * pipeline.replicas
+    if turns and workers > cluster.devices:
+        notes += (
+            f"{workers} workers share {cluster.devices} cores and take turns: the step takes all they do at least",
+        )
     return Planned(work, cluster, price, plan, count_parameters(work.build()[0]), notes)
+
+
+def _shared_memory(machine: Machine, work: Workload, cluster: Cluster) -> Machine:
+    """Returns the machine with the memory that each worker of one host has: all of it, shared by all workers."""
+    workers = work.pipeline.stages * work.pipeline.replicas
+    return replace(machine, limit=cluster.bytes_per_device * cluster.devices // workers)
 
 
 def _process_bytes(work: Workload, cluster: Cluster, pricer: Pricer) -> int:
@@ -228,7 +256,9 @@ def nearest(work: Workload, cluster: Cluster, process: int = 0) -> Iterator[tupl
             except PlanError:
                 continue
             most = max(stage.peak_bytes for stage in planned.plan.stages)
-            yield settings, f"{most / GIB:.2f} GiB a device, {_seconds(planned.plan.step_s)} a step (estimated)"
+            # without a declared device the estimate knows bytes alone
+            seconds = "" if cluster.device is None else f", {_seconds(planned.step_s)} a step"
+            yield settings, f"{most / GIB:.2f} GiB a device{seconds} (estimated)"
             break
 
 

@@ -141,23 +141,28 @@ def find_lack(experiment: Experiment, cluster: Cluster) -> str | None:
     Bytes are estimated on the meta device (``suite.pipeline.estimate``).
     """
     work, pipeline = Translation(experiment), experiment.pipeline
-    if cluster.kind == "gpu":
-        try:
-            attempt(work, cluster, estimated_price)
-        except PlanError:
-            pass
-        else:
-            return None
+    if cluster.kind == "gpu" and _fits(work, cluster):
+        return None
     enough = _boundless(experiment)
     try:
         planned = attempt(work, enough, estimated_price)
     except PlanError as fault:
         return f"cannot run as it is set: {'; '.join(fault.faults)}"
-    heaviest = max(stage.peak_bytes for stage in planned.plan.stages)
+    tenths = math.ceil(10 * max(stage.peak_bytes for stage in planned.plan.stages) / GIB)
+    while not _fits(work, replace(enough, bytes_per_device=tenths * GIB // 10)):
+        tenths = math.ceil(1.01 * tenths)  # a cut under a cap leaves messages some room, so it asks for a little more
     return (
         f"needs {enough.devices} GPUs (K = {pipeline.stages} stages x R = {pipeline.replicas} replicas) "
-        f"with {math.ceil(10 * heaviest / GIB) / 10:.1f} GiB each, and there are {cluster}"
+        f"with {tenths / 10:.1f} GiB each, and there are {cluster}"
     )
+
+
+def _fits(work: Translation, cluster: Cluster) -> bool:
+    try:
+        attempt(work, cluster, estimated_price)
+    except PlanError:
+        return False
+    return True
 
 
 def _mend(experiment: Experiment, cluster: Cluster) -> str:

@@ -239,15 +239,9 @@ def _speeds(
                     "closed_s": closed_form(mean, stages, micro_batches), "paper": paper[stages, micro_batches],
                 }
             )  # fmt: skip
-    for cells in ("equal", "as cut"):
-        chosen = [row for row in rows if row["cells"] == cells]
-        base = chosen[0]
-        known = paper[base["K"], base["M"]]
-        for row in chosen:
-            # the rows as cut begin at another M: they start from the paper's own speed there
-            scale = known if cells == "as cut" else 1.0
-            for name, column in (("measured", "step"), ("simulated", "simulated_s"), ("closed", "closed_s")):
-                row[name] = scale * base[column] / row[column]
+    for row in rows:
+        for name, column in (("measured", "step"), ("simulated", "simulated_s"), ("closed", "closed_s")):
+            row[name] = rows[0][column] / row[column]
     return rows
 
 

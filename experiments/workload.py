@@ -54,7 +54,11 @@ class Workload(Measurable, Protocol):
 
     @property
     def examples(self) -> int:
-        """The most rows one step can be cut into: R x M cannot be more."""
+        """Rows that a step surely has: what is suggested cuts it into no more."""
+
+    @property
+    def most_rows(self) -> int | None:
+        """Rows that a step has at most: R x M cannot be more. None where that depends on the text."""
 
     @property
     def batch_tokens(self) -> int:
@@ -99,6 +103,11 @@ class Translation:
         return max(1, self.experiment.train.batch_tokens // self.experiment.text.max_tokens)
 
     @property
+    def most_rows(self) -> int | None:
+        """It depends on the sentences drawn; a step that has fewer is cut into fewer."""
+        return None
+
+    @property
     def batch_tokens(self) -> int:
         """Target tokens."""
         return self.experiment.train.batch_tokens
@@ -122,10 +131,8 @@ class Translation:
         return _longest_rows(self.experiment) if self.text is None else _from_text(self.experiment, self.text)
 
     def key(self) -> str:
-        """Model, optimizer, text and how the mini-batch is cut; not K, not the length of the run."""
-        chosen, pipeline = self.experiment, self.pipeline
-        parts = (chosen.model, chosen.optimizer, chosen.text, chosen.train.batch_tokens, chosen.train.seed)
-        return repr((*parts, pipeline.micro_batches * pipeline.replicas, self.text))
+        """The model, the shapes of the sample, and what there is to an update."""
+        return repr((self.experiment.model, shapes(self.sample()), update_key(self.optimizer)))
 
     def with_pipeline(self, pipeline: PipelineSettings) -> Translation:
         """A copy."""
@@ -135,6 +142,16 @@ class Translation:
         """Fewer tokens a mini-batch."""
         setting = f"train.batch_tokens={max(16, int(self.batch_tokens * share))}"
         return Translation(self.experiment.with_settings(setting), self.text), setting
+
+
+def shapes(sample: Sample) -> list[list[tuple[int, ...]]]:
+    """Returns the shapes of a sample: costs depend on them, and not on the words."""
+    return [[tuple(t.shape) for t in (*one.inputs, *one.targets)] for one in (sample.typical, sample.largest)]
+
+
+def update_key(optimizer: OptimizerSettings) -> tuple[str, str, bool]:
+    """Returns what costs depend on of an optimizer: not its rates."""
+    return optimizer.name, optimizer.precision, optimizer.clip_norm is not None
 
 
 def random_ids(rows: int, time: int, vocabulary: int) -> Tensor:

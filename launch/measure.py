@@ -95,6 +95,8 @@ def measure_link(rank: int, size: int, device: torch.device) -> Link:
             begin = time.perf_counter()
             dist.send(message, 1) if rank == 0 else dist.recv(message, 0)
             dist.recv(message, 1) if rank == 0 else dist.send(message, 0)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             times.append((time.perf_counter() - begin) / 2)
         return sorted(times)[len(times) // 4]  # what others do on the machine only ever adds
 

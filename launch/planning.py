@@ -39,28 +39,37 @@ def make_named(name: str, cluster: str, scale: Asked, settings: str, say: Callab
     as many replicas as there is room for."""
     machine = this_machine()
     chosen = parse_cluster(cluster, machine) if cluster else machine
+    prices = pricer(CACHE / "costs", say)
     model = find_language_model(name, chosen.devices)
     if model is not None:
-        return make(model.with_settings(settings), chosen, pricer(CACHE / "costs", say))
-    work, notes = _translation(name, chosen, scale, settings)
-    return make(work, chosen, pricer(CACHE / "costs", say), notes)
+        if scale == "laptop":
+            raise SettingError(f"{name} has no scale laptop; it has the paper's numbers, or those of SET=")
+        return make(model.with_settings(settings), chosen, prices, given=settings)
+    if name not in experiments():
+        raise SettingError(f"nothing to plan is called {name}; {nearest(name, [*experiments(), 'transformer_<L>'])}")
+    work, notes, given = _translation(name, chosen, scale, settings)
+    return make(work, chosen, prices, notes, given)
 
 
-def _translation(name: str, cluster: Cluster, scale: Asked, settings: str) -> tuple[Workload, tuple[str, ...]]:
+def _translation(name: str, cluster: Cluster, scale: Asked, settings: str) -> tuple[Workload, tuple[str, ...], str]:
+    """Returns the workload, what was changed for this cluster, and the settings that make it so."""
     if cluster.device is None:
         chosen, shrunk = resolve(name, scale, cluster, settings)
         text = folder_of(chosen.text, CACHE)
         if text.exists():
-            return Translation(chosen, text.resolve()), (shrunk,)
+            return Translation(chosen, text.resolve()), (shrunk,), settings
         longest = f"the text is not prepared yet: micro-batches are taken as rows of {chosen.text.max_tokens} tokens"
-        return Translation(chosen), (shrunk, longest)
+        return Translation(chosen), (shrunk, longest), settings
     if scale == "laptop":
         chosen, shrunk = resolve(name, scale, cluster, settings)
-        return Translation(chosen), (shrunk,)
-    if name not in experiments():
-        raise SettingError(f"nothing to plan is called {name}; {nearest(name, [*experiments(), 'transformer_<L>'])}")
+        return Translation(chosen), (shrunk,), settings
     work = Translation(find(name).with_settings(settings))
-    return (work, ()) if "pipeline.replicas" in settings else adapted(work, cluster)
+    if "pipeline.replicas" in settings:
+        return work, (), settings
+    changed, notes = adapted(work, cluster)
+    pipeline = changed.pipeline
+    made = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={pipeline.micro_batches}" if notes else ""
+    return changed, notes, settings + made
 
 
 def _quiet(text: str) -> None:

@@ -42,7 +42,9 @@ def pricer(cache: Path, say: Callable[[str], None]) -> Pricer:
 
 def measured_price(work: Measurable, cluster: Cluster, cache: Path, say: Callable[[str], None]) -> Price:
     """Returns costs measured on this machine, in as many processes at once as will compute at once."""
-    workers = min(work.pipeline.stages * work.pipeline.replicas, max(1, cluster.devices))
+    # two at least where there is a link to measure; cores can take turns
+    least = 2 if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
+    workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, cluster.devices))
     threads = work.threads or max(1, cores() // workers)
     device = _device_name(cluster)
     path = cache / f"{_digest(work.key(), device, workers, threads)}.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import filelock
@@ -16,7 +17,7 @@ from experiments.planning import Planned, make
 from experiments.registry import find, resolve
 from experiments.scales import Asked, with_changes
 from experiments.workload import Translation
-from launch.devices import cores, this_machine
+from launch.devices import this_machine
 from launch.follow import Follower
 from launch.pricing import pricer
 from launch.runs import CACHE, RunFolder, find_run, new_run
@@ -38,7 +39,8 @@ def start(name: str, scale: Asked, settings: str, launcher: str, console: Consol
     if corpus != chosen.text.corpus:
         chosen = chosen.model_copy(update={"text": chosen.text.model_copy(update={"corpus": corpus})})
         chosen = with_changes(find(name), chosen)
-    _train(new_run(name), chosen, False, launcher, console)
+    planned = _planned(chosen, settings, console)
+    _train(new_run(name), chosen, planned, False, launcher, console)
 
 
 def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
@@ -62,58 +64,68 @@ def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
             f"run {run.path} was trained on {chosen.text.corpus}, which cannot be had now; it is not taken up on "
             f"{prepared.corpus}. Restore the cache or the network and resume again"
         )
-    _train(run, chosen, True, launcher, console)
+    _train(run, chosen, _planned(chosen, settings, console), True, launcher, console)
 
 
-def _train(run: RunFolder, chosen: Experiment, resumed: bool, launcher: str, console: Console) -> None:
+def _text_of(chosen: Experiment) -> Path:
+    return folder_of(chosen.text, CACHE).resolve()
+
+
+def _train(
+    run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool, launcher: str, console: Console
+) -> None:
     lock = filelock.FileLock(run.path / "lock")
     try:
         held = lock.acquire(timeout=0)
     except filelock.Timeout:
         raise SettingError(f"another process is at run {run.path}; wait until it ends, or end it") from None
-    data = folder_of(chosen.text, CACHE).resolve()
     with held:
+        console.print(f"folder: {run.path}")
+        job = Job(run.path, _text_of(chosen), planned.plan.cells, this_machine().kind == "gpu", resumed)
         try:
-            planned = _planned(run, chosen, data, console)
-            job = Job(run.path, data, planned.plan.cells, this_machine().kind == "gpu", resumed)
-            _launch(job, chosen, launcher, console)
+            _launch(job, chosen, planned, launcher, console)
         except KeyboardInterrupt:
             console.print(f"interrupted; the workers are gone. Go on with: make resume RUN={run.path}")
             raise
-    _show_trace(run, planned, console)
+        finally:
+            _show_trace(run, planned, console)
     _summarise(run, console)
 
 
-def _launch(job: Job, chosen: Experiment, launcher: str, console: Console) -> None:
-    """Runs the workers to the end. What was resolved becomes the run's record of itself only once they are placed:
-    a resume that cannot start leaves the old one."""
+def _launch(job: Job, chosen: Experiment, planned: Planned, launcher: str, console: Console) -> None:
+    """Runs the workers to the end. What was resolved and planned becomes the run's record of itself only once they are
+    placed: a resume that cannot start leaves the old one."""
     draft = job.run.experiment.with_suffix(".draft")
     draft.write_text(chosen.to_toml())
     if not job.resume:
         draft.rename(job.run.experiment)
-    with Follower(job.run, chosen.train.steps, console):
-        if launcher == "ray":
-            from launch import ray_train
+    try:
+        with Follower(job.run, chosen.train.steps, console):
+            if launcher == "ray":
+                from launch import ray_train
 
-            ray_train.run(job, chosen)
-        else:
-            from launch import spawn
+                ray_train.run(job, chosen)
+            else:
+                from launch import spawn
 
-            spawn.run(job, chosen)
+                spawn.run(job, chosen)
+    finally:
+        if not draft.exists():
+            job.run.plan.write_text("\n".join(planned.lines()) + "\n")
+            job.run.plan_record.write_text(json.dumps(planned.as_dict(), indent=1) + "\n")
 
 
-def _planned(run: RunFolder, chosen: Experiment, data: Path, console: Console) -> Planned:
-    """Plans the run, on this machine's devices, prints and keeps the plan. Raises PlanError when it does not fit."""
+def _planned(chosen: Experiment, settings: str, console: Console) -> Planned:
+    """Plans a run on devices like this machine's and prints the plan. Raises PlanError when it does not fit."""
     machine = this_machine()
     workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
     notes = [f"{chosen.name} at scale {chosen.scale}; {workers} workers, {threads} threads each"]
-    if machine.kind == "cpu" and workers > cores():
-        notes.append(f"{workers} workers share {cores()} cores and take turns; the plan counts a core for each")
-    planned = make(Translation(chosen, data), machine, pricer(CACHE / "costs", _say(console)), tuple(notes))
-    lines = [*planned.lines(), f"folder: {run.path}"]
-    run.plan.write_text("\n".join(lines) + "\n")
-    run.plan_record.write_text(json.dumps(planned.as_dict(), indent=1) + "\n")
-    for line in lines:
+    if os.environ.get("RAY_ADDRESS") and workers > machine.devices:
+        notes.append(f"RAY_ADDRESS is set: the cluster's {workers} devices are taken to be like this machine's")
+        machine = replace(machine, devices=workers)
+    prices = pricer(CACHE / "costs", _say(console))
+    planned = make(Translation(chosen, _text_of(chosen)), machine, prices, tuple(notes), settings)
+    for line in planned.lines():
         console.print(line)
     return planned
 
@@ -122,6 +134,7 @@ def _show_trace(run: RunFolder, planned: Planned, console: Console) -> None:
     """Writes the trace for Perfetto and the picture of the middle traced step, and prints that step as text."""
     traces = read_traces(run.traces)
     if not traces:
+        console.print('no step was traced: the first two after a start are not, unless SET="trace=true"')
         return
     run.trace.write_text(json.dumps(perfetto(traces)))
     first = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)

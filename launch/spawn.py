@@ -36,6 +36,10 @@ def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s
 
     Raises WorkerError when a process dies or the deadline passes.
     """
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed wonders aloud, on standard output
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     results: Any = context.Queue()
@@ -118,8 +122,6 @@ def run(job: Job, experiment: Experiment, deadline_s: float = 365 * 86400.0) -> 
     """Runs a job's K x R workers as processes of this machine. The job itself has no end but its own deadlines."""
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
     os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
-    if not job.use_gpu:
-        os.environ["DS_ACCELERATOR"] = "cpu"  # or DeepSpeed wonders aloud, before the workers have logs
     try:
         run_processes(_work, workers, job, deadline_s=deadline_s)
     except RuntimeError as error:

@@ -107,7 +107,9 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
         folder = job.run.checkpoints
         checkpoint.save(folder, step, engine.executor.stage, engine.optimizer, place, notes | text.notes())
 
-    trace = TraceWriter(job.run.traces, place, device, engine.start, experiment.trace)
+    trace = TraceWriter(
+        job.run.traces, place, device, engine.start, experiment.trace, str((experiment.pipeline, job.cells))
+    )
     worker = Worker(engine.executor, engine.optimizer, engine.deadline, text.batch, save, trackers, trace)
     progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("tokens", 0))))
     held_out = text.held_out()

@@ -29,13 +29,14 @@ class PlacementError(SuiteError):
 class PlanError(PlacementError):
     """What was asked cannot be run as it is. All faults are told at once, then the nearest plans that can be run."""
 
-    def __init__(self, faults: Sequence[str], remedies: Sequence[str] = ()) -> None:
-        self.faults, self.remedies = tuple(faults), tuple(remedies)
-        super().__init__(tuple(faults), tuple(remedies))
+    def __init__(self, faults: Sequence[str], remedies: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+        self.faults, self.remedies, self.notes = tuple(faults), tuple(remedies), tuple(notes)
+        super().__init__(self.faults, self.remedies, self.notes)
 
     def __str__(self) -> str:
         many = len(self.faults) > 1
         told = f"{len(self.faults)} faults:\n- " + "\n- ".join(self.faults) if many else self.faults[0]
+        told += "".join(f"\n({note})" for note in self.notes)
         return told + ("\nnearest plans that fit:\n- " + "\n- ".join(self.remedies) if self.remedies else "")
 
 

@@ -56,8 +56,9 @@ DEVICES = {
         Device("TPUv2", 8 * GIB, 22.5 * TERA, 22.5 * TERA, 300 * GIGA, 62 * GIGA),
         _TPU_V3,
         # without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each
-        Device("P100", 16 * GIB, 9.3 * TERA, 18.7 * TERA, 732 * GIGA, 6 * GIGA, process=GIB),
-        Device("V100", 16 * GIB, 15.7 * TERA, 125 * TERA, 900 * GIGA, 150 * GIGA, process=GIB),
+        # neither of these two has products of bf16: what computes in it runs at the rate of fp32
+        Device("P100", 16 * GIB, 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, process=GIB),
+        Device("V100", 16 * GIB, 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, process=GIB),
         Device("A100", 80 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, process=GIB),
         Device("H100", 80 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, process=GIB),
         Device("H200", 140 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, process=GIB),

@@ -166,6 +166,9 @@ def _deadlock(stuck: Mapping[int, Action], timeline: Sequence[Sequence[str]]) ->
 
 def _check_each_stage(schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool) -> None:
     for k, actions in enumerate(schedule):
+        unknown = [a for a in actions if a.kind not in ("F", "R", "B")]
+        if unknown:
+            raise SettingError(f"stage {k} runs {unknown[0]}, which is no action; actions look like F3, R3, B3")
         place = {action: at for at, action in enumerate(actions)}
         if len(place) != len(actions):
             twice = next(a for a in actions if list(actions).count(a) > 1)

@@ -9,6 +9,7 @@ The same lists of actions are validated, drawn, played here and walked by the ex
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,8 +55,10 @@ class StageCost:
 def simulate(schedule: Sequence[Sequence[Action]], stages: Sequence[StageCost], link: Link = Link()) -> Timeline:
     """Returns the timeline of one step. The update begins when all stages are done: all agree on the norm first.
 
-    Raises SettingError when the schedule deadlocks; ``validate`` finds every other fault.
+    Raises SettingError when the schedule deadlocks, or a cost or the link is negative or no number; ``validate`` finds
+    every other fault of a schedule.
     """
+    _check(schedule, stages, link)
     rebuilt = [{action.micro_batch for action in actions if action.kind == "R"} for actions in schedule]
 
     def seconds(stage: int, action: Action) -> float:
@@ -70,6 +73,21 @@ def simulate(schedule: Sequence[Sequence[Action]], stages: Sequence[StageCost], 
         if stage.update_s:
             row.append(Span("U", -1, end, end + stage.update_s))
     return Timeline(tuple(tuple(row) for row in rows))
+
+
+def _check(schedule: Sequence[Sequence[Action]], stages: Sequence[StageCost], link: Link) -> None:
+    faults = []
+    if len(schedule) != len(stages):
+        faults.append(f"there are costs of {len(stages)} stages, the schedule has {len(schedule)}")
+    for k, stage in enumerate(stages):
+        for name in ("forward_s", "rebuild_s", "backward_s", "update_s", "sends", "returns"):
+            value = getattr(stage, name)
+            if not (math.isfinite(value) and value >= 0):
+                faults.append(f"stage {k} has {name} = {value}")
+    if not (math.isfinite(link.latency_s) and link.latency_s >= 0 and link.bytes_per_s > 0):
+        faults.append(f"the link has a latency of {link.latency_s} s and {link.bytes_per_s} bytes/s")
+    if faults:
+        raise SettingError(f"a step cannot be played: {'; '.join(faults)}; give finite costs that are not negative")
 
 
 def play(

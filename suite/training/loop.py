@@ -57,8 +57,8 @@ def train(worker: Worker, settings: TrainSettings, progress: Progress) -> Progre
     bad = 0
     for step in range(progress.step, settings.steps):
         begin = time.perf_counter()
-        batch = worker.batches(step)
         recorder = worker.trace.recorder(step) if worker.trace is not None else None
+        batch = worker.batches(step)
         worker.executor.recorder = recorder
         sums = worker.executor.train(batch, step)
         outcome = worker.optimizer.update(sums, step, recorder)

@@ -1,6 +1,6 @@
 """What every worker did when, step by step: a file of lines for each, read back as timelines of the whole pipeline.
 
-    {"replica": 0, "stage": 1, "stages": 2, "clock": -0.0312}         clock: seconds to add for rank 0's time
+    {"replica": 0, "stage": 1, "stages": 2, "run": ..., "clock": -0.0312}   clock: seconds to add for rank 0's time
     {"step": 3, "began": 17.20, "spans": [["F", 0, 17.21, 17.25], ...]}
 
 Workers write as they go, each to its own file, so a run that dies leaves its trace; whoever reads brings the lines of
@@ -31,14 +31,20 @@ FIRST, COUNT = 2, 5
 class TraceWriter:
     """One worker's trace. All workers must make theirs at once: they compare clocks."""
 
-    def __init__(self, folder: Path, place: Place, device: torch.device, start: int, every_step: bool) -> None:
-        """``start`` is the step that training begins at; lines of it and later steps in the file are dropped."""
+    def __init__(
+        self, folder: Path, place: Place, device: torch.device, start: int, every_step: bool, run: str = ""
+    ) -> None:
+        """``start`` is the step that training begins at; lines of it and later steps in the file are dropped, and those
+        of another ``run``: a text that says how the pipeline is cut, so that steps unlike each other are not compared.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         if place.rank == 0:
             _remove_others(folder, place)
         path = folder / f"{place.replica}-{place.stage}.jsonl"
-        kept = list(_kept(path, start, place.stages))
-        head = {"replica": place.replica, "stage": place.stage, "stages": place.stages, "clock": clock_offset()}
+        kept = list(_kept(path, start, place.stages, run))
+        head = {
+            "replica": place.replica, "stage": place.stage, "stages": place.stages, "run": run, "clock": clock_offset(),
+        }  # fmt: skip
         self._file = path.open("w", buffering=1)
         for line in (*kept, head):
             self._file.write(json.dumps(line) + "\n")
@@ -66,12 +72,12 @@ def _remove_others(folder: Path, place: Place) -> None:
             path.unlink()
 
 
-def _kept(path: Path, start: int, stages: int) -> Iterator[dict[str, Any]]:
-    """Yields the heads and the steps before ``start`` of a pipeline of as many stages: others have no such stage."""
+def _kept(path: Path, start: int, stages: int, run: str) -> Iterator[dict[str, Any]]:
+    """Yields the heads and the steps before ``start`` of a pipeline cut alike, over as many stages."""
     alike = False
     for line in _lines(path):
         if "clock" in line:
-            alike = line["stages"] == stages
+            alike = line["stages"] == stages and line.get("run", "") == run
         if alike and line.get("step", -1) < start:
             yield line
 

@@ -58,7 +58,7 @@ def test_it_is_a_png_of_sensible_size_with_every_kind_of_action(tmp_path: Path, 
 def test_a_shorter_step_is_shorter_on_the_common_scale(tmp_path: Path) -> None:
     short, long = step(2), simulate(fill_drain(2, 4, "never"), [StageCost(2.0, 2.0, 4.0, update_s=3.0)] * 2)
     draw([("short", short)], tmp_path / "alone.png", "")
-    draw([("short", short), ("long", long)], tmp_path / "both.png", "")
+    draw([("long", long), ("short", short)], tmp_path / "both.png", "")
     alone, both = (pixels(tmp_path / name) for name in ("alone.png", "both.png"))
     # nothing is rebuilt in the long one, so all rebuilds are the short one's, drawn narrower beside it
     narrower = widest(both, COLOURS["R"]) / widest(alone, COLOURS["R"])

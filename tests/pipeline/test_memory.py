@@ -12,6 +12,7 @@ from suite.pipeline.memory import SUNDRIES, CellBytes, StageBytes, bytes_per_par
 from suite.pipeline.schedule import fill_drain
 from suite.settings import OptimizerSettings
 
+unhurried = settings(deadline=None)
 REMATS = ["always", "except_last", "never"]
 ALONE = StageBytes(
     fixed=10_000, inputs=10, activations=100, forward_peak=1, graph_peak=150, backward_peak=60, update_peak=0,
@@ -89,6 +90,7 @@ def test_inputs_stand_for_every_micro_batch_activations_for_one():
     assert [more - fewer for fewer, more in pairwise(kept)] == [110] * 17
 
 
+@unhurried
 @given(st.builds(StageBytes, *[amounts] * 10), st.integers(1, 9), remats, st.data())
 def test_more_bytes_of_anything_never_lower_the_peak(stage, micro_batches, remat, data):
     name = data.draw(st.sampled_from([field.name for field in fields(StageBytes)]))
@@ -128,6 +130,7 @@ def test_shares_of_a_byte_round_up():
     assert CellBytes([cost(parameters=1)], 1, "always", per_parameter=8.5).stage(0, 1).fixed == 9 + SUNDRIES
 
 
+@unhurried
 @given(layer_costs())
 def test_a_cells_bytes_are_those_of_its_layers_one_after_the_other(costs):
     sizes = CellBytes(costs, 4, "always", per_parameter=16.0)
@@ -153,7 +156,7 @@ def cells_of(costs):
     return [(begin, end) for begin in range(len(costs)) for end in range(begin + 1, len(costs) + 1)]
 
 
-@settings(max_examples=200)
+@settings(unhurried, max_examples=200)
 @given(layer_costs(), st.integers(1, 9), remats)
 @example([cost(), cost(gradient=1), cost(boundary=1)], 2, "always")  # B0 may find F0, F1 and B1 still unsent
 def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
@@ -163,7 +166,7 @@ def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
         assert end == len(costs) or sizes.needs(begin, end) <= sizes.needs(begin, end + 1)
 
 
-@settings(max_examples=200)
+@settings(unhurried, max_examples=200)
 @given(layer_costs(), st.integers(1, 9), remats)
 def test_the_closed_form_is_above_the_walk_by_messages_alone(costs, micro_batches, remat):
     """By one message each way, when the walk too takes the largest boundaries inside the cell for its own."""
@@ -178,7 +181,7 @@ def test_the_closed_form_is_above_the_walk_by_messages_alone(costs, micro_batche
             assert sizes.needs(begin, end) <= walk(micro_batches, remat, stage) + leaving + coming_back
 
 
-@settings(max_examples=200)
+@settings(unhurried, max_examples=200)
 @given(layer_costs(), st.integers(1, 9), remats)
 def test_without_messages_the_closed_form_is_the_walk(costs, micro_batches, remat):
     costs = [replace(likely(one), gradient=0, boundary=0 if at else one.boundary) for at, one in enumerate(costs)]
@@ -187,7 +190,7 @@ def test_without_messages_the_closed_form_is_the_walk(costs, micro_batches, rema
         assert sizes.needs(begin, end) == walk(micro_batches, remat, sizes.stage(begin, end))
 
 
-@settings(max_examples=200)
+@settings(unhurried, max_examples=200)
 @given(layer_costs(), st.integers(1, 9), remats, st.integers(0, 1_500))
 def test_reach_is_the_longest_cell_that_fits_and_all_shorter_ones_fit(costs, micro_batches, remat, room):
     sizes = CellBytes(costs, micro_batches, remat, per_parameter=1.0)

@@ -4,13 +4,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
 from suite.pipeline.schedule import Action, fill_drain, forward_only, rebuilt, validate
 from suite.pipeline.simulate import Link, StageCost, play, simulate
 
+unhurried = settings(deadline=None)
 REMATS = ["always", "except_last", "never"]
 EQUAL = StageCost(forward_s=1, rebuild_s=1, backward_s=2)
 
@@ -104,6 +105,7 @@ def test_an_update_begins_when_all_stages_are_done():
     assert timeline.seconds == done + 3
 
 
+@unhurried
 @given(st.integers(1, 8), st.integers(1, 32), times, times, st.sampled_from(REMATS))
 def test_equal_stages_take_the_closed_form(stages, micro_batches, forward, backward, remat):
     """With a graph that costs nothing, R = F: (M+K-1)(F+B) and a rebuild of each micro-batch that is rebuilt."""
@@ -112,6 +114,7 @@ def test_equal_stages_take_the_closed_form(stages, micro_batches, forward, backw
     assert step == (micro_batches + stages - 1) * (forward + backward) + again * forward
 
 
+@unhurried
 @given(st.integers(1, 8), st.integers(1, 32), times, times, times, st.sampled_from(REMATS))
 def test_equal_stages_whose_rebuild_costs_more_or_less(stages, micro_batches, forward, rebuild, backward, remat):
     step = simulate(fill_drain(stages, micro_batches, remat), [StageCost(forward, rebuild, backward)] * stages).seconds
@@ -127,6 +130,7 @@ def test_equal_stages_whose_rebuild_costs_more_or_less(stages, micro_batches, fo
     assert step == expected
 
 
+@unhurried
 @given(st.lists(stage_costs, min_size=1, max_size=8), st.integers(1, 32), links)
 def test_no_step_goes_below_its_lower_bound(stages, micro_batches, link):
     """sum (F+B) + (M-1) max (F+B+R), where a graph costs no less than none."""
@@ -138,6 +142,7 @@ def test_no_step_goes_below_its_lower_bound(stages, micro_batches, link):
         assert simulate(fill_drain(len(stages), micro_batches, remat), stages, link).seconds >= bound
 
 
+@unhurried
 @given(st.lists(times, min_size=1, max_size=8), st.integers(1, 32))
 def test_stages_uneven_in_one_proportion_reach_the_bound(weights, micro_batches):
     """Where F = R and B = 2F on each stage, however much the stages differ."""
@@ -187,6 +192,7 @@ def check_rules(schedule, stages, link, timeline):
             before = span.end
 
 
+@unhurried
 @given(steps())
 def test_no_two_actions_at_once_and_none_before_its_message(step):
     schedule, stages, link = step
@@ -199,6 +205,7 @@ def test_no_two_actions_at_once_and_none_before_its_message(step):
             assert updates == ([(done, done + stage.update_s)] if stage.update_s else [])
 
 
+@unhurried
 @given(steps(), st.data())
 def test_more_costs_never_shorten_a_step(step, data):
     schedule, stages, link = step
@@ -211,6 +218,7 @@ def test_more_costs_never_shorten_a_step(step, data):
     assert simulate(schedule, stages, replace(link, latency_s=link.latency_s + 1)).seconds >= short
 
 
+@unhurried
 @given(st.integers(1, 5), st.integers(1, 12), st.sampled_from(REMATS))
 def test_played_in_units_it_is_the_picture_of_the_validator(stages, micro_batches, remat):
     """Actions of a unit each and messages that take no time: the same start times as ``validate`` finds."""
