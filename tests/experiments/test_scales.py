@@ -135,13 +135,10 @@ def test_paper_without_devices_is_refused_with_numbers() -> None:
         ),
         ("t48_1_3b_deep", Cluster(3, 16 * GIB, "gpu"), "", "pipeline.stages=3 pipeline.replicas=1"),
         ("t64_3b", Cluster(1024, 8 * GIB, "gpu"), "", "pipeline.stages=16"),
-        # 100,000 tokens hold 781 sentences of 128, which are 97 for each of 8 replicas
-        ("t12_400m", FARM, "train.batch_tokens=100000", "pipeline.micro_batches=97"),
-        ("t12_400m", LAPTOP, "train.batch_tokens=100000", "pipeline.micro_batches=97"),
     ],
 )  # fmt: skip
 def test_the_advice_of_a_refusal_is_good(name: str, cluster: Cluster, settings: str, expected: str) -> None:
-    with pytest.raises(PlacementError, match=f"there are {cluster}|examples of a step") as fault:
+    with pytest.raises(PlacementError, match=f"there are {cluster}") as fault:
         resolve(name, "paper", cluster, settings)
     advice = str(fault.value).split('"')[1]
     assert advice.startswith(expected)
@@ -160,13 +157,6 @@ def test_the_devices_that_are_said_to_be_needed_are_enough(name: str, settings: 
     assert resolve(name, "auto", enough, settings)[0].scale == "paper"
     fewer = Cluster(enough.devices - 1, enough.bytes_per_device, "gpu")
     assert resolve(name, "auto", fewer, settings)[0].scale == "laptop"
-
-
-def test_auto_takes_laptop_where_the_papers_numbers_contradict_the_settings() -> None:
-    for cluster in (LAPTOP, FARM):
-        small, line = resolve("t128_6b", "auto", cluster, "train.batch_tokens=1024")
-        assert (small.scale, small.train.batch_tokens) == ("laptop", 1024)
-        assert "R = 8 x M = 256 micro-batches are more than the 8 examples of a step" in line
 
 
 def test_settings_count_before_the_choice_and_after_the_shrinking() -> None:
