@@ -24,9 +24,9 @@ from suite.training.trace import read_traces
 
 FOLDER = RUNS / "tables"
 
-SECONDS_A_CASE, FEWEST_STEPS, MOST_STEPS = 8.0, 3, 7
+SECONDS_A_CASE, FEWEST_STEPS, MOST_STEPS = 8.0, 3, 5
 
-ROUNDS = 5
+ROUNDS = 3
 """Of predicting and running in turn."""
 
 

