@@ -61,30 +61,32 @@ def test_table_1_fits_its_devices_and_no_larger_model_would():
 def test_table_2_with_a_perfect_executor_is_the_closed_form():
     table = table_2(exact)
     equal = [row for row in table.rows if row[2] == "equal"]
-    speeds = {(row[0], row[1]): (row[5], row[7]) for row in equal}
+    speeds = {(row[0], row[1]): (row[6], row[8]) for row in equal}
     assert speeds[2, 1] == (1.0, 1.0)
     for measured, closed in speeds.values():
         assert measured == pytest.approx(closed, rel=0.01)
     assert speeds[8, 32][0] / speeds[2, 32][0] == pytest.approx(65 / 18.5, rel=0.01)
+    assert f"measured {speeds[8, 32][0] / speeds[2, 32][0]:.3f}" in table.notes[0]
     cut = [row for row in table.rows if row[2] == "as cut"]
     assert [row[:2] for row in cut] == [[2, 32], [4, 32], [8, 32]]
-    assert cut[-1][5] / cut[0][5] < 65 / 18.5  # whole layers do not divide evenly
+    assert cut[-1][6] / cut[0][6] < 65 / 18.5  # whole layers do not divide evenly
 
 
 def test_table_3_has_a_slow_link_in_its_simulation():
     rows = [row for row in table_3(exact).rows if row[2] == "equal"]
     assert [row[0] for row in rows] == [2, 4, 8]
-    assert rows[0][8] == 1.0
-    assert rows[2][6] < rows[2][7]  # simulated with the link below the closed form without
+    assert rows[0][9] == 1.0
+    assert rows[2][7] < rows[2][8]  # simulated with the link below the closed form without
 
 
 def test_cells_of_every_k_and_m_do_the_same_work():
     work = {}
     for stages, micro_batches in ((2, 1), (4, 4), (8, 32)):
         for cut in (False, True):
-            seconds, _ = cell_seconds(48, "TPUv3", stages, micro_batches, (8, 32), cut)
+            seconds, _, slowed = cell_seconds(48, "TPUv3", stages, micro_batches, cut)
             assert len(seconds) == stages
-            work[stages, cut] = micro_batches * sum(forward for forward, _ in seconds)
+            assert sum(forward for forward, _ in seconds) / stages == pytest.approx(0.040)
+            work[stages, cut] = micro_batches * sum(forward for forward, _ in seconds) / slowed
     assert max(work.values()) == pytest.approx(min(work.values()), rel=1e-6)
 
 
