@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -179,7 +180,19 @@ def make(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...
     except PlanError as fault:
         found = nearest(work, cluster, _process_bytes(work, cluster, pricer))
         remedies = [f'SET="{_merged(given, settings)}": {gain}' for settings, gain in found]
-        raise PlanError(fault.faults, remedies, notes) from None
+        told = notes if remedies else (*notes, *_larger_devices(work, cluster))
+        raise PlanError(fault.faults, remedies, told) from None
+
+
+def _larger_devices(work: Workload, cluster: Cluster) -> Iterator[str]:
+    """Yields what memory would do where no setting does; nothing where memory is not what lacks."""
+    for power in range(1, 12):
+        larger = replace(cluster, bytes_per_device=cluster.bytes_per_device << power)
+        with suppress(PlanError):
+            attempt(work, larger, estimated_price)
+            size = larger.bytes_per_device / GIB
+            yield f"no setting makes it fit there; as it is set it fits devices of {size:g} GiB"
+            return
 
 
 def _merged(given: str, settings: str) -> str:

@@ -319,6 +319,14 @@ def test_without_any_plan_that_fits_none_is_promised() -> None:
         assert "nearest" not in str(fault)
 
 
+def test_where_no_setting_helps_the_memory_that_would_is_told() -> None:
+    work = language(stages=4)
+    fault = refused(work, Cluster(4, MIB, "gpu"))
+    assert fault.remedies == ()
+    (size,) = re.findall(r"as it is set it fits devices of ([0-9.]+) GiB", str(fault))
+    assert make(work, Cluster(4, int(float(size) * GIB), "gpu"), estimated_price)
+
+
 def test_more_stages_than_a_language_model_has_layers_are_refused_with_a_way_out() -> None:
     work = language(stages=40)
     fault = refused(work, parse_cluster("64x16GiB", LAPTOP))
