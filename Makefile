@@ -14,7 +14,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume plan table list test check clean
+.PHONY: help experiment resume plan table sweep list test check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -27,11 +27,14 @@ experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=
 resume: $(READY) ## take a run up again: RUN=, SET= (another pipeline.stages or pipeline.replicas, say)
 	@$(GPIPE) resume "$(RUN)" --set "$(SET)" --launcher "$(LAUNCHER)"
 
-plan: $(READY) ## what a run would cost: NAME= (or transformer_<L>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=
+plan: $(READY) ## what a run would cost: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=
 	@$(GPIPE) plan "$(NAME)" --cluster "$(CLUSTER)" --scale "$(SCALE)" --set "$(SET)" --format "$(FORMAT)"
 
-table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, breakdown (RUN=), efficiency, prediction
+table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, breakdown (RUN=), partition, efficiency, prediction
 	@$(GPIPE) table "$(NAME)" --run "$(RUN)"
+
+sweep: $(READY) ## a family of runs, one after the other: NAME=transfer
+	@$(GPIPE) sweep "$(NAME)"
 
 list: $(READY) ## list the experiments
 	@$(GPIPE) list

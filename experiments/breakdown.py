@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from experiments.paper import printed
 from experiments.table import Table, Value
 from suite.pipeline.schedule import Action
-from suite.pipeline.simulate import StageCost, play
+from suite.pipeline.simulate import Lane, StageCost, play
 from suite.pipeline.timeline import Timeline
 from suite.training.trace import StepTrace
 
@@ -93,5 +93,6 @@ def _played(timeline: Timeline, costs: Sequence[StageCost]) -> float:
     """Returns the seconds of the trace's own actions at these costs, messages taking no time."""
     schedule = [[Action(span.kind, span.micro_batch) for span in row if span.kind != "U"] for row in timeline.rows]
     names = {"F": "forward_s", "R": "rebuild_s", "B": "backward_s"}
-    rows = play(schedule, lambda k, action: getattr(costs[k], names[action.kind]), lambda k, action: 0.0)
+    lanes = [Lane(k, k + 1, 0.0, 0.0) for k in range(len(schedule) - 1)]
+    rows = play(schedule, lambda k, action: getattr(costs[k], names[action.kind]), lanes)
     return max(row[-1].end for row in rows)

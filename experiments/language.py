@@ -10,7 +10,8 @@ from pydantic import Field, ValidationError
 from torch import nn
 
 from experiments import overrides
-from experiments.workload import random_ids, shapes, update_key
+from experiments.text_workload import random_ids
+from experiments.workload import shapes, update_key
 from models.language_model import LanguageModelShape, layers
 from models.loss import TranslationLoss
 from suite.pipeline.profile import MicroBatch, Sample
@@ -64,9 +65,14 @@ class LanguageModel:
         return self.sequences
 
     @property
-    def batch_tokens(self) -> int:
+    def batch(self) -> int:
         """Tokens of a step."""
         return self.sequences * self.shape.time
+
+    @property
+    def unit(self) -> str:
+        """Of text."""
+        return "tokens"
 
     @property
     def threads(self) -> int | None:
@@ -88,6 +94,10 @@ class LanguageModel:
     def key(self) -> str:
         """Costs depend on the shape, the rows of a micro-batch and the update."""
         return repr((self.shape, shapes(self.sample()), update_key(self.optimizer)))
+
+    def faults(self) -> list[str]:
+        """None: there is nothing that could contradict."""
+        return []
 
     def with_pipeline(self, pipeline: PipelineSettings) -> LanguageModel:
         """A copy."""

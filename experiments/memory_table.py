@@ -1,8 +1,8 @@
-"""Table 1: the largest Transformer-L that fits, by the plan's own rule of memory. Nothing is run: all is computed."""
+"""Table 1: the largest models that fit, by the plan's own rule of memory. Nothing is run: all is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from experiments.cluster import GIB, Cluster
@@ -27,12 +27,12 @@ class Column:
     pipeline: PipelineSettings
 
 
-def columns() -> list[Column]:
+def columns(model: str, batch: int) -> list[Column]:
     """Returns the paper's: without a pipeline a whole batch at once, nothing rebuilt; with one, micro-batches of 1."""
-    numbers = printed("table1.transformer")
+    numbers = printed(f"table1.{model}")
     naive = PipelineSettings(stages=1, micro_batches=1, remat="never")
     return [
-        Column(name, naive if name.startswith("Naive") else PipelineSettings(stages=stages, micro_batches=BATCH))
+        Column(name, naive if name.startswith("Naive") else PipelineSettings(stages=stages, micro_batches=batch))
         for name, stages in zip(numbers["columns"], numbers["K"], strict=True)
     ]
 
@@ -43,7 +43,7 @@ def memory_table() -> Table:
     ours = bytes_per_parameter(OptimizerSettings(), replicas=1)
     rows: list[list[Value]] = []
     for each in (numbers["bytes_per_parameter"], ours):
-        for at, column in enumerate(columns()):
+        for at, column in enumerate(columns("transformer", BATCH)):
             rows.append([*_row(column, each, numbers["device_gib"] * GIB), *_printed(numbers, at)])
     headings = (
         "devices", "bytes a parameter", "largest L (computed)", "parameters (computed)", "parameters GiB (computed)",
@@ -56,7 +56,6 @@ def memory_table() -> Table:
         f"12 bytes are the paper's: a weight and two of the optimizer's. {ours:.0f} are what this suite keeps: weight, "
         "gradient, two moments; gradients stand all the while because micro-batches add to them.",
         numbers["note"],
-        "The AmoebaNet columns wait for that model.",
     ]
     return Table("table-1", "Table 1, Transformer-L: the largest model that fits", headings, rows, notes)
 
@@ -69,14 +68,14 @@ def _row(column: Column, each: float, limit: int) -> list[Value]:
     numbers = printed("table1.transformer")
     printed_layers = numbers["L"][numbers["columns"].index(column.name)]
     kinds = _kinds(column.pipeline)
-    largest = largest_model(kinds, column.pipeline, each, limit)
-    costs = stack(kinds, largest)
+    most = largest_model(kinds, column.pipeline, each, limit)
+    costs = stack(kinds, most)
     peaks = fit(costs, column.pipeline, each, limit)
     parameters = sum(cost.parameters for cost in costs)
     standing = each * parameters
     return [
-        column.name, each, largest, parameters, standing / GIB, (sum(peaks) - standing) / GIB, max(peaks) / GIB,
-        limit / GIB, printed_layers, largest / printed_layers,
+        column.name, each, most, parameters, standing / GIB, (sum(peaks) - standing) / GIB, max(peaks) / GIB,
+        limit / GIB, printed_layers, most / printed_layers,
     ]  # fmt: skip
 
 
@@ -95,20 +94,26 @@ def stack(kinds: tuple[LayerCost, LayerCost, LayerCost], layers: int) -> list[La
 def largest_model(
     kinds: tuple[LayerCost, LayerCost, LayerCost], pipeline: PipelineSettings, each: float, limit: int
 ) -> int:
-    """Returns the most blocks that fit, found by bisection: what fits with more fits with fewer."""
+    """Returns the most blocks that fit."""
+    return largest(lambda layers: fits(stack(kinds, layers), pipeline, each, limit))
 
-    def fits(layers: int) -> bool:
-        sizes = CellBytes(stack(kinds, layers), pipeline.micro_batches, pipeline.remat, each)
-        fewest = fewest_stages(sizes.reach(limit))
-        return fewest is not None and fewest <= pipeline.stages
 
+def largest(fitting: Callable[[int], bool]) -> int:
+    """Returns the most that fits, found by bisection: what fits with more fits with fewer."""
     least, most = 0, 1
-    while fits(most):
+    while fitting(most):
         least, most = most, 2 * most
     while most - least > 1:
         middle = (least + most) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle)
+        least, most = (middle, most) if fitting(middle) else (least, middle)
     return least
+
+
+def fits(costs: Sequence[LayerCost], pipeline: PipelineSettings, each: float, limit: int) -> bool:
+    """Returns whether some cut into that many stages keeps to the limit."""
+    sizes = CellBytes(costs, pipeline.micro_batches, pipeline.remat, each)
+    fewest = fewest_stages(sizes.reach(limit))
+    return fewest is not None and fewest <= pipeline.stages
 
 
 def fit(costs: Sequence[LayerCost], pipeline: PipelineSettings, each: float, limit: int) -> list[int]:
@@ -116,4 +121,4 @@ def fit(costs: Sequence[LayerCost], pipeline: PipelineSettings, each: float, lim
     sizes = CellBytes(costs, pipeline.micro_batches, pipeline.remat, each)
     cells = cell_ranges(partition([cost.seconds for cost in costs], pipeline.stages, sizes.reach(limit)), len(costs))
     actions = fill_drain(1, pipeline.micro_batches, pipeline.remat)[0]
-    return [peak_bytes(actions, sizes.stage(cell[0], cell[-1] + 1)) for cell in cells]
+    return [peak_bytes(actions, sizes.among(cells, k)) for k in range(len(cells))]

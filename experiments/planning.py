@@ -53,9 +53,9 @@ class Planned:
         return max(self.plan.step_s, busy * self.work.pipeline.replicas / self.cluster.devices)
 
     @property
-    def tokens_per_second(self) -> float:
+    def units_per_second(self) -> float:
         """Of all replicas."""
-        return self.work.batch_tokens / self.step_s
+        return self.work.batch / self.step_s
 
     @property
     def hours(self) -> float:
@@ -75,7 +75,7 @@ class Planned:
             "measured": self.price.measured, "parameters": self.parameters,
             "layers": sum(plan.cells), "K": pipeline.stages, "M": pipeline.micro_batches, "R": pipeline.replicas,
             "remat": pipeline.remat, "cells": list(plan.cells), "step_s": self.step_s, "limit_s": plan.limit_s,
-            "tokens_per_second": self.tokens_per_second, "bubble": plan.timeline.bubble,
+            f"{self.work.unit}_per_second": self.units_per_second, "bubble": plan.timeline.bubble,
             "steps": self.work.steps, "hours": self.hours, "device_bytes": plan.limit, "notes": list(self.notes),
             "stages": [
                 {
@@ -100,8 +100,9 @@ class Planned:
             f"M = {pipeline.micro_batches}, R = {pipeline.replicas}, remat {pipeline.remat}",
             *_stage_lines(plan),
             f"  step {_seconds(self.step_s)} (limit {_seconds(plan.limit_s)}), bubble {plan.timeline.bubble:.1%}, "
-            f"{self.tokens_per_second:,.0f} tokens/s, heaviest stage {most / GIB:.2f} of {plan.limit / GIB:.2f} GiB",
-            f"  {self.work.steps:,} steps of {self.work.batch_tokens:,} tokens: {self.hours:,.2f} hours",
+            f"{self.units_per_second:,.0f} {self.work.unit}/s, "
+            f"heaviest stage {most / GIB:.2f} of {plan.limit / GIB:.2f} GiB",
+            f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {self.hours:,.2f} hours",
         ]
 
 
@@ -175,6 +176,8 @@ def make(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...
     Raises PlanError with every fault, devices and memory alike, and with the nearest plans that have none, each as the
     whole of the settings that make it.
     """
+    if work.faults():  # no other number of devices or micro-batches is the remedy
+        raise PlanError(work.faults(), notes=notes)
     try:
         return attempt(work, cluster, pricer, notes)
     except PlanError as fault:
@@ -204,7 +207,9 @@ def _merged(given: str, settings: str) -> str:
 def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...] = ()) -> Planned:
     """As ``make``, without a word of what would fit."""
     pipeline = work.pipeline
-    faults = []
+    faults = work.faults()
+    if faults:
+        raise PlanError(faults)
     # cores at hand can take turns; of what is declared there is no more
     turns = cluster.kind == "cpu" and cluster.device is None
     if pipeline.stages * pipeline.replicas > cluster.devices and not turns:
@@ -266,7 +271,7 @@ def nearest(work: Workload, cluster: Cluster, process: int = 0) -> Iterator[tupl
         for changed, settings in changes:
             try:
                 planned = attempt(changed, cluster, price)
-            except PlanError:
+            except SuiteError:
                 continue
             most = max(stage.peak_bytes for stage in planned.plan.stages)
             # without a declared device the estimate knows bytes alone
@@ -323,7 +328,10 @@ def _smaller(work: Workload, stages: int, replicas: int) -> Iterator[Change]:
             continue
         changed, settings = _changed(work, **changes)
         if power:
-            changed, batch = changed.with_share(2.0**-power)
+            try:
+                changed, batch = changed.with_share(2.0**-power)
+            except SettingError:  # so few that they contradict other settings
+                return
             settings = f"{settings} {batch}".strip()
         yield changed, settings
         if count == 1:

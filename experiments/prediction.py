@@ -11,10 +11,10 @@ from torch import nn
 
 from experiments.language import LanguageModel
 from experiments.table import Table, Value
-from experiments.workload import random_ids
+from experiments.text_workload import random_ids
 from models import convolutional, transformer
 from models.language_model import LanguageModelShape
-from models.loss import TranslationLoss
+from models.loss import ClassificationLoss, TranslationLoss
 from models.transformer import TransformerShape
 from suite.pipeline.profile import MicroBatch, Sample
 from suite.settings import OptimizerSettings, PipelineSettings
@@ -63,7 +63,7 @@ class Convolutional(_Small):
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         with torch.device("meta"):
-            return convolutional.layers(width=48, blocks=3, classes=10), convolutional.ClassLoss()
+            return convolutional.layers(width=48, blocks=3, classes=10), ClassificationLoss(0.0)
 
     def sample(self) -> Sample:
         generator = torch.Generator().manual_seed(0)

@@ -9,17 +9,20 @@ from typing import Any, Literal
 
 from experiments.cluster import GIB, Cluster
 from experiments.experiment import Experiment
+from experiments.image_experiment import ImageExperiment
 from experiments.planning import attempt, estimated_price, make
-from experiments.workload import Translation
+from experiments.tasks import workload
+from experiments.text_experiment import TranslationExperiment
+from experiments.workload import Workload
 from suite.errors import PlacementError, PlanError, SettingError
-from suite.settings import OptimizerSettings
+from suite.settings import ImageSettings, OptimizerSettings
 
 Asked = Literal["auto", "paper", "laptop"]
 
 
 @dataclass(frozen=True)
-class LaptopRule:
-    """What ``laptop`` divides the paper's sizes by, and what it sets. Depth is never touched, K only by the cores."""
+class TextRule:
+    """What ``laptop`` divides the sizes of a run on text by, and what it sets. Depth is never touched."""
 
     width_by: int = 16
     feed_forward_by: int = 64
@@ -43,19 +46,56 @@ class LaptopRule:
     precision: Literal["fp32", "bf16"] = "fp32"
 
 
-LAPTOP = LaptopRule()
+@dataclass(frozen=True)
+class ImageRule:
+    """The same for a run on images: the set at hand, its size, and what a few hundred steps can do."""
+
+    filters_by: int = 16
+    source: str = "fashion"
+    size: int = 28
+    channels: int = 1
+    classes: int = 10
+    stem: str = "small"
+    micro_batches: int = 4
+    batch_images: int = 128
+    steps: int = 300
+    checkpoint_every: int = 100
+    norm_decay: float = 0.9
+    learning_rate: float = 3e-3
+    warmup_steps: int = 30
 
 
-def laptop(paper: Experiment, cluster: Cluster, rule: LaptopRule = LAPTOP) -> Experiment:
+TEXT, IMAGES = TextRule(), ImageRule()
+
+
+def laptop(paper: Experiment, cluster: Cluster) -> Experiment:
     """Returns the experiment small enough for a few CPU cores, every change listed in ``shrunk``.
 
     K becomes the number of devices if that is less; but on cores, which can take turns, a run that the paper pipelines
-    stays a pipeline of at least 2.
+    stays a pipeline of at least 2. A run that is made for a laptop stays as it is.
     """
+    if paper.scale == "laptop":
+        return paper
     least = min(paper.pipeline.stages, 2) if cluster.kind == "cpu" else 1
     stages = max(min(paper.pipeline.stages, cluster.devices), least)
+    if isinstance(paper, TranslationExperiment):
+        return with_changes(paper, _small_text(paper, stages, TEXT))
+    assert isinstance(paper, ImageExperiment), type(paper)
+    return with_changes(paper, _small_images(paper, stages, IMAGES))
+
+
+def onto(experiment: Experiment, cluster: Cluster) -> Experiment:
+    """Returns a run that is made for a laptop over no more stages than there are GPUs; on cores it stays as it is."""
+    most = max(1, cluster.devices)
+    if cluster.kind == "cpu" or experiment.pipeline.stages <= most:
+        return experiment
+    pipeline = experiment.pipeline.model_copy(update={"stages": most, "cells": None})
+    return with_changes(experiment, experiment.model_copy(update={"pipeline": pipeline}))
+
+
+def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Experiment:
     vocabulary = paper.text.vocabulary // rule.vocabulary_by
-    small = paper.model_copy(
+    return paper.model_copy(
         update={
             "scale": "laptop",
             "model": replace(
@@ -90,7 +130,39 @@ def laptop(paper: Experiment, cluster: Cluster, rule: LaptopRule = LAPTOP) -> Ex
             ),
         }
     )
-    return with_changes(paper, small)
+
+
+def _small_images(paper: ImageExperiment, stages: int, rule: ImageRule) -> Experiment:
+    model = replace(
+        paper.model,
+        filters=paper.model.filters // rule.filters_by,
+        classes=rule.classes,
+        channels=rule.channels,
+        stem=rule.stem,
+        norm_decay=rule.norm_decay,
+    )
+    return paper.model_copy(
+        update={
+            "scale": "laptop",
+            "model": model,
+            "images": ImageSettings(source=rule.source, size=rule.size, crop="shift", flip=True),
+            "pipeline": paper.pipeline.model_copy(update={"stages": stages, "micro_batches": rule.micro_batches}),
+            "optimizer": OptimizerSettings(
+                learning_rate=rule.learning_rate,
+                warmup_steps=rule.warmup_steps,
+                decay="cosine",
+                decay_steps=rule.steps - rule.warmup_steps,
+                beta2=0.99,
+            ),
+            "train": paper.train.model_copy(
+                update={
+                    "steps": rule.steps,
+                    "batch_images": rule.batch_images,
+                    "checkpoint_every": rule.checkpoint_every,
+                }
+            ),
+        }
+    )
 
 
 def with_changes(paper: Experiment, chosen: Experiment) -> Experiment:
@@ -119,6 +191,12 @@ def choose_scale(
     ``paper`` is asked for and the cluster does not hold it, SettingError for a bad setting.
     """
     settings = list(settings)
+    if paper.scale == "laptop":
+        if asked == "paper":
+            raise SettingError(f"{paper.name} is no run of the paper's and has no scale paper; leave SCALE out")
+        chosen = onto(paper.with_settings(settings), cluster)
+        changed = f"shrunk: {', '.join(chosen.shrunk)}" if chosen.shrunk else "nothing shrunk"
+        return chosen, f"{paper.name} as it is, {changed}"
     if asked == "laptop":
         return _shrunk(paper, cluster, settings, "as asked")
     try:
@@ -140,7 +218,7 @@ def find_lack(experiment: Experiment, cluster: Cluster) -> str | None:
 
     Bytes are estimated on the meta device (``suite.pipeline.estimate``).
     """
-    work, pipeline = Translation(experiment), experiment.pipeline
+    work, pipeline = workload(experiment), experiment.pipeline
     if cluster.kind == "gpu" and _fits(work, cluster):
         return None
     enough = _boundless(experiment)
@@ -157,7 +235,7 @@ def find_lack(experiment: Experiment, cluster: Cluster) -> str | None:
     )
 
 
-def _fits(work: Translation, cluster: Cluster) -> bool:
+def _fits(work: Workload, cluster: Cluster) -> bool:
     try:
         attempt(work, cluster, estimated_price)
     except PlanError:
@@ -168,7 +246,7 @@ def _fits(work: Translation, cluster: Cluster) -> bool:
 def _mend(experiment: Experiment, cluster: Cluster) -> str:
     """Returns what to do about a lack: the first plan that fits, if there are devices for one."""
     try:
-        make(Translation(experiment), cluster if cluster.kind == "gpu" else _boundless(experiment), estimated_price)
+        make(workload(experiment), cluster if cluster.kind == "gpu" else _boundless(experiment), estimated_price)
     except PlanError as fault:
         if fault.remedies:
             return f"use {fault.remedies[0].partition(':')[0]}"
@@ -180,7 +258,10 @@ def _boundless(experiment: Experiment) -> Cluster:
     return Cluster(experiment.pipeline.stages * experiment.pipeline.replicas, 2**62, "gpu")
 
 
-HEADLINES = ("model.width", "model.feed_forward", "model.heads", "text.", "pipeline.", "train.batch", "train.steps")
+HEADLINES = (
+    *("model.width", "model.feed_forward", "model.heads", "model.filters"),
+    *("text.", "images.source", "images.size", "pipeline.", "train.batch", "train.steps"),
+)
 """Beginnings of the settings whose change is said in the one line; all of them stand in ``shrunk``."""
 
 

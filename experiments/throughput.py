@@ -162,7 +162,6 @@ def table_2(measure: Measure) -> Table:
         "last micro-batch is rebuilt too, the paper's table 3.50.",
         *_common_notes(),
         numbers["note"],
-        "The AmoebaNet column waits for that model.",
     ]
     return _speed_table("table-2", "Table 2, Transformer-48: speed over K = 2, M = 1", rows, notes)
 
@@ -178,7 +177,6 @@ def table_3(measure: Measure) -> Table:
         "Measured: messages of the size that they would have, times the factor of the sleeps, over gloo. "
         f"Simulated: the same bytes at a P100's {DEVICES['P100'].link / 1e9:.0f} GB/s through the host.",
         numbers["note"],
-        "The AmoebaNet column waits for that model.",
     ]
     return _speed_table("table-3", "Table 3, Transformer-24 without NVLink: speed over K = 2, M = 32", rows, notes)
 

@@ -8,7 +8,7 @@ the bound of the logits; no bound of the gradient norm (Adafactor bounds its own
 
 from __future__ import annotations
 
-from experiments.experiment import Experiment
+from experiments.text_experiment import TranslationExperiment
 from models.transformer import TransformerShape
 from suite.settings import OptimizerSettings, PipelineSettings, TextSettings, TrainSettings
 
@@ -23,9 +23,9 @@ WARMUP_STEPS = 40_000
 PEAK_RATE = 3.0 / WARMUP_STEPS**0.5
 
 
-def t12_400m() -> Experiment:
+def t12_400m() -> TranslationExperiment:
     """T(6, 8192, 16), 408M parameters: Transformer Big, its feed-forward wider. K is not printed; one device does."""
-    return Experiment(
+    return TranslationExperiment(
         name="t12_400m",
         scale="paper",
         model=TransformerShape(layers=6, width=1024, feed_forward=8192, heads=16, vocabulary=64_000),
@@ -42,27 +42,27 @@ def t12_400m() -> Experiment:
     )
 
 
-def t24_1_3b_wide() -> Experiment:
+def t24_1_3b_wide() -> TranslationExperiment:
     """T(12, 16384, 32), 1.24B parameters: the wide one of the pair that shows what depth is worth."""
     return _derived("t24_1_3b_wide", layers=12, feed_forward=16_384, heads=32, stages=2)
 
 
-def t48_1_3b_deep() -> Experiment:
+def t48_1_3b_deep() -> TranslationExperiment:
     """T(24, 8192, 16), 1.24B parameters: as large as the wide one, and clearly better on low-resource languages."""
     return _derived("t48_1_3b_deep", layers=24, feed_forward=8192, heads=16, stages=4)
 
 
-def t64_3b() -> Experiment:
+def t64_3b() -> TranslationExperiment:
     """T(32, 16384, 32), 3.09B parameters."""
     return _derived("t64_3b", layers=32, feed_forward=16_384, heads=32, stages=8)
 
 
-def t128_6b() -> Experiment:
+def t128_6b() -> TranslationExperiment:
     """T(64, 16384, 32), 6.04B parameters: 64 encoder and 64 decoder layers over 16 stages, the paper's largest."""
     return _derived("t128_6b", layers=64, feed_forward=16_384, heads=32, stages=16)
 
 
-def _derived(name: str, *, layers: int, feed_forward: int, heads: int, stages: int) -> Experiment:
+def _derived(name: str, *, layers: int, feed_forward: int, heads: int, stages: int) -> TranslationExperiment:
     """The 400M run with another shape and K; all else is the same, so that the runs can be compared."""
     base = t12_400m()
     model = TransformerShape(layers, base.model.width, feed_forward, heads, base.model.vocabulary)

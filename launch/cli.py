@@ -81,10 +81,18 @@ def plan(
 
 @app.command()
 def table(name: str, run: Annotated[str, typer.Option(help="of the breakdown; empty: the newest")] = "") -> None:
-    """Make one of the paper's tables: 1, 2, 3, breakdown, efficiency, prediction."""
+    """Make one of the paper's tables: 1, 2, 3, 4, partition, breakdown, efficiency, prediction."""
     from launch import tables
 
     tables.table(name, run, console)
+
+
+@app.command()
+def sweep(name: str, launcher: LauncherOption = Launcher.spawn) -> None:
+    """Run a family of experiments, one after the other: transfer. What is finished is not run again."""
+    from launch import sweep as sweeps
+
+    sweeps.sweep(name, launcher.value, console)
 
 
 @app.command("list")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from suite.pipeline.skip import Routes, find_skips
 from suite.pipeline.stage import Stage
 from suite.pipeline.step import Executor
 from suite.pipeline.ties import Ties, find_ties
@@ -38,23 +39,30 @@ class Engine:
 def assemble(
     place: Place, layers: Sequence[nn.Module], loss: nn.Module, cells: Sequence[range], device: torch.device,
     remat: Remat, settings: OptimizerSettings, seed: int, find: Callable[[Stage], Checkpoint | None] = lambda _: None,
+    averages_over_replicas: bool = True, begin: Callable[[Stage], None] = lambda _: None,
 ) -> Engine:  # fmt: skip
     """Makes this worker's stage, new or from the checkpoint that ``find`` returns. Every rank must call this.
 
-    Weights come before DeepSpeed, which may flatten them; optimizer state after.
+    Weights come before DeepSpeed, which may flatten them; optimizer state after. A stage that is new is given to
+    ``begin``, which may fill it with other weights.
     """
     groups = make_groups(place, GROUP_TIMEOUT)
     stage = Stage(layers, cells[place.stage], loss if place.last else None, device, settings.precision, seed)
     found = find(stage)
     if found is not None:
         checkpoint.load_values(found, stage)
+    else:
+        begin(stage)
     named = named_parameters(stage.indices, stage.layers)
     ties = Ties(find_ties(layers, cells), place, named, GROUP_TIMEOUT)
     ties.equalise()
-    update = StageOptimizer(stage.layers, named, len(layers), ties, place, groups, device, settings)
+    update = StageOptimizer(
+        stage.layers, named, len(layers), ties, place, groups, device, settings, stage.averages, averages_over_replicas
+    )
     if found is not None:
         checkpoint.load_optimizer(found, stage, update)
     deadline = Deadline(FIRST_DEADLINE)
-    transport = Transport(place, groups, device, deadline) if place.stages > 1 else None
-    executor = Executor(place, stage, transport, remat)
+    routes = Routes(find_skips(layers), cells, place.stage)
+    transport = Transport(place, groups, routes, device, deadline) if place.stages > 1 else None
+    executor = Executor(place, stage, routes, transport, remat)
     return Engine(executor, update, deadline, found.step if found else 0, found.manifest if found else {})

@@ -43,8 +43,8 @@ class Tail:
 class Follower:
     """A context in which a run's progress is shown, from a thread of its own."""
 
-    def __init__(self, run: RunFolder, steps: int, console: Console) -> None:
-        self._steps, self._console = steps, console
+    def __init__(self, run: RunFolder, steps: int, unit: str, console: Console) -> None:
+        self._steps, self._unit, self._console = steps, unit, console
         # a resumed run has lines already, and rewrites them while it starts
         self._metrics, self._messages = Tail(run.metrics, from_end=True), Tail(run.messages, from_end=True)
         self._stop = threading.Event()
@@ -92,7 +92,7 @@ class Follower:
         self._pace = seconds if self._pace is None else 0.8 * self._pace + 0.2 * seconds
         loss = "not finite" if values["loss"] is None else f"{values['loss']:.3f}"
         left = (self._steps - step) * self._pace
-        numbers = f"loss {loss}  {values['tokens_per_second']:,.0f} tokens/s  about {left:.0f} s left"
+        numbers = f"loss {loss}  {values[f'{self._unit}_per_second']:,.0f} {self._unit}/s  about {left:.0f} s left"
         self._bar.update(self._task, completed=step, numbers=numbers)
         # without a terminal there is no bar: a line now and then instead
         due = step // max(1, self._steps // 10)

@@ -8,20 +8,22 @@ from collections.abc import Callable
 from rich.console import Console
 
 from experiments.cluster import Cluster, parse_cluster
+from experiments.image_workload import find_amoebanet
 from experiments.language import find_language_model
 from experiments.planning import Planned, adapted, make
 from experiments.registry import experiments, find, resolve
 from experiments.scales import Asked
-from experiments.workload import Translation, Workload
+from experiments.tasks import data_folder, workload
+from experiments.text_experiment import TranslationExperiment
+from experiments.workload import Workload
 from launch.devices import this_machine
 from launch.pricing import pricer
 from launch.runs import CACHE
-from suite.data.prepare import folder_of
 from suite.errors import SettingError, nearest
 
 
 def plan(name: str, cluster: str, scale: Asked, settings: str, form: str, console: Console) -> None:
-    """Prints the plan of an experiment or of ``transformer_<L>``; as JSON, one object and nothing else.
+    """Prints the plan of an experiment, ``transformer_<L>`` or ``amoebanet_<L>x<D>``; JSON is one object, nothing else.
 
     Raises SettingError for what is not understood, PlanError for what does not fit.
     """
@@ -45,25 +47,32 @@ def make_named(name: str, cluster: str, scale: Asked, settings: str, say: Callab
         if scale == "laptop":
             raise SettingError(f"{name} has no scale laptop; it has the paper's numbers, or those of SET=")
         return make(model.with_settings(settings), chosen, prices, given=settings)
+    network = find_amoebanet(name, chosen.devices)
+    if network is not None:
+        if scale == "laptop":
+            raise SettingError(f"{name} has no scale laptop; it has Table 1's numbers, or those of SET=")
+        changed = network.remade(network.experiment.with_settings(settings))
+        return make(changed, chosen, prices, given=settings)
     if name not in experiments():
-        raise SettingError(f"nothing to plan is called {name}; {nearest(name, [*experiments(), 'transformer_<L>'])}")
-    work, notes, given = _translation(name, chosen, scale, settings)
+        known = [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]
+        raise SettingError(f"nothing to plan is called {name}; {nearest(name, known)}")
+    work, notes, given = _experiment(name, chosen, scale, settings)
     return make(work, chosen, prices, notes, given)
 
 
-def _translation(name: str, cluster: Cluster, scale: Asked, settings: str) -> tuple[Workload, tuple[str, ...], str]:
+def _experiment(name: str, cluster: Cluster, scale: Asked, settings: str) -> tuple[Workload, tuple[str, ...], str]:
     """Returns the workload, what was changed for this cluster, and the settings that make it so."""
     if cluster.device is None:
         chosen, shrunk = resolve(name, scale, cluster, settings)
-        text = folder_of(chosen.text, CACHE)
-        if text.exists():
-            return Translation(chosen, text.resolve()), (shrunk,), settings
+        data = data_folder(chosen, CACHE)
+        if data.exists() or not isinstance(chosen, TranslationExperiment):
+            return workload(chosen, data.resolve()), (shrunk,), settings
         longest = f"the text is not prepared yet: micro-batches are taken as rows of {chosen.text.max_tokens} tokens"
-        return Translation(chosen), (shrunk, longest), settings
+        return workload(chosen), (shrunk, longest), settings
     if scale == "laptop":
         chosen, shrunk = resolve(name, scale, cluster, settings)
-        return Translation(chosen), (shrunk,), settings
-    work = Translation(find(name).with_settings(settings))
+        return workload(chosen), (shrunk,), settings
+    work = workload(find(name).with_settings(settings))
     if "pipeline.replicas" in settings:
         return work, (), settings
     changed, notes = adapted(work, cluster)

@@ -16,7 +16,7 @@ from experiments.cluster import Cluster
 from experiments.planning import Price, Pricer, estimated_price
 from experiments.workload import Measurable
 from launch.devices import cores
-from suite.pipeline.costs import LayerCost
+from suite.pipeline.costs import LayerCost, Taken
 from suite.pipeline.devices import this_device
 from suite.pipeline.plan import Machine
 from suite.pipeline.profile import COPIES, LEAST_ROUNDS, WARM_UPS
@@ -40,8 +40,13 @@ def pricer(cache: Path, say: Callable[[str], None]) -> Pricer:
     return price
 
 
-def measured_price(work: Measurable, cluster: Cluster, cache: Path, say: Callable[[str], None]) -> Price:
-    """Returns costs measured on this machine, in as many processes at once as will compute at once."""
+def measured_price(
+    work: Measurable, cluster: Cluster, cache: Path, say: Callable[[str], None], patience_s: float = PATIENCE_S
+) -> Price:
+    """Returns costs measured on this machine, in as many processes at once as will compute at once.
+
+    What would take longer than ``patience_s``, by estimate, is estimated.
+    """
     # two at least where there is a link to measure; cores can take turns
     least = 2 if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
     workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, cluster.devices))
@@ -54,7 +59,7 @@ def measured_price(work: Measurable, cluster: Cluster, cache: Path, say: Callabl
         costs, machine = kept
         machine = replace(machine, limit=cluster.bytes_per_device)
         return Price(costs, machine, f"measured on {where}; kept", measured=True)
-    too_long = _too_long(work, cluster)
+    too_long = _too_long(work, cluster, patience_s)
     if too_long is not None:
         return too_long
     say(f"measuring the layers on {where}")
@@ -83,11 +88,12 @@ def _joined(layer: Sequence[LayerCost]) -> LayerCost:
     values: dict[str, Any] = {}
     for field in fields(LayerCost):
         column = [getattr(cost, field.name) for cost in layer]
-        values[field.name] = statistics.fmean(column) if field.name.endswith("_s") else max(column)
+        join = statistics.fmean if field.name.endswith("_s") else max
+        values[field.name] = column[0] if field.name == "takes" else join(column)
     return LayerCost(**values)
 
 
-def _too_long(work: Measurable, cluster: Cluster) -> Price | None:
+def _too_long(work: Measurable, cluster: Cluster, patience_s: float) -> Price | None:
     """Returns the estimate when measuring would take too long or more memory than there is."""
     device = this_device(cluster.bytes_per_device)
     here = Cluster(cluster.devices, cluster.bytes_per_device, cluster.kind, device=device)
@@ -98,9 +104,9 @@ def _too_long(work: Measurable, cluster: Cluster) -> Price | None:
         count * (16 * cost.parameters + cost.activations) + cost.graph_peak + cost.backward_peak
         for cost, count in copies.items()
     )
-    if seconds < PATIENCE_S and room < cluster.bytes_per_device:
+    if seconds < patience_s and room < cluster.bytes_per_device:
         return None
-    why = f"measuring would take {seconds:.0f} s" if seconds >= PATIENCE_S else "a layer does not fit to be measured"
+    why = f"measuring would take {seconds:.0f} s" if seconds >= patience_s else "a layer does not fit to be measured"
     return Price(price.costs, price.machine, f"{price.source}, as {why}", measured=False)
 
 
@@ -109,9 +115,13 @@ def _read(path: Path) -> tuple[tuple[LayerCost, ...], Machine] | None:
     try:
         kept = json.loads(path.read_text())
         machine = dict(kept["machine"], link=Link(**kept["machine"]["link"]))
-        return tuple(LayerCost(**cost) for cost in kept["costs"]), Machine(**machine)
+        return tuple(map(_cost, kept["costs"])), Machine(**machine)
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def _cost(kept: dict[str, Any]) -> LayerCost:
+    return LayerCost(**kept | {"takes": tuple(Taken(**taken) for taken in kept["takes"])})
 
 
 def _digest(*parts: object) -> str:

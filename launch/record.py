@@ -20,18 +20,18 @@ from suite.training.trackers import read_lines
 
 def make_record(
     run: RunFolder, experiment: Experiment, layers: list[nn.Module], progress: Progress, scores: dict[str, float],
-    memory: list[int], wandb_run: str | None,
+    memory: list[int], wandb_run: str | None, counts: dict[str, int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns the record. Seconds are those of the steps alone, of all attempts; losses per token, in nats."""
+    """Returns the record. Seconds are those of the steps alone, of all attempts; losses a token or image, in nats."""
     lines = read_lines(run.metrics)
     seconds = sum(line["seconds"] for line in lines)
     pipeline = experiment.pipeline
     return {
-        "name": experiment.name, "scale": experiment.scale, "corpus": experiment.text.corpus,
+        "name": experiment.name, "scale": experiment.scale, "data": experiment.data,
         "K": pipeline.stages, "R": pipeline.replicas, "M": pipeline.micro_batches,
         "layers": len(layers), "parameters": count_parameters(layers),
-        "steps": progress.step, "tokens": progress.tokens, "seconds": seconds,
-        "tokens_per_second": progress.tokens / seconds,
+        "counts": counts, "steps": progress.step, "unit": experiment.unit, "measure": experiment.measure,
+        experiment.unit: progress.units, "seconds": seconds, f"{experiment.unit}_per_second": progress.units / seconds,
         "loss_first": lines[0]["loss"], "loss_last": lines[-1]["loss"], **scores,
         "threads": torch.get_num_threads(), "peak_memory_bytes": sum(memory), "shrunk": list(experiment.shrunk),
         "wandb_run": wandb_run,

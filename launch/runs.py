@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import filelock
 
 from suite.errors import SettingError, nearest
 
@@ -85,6 +89,29 @@ def new_run(name: str) -> RunFolder:
         (path / "logs").mkdir()
         return RunFolder(path.resolve())
     raise SettingError(f"no free folder below {RUNS / name} for {stamp}; wait a second and try again")
+
+
+def named_run(name: str, id: str) -> Callable[[], RunFolder]:
+    """Returns what makes the folder of a run whose id is given, as those of a sweep are."""
+
+    def make() -> RunFolder:
+        path = RUNS / name / id
+        (path / "logs").mkdir(parents=True)
+        return RunFolder(path.resolve())
+
+    return make
+
+
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    """A context in which no other process is at a run. Raises SettingError when one is."""
+    lock = filelock.FileLock(run / "lock")
+    try:
+        taken = lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise SettingError(f"another process is at run {run}; wait until it ends, or end it") from None
+    with taken:
+        yield
 
 
 def find_run(asked: str) -> RunFolder:

@@ -1,30 +1,30 @@
-"""One run from name to summary: resolve, prepare the text, make the folder, start the workers, tell what came of it."""
+"""One run from name to summary: resolve, prepare the data, make the folder, start the workers, tell what came of it."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-import filelock
 from rich.console import Console
 
 from experiments.experiment import Experiment
 from experiments.picture import draw
 from experiments.planning import Planned, make
-from experiments.registry import find, resolve
+from experiments.registry import find, read_experiment, resolve
 from experiments.scales import Asked, with_changes
-from experiments.workload import Translation
+from experiments.tasks import data_folder, prepare_data, workload
 from launch.devices import this_machine
 from launch.follow import Follower
 from launch.pricing import pricer
-from launch.runs import CACHE, RunFolder, find_run, new_run
+from launch.runs import CACHE, RunFolder, find_run, held, new_run
 from launch.worker import Job, threads_of
-from suite.data.prepare import folder_of, prepare
 from suite.errors import CheckpointError, DataError, SettingError
 from suite.pipeline.timeline import text
+from suite.training.checkpoint import list_checkpoints
 from suite.training.trace import perfetto, read_traces
 
 
@@ -35,20 +35,26 @@ def start(name: str, scale: Asked, settings: str, launcher: str, console: Consol
     if os.environ.get("RAY_ADDRESS"):
         console.print("RAY_ADDRESS is set: the scale is chosen by this machine's devices, not by that cluster's")
     console.print(shrunk)
-    corpus = prepare(chosen.text, CACHE, _say(console)).corpus
-    if corpus != chosen.text.corpus:
-        chosen = chosen.model_copy(update={"text": chosen.text.model_copy(update={"corpus": corpus})})
-        chosen = with_changes(find(name), chosen)
+    prepared = _prepared(chosen, console)
+    if prepared != chosen:
+        chosen = with_changes(find(name), prepared)
     planned = _planned(chosen, settings, console)
     _train(new_run(name), chosen, planned, False, launcher, console)
+
+
+def run_experiment(chosen: Experiment, run: Callable[[], RunFolder], launcher: str, console: Console) -> None:
+    """Runs an experiment as it is, in a folder made once it is planned. Raises a SuiteError as ``start`` does."""
+    chosen = _prepared(chosen, console)
+    planned = _planned(chosen, "", console)
+    _train(run(), chosen, planned, False, launcher, console)
 
 
 def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
     """Takes a run up again. Raises SettingError for an unknown run, CheckpointError when it is finished already."""
     run = find_run(asked)
-    before = Experiment.from_toml(run.experiment.read_text())
+    before = read_experiment(run.experiment.read_text())
     chosen = before.with_settings(settings)
-    changed = [section for section in ("model", "text") if getattr(chosen, section) != getattr(before, section)]
+    changed = [section for section in before.fixed if getattr(chosen, section) != getattr(before, section)]
     if chosen.optimizer.name != before.optimizer.name:
         changed.append("optimizer.name")
     if changed:
@@ -58,30 +64,49 @@ def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
             f"run {run.path} has done all its {chosen.train.steps} steps; "
             f'to train on, SET="train.steps={2 * chosen.train.steps}"'
         )
-    prepared = prepare(chosen.text, CACHE, _say(console))
-    if prepared.corpus != chosen.text.corpus:
+    prepared = prepare_data(chosen, CACHE, _say(console))
+    if prepared != chosen.data:
         raise DataError(
-            f"run {run.path} was trained on {chosen.text.corpus}, which cannot be had now; it is not taken up on "
-            f"{prepared.corpus}. Restore the cache or the network and resume again"
+            f"run {run.path} was trained on {chosen.data}, which cannot be had now; it is not taken up on "
+            f"{prepared}. Restore the cache or the network and resume again"
         )
     _train(run, chosen, _planned(chosen, settings, console), True, launcher, console)
 
 
-def _text_of(chosen: Experiment) -> Path:
-    return folder_of(chosen.text, CACHE).resolve()
+def _prepared(chosen: Experiment, console: Console) -> Experiment:
+    """Prepares the data, and returns the experiment on what was prepared: other data where this cannot be had.
+
+    Raises DataError when nothing can, CheckpointError when it is to begin with a run that was never trained.
+    """
+    data = prepare_data(chosen, CACHE, _say(console))
+    changed = chosen if data == chosen.data else chosen.with_data(data)
+    source = getattr(chosen.train, "start_from", None)
+    if source is None:
+        return changed
+    if not list_checkpoints(Path(source) / "checkpoints", _say(console)):
+        raise CheckpointError(f"{source} has no whole checkpoint; give train.start_from a run that was trained")
+    before = read_experiment((Path(source) / "experiment.toml").read_text())
+    own, other = (asdict(one.model) for one in (changed, before))  # type: ignore[attr-defined]
+    free = ("classes", "label_smoothing", "norm_decay")
+    differ = [name for name in own if name not in free and own[name] != other.get(name)]
+    if differ:
+        told = ", ".join(f"{name} is {other.get(name)} there and {own[name]} here" for name in differ)
+        raise CheckpointError(f"{source} is of another model: {told}; make them the same")
+    # workers may have another current folder
+    train = changed.train.model_copy(update={"start_from": str(Path(source).resolve())})
+    return changed.model_copy(update={"train": train})
+
+
+def _data_of(chosen: Experiment) -> Path:
+    return data_folder(chosen, CACHE).resolve()
 
 
 def _train(
     run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool, launcher: str, console: Console
 ) -> None:
-    lock = filelock.FileLock(run.path / "lock")
-    try:
-        held = lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise SettingError(f"another process is at run {run.path}; wait until it ends, or end it") from None
-    with held:
+    with held(run.path):
         console.print(f"folder: {run.path}")
-        job = Job(run.path, _text_of(chosen), planned.plan.cells, this_machine().kind == "gpu", resumed)
+        job = Job(run.path, _data_of(chosen), planned.plan.cells, this_machine().kind == "gpu", resumed)
         try:
             _launch(job, chosen, planned, launcher, console)
         except KeyboardInterrupt:
@@ -100,7 +125,7 @@ def _launch(job: Job, chosen: Experiment, planned: Planned, launcher: str, conso
     if not job.resume:
         draft.rename(job.run.experiment)
     try:
-        with Follower(job.run, chosen.train.steps, console):
+        with Follower(job.run, chosen.train.steps, chosen.unit, console):
             if launcher == "ray":
                 from launch import ray_train
 
@@ -124,7 +149,7 @@ def _planned(chosen: Experiment, settings: str, console: Console) -> Planned:
         notes.append(f"RAY_ADDRESS is set: the cluster's {workers} devices are taken to be like this machine's")
         machine = replace(machine, devices=workers)
     prices = pricer(CACHE / "costs", _say(console))
-    planned = make(Translation(chosen, _text_of(chosen)), machine, prices, tuple(notes), settings)
+    planned = make(workload(chosen, _data_of(chosen)), machine, prices, tuple(notes), settings)
     for line in planned.lines():
         console.print(line)
     return planned
@@ -151,13 +176,12 @@ def _show_trace(run: RunFolder, planned: Planned, console: Console) -> None:
 
 def _summarise(run: RunFolder, console: Console) -> None:
     record = json.loads(run.record.read_text())
-    gain = record["baseline_nll"] - record["valid_nll"]
+    unit = record["unit"]
     lines = [
-        f"done: {record['steps']} steps, {record['tokens']:,} target tokens in {record['seconds']:.0f} s "
-        f"({record['tokens_per_second']:,.0f} tokens/s, {record['threads']} threads a worker)",
+        f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "
+        f"({record[f'{unit}_per_second']:,.0f} {unit}/s, {record['threads']} threads a worker)",
         f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}",
-        f"validation: {record['valid_nll']:.3f} nats a token; the best predictor without context: "
-        f"{record['baseline_nll']:.3f} (unigram entropy of the same tokens); {_compare(gain)}",
+        _score(record),
         f"peak memory of all workers: {record['peak_memory_bytes'] / 2**30:.2f} GiB",
         f"wandb run: {record['wandb_run'] or 'none'}",
         f"folder: {run.path}",
@@ -166,8 +190,19 @@ def _summarise(run: RunFolder, console: Console) -> None:
         console.print(line)
 
 
-def _compare(gain: float) -> str:
-    return f"{gain:.3f} below it" if gain > 0 else f"{-gain:.3f} above it: nothing was learned beyond frequencies"
+def _score(record: dict[str, Any]) -> str:
+    """Returns how the model did on held-out data, beside what takes no model."""
+    if record["measure"] == "accuracy":
+        return (
+            f"test accuracy: {record['valid_accuracy']:.2%}; always the commonest class: "
+            f"{record['baseline_accuracy']:.2%}"
+        )
+    gain = record["baseline_nll"] - record["valid_nll"]
+    than = f"{gain:.3f} below it" if gain > 0 else f"{-gain:.3f} above it: nothing was learned beyond frequencies"
+    return (
+        f"validation: {record['valid_nll']:.3f} nats a token; the best predictor without context: "
+        f"{record['baseline_nll']:.3f} (unigram entropy of the same tokens); {than}"
+    )
 
 
 def _say(console: Console) -> Callable[[str], None]:

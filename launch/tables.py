@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from experiments.amoebanet_memory import amoebanet_table
+from experiments.amoebanet_speed import amoebanet_speeds, partition_table
 from experiments.breakdown import breakdown_table
+from experiments.image_workload import Classification
 from experiments.memory_table import memory_table
 from experiments.prediction import Round, Work, prediction_table
 from experiments.table import Table
 from experiments.throughput import Measurement, SleepingWork, efficiency_table, table_2, table_3
+from experiments.transfer import transfer_table
 from launch.devices import this_machine
 from launch.pricing import measured_price
-from launch.runs import RUNS, RunFolder, find_run
+from launch.runs import CACHE, RUNS, RunFolder, find_run
 from suite.errors import SettingError, nearest
+from suite.pipeline.costs import LayerCost
 from suite.pipeline.memory import bytes_per_parameter
 from suite.pipeline.plan import make_plan
 from suite.training.trace import read_traces
@@ -32,20 +38,23 @@ ROUNDS = 3
 
 def table(name: str, run: str, console: Console) -> None:
     """Prints a table and writes it as Markdown and CSV. Raises SettingError for an unknown name or run."""
-    tables: dict[str, Callable[[], Table]] = {
-        "1": memory_table,
-        "2": lambda: table_2(_sleeper(console)),
-        "3": lambda: table_3(_sleeper(console)),
-        "efficiency": lambda: efficiency_table(_sleeper(console)),
-        "prediction": lambda: prediction_table(_predictor(console)),
-        "breakdown": lambda: _breakdown(run),
+    measure = _sleeper(console)
+    tables: dict[str, Callable[[], list[Table]]] = {
+        "1": lambda: [memory_table(), amoebanet_table()],
+        "2": lambda: [table_2(measure), amoebanet_speeds(measure, _measured(console))],
+        "3": lambda: [table_3(measure)],
+        "4": lambda: [transfer_table(RUNS)],
+        "partition": lambda: [partition_table(measure, _measured(console))],
+        "efficiency": lambda: [efficiency_table(measure)],
+        "prediction": lambda: [prediction_table(_predictor(console))],
+        "breakdown": lambda: [_breakdown(run)],
     }
     if name not in tables:
         raise SettingError(f"no table is called {name!r}; {nearest(name, tables)}")
-    made = tables[name]()
-    console.print(made.shown() if console.is_terminal else made.markdown())
-    for path in made.write(FOLDER):
-        console.print(f"written: {path}")
+    for made in tables[name]():
+        console.print(made.shown() if console.is_terminal else made.markdown())
+        for path in made.write(FOLDER):
+            console.print(f"written: {path}")
 
 
 def _sleeper(console: Console) -> Callable[[SleepingWork], Measurement]:
@@ -69,6 +78,20 @@ def _sleeper(console: Console) -> Callable[[SleepingWork], Measurement]:
         return Measurement(seconds, alone)
 
     return measure
+
+
+def _measured(console: Console) -> Callable[[Classification], Sequence[LayerCost]]:
+    """Returns what measures the layers of a workload in one process of one thread."""
+
+    def costs(work: Classification) -> Sequence[LayerCost]:
+        one = work.remade(work.experiment.with_settings("train.threads=1"))
+        price = measured_price(one, replace(this_machine(), devices=1), CACHE / "costs", console.print, patience)
+        if not price.measured:
+            raise SettingError(f"this table is of measured costs, and here there are only estimates: {price.source}")
+        return price.costs
+
+    patience = 600.0
+    return costs
 
 
 def _predictor(console: Console) -> Callable[[Work], Sequence[Round]]:

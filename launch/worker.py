@@ -15,17 +15,16 @@ import torch
 import torch.distributed as dist
 
 from experiments.experiment import Experiment
+from experiments.registry import read_experiment
 from launch.devices import cores
 from launch.engine import GROUP_TIMEOUT, Engine, assemble
+from launch.feeds import feed_of
 from launch.record import make_record, peak_memory, write_record
 from launch.runs import RunFolder
-from suite.data.batching import TranslationBatches
-from suite.data.text import TextData
-from suite.errors import DataError
-from suite.evaluation.unigram import unigram_entropy
+from suite.errors import CheckpointError
 from suite.pipeline.allocation import keep_freed_memory
-from suite.pipeline.microbatch import MiniBatch
 from suite.pipeline.partition import cell_ranges
+from suite.pipeline.stage import Stage
 from suite.pipeline.topology import Place
 from suite.pipeline.transport import explain
 from suite.training import checkpoint
@@ -53,7 +52,7 @@ class Job:
     def experiment(self) -> Experiment:
         """The resolved experiment; of a resumed run that has not started yet, the draft."""
         draft = self.run.experiment.with_suffix(".draft")
-        return Experiment.from_toml((draft if draft.exists() else self.run.experiment).read_text())
+        return read_experiment((draft if draft.exists() else self.run.experiment).read_text())
 
 
 def threads_of(experiment: Experiment) -> int:
@@ -91,9 +90,10 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
     engine = assemble(
         place, layers, loss, cells, device, experiment.pipeline.remat, experiment.optimizer, experiment.train.seed,
         lambda stage: checkpoint.newest_valid(job.run.checkpoints, stage.indices, say) if job.resume else None,
+        getattr(experiment.train, "averages_over_replicas", True), lambda stage: _begin(experiment, stage, say),
     )  # fmt: skip
-    text = _Text(job, experiment, place)
-    text.check_vocabulary(engine.notes)
+    feed = feed_of(experiment, job.data, place)
+    feed.check(engine.notes)
     dist.barrier()  # every worker has read the experiment, and its checkpoint where it resumes
     if job.resume and place.rank == 0:
         job.run.experiment.with_suffix(".draft").rename(job.run.experiment)
@@ -102,23 +102,25 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
     trackers, wandb = _trackers(job, experiment, engine, say) if place.speaks else ([], None)
     run_id = _from_speaker(wandb.run_id if wandb else None, place)
 
-    def save(step: int, tokens: int) -> None:
-        notes = {"tokens": tokens, "name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id}
+    def save(step: int, units: int) -> None:
+        notes = {"units": units, "name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id}
         folder = job.run.checkpoints
-        checkpoint.save(folder, step, engine.executor.stage, engine.optimizer, place, notes | text.notes())
+        checkpoint.save(folder, step, engine.executor.stage, engine.optimizer, place, notes | feed.notes())
 
     trace = TraceWriter(
         job.run.traces, place, device, engine.start, experiment.trace, str((experiment.pipeline, job.cells))
     )
-    worker = Worker(engine.executor, engine.optimizer, engine.deadline, text.batch, save, trackers, trace)
-    progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("tokens", 0))))
-    held_out = text.held_out()
-    valid_nll = evaluate(engine.executor, held_out)
+    worker = Worker(
+        engine.executor, engine.optimizer, engine.deadline, feed.batch, save, trackers, trace,
+        experiment.unit, experiment.measure,
+    )  # fmt: skip
+    progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("units", 0))))
+    held_out = feed.held_out()
+    score = evaluate(engine.executor, held_out)
     memory = peak_memory(job.use_gpu)
     if place.speaks:
-        baseline = unigram_entropy(target for batch in held_out if batch for (target,) in batch.targets)
-        scores = {"valid_nll": valid_nll, "baseline_nll": baseline}
-        record = make_record(job.run, experiment, layers, progress, scores, memory, run_id)
+        scores = {f"valid_{experiment.measure}": score, f"baseline_{experiment.measure}": feed.baseline(held_out)}
+        record = make_record(job.run, experiment, layers, progress, scores, memory, run_id, feed.counts())
         write_record(job.run, record)
     dist.barrier()
     if place.speaks:
@@ -126,43 +128,16 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
             tracker.finish(record)
 
 
-class _Text:
-    """Batches for the stages that need them, none for those between."""
-
-    def __init__(self, job: Job, experiment: Experiment, place: Place) -> None:
-        self._place, self._train, self._pipeline = place, experiment.train, experiment.pipeline
-        self._batches: TranslationBatches | None = None
-        self._vocabulary: str | None = None
-        if place.first or place.last:
-            data = TextData.open(job.data)
-            self._vocabulary = data.digest
-            self._batches = TranslationBatches(
-                data, experiment.text, experiment.train, experiment.pipeline.replicas, experiment.pipeline.micro_batches
-            )
-
-    def notes(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of the text."""
-        return {"vocabulary": self._vocabulary}
-
-    def check_vocabulary(self, notes: dict[str, Any]) -> None:
-        """Raises DataError when a checkpoint was trained with another vocabulary than the text at hand has."""
-        if notes and self._vocabulary not in (None, notes.get("vocabulary")):
-            raise DataError(
-                "the checkpoint was trained with another vocabulary than the prepared text has, so its ids would mean "
-                "other words; start a new run, or bring back the cache that the run was made with"
-            )
-
-    def batch(self, step: int) -> MiniBatch | None:
-        return self._batches.batch(step, self._place.replica) if self._batches is not None else None
-
-    def held_out(self) -> list[MiniBatch] | list[None]:
-        """Returns as many mini-batches on every stage; those between get their number from the first."""
-        batches: Any = None
-        if self._batches is not None:
-            batches = self._batches.held_out(self._train.valid_pairs, self._pipeline.micro_batches)
-        count: list[Any] = [len(batches) if batches is not None else None]
-        dist.broadcast_object_list(count, src=0)
-        return batches if batches is not None else [None] * int(count[0])
+def _begin(experiment: Experiment, stage: Stage, say: Callable[[str], None]) -> None:
+    """Fills a new stage with another run's weights where the experiment asks for that; not the last layer's."""
+    source = getattr(experiment.train, "start_from", None)
+    if source is None:
+        return
+    indices = [index for index in stage.indices if index < experiment.list_length - 1]
+    found = checkpoint.newest_valid(Path(source) / "checkpoints", indices, say)
+    if found is None:
+        raise CheckpointError(f"{source} has no whole checkpoint; give train.start_from a run that was trained")
+    checkpoint.load_values(found, stage, indices)
 
 
 def _trackers(

@@ -6,7 +6,6 @@ stem | blocks of width w | blocks of 2w, half the size | blocks of 4w, a quarter
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -66,12 +65,3 @@ class Classifier(nn.Module):
 
     def reset_parameters(self) -> None:
         self.scores.reset_parameters()
-
-
-class ClassLoss(nn.Module):
-    """Cross entropy, summed over the examples."""
-
-    def forward(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """scores (batch, classes), labels (batch) int64 -> (objective, measure)."""
-        objective = F.cross_entropy(scores, labels, reduction="sum")
-        return objective, objective.detach()

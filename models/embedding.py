@@ -49,8 +49,6 @@ class SourceEmbedding(_Embedding):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
-        # A lookup, a product with a number, a position and dropout: no matrix product, a few operations a column.
-        self.cost = 4.0 * shape.width
         self.reset_parameters()
 
     def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +68,6 @@ class TargetEmbedding(_Embedding):
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
         self.memory_norm = nn.LayerNorm(shape.width)
-        self.cost = 12.0 * shape.width
         self.reset_parameters()
 
     def forward(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:

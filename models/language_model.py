@@ -26,7 +26,6 @@ from models.attention import SelfAttention, reset_linear
 from models.embedding import sinusoids
 from models.feed_forward import FeedForward
 from models.shape import check_numbers
-from models.transformer import LOGIT_COST
 
 __all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
 
@@ -35,7 +34,7 @@ __all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
 class LanguageModelShape:
     """A Transformer-L of ``layers`` blocks; the defaults are the paper's (section 3), which names no dropout.
 
-    ``time`` is the length of the sequences it is meant for. No parameter depends on it: only the cost hints do.
+    ``time`` is the length of the sequences it is meant for. No parameter depends on it.
 
     Raises ValueError, naming the field, for a number no model can have.
     """
@@ -82,8 +81,6 @@ class Embedding(nn.Module):
         super().__init__()
         self.width, self.dropout = shape.width, shape.dropout
         self.weight = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
-        # A lookup, a product with a number, a position and dropout: no matrix product, a few operations a column.
-        self.cost = 4.0 * shape.width
         _fill(self)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -107,7 +104,6 @@ class Block(nn.Module):
         self.attention = SelfAttention(shape, causal=True)
         self.feed_norm = nn.LayerNorm(shape.width)
         self.feed = FeedForward(shape)
-        self.cost = _block_cost(shape)
         _fill(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,7 +128,6 @@ class Head(nn.Module):
     def __init__(self, shape: LanguageModelShape) -> None:
         super().__init__()
         self.project = nn.Linear(shape.width, shape.vocabulary)
-        self.cost = (2.0 * shape.width + LOGIT_COST) * shape.vocabulary
         _fill(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -150,10 +145,3 @@ def _fill(layer: Embedding | Block | Head) -> None:
     time that the paper's 1665 layers take to make."""
     if not next(layer.parameters()).is_meta:
         layer.reset_parameters()
-
-
-def _block_cost(shape: LanguageModelShape) -> float:
-    """Forward operations a token: four projections, scores and mix over the whole sequence, and two matrices of the
-    feed-forward block; counted as in models.transformer, with the sequence's length known."""
-    attention = 8.0 * shape.width**2 + 4.0 * shape.time * shape.width
-    return attention + 4.0 * shape.width * shape.feed_forward

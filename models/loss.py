@@ -1,14 +1,29 @@
-"""The loss of translation: label-smoothed cross entropy to train on, plain negative log likelihood to report."""
+"""Losses: label-smoothed cross entropy to train on; to report, plain negative log likelihood of tokens, or hits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.shape import PADDING
+
+
+class ClassificationLoss(nn.Module):
+    """Sums over the images of a micro-batch."""
+
+    def __init__(self, label_smoothing: float) -> None:
+        super().__init__()
+        self.label_smoothing = label_smoothing
+
+    def forward(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """scores (batch, classes), labels (batch,) int64 -> (objective, images whose highest score is right)."""
+        wide = scores if scores.dtype == torch.float64 else scores.float()
+        objective = F.cross_entropy(wide, labels, reduction="sum", label_smoothing=self.label_smoothing)
+        return objective, (wide.argmax(1) == labels).sum().to(wide.dtype)
 
 
 class TranslationLoss(nn.Module):

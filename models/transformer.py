@@ -23,12 +23,6 @@ from models.shape import PADDING, TransformerShape
 
 __all__ = ["PADDING", "DecoderLayer", "EncoderLayer", "Head", "TransformerShape", "layers"]
 
-TYPICAL_LENGTH = 32
-"""Tokens of a sentence for which the cost hints count the products of scores and values; a hint need not be exact."""
-
-LOGIT_COST = 100.0
-"""Operations a logit that the clip and the loss are counted for: exponentials, read from memory; measured on a CPU."""
-
 
 def layers(shape: TransformerShape) -> list[nn.Module]:
     """Returns the ``shape.list_length`` layers in order; under ``torch.device("meta")`` they cost no memory."""
@@ -63,7 +57,6 @@ class EncoderLayer(_Block):
         self.attention = SelfAttention(shape, causal=False)
         self.feed_norm = nn.LayerNorm(shape.width)
         self.feed = FeedForward(shape)
-        self.cost = _attention_cost(shape) + _feed_cost(shape)
         self.reset_parameters()
 
     def forward(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,7 +77,6 @@ class DecoderLayer(_Block):
         self.source = CrossAttention(shape)
         self.feed_norm = nn.LayerNorm(shape.width)
         self.feed = FeedForward(shape)
-        self.cost = 2 * _attention_cost(shape) + _feed_cost(shape)
         self.reset_parameters()
 
     def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +101,6 @@ class Head(nn.Module):
         self.clip = shape.logit_clip
         self.norm = nn.LayerNorm(shape.width)
         self.project = nn.Linear(shape.width, shape.vocabulary)
-        self.cost = (2.0 * shape.width + LOGIT_COST) * shape.vocabulary
         self.reset_parameters()
 
     def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
@@ -124,13 +115,3 @@ class Head(nn.Module):
         """Glorot-uniform, so the first distribution is near the uniform one; bias zero."""
         self.norm.reset_parameters()
         reset_linear(self.project)
-
-
-def _attention_cost(shape: TransformerShape) -> float:
-    """Forward operations a token: four projections, and scores and mix over a sentence of typical length."""
-    return 8.0 * shape.width * shape.attention_width + 4.0 * TYPICAL_LENGTH * shape.attention_width
-
-
-def _feed_cost(shape: TransformerShape) -> float:
-    """Forward operations a token of the two matrices of a feed-forward block."""
-    return 4.0 * shape.width * shape.feed_forward

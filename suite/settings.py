@@ -32,13 +32,19 @@ class PipelineSettings(Frozen):
 class OptimizerSettings(Frozen):
     """One update rule for all stages."""
 
-    name: Literal["adamw", "adafactor"] = "adamw"
+    name: Literal["adamw", "adafactor", "rmsprop"] = "adamw"
     learning_rate: float = Field(1e-3, gt=0, description="peak rate, reached at the end of warm-up")
-    warmup_steps: int = Field(40, ge=1, description="linear warm-up, then 1/sqrt(step)")
+    warmup_steps: int = Field(40, ge=1, description="linear warm-up, then as decay says")
+    decay: Literal["inverse_sqrt", "exponential", "cosine"] = Field(
+        "inverse_sqrt", description="1/sqrt(step); by decay_factor every decay_steps; a half cosine of decay_steps to 0"
+    )
+    decay_steps: int = Field(1000, ge=1, description="of exponential and cosine, counted from the end of warm-up")
+    decay_factor: float = Field(0.97, gt=0, le=1, description="of exponential")
     clip_norm: float | None = Field(1.0, gt=0, description="bound of the gradient norm over all stages")
     weight_decay: float = Field(0.0, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.98, gt=0, lt=1)
+    beta1: float = Field(0.9, ge=0, lt=1, description="of AdamW's mean gradient; RMSProp's momentum")
+    beta2: float = Field(0.98, gt=0, lt=1, description="of the mean square")
+    epsilon: float = Field(1e-9, gt=0, description="added to the root of the mean square")
     precision: Literal["fp32", "bf16"] = "fp32"
 
 
@@ -51,16 +57,49 @@ class TextSettings(Frozen):
     max_tokens: int = Field(64, ge=4, description="longest side of a pair; longer pairs are left out")
 
 
-class TrainSettings(Frozen):
-    """How long, how much at once, and what is written on the way."""
+class LoopSettings(Frozen):
+    """How long, and what is written on the way."""
 
     steps: int = Field(100, ge=1)
-    batch_tokens: int = Field(4096, ge=16, description="target tokens of one mini-batch over all replicas, about")
     seed: int = Field(0, ge=0, lt=2**63)
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the last step always writes one")
-    valid_pairs: int = Field(512, ge=1, description="held-out pairs scored at the end")
     bad_steps_allowed: int = Field(3, ge=0, description="steps in a row with non-finite gradients that are skipped")
     threads: int | None = Field(None, ge=1, description="compute threads a stage; otherwise cores / stages")
+
+
+class TrainSettings(LoopSettings):
+    """Training on text."""
+
+    batch_tokens: int = Field(4096, ge=16, description="target tokens of one mini-batch over all replicas, about")
+    valid_pairs: int = Field(512, ge=1, description="held-out pairs scored at the end")
+
+
+class ImageSettings(Frozen):
+    """Which images, and how they are shown."""
+
+    source: str = Field(
+        "fashion", description="fashion, mnist, digits, a folder in MNIST's layout, or the name of a set on the hub"
+    )
+    size: int = Field(28, ge=4, description="height and width that the model gets")
+    fit: Literal["exact", "resize"] = Field(
+        "exact", description="exact: every image has this size; resize: the shorter side is made so, the middle is kept"
+    )
+    crop: Literal["none", "shift", "area"] = Field(
+        "none", description="shift: moved by up to an eighth; area: a part of 8% to 100% of it, made this size"
+    )
+    flip: bool = Field(False, description="half of the images, left to right")
+    cutout: int = Field(0, ge=0, description="side of a square that is made grey; 0 for none")
+
+
+class ImageTrainSettings(LoopSettings):
+    """Training on images."""
+
+    batch_images: int = Field(128, ge=1, description="images of one mini-batch over all replicas")
+    test_images: int | None = Field(None, ge=1, description="held-out images scored at the end; otherwise all")
+    averages_over_replicas: bool = Field(
+        True, description="BatchNorm's moving averages are of all replicas' images, or of each one's own"
+    )
+    start_from: str | None = Field(None, description="a run's folder whose weights this one begins with, but the last")
 
 
 class TrackingSettings(Frozen):

@@ -1,29 +1,22 @@
-"""From a corpus' name to text ready to train on, once; then from the cache.
-
-A prepared folder is built beside its place, gets its manifest last, and is moved into place in one step: what is there
-is whole, or damaged later, and the digests in the manifest tell.
-"""
+"""From a corpus' name to text ready to train on, once; then from the cache (``suite.data.cache``)."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-import datasets
-import filelock
-
+from suite.data.cache import cached, save_rows
 from suite.data.cleaning import clean
-from suite.data.corpora import CATALOGUES, DJANGO, REQUIREMENTS, UnreachableError, check_corpus, read_corpus
-from suite.data.manifest import damage, write_manifest
+from suite.data.corpora import CATALOGUES, DJANGO, REQUIREMENTS, check_corpus, read_corpus
 from suite.data.splitting import SPLITS, TRAIN, split
 from suite.data.store import tokenised
 from suite.data.text import FACTS, TOKENIZER, TextData
 from suite.data.tokenizer import train_tokenizer
+from suite.data.wheels import UnreachableError
 from suite.errors import DataError
 from suite.settings import TextSettings
 
@@ -31,8 +24,6 @@ Say = Callable[[str], None]
 
 VERSION = 1
 """Of cleaning, splitting and tokenising. Raise it when one of them changes, or old caches stay in use."""
-
-_LOCK_SECONDS = 900.0
 
 
 def prepare(settings: TextSettings, cache: Path, say: Say) -> TextData:
@@ -43,7 +34,6 @@ def prepare(settings: TextSettings, cache: Path, say: Say) -> TextData:
     SettingError when the vocabulary does not fit the text.
     """
     check_corpus(settings.corpus)
-    cache.mkdir(parents=True, exist_ok=True)
     try:
         return _prepare(settings, cache, say)
     except UnreachableError as error:
@@ -61,72 +51,33 @@ def folder_of(settings: TextSettings, cache: Path) -> Path:
 
 def _prepare(settings: TextSettings, cache: Path, say: Say) -> TextData:
     folder = folder_of(settings, cache)
-    lock = filelock.FileLock(folder.with_suffix(".lock"))
-    try:
-        with lock.acquire(timeout=_LOCK_SECONDS):
-            if not _usable(folder, say):
-                _build(settings, folder, cache, say)
-            return TextData.open(folder)
-    except filelock.Timeout:
-        raise DataError(
-            f"another process has been preparing {folder} for more than {_LOCK_SECONDS:.0f} s; "
-            "end it, or wait until it is done, and run again"
-        ) from None
+    cached(folder, lambda building: _build(settings, building, cache, say), say)
+    return TextData.open(folder)
 
 
-def _usable(folder: Path, say: Say) -> bool:
-    if not folder.exists():
-        return False
-    fault = damage(folder)
-    if fault is None:
-        return True
-    say(f"the prepared text {folder} is damaged ({fault}); it is not used but built again")
-    shutil.rmtree(folder)
-    return False
-
-
-def _build(settings: TextSettings, folder: Path, cache: Path, say: Say) -> None:
+def _build(settings: TextSettings, building: Path, cache: Path, say: Say) -> None:
     start = time.monotonic()
     pairs = read_corpus(settings.corpus, cache, say)
-    building = folder.with_name(f"{folder.name}.building")
-    shutil.rmtree(building, ignore_errors=True)  # the lock is ours: what is there was left by a process that died
-    building.mkdir()
-    try:
-        say(f"reading and cleaning {settings.corpus}")
-        sentences = clean(pairs)
-        if not sentences:
-            raise DataError(f"no language of {settings.corpus} has enough usable pairs; take another corpus")
-        count = sum(map(len, sentences.values()))
-        say(f"{settings.corpus}: {count} pairs in {len(sentences)} languages after cleaning")
-        parts = split(sentences)
-        del sentences
-        tokenizer = train_tokenizer(parts[TRAIN], settings.vocabulary)
-        say(f"learned a vocabulary of {len(tokenizer)} from {len(parts[TRAIN])} languages; tokenising")
-        tokenizer.save_pretrained(building / TOKENIZER)
-        languages = sorted(parts[TRAIN])
-        sizes = {}
-        for name in SPLITS:
-            rows, sizes[name] = tokenised(parts[name], tokenizer, settings.max_tokens, with_text=name != TRAIN)
-            _save(rows, building / name)
-        facts = {"corpus": settings.corpus, "languages": languages, "sizes": sizes, "settings": settings.model_dump()}
-        (building / FACTS).write_text(json.dumps(facts, indent=1))
-        write_manifest(building)
-        building.rename(folder)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
+    say(f"reading and cleaning {settings.corpus}")
+    sentences = clean(pairs)
+    if not sentences:
+        raise DataError(f"no language of {settings.corpus} has enough usable pairs; take another corpus")
+    count = sum(map(len, sentences.values()))
+    say(f"{settings.corpus}: {count} pairs in {len(sentences)} languages after cleaning")
+    parts = split(sentences)
+    del sentences
+    tokenizer = train_tokenizer(parts[TRAIN], settings.vocabulary)
+    say(f"learned a vocabulary of {len(tokenizer)} from {len(parts[TRAIN])} languages; tokenising")
+    tokenizer.save_pretrained(building / TOKENIZER)
+    languages = sorted(parts[TRAIN])
+    sizes = {}
+    for name in SPLITS:
+        rows, sizes[name] = tokenised(parts[name], tokenizer, settings.max_tokens, with_text=name != TRAIN)
+        save_rows(rows, building / name)
+    facts = {"corpus": settings.corpus, "languages": languages, "sizes": sizes, "settings": settings.model_dump()}
+    (building / FACTS).write_text(json.dumps(facts, indent=1))
     kept = {name: sum(sizes[name]) for name in SPLITS}
     say(
         f"prepared {kept['train']} training, {kept['valid']} validation and {kept['test']} test pairs "
-        f"in {time.monotonic() - start:.0f} s: {folder}"
+        f"in {time.monotonic() - start:.0f} s"
     )
-
-
-def _save(rows: datasets.Dataset, folder: Path) -> None:
-    shown = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        rows.save_to_disk(str(folder))
-    finally:
-        if not shown:
-            datasets.enable_progress_bars()

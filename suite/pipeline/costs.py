@@ -19,6 +19,18 @@ from suite.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A skip that a layer takes (``suite.pipeline.skip``); sizes in bytes."""
+
+    span: int
+    """It was given so many layers before."""
+    bytes: int
+    gradient: int
+    same: bool
+    """Whether it is an output that the layer after its giver gets too."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCost:
     """One layer and one micro-batch; times in seconds, sizes in bytes but for ``parameters``, which counts values."""
 
@@ -31,9 +43,10 @@ class LayerCost:
     """Its share of the update at the end of a mini-batch."""
     parameters: int
     boundary: int
-    """Its inputs: what a stage that begins here is sent, and keeps of each micro-batch."""
+    """All that stands before it: its inputs, what a stage that begins here is sent and keeps of each micro-batch; and
+    skips on their way to later layers. Each tensor once."""
     gradient: int
-    """The gradients of its inputs: what a stage that begins here sends back."""
+    """The gradients of these: what a stage that begins here sends back."""
     activations: int
     """Alive after a forward with graph: outputs and what is kept for the backward, not the inputs."""
     forward_peak: int
@@ -42,6 +55,9 @@ class LayerCost:
     """Without the parameters' gradients, which stand all the while."""
     update_peak: int
     """Temporary bytes of its update."""
+    noted: int = 0
+    """What its norms note of each micro-batch until the mini-batch ends (``suite.pipeline.batchnorm``)."""
+    takes: tuple[Taken, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -56,9 +72,15 @@ def check_costs(costs: Sequence[LayerCost | None], layers: int) -> None:
         if cost is None:
             faults.append(f"layer {index} has no cost")
             continue
-        bad = [f"{name} = {value}" for name, value in asdict(cost).items() if not math.isfinite(value) or value < 0]
+        numbers = asdict(cost)
+        for at, taken in enumerate(numbers.pop("takes")):
+            numbers |= {f"takes {at}, {name}": value for name, value in taken.items()}
+        bad = [f"{name} = {value}" for name, value in numbers.items() if not math.isfinite(value) or value < 0]
         if bad:
             faults.append(f"layer {index} has {', '.join(bad)}")
+        far = [taken.span for taken in cost.takes if not 0 < taken.span <= index]
+        if far:
+            faults.append(f"layer {index} takes skips that were given {', '.join(map(str, far))} layers before it")
     if faults:
         raise SettingError(
             f"a plan needs one cost a layer, each number finite and not negative; {'; '.join(faults)}; "

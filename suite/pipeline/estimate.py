@@ -14,57 +14,65 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from suite.pipeline.boundary import Boundary, TensorSpec, announced
+from suite.pipeline.batchnorm import noted_bytes
+from suite.pipeline.boundary import Boundary, Front, TensorSpec, announced
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import Device
+from suite.pipeline.fronts import Fronts, standing
 from suite.pipeline.layers import Tensors, as_tuple, structure_of
 from suite.pipeline.meter import Meter
 from suite.pipeline.profile import MicroBatch
+from suite.pipeline.skip import find_skips, takes_of
 from suite.settings import OptimizerSettings
 
-_UPDATE_TRAFFIC = {"adamw": 32, "adafactor": 36}
+_UPDATE_TRAFFIC = {"adamw": 32, "adafactor": 36, "rmsprop": 32}
 """Bytes moved for each parameter by norm and update: weight, gradient and moments read, weight and moments written;
-Adafactor writes and reads its whole update instead of moments."""
+RMSProp a momentum instead of a mean; Adafactor writes and reads its whole update instead of moments."""
 
-_UPDATE_ROOM = {"adamw": 8, "adafactor": 12}
-"""Bytes of room for each parameter of the largest tensor: its squares in fp64 for the norm; Adafactor's update too."""
+_UPDATE_ROOM = {"adamw": 8, "adafactor": 12, "rmsprop": 12}
+"""Bytes of room for each parameter of the largest tensor: its squares in fp64 for the norm; Adafactor's and
+RMSProp's update too."""
 
 
 def estimate(
     layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: Device, optimizer: OptimizerSettings
 ) -> list[LayerCost]:
     """Returns the estimated cost of each of the meta-device ``layers``; the loss counts to the last."""
-    known: dict[Hashable, tuple[LayerCost, Boundary]] = {}
-    arriving = tuple(map(TensorSpec.of, data.inputs))
+    skips = find_skips(layers)
+    fronts = Fronts(layers).all(Front(tuple(map(TensorSpec.of, data.inputs))))
     targets = tuple(map(TensorSpec.of, data.targets))
+    known: dict[Hashable, dict[str, Any]] = {}
     costs = []
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for index, layer in enumerate(layers):
-            last = index == len(layers) - 1
-            key = (structure_of(layer), arriving, last)
-            if key not in known:
-                end = (loss, targets) if last else None
-                known[key] = _estimate(layer, arriving, end, device, optimizer)
-            cost, arriving = known[key]
-            costs.append(cost)
+    for index, layer in enumerate(layers):
+        last = index == len(layers) - 1
+        alive = {one.name: one.spec for one in fronts[index].skips}
+        arriving = fronts[index].main + tuple(alive[name] for name in takes_of(layer))
+        key = (structure_of(layer), arriving, last)
+        if key not in known:
+            end = (loss, targets) if last else None
+            # copied outside the mode, under which a buffer cannot be
+            own = copy.deepcopy(layer)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                known[key] = _estimate(own, arriving, end, device, optimizer)
+        costs.append(LayerCost(**known[key], **standing(fronts, skips, index)))
     return costs
 
 
 def _estimate(
     layer: nn.Module, arriving: Boundary, end: tuple[nn.Module, Boundary] | None, device: Device,
     optimizer: OptimizerSettings,
-) -> tuple[LayerCost, Boundary]:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Runs one layer three ways: without graph, with graph, backward."""
-    layer = _fake(layer)
+    _fake(layer)
     host = torch.device("cpu")
     inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in arriving)
     targets = () if end is None else tuple(spec.empty(host) for spec in end[1])
-    leaving = tuple(map(TensorSpec.of, as_tuple(layer(*inputs))))  # what is announced knows nothing of autocast
+    leaving = tuple(map(TensorSpec.of, _distinct(layer(*inputs))))  # what is announced knows nothing of autocast
     meter = Meter(device.product_rate(optimizer.precision), device.bandwidth)
 
     def run() -> Tensors:
         with torch.autocast("cpu", torch.bfloat16, enabled=optimizer.precision == "bf16"):
-            outputs = as_tuple(layer(*inputs))
+            outputs = _distinct(layer(*inputs))
             if end is not None:
                 return (end[0](*outputs, *targets)[0],)
         return announced(outputs, leaving)
@@ -85,15 +93,18 @@ def _estimate(
         backward_s = meter.seconds - forward_s - rebuild_s
         backward_peak = max(0, meter.peak - base)
     sizes = [parameter.numel() for parameter in layer.parameters()]
-    cost = LayerCost(
-        forward_s=forward_s, rebuild_s=rebuild_s, backward_s=backward_s,
-        update_s=_UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth,
-        parameters=sum(sizes), boundary=sum(spec.bytes for spec in arriving),
-        gradient=sum(spec.bytes for spec in arriving if spec.needs_gradient),
-        activations=activations, forward_peak=forward_peak, graph_peak=graph_peak, backward_peak=backward_peak,
-        update_peak=_UPDATE_ROOM[optimizer.name] * max(sizes, default=0),
-    )  # fmt: skip
-    return cost, leaving
+    return {
+        "forward_s": forward_s, "rebuild_s": rebuild_s, "backward_s": backward_s,
+        "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth, "parameters": sum(sizes),
+        "activations": activations, "forward_peak": forward_peak, "graph_peak": graph_peak,
+        "backward_peak": backward_peak, "update_peak": _UPDATE_ROOM[optimizer.name] * max(sizes, default=0),
+        "noted": noted_bytes(layer),
+    }  # fmt: skip
+
+
+def _distinct(results: Tensor | Tensors) -> Tensors:
+    """Returns each tensor once: an output may be a skip too."""
+    return tuple({id(tensor): tensor for tensor in as_tuple(results)}.values())
 
 
 def _backward(outputs: Tensors) -> tuple[list[Tensor], list[Tensor]]:
@@ -102,12 +113,11 @@ def _backward(outputs: Tensors) -> tuple[list[Tensor], list[Tensor]]:
     return carrying, [torch.empty_like(output) for output in carrying]
 
 
-def _fake(layer: nn.Module) -> nn.Module:
-    """Returns a copy of a meta-device layer with parameters and buffers that claim to lie on the CPU, gradients too.
+def _fake(layer: nn.Module) -> None:
+    """Gives a meta-device layer parameters and buffers that claim to lie on the CPU, gradients too.
 
     Gradients stand already, so that the backward's peak holds none but temporary ones.
     """
-    layer = copy.deepcopy(layer)
     for module in layer.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             made: Any = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu"))
@@ -115,4 +125,4 @@ def _fake(layer: nn.Module) -> nn.Module:
             setattr(module, name, made)
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
-    return layer.train()
+    layer.train()

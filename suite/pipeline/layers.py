@@ -9,8 +9,8 @@ tuple; ids and masks may be among them) and returns what the next one takes. It 
     fills every parameter and buffer from the current random state, so that a stage makes only its own layers;
 ``tied`` (optional)
     ``{parameter name: tie}``: parameters of one tie, in whatever layers, are one parameter to the optimizer;
-``cost`` (optional)
-    a relative cost hint for the partition (forward time in any unit), used until costs are measured.
+``takes``, ``gives`` (optional)
+    names of skips: tensors that go past the layers between, see ``suite.pipeline.skip``.
 
 The loss is a module too: ``loss(*outputs, *targets) -> (objective, measure)``, both *sums* over the micro-batch's
 tokens. The objective is differentiated; the measure (for text: plain negative log likelihood) is only reported.
@@ -38,15 +38,7 @@ def ties_of(layer: nn.Module) -> dict[str, str]:
     return dict(getattr(layer, "tied", {}))
 
 
-def cost_of(layer: nn.Module) -> float:
-    """Returns the layer's cost hint; without one, its parameter count, or 1 for a layer without parameters."""
-    hint = getattr(layer, "cost", None)
-    if hint is not None:
-        return float(hint)
-    return float(sum(p.numel() for p in layer.parameters()) or 1)
-
-
-_NOT_FUNCTION = {*vars(nn.Module()), "training", "tied", "cost"}
+_NOT_FUNCTION = {*vars(nn.Module()), "training", "tied", "takes", "gives"}
 
 
 def structure_of(layer: nn.Module) -> Hashable:
@@ -63,7 +55,8 @@ def structure_of(layer: nn.Module) -> Hashable:
     own = itertools.chain(layer.named_parameters(recurse=False), layer.named_buffers(recurse=False))
     tensors = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in own)
     children = tuple((name, structure_of(child)) for name, child in layer.named_children())
-    return type(layer), attributes, tensors, children
+    skips = tuple(len(getattr(layer, names, ())) for names in ("takes", "gives"))
+    return type(layer), skips, attributes, tensors, children
 
 
 def _plain(value: object) -> bool:

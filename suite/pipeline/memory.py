@@ -12,13 +12,14 @@ Section 2.3 of the paper counts N + L/K * N/M: the second and third row. The oth
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suite.pipeline.costs import LayerCost
+from suite.pipeline.crossing import Crossing, crossings, given_twice
 from suite.pipeline.schedule import Action
 from suite.pipeline.transport import OUTSTANDING, WINDOW
 from suite.settings import OptimizerSettings, Remat
@@ -34,7 +35,7 @@ class StageBytes:
     """One stage; all but ``fixed`` of one micro-batch. In bytes."""
 
     fixed: int
-    """Weights, gradients and optimizer state, and what the process itself takes."""
+    """Weights, gradients, optimizer state, what norms note of all micro-batches, and what the process itself takes."""
     inputs: int
     activations: int
     forward_peak: int
@@ -42,11 +43,14 @@ class StageBytes:
     backward_peak: int
     update_peak: int
     leaving: int
-    """Sent to the next stage by a forward."""
+    """Sent to later stages by a forward."""
     coming_back: int
-    """Received from it by a backward."""
+    """Received from them by a backward."""
     sent_back: int
-    """Sent to the stage before by a backward."""
+    """Sent to the stages before by a backward."""
+    far: int = 0
+    """Skips under way to stages beyond the next, and gradients of such to stages before the one before, that are not
+    counted with the neighbours' messages: whatever the action."""
 
 
 def peak_bytes(actions: Sequence[Action], stage: StageBytes) -> int:
@@ -73,7 +77,7 @@ def peak_bytes(actions: Sequence[Action], stage: StageBytes) -> int:
         elif action.kind == "F":
             sent.append(stage.leaving)
         graphs += action.kind == "R" or (action.kind == "F" and action.micro_batch not in rebuilt)
-    return stage.fixed + max(most, stage.update_peak)
+    return stage.fixed + max(most + stage.far, stage.update_peak)
 
 
 def _peak(action: Action, rebuilt: set[int], stage: StageBytes) -> int:
@@ -113,6 +117,7 @@ class CellBytes:
         self._gradients = np.append(column("gradient"), zero)
         self._parameters = np.concatenate((zero, np.cumsum(column("parameters"))))
         self._alive = np.concatenate((zero, np.cumsum(column("activations"))))
+        self._noted = np.concatenate((zero, np.cumsum(micro_batches * column("noted"))))
         given = self._gradients[1:]
         self._first_peak = column("forward_peak")
         self._later_peak = _RangeMaximum(np.append(self._first_peak + self._inputs[:-1], zero))
@@ -120,13 +125,71 @@ class CellBytes:
         self._last_backward_peak = self._alive[1:] + column("backward_peak")
         self._backward_peak = _RangeMaximum(self._last_backward_peak + given)
         self._update_peak = _RangeMaximum(column("update_peak"))
+        self._crossings = crossings(costs)
         self._leaving = _RangeMaximum(self._inputs[1:])
-        self._coming_back = _RangeMaximum(given)
+        twice = self._summed(given_twice)[1:]
+        self._twice = _RangeMaximum(twice)
+        self._coming_back = _RangeMaximum(given + twice)
+        self._far = _RangeMaximum(self._summed(self._farthest)[1:])
+        self._far_back = self._summed(self._farthest_back)
 
     def stage(self, begin: int, end: int) -> StageBytes:
-        """Returns the bytes of the cell of layers ``begin`` to ``end``, exclusive."""
+        """Returns the bytes of the cell of layers ``begin`` to ``end``, exclusive, between no more than two others."""
+        cells = [range(begin), range(begin, end), range(end, self._layers)]
+        return self.among([cell for cell in cells if cell], 1 if begin else 0)
+
+    def among(self, cells: Sequence[range], k: int) -> StageBytes:
+        """Returns the bytes of one of these cells."""
+        begin, end = cells[k][0], cells[k][-1] + 1
+        beyond = cells[k + 1][-1] + 1 if k + 1 < len(cells) else end
+        before, after = self._crossings[begin], self._crossings[end]
+        passing = [skip for skip in before if skip.taker >= end and skip.apart_at(begin)]
+        older = [skip for skip in after if skip.giver < begin]
+        twice = sum(skip.gradient for skip in after if not skip.apart_at(end) and skip.taker >= beyond)
         parts = self._parts(np.array([begin]), np.array([end]), self._inputs[[end]], self._gradients[[end]])
-        return StageBytes(*(int(part[0]) for part in parts))
+        whole = StageBytes(*(int(part[0]) for part in parts))
+        return replace(
+            whole,
+            inputs=whole.inputs - sum(skip.bytes for skip in passing),
+            sent_back=max(0, whole.sent_back - sum(skip.gradient for skip in passing)),
+            leaving=whole.leaving - sum(skip.bytes for skip in older),
+            coming_back=whole.coming_back - sum(skip.gradient for skip in older) + twice,
+            backward_peak=whole.backward_peak + twice,  # both gradients are added up in a third tensor
+            far=self._far_bytes(cells, k),
+        )
+
+    def _far_bytes(self, cells: Sequence[range], k: int) -> int:
+        """Messages under way to stages beyond the neighbours, beside those that the walk counts with the neighbours'.
+
+        What was sent forward is held until the step ends, or until more is sent there. To the neighbour gradients
+        follow and take its place, but for the first stage, which sends none.
+        """
+        stage_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
+        forward = back = 0
+        for skip in (one for front, crossing in enumerate(self._crossings) for one in crossing if one.taker == front):
+            giver, taker = stage_of[skip.giver], stage_of[skip.taker]
+            if giver == k and taker - giver > 1:
+                forward += self._sent_far(taker - giver, counted=k == 0) * skip.bytes
+            if taker == k and taker - giver > 1:
+                back += self._sent_far(taker - giver, counted=True) * skip.gradient
+        return forward + back
+
+    def _sent_far(self, distance: int, counted: bool) -> int:
+        """Returns how many messages may be under way; ``counted``, how many beside as many as to the neighbour."""
+        most = min(self._micro_batches, OUTSTANDING + distance - 1)
+        return most - min(self._micro_batches, OUTSTANDING) if counted else most
+
+    def _farthest(self, front: int, skip: Crossing) -> int:
+        """The most that can be under way of a skip behind a front, were each layer after it a stage."""
+        return self._sent_far(skip.taker - front + 1, counted=False) * skip.bytes if skip.taker > front else 0
+
+    def _farthest_back(self, front: int, skip: Crossing) -> int:
+        """The same of its gradients before a front."""
+        return self._sent_far(front - skip.giver, counted=True) * skip.gradient if skip.giver < front - 1 else 0
+
+    def _summed(self, of: Callable[[int, Crossing], int]) -> Ints:
+        sums = [sum(of(front, skip) for skip in crossing) for front, crossing in enumerate(self._crossings)]
+        return np.array(sums, dtype=np.int64)
 
     def needs(self, begin: int, end: int) -> int:
         """Returns a bound of the cell's peak, in closed form: what ``reach`` holds against the limit."""
@@ -157,8 +220,10 @@ class CellBytes:
         expected, unsent = min(WINDOW + 1, self._micro_batches), min(OUTSTANDING, self._micro_batches)
         returned = min(OUTSTANDING, self._micro_batches - 1)  # each in the room of the inputs that its B let go
         filling = (graphs - 1) * activations + np.maximum(forward, graph)
+        backward = backward + self._twice(begin, end)
         draining = np.maximum((graphs - 1) * activations + graph, graphs * activations + backward)
         messages = expected * coming_back + unsent * leaving + returned * np.maximum(0, sent_back - inputs)
+        messages = messages + self._far(begin, end) + self._far_back[begin]
         standing = self._micro_batches * inputs + np.maximum(filling, draining) + messages
         needs: Ints = fixed + np.maximum(standing, update)
         return needs
@@ -174,7 +239,7 @@ class CellBytes:
         before = np.where(end - begin > 1, self._backward_peak(begin, np.maximum(end - 1, begin + 1)), 0)
         backward = np.maximum(before, self._last_backward_peak[end - 1])
         return (
-            np.ceil(weights).astype(np.int64) + self._process + SUNDRIES,
+            np.ceil(weights).astype(np.int64) + self._noted[end] - self._noted[begin] + self._process + SUNDRIES,
             inputs,
             self._alive[end] - self._alive[begin],
             forward,

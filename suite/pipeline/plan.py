@@ -13,6 +13,7 @@ from functools import cached_property
 
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.costs import LayerCost, check_costs
+from suite.pipeline.crossing import messages
 from suite.pipeline.memory import CellBytes, peak_bytes
 from suite.pipeline.partition import cell_ranges, fewest_stages, partition
 from suite.pipeline.schedule import fill_drain, validate
@@ -100,7 +101,7 @@ def make_plan(
     sizes = CellBytes(costs, pipeline.micro_batches, pipeline.remat, per_parameter, machine.process)
     weights = [_weight(cost, pipeline) for cost in costs]
     ranges = _cells(weights, sizes, pipeline, machine)
-    stages = [_stage_cost(costs, sizes, cell, pipeline, machine) for cell in ranges]
+    stages = [_stage_cost(costs, sizes, ranges, k, pipeline, machine) for k in range(len(ranges))]
     schedule = fill_drain(pipeline.stages, pipeline.micro_batches, pipeline.remat)
     validate(schedule, pipeline.micro_batches)
     needed = [
@@ -180,20 +181,23 @@ def _too_large(
 
 
 def _stage_cost(
-    costs: Sequence[LayerCost], sizes: CellBytes, cell: range, pipeline: PipelineSettings, machine: Machine
-) -> StageCost:
-    inside = [costs[index] for index in cell]
-    following = costs[cell[-1] + 1] if cell[-1] + 1 < len(costs) else None
+    costs: Sequence[LayerCost], sizes: CellBytes, cells: Sequence[range], k: int, pipeline: PipelineSettings,
+    machine: Machine,
+) -> StageCost:  # fmt: skip
+    inside = [costs[index] for index in cells[k]]
     reduced = 0.0
     if pipeline.replicas > 1:  # a ring passes every gradient twice, but for each worker's own share
         share = 2 * (pipeline.replicas - 1) / pipeline.replicas
         reduced = share * 4 * sum(cost.parameters for cost in inside) / machine.reduce_bytes_per_s
+    sent = messages(costs, cells, k)
+    before = messages(costs, cells, k - 1) if k else []
     return StageCost(
         forward_s=sum(cost.forward_s for cost in inside),
         rebuild_s=sum(cost.rebuild_s for cost in inside),
         backward_s=sum(cost.backward_s for cost in inside),
         update_s=sum(cost.update_s for cost in inside) + reduced,
-        sends=following.boundary if following is not None else 0,
-        returns=inside[0].gradient,
-        memory=sizes.stage(cell[0], cell[-1] + 1),
+        sends=sent[0].sends if sent else 0,
+        returns=before[0].returns if before else 0,
+        far=tuple(sent[1:]),
+        memory=sizes.among(cells, k),
     )

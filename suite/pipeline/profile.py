@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from suite.pipeline.allocation import Allocation
-from suite.pipeline.boundary import Boundary, TensorSpec
+from suite.pipeline.batchnorm import noted_bytes
+from suite.pipeline.boundary import Front, TensorSpec
 from suite.pipeline.costs import LayerCost
+from suite.pipeline.fronts import Fronts, standing
 from suite.pipeline.layers import Tensors, structure_of
+from suite.pipeline.skip import Cargo, Routes, Skip, Stash, find_skips, gives_of, takes_of
 from suite.pipeline.stage import Kept, Stage
 
 Update = Callable[[], None]
@@ -65,7 +68,7 @@ def profile(
     """
     typical = _walk(layers, loss, data.typical, device, precision, COPIES, lambda one: one.seconds(make_update, meet))
     largest = _walk(layers, loss, data.largest, device, precision, 1, lambda one: one.bytes(make_update))
-    return [LayerCost(**seconds, **sizes) for seconds, sizes in zip(typical, largest, strict=True)]
+    return [LayerCost(**seconds | sizes) for seconds, sizes in zip(typical, largest, strict=True)]
 
 
 def _walk(
@@ -73,47 +76,70 @@ def _walk(
     copies: int, measure: Callable[[_Measured], dict[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Runs a micro-batch through all layers and measures each that is unlike those before it."""
+    skips, structures = find_skips(layers), [structure_of(layer) for layer in layers]
     targets = tuple(tensor.to(device) for tensor in data.targets)
     tensors = tuple(tensor.to(device) for tensor in data.inputs)
-    known: dict[Hashable, tuple[dict[str, Any], Tensors]] = {}
+    fronts = Fronts(layers).all(Front(tuple(map(TensorSpec.of, tensors))))
+    stash: Stash = {}
+    known: dict[Hashable, tuple[dict[str, Any], Tensors, Tensors]] = {}
     found = []
-    structures = [structure_of(layer) for layer in layers]
-    for index in range(len(layers)):
+
+    def lone(index: int, count: int, loss: nn.Module | None) -> _Measured:
+        cell = range(index, index + count)
+        stage = Stage(layers, cell, loss, device, precision, seed=0)
+        return _Measured(stage, _crossing(skips, cell, fronts), tensors, stash, targets)
+
+    for index, layer in enumerate(layers):
         last = index == len(layers) - 1
-        arriving = tuple(map(TensorSpec.of, tensors))
-        key = (structures[index], arriving, last)
+        taken = tuple(TensorSpec.of(stash[name]) for name in takes_of(layer))
+        key = (structures[index], fronts[index].main, taken, last)
         if key not in known:
-            stage = Stage(layers, range(index, index + 1), loss if last else None, device, precision, seed=0)
-            one = _Measured(stage, tensors, arriving, targets)
-            outputs = one.outputs()
+            one = lone(index, 1, loss if last else None)
+            outputs, given = one.outputs()
             alike = next((at for at in range(index, len(layers)) if structures[at] != structures[index]), len(layers))
             count = min(copies, alike - index, len(layers) - 1 - index)
-            if count > 1 and _shapes(outputs) == _shapes(tensors):  # else the next is not like it, but for its name
-                stage = Stage(layers, range(index, index + count), None, device, precision, seed=0)
-                one = _Measured(stage, tensors, arriving, targets)
-            known[key] = measure(one), outputs
-        numbers, tensors = known[key]
-        found.append(numbers)
+            if count > 1 and _shapes(fronts[index + 1]) == _shapes(fronts[index]):  # else the next is not like it
+                one = lone(index, count, None)
+            known[key] = measure(one), outputs, tuple(given[name] for name in gives_of(layer))
+        numbers, tensors, skipped = known[key]
+        found.append(numbers | standing(fronts, skips, index))
+        for name in takes_of(layer):
+            del stash[name]
+        stash.update(zip(gives_of(layer), skipped, strict=True))
     return found
 
 
-def _shapes(tensors: Tensors) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(tensor.shape, tensor.dtype) for tensor in tensors]
+def _shapes(front: Front) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    return [(spec.shape, spec.dtype) for spec in front.main]
+
+
+def _crossing(skips: Sequence[Skip], cell: range, fronts: Sequence[Front]) -> tuple[Cargo, Cargo | None]:
+    """Returns what enters and leaves a cell when all layers before it are one stage, and all behind it another."""
+    cells = [part for part in (range(cell[0]), cell, range(cell[-1] + 1, len(fronts) - 1)) if part]
+    routes = Routes(skips, cells, cells.index(cell))
+    leaving = routes.leaving(fronts[cell[-1] + 1]) if cell is not cells[-1] else None
+    return routes.arriving(fronts[cell[0]]), leaving
 
 
 class _Measured:
     """One layer as a stage, or several equal ones, with its inputs."""
 
-    def __init__(self, stage: Stage, inputs: Tensors, arriving: Boundary, targets: Tensors) -> None:
-        self._stage, self._arriving, self._targets = stage, arriving, targets
+    def __init__(
+        self, stage: Stage, crossing: tuple[Cargo, Cargo | None], tensors: Tensors, stash: Stash, targets: Tensors
+    ) -> None:
+        self._stage, self._targets = stage, targets
+        self._arriving, self._leaving = crossing
+        inputs = self._arriving.pack(tensors, dict(stash))
         self._inputs = tuple(tensor.detach() for tensor in inputs)
-        self._leaving = None if stage.loss is not None else stage.leaving(arriving)
         stage.train(True)
 
-    def outputs(self) -> Tensors:
-        """Returns what the next layer takes; each tensor says whether it carries a gradient."""
+    def outputs(self) -> tuple[Tensors, Stash]:
+        """Returns what the next layer gets, and skips; each tensor says whether it carries a gradient."""
         outputs, _ = self._graph(Kept(self._inputs))
-        return tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
+        if self._leaving is None:
+            return (), {}
+        free = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
+        return self._leaving.unpack(free)
 
     def seconds(self, make_update: Callable[[nn.Module], Update], meet: Meet) -> dict[str, float]:
         """Returns means over ordinary rounds of forward, rebuild, backward and update."""
@@ -147,15 +173,14 @@ class _Measured:
             update()
         return {
             "parameters": sum(parameter.numel() for parameter in self._stage.layers.parameters()),
-            "boundary": sum(spec.bytes for spec in self._arriving),
-            "gradient": sum(spec.bytes for spec in self._arriving if spec.needs_gradient),
+            "noted": sum(map(noted_bytes, self._stage.layers)),
             "activations": graph.change, "forward_peak": forward.peak, "graph_peak": graph.peak,
             "backward_peak": backward.peak, "update_peak": updating.peak,
         }  # fmt: skip
 
     def _forward(self) -> Any:
         with torch.no_grad():
-            return self._stage.forward(self._inputs, self._targets, 0, 0)
+            return self._stage.forward(self._inputs, self._arriving, self._leaving, self._targets, 0, 0)
 
     def _graph(self, kept: Kept) -> tuple[Tensors, Tensor | None]:
         return self._stage.graph(kept, self._arriving, self._leaving, self._targets, 0, 0)

@@ -10,10 +10,12 @@ The same lists of actions are validated, drawn, played here and walked by the ex
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from suite.errors import SettingError
+from suite.pipeline.crossing import Message
 from suite.pipeline.memory import StageBytes
 from suite.pipeline.schedule import Action
 from suite.pipeline.timeline import Span, Timeline
@@ -43,6 +45,8 @@ class StageCost:
     """Bytes to the next stage."""
     returns: int = 0
     """Bytes of gradients to the stage before."""
+    far: tuple[Message, ...] = ()
+    """Skips to stages beyond the next."""
     memory: StageBytes | None = None
 
     def seconds(self, action: Action, rebuilt: bool) -> float:
@@ -64,10 +68,9 @@ def simulate(schedule: Sequence[Sequence[Action]], stages: Sequence[StageCost], 
     def seconds(stage: int, action: Action) -> float:
         return stages[stage].seconds(action, action.micro_batch in rebuilt[stage])
 
-    def transfer(stage: int, action: Action) -> float:
-        return link.seconds(stages[stage].sends if action.kind == "F" else stages[stage].returns)
-
-    rows = play(schedule, seconds, transfer)
+    lanes = [Lane(k, k + 1, stages[k].sends, stages[k + 1].returns) for k in range(len(stages) - 1)]
+    lanes += [Lane(k, far.to, far.sends, far.returns) for k, stage in enumerate(stages) for far in stage.far]
+    rows = play(schedule, seconds, [lane.timed(link) for lane in lanes])
     end = max((row[-1].end for row in rows if row), default=0.0)
     for row, stage in zip(rows, stages, strict=True):
         if stage.update_s:
@@ -90,37 +93,60 @@ def _check(schedule: Sequence[Sequence[Action]], stages: Sequence[StageCost], li
         raise SettingError(f"a step cannot be played: {'; '.join(faults)}; give finite costs that are not negative")
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A way of messages between two stages: forward activations, back their gradients; bytes, or seconds."""
+
+    giver: int
+    taker: int
+    forward: float
+    back: float
+
+    def timed(self, link: Link) -> Lane:
+        """Returns the lane with the seconds that its bytes take."""
+        return Lane(self.giver, self.taker, link.seconds(int(self.forward)), link.seconds(int(self.back)))
+
+
 def play(
-    schedule: Sequence[Sequence[Action]],
-    seconds: Callable[[int, Action], float],
-    transfer: Callable[[int, Action], float],
+    schedule: Sequence[Sequence[Action]], seconds: Callable[[int, Action], float], lanes: Sequence[Lane]
 ) -> list[list[Span]]:
-    """Returns the spans of each stage; ``seconds(stage, action)`` are its cost, ``transfer`` that of what it sends.
+    """Returns the spans of each stage; ``seconds(stage, action)`` are its cost, ``lanes`` hold those of messages.
 
     Raises SettingError when stages wait for each other for ever.
     """
-    stages = len(schedule)
     rows: list[list[Span]] = [[] for _ in schedule]
-    arrival: dict[tuple[int, Action], float] = {}  # when what an action needs from its neighbour is there
-    free = {"F": [0.0] * stages, "B": [0.0] * stages}  # when the link out of a stage is
-    waiting = list(range(stages))
+    out = {kind: _ways(lanes, kind) for kind in "FB"}
+    awaited = {kind: Counter(to for ways in out[kind].values() for to, _ in ways) for kind in "FB"}
+    arrivals: dict[tuple[int, Action], list[float]] = {}  # when the messages that an action needs are there
+    free: dict[tuple[str, int, int], float] = {}  # when a lane is
+    waiting = list(range(len(schedule)))
     while waiting:
         k = waiting.pop()
         while len(rows[k]) < len(schedule[k]):
             action = schedule[k][len(rows[k])]
-            source = k - 1 if action.kind == "F" else k + 1 if action.kind == "B" else k
-            alone = source == k or not 0 <= source < stages
-            ready = 0.0 if alone else arrival.get((k, action))
-            if ready is None:
+            kind = action.kind
+            there = arrivals.get((k, action), [])
+            if kind != "R" and len(there) < awaited[kind][k]:
                 break
-            start = max(ready, rows[k][-1].end if rows[k] else 0.0)
-            rows[k].append(Span(action.kind, action.micro_batch, start, start + seconds(k, action)))
-            to = k + 1 if action.kind == "F" else k - 1
-            if action.kind != "R" and 0 <= to < stages:
-                sent = max(rows[k][-1].end, free[action.kind][k])
-                arrival[to, action] = free[action.kind][k] = sent + transfer(k, action)
+            start = max([*there, rows[k][-1].end if rows[k] else 0.0])
+            rows[k].append(Span(kind, action.micro_batch, start, start + seconds(k, action)))
+            for to, transfer in out[kind].get(k, ()) if kind != "R" else ():
+                sent = max(rows[k][-1].end, free.get((kind, k, to), 0.0))
+                free[kind, k, to] = sent + transfer
+                arrivals.setdefault((to, action), []).append(sent + transfer)
                 waiting.append(to)
     stuck = [f"stage {k} at {schedule[k][len(row)]}" for k, row in enumerate(rows) if len(row) < len(schedule[k])]
     if stuck:
         raise SettingError(f"the schedule deadlocks: {', '.join(stuck)} wait for each other")
     return rows
+
+
+def _ways(lanes: Sequence[Lane], kind: str) -> dict[int, list[tuple[int, float]]]:
+    """Returns for each stage where its messages of one kind go, and their seconds."""
+    ways: dict[int, list[tuple[int, float]]] = {}
+    for lane in lanes:
+        if kind == "F":
+            ways.setdefault(lane.giver, []).append((lane.taker, lane.forward))
+        else:
+            ways.setdefault(lane.taker, []).append((lane.giver, lane.back))
+    return ways

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from suite.pipeline.boundary import Boundary, TensorSpec, announced
-from suite.pipeline.layers import Tensors, as_tuple, materialise, structure_of
+from suite.pipeline.batchnorm import MovingAverages, by_micro_batch
+from suite.pipeline.boundary import Front, announced
+from suite.pipeline.fronts import Fronts
+from suite.pipeline.layers import Tensors, materialise
 from suite.pipeline.rng import initial_seed, layer_seed, set_seed
-
-_REMEMBERED = 20_000
-"""Boundaries remembered at most: far more than token batches have shapes, and a bound on the memory all the same."""
+from suite.pipeline.skip import Cargo, call
 
 
 @dataclass
@@ -42,14 +42,14 @@ class Stage:
         """
         self.indices, self.device, self.seed = indices, device, seed
         mine = [layers[index] for index in indices]
-        self._meta = mine
         self.layers = nn.ModuleList(
-            materialise(layer, initial_seed(seed, index), device) for index, layer in zip(indices, mine, strict=True)
+            by_micro_batch(materialise(layer, initial_seed(seed, index), device))
+            for index, layer in zip(indices, mine, strict=True)
         )
+        self.averages = MovingAverages(self.layers)
         self.loss = loss.to(device) if loss is not None else None
         self._mixed = precision == "bf16"
-        self._structures = [structure_of(layer) for layer in mine]
-        self._through: dict[tuple[Hashable, Boundary], Boundary] = {}
+        self._fronts = Fronts(mine)
 
     def train(self, mode: bool) -> None:
         """Switches dropout and the like on or off in all layers."""
@@ -57,38 +57,31 @@ class Stage:
         if self.loss is not None:
             self.loss.train(mode)
 
-    def leaving(self, arriving: Boundary) -> Boundary:
-        """Returns the boundary that leaves the cell when ``arriving`` enters it, from a run without data.
+    def leaving(self, front: Front) -> Front:
+        """Returns the front behind the cell when ``front`` is before it."""
+        return self._fronts.behind(front)
 
-        Remembered by layer structure and what arrives: of a stack of equal layers only the first is run.
-        """
-        boundary = arriving
-        for layer, structure in zip(self._meta, self._structures, strict=True):
-            key = (structure, boundary)
-            if len(self._through) > _REMEMBERED:
-                self._through.clear()
-            if key not in self._through:
-                self._through[key] = _run_meta(layer, boundary)
-            boundary = self._through[key]
-        return boundary
-
-    def forward(self, inputs: Tensors, targets: Tensors, step: int, micro_batch: int) -> tuple[Tensors, Tensor | None]:
+    def forward(
+        self, inputs: Tensors, arriving: Cargo, leaving: Cargo | None, targets: Tensors, step: int, micro_batch: int
+    ) -> tuple[Tensors, Tensor | None]:
         """Runs the cell on one micro-batch; ``micro_batch`` counts over the whole mini-batch, for the seeds.
 
-        Returns the cell's outputs, or on the last stage the objective as a 1-tuple and the measure.
+        Returns what leaves the cell, or on the last stage, where ``leaving`` is None, the objective as a 1-tuple and
+        the measure.
         """
-        tensors = inputs
+        tensors, stash = arriving.unpack(inputs)
+        self.averages.begin(micro_batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
             for index, layer in zip(self.indices, self.layers, strict=True):
                 set_seed(layer_seed(self.seed, step, micro_batch, index), self.device)
-                tensors = as_tuple(layer(*tensors))
-            if self.loss is None:
-                return tensors, None
-            objective, measure = self.loss(*tensors, *targets)
-        return (objective,), measure.detach()
+                tensors = call(layer, tensors, stash)
+            if self.loss is not None:
+                objective, measure = self.loss(*tensors, *targets)
+                return (objective,), measure.detach()
+        return tensors if leaving is None else leaving.pack(tensors, stash), None
 
     def graph(
-        self, kept: Kept, arriving: Boundary, leaving: Boundary | None, targets: Tensors, step: int, micro_batch: int
+        self, kept: Kept, arriving: Cargo, leaving: Cargo | None, targets: Tensors, step: int, micro_batch: int
     ) -> tuple[Tensors, Tensor | None]:
         """Runs the cell so that a backward can follow: from leaf inputs, the outputs that carry gradients kept.
 
@@ -96,21 +89,21 @@ class Stage:
         """
         kept.inputs = tuple(
             tensor.detach().requires_grad_() if spec.needs_gradient else tensor
-            for tensor, spec in zip(kept.inputs, arriving, strict=True)
+            for tensor, spec in zip(kept.inputs, arriving.boundary, strict=True)
         )
         with torch.enable_grad():
-            outputs, measure = self.forward(kept.inputs, targets, step, micro_batch)
+            outputs, measure = self.forward(kept.inputs, arriving, leaving, targets, step, micro_batch)
             if leaving is not None:
-                outputs = announced(outputs, leaving)
+                outputs = announced(outputs, leaving.boundary)
         differentiable = (
             outputs
             if leaving is None
-            else tuple(tensor for tensor, spec in zip(outputs, leaving, strict=True) if spec.needs_gradient)
+            else tuple(tensor for tensor, spec in zip(outputs, leaving.boundary, strict=True) if spec.needs_gradient)
         )
         kept.outputs = differentiable
         return outputs, measure
 
-    def backward(self, kept: Kept, gradients: Tensors, arriving: Boundary) -> Tensors:
+    def backward(self, kept: Kept, gradients: Tensors, arriving: Cargo) -> Tensors:
         """Adds this micro-batch's gradients to the parameters'; returns those of the inputs that carry one.
 
         An input that took no part in the result gets zeros: the stage before waits for a gradient all the same.
@@ -121,15 +114,6 @@ class Stage:
             torch.autograd.backward([out for out, _ in live], [grad for _, grad in live])
         return tuple(
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for tensor, spec in zip(kept.inputs, arriving, strict=True)
+            for tensor, spec in zip(kept.inputs, arriving.boundary, strict=True)
             if spec.needs_gradient
         )
-
-
-def _run_meta(layer: nn.Module, arriving: Boundary) -> Boundary:
-    """Runs one layer on tensors without data and returns what leaves it."""
-    tensors = [
-        torch.empty(spec.shape, dtype=spec.dtype, device="meta", requires_grad=spec.needs_gradient) for spec in arriving
-    ]
-    with torch.enable_grad():
-        return tuple(map(TensorSpec.of, as_tuple(layer(*tensors))))

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from suite.errors import StallError
-from suite.pipeline.boundary import Announcement, Boundary, TensorSpec, announced, gradient_specs
+from suite.pipeline.boundary import Announcement, Front, TensorSpec, announced
 from suite.pipeline.layers import Tensors
 from suite.pipeline.microbatch import MiniBatch
 from suite.pipeline.recorder import Mark, Recorder
 from suite.pipeline.schedule import Action, fill_drain, forward_only, validate
+from suite.pipeline.skip import Cargo, Routes
 from suite.pipeline.stage import Kept, Stage
 from suite.pipeline.topology import Place
-from suite.pipeline.transport import Inbox, Transport
+from suite.pipeline.transport import Inboxes, Transport
 from suite.settings import Remat
 
 
@@ -42,13 +43,13 @@ class Flight:
     train: bool
     actions: list[Action]
     rebuilt: frozenset[int]
-    arriving: Sequence[Boundary]
-    leaving: Sequence[Boundary]
+    arriving: Sequence[Cargo]
+    leaving: Sequence[Cargo]
     inputs: Sequence[Tensors] | None = None
     targets: Sequence[Tensors] | None = None
     scale: float = 0.0
-    activations: Inbox | None = None
-    gradients: Inbox | None = None
+    activations: Inboxes | None = None
+    gradients: Inboxes | None = None
     kept: dict[int, Kept] = field(default_factory=dict)
     results: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -58,10 +59,12 @@ class Executor:
     of the summed objective, times R, divided by the mini-batch's weight, so that their mean over replicas is the
     gradient of the mini-batch's mean."""
 
-    def __init__(self, place: Place, stage: Stage, transport: Transport | None, remat: Remat) -> None:
+    def __init__(
+        self, place: Place, stage: Stage, routes: Routes, transport: Transport | None, remat: Remat
+    ) -> None:  # fmt: skip
         """``transport`` is None for a pipeline of one stage."""
         assert (transport is None) == (place.stages == 1)
-        self.place, self.stage, self.transport, self.remat = place, stage, transport, remat
+        self.place, self.stage, self.routes, self.transport, self.remat = place, stage, routes, transport, remat
         self.doing: Action | None = None
         self.recorder: Recorder | None = None
         """Set for the steps of which a trace is wanted."""
@@ -104,24 +107,27 @@ class Executor:
 
     def _begin(self, batch: MiniBatch | None, step: int, train: bool) -> Flight:
         """Learns what arrives, tells the next stage what will leave, and posts the first receives."""
-        place, transport = self.place, self.transport
+        place, transport, routes = self.place, self.transport, self.routes
         assert batch is not None or not (place.first or place.last), "the first and last stage need the mini-batch"
         if place.first:
             assert batch is not None
-            heard = Announcement(tuple(tuple(map(TensorSpec.of, tensors)) for tensors in batch.inputs), batch.offset)
+            fronts = tuple(Front(tuple(map(TensorSpec.of, tensors))) for tensors in batch.inputs)
+            heard = Announcement(fronts, batch.offset)
         else:
             assert transport is not None
-            heard = transport.heed()
-        arriving = heard.boundaries
-        leaving = [] if place.last else [self.stage.leaving(boundary) for boundary in arriving]
+            heard = transport.heed(routes.names)
+        ahead = [] if place.last else [self.stage.leaving(front) for front in heard.fronts]
+        arriving = [routes.arriving(front) for front in heard.fronts]
+        leaving = [routes.leaving(front) for front in ahead]
         actions = self._actions(len(arriving), train)
         rebuilt = frozenset(action.micro_batch for action in actions if action.kind == "R")
         flight = Flight(step, heard.offset, train, actions, rebuilt, arriving, leaving)
         if transport is not None and not place.last:
-            transport.announce(Announcement(tuple(leaving), heard.offset))
+            said = Announcement(tuple(map(routes.ahead, ahead)), heard.offset)
+            transport.announce(said, routes.names)
             if train:
                 order = [a.micro_batch for a in flight.actions if a.kind == "B"]
-                flight.gradients = transport.gradients([(i, gradient_specs(leaving[i])) for i in order], step)
+                flight.gradients = transport.gradients([(i, leaving[i]) for i in order], step)
         if transport is not None and not place.first:
             order = [a.micro_batch for a in flight.actions if a.kind == "F"]
             flight.activations = transport.activations([(i, arriving[i]) for i in order], step)
@@ -164,13 +170,17 @@ class Executor:
         if flight.train and i not in flight.rebuilt:
             outputs, measure = self._graph(flight, i)
         else:
+            leaving, targets = self._leaving(flight, i), self._targets(flight, i)
             with torch.no_grad():
-                outputs, measure = self.stage.forward(inputs, self._targets(flight, i), flight.step, flight.offset + i)
+                outputs, measure = self.stage.forward(
+                    inputs, flight.arriving[i], leaving, targets, flight.step, flight.offset + i
+                )
         self._note(Action("F", i), start)
         if measure is not None:
             flight.results[i] = (outputs[0].detach(), measure)
         elif self.transport is not None:
-            self.transport.send_activations(announced(outputs, flight.leaving[i]), i, flight.step)
+            cargo = flight.leaving[i]
+            self.transport.send_activations(announced(outputs, cargo.boundary), cargo, i, flight.step)
 
     def _rebuild(self, flight: Flight, action: Action) -> None:
         start = self._mark()
@@ -178,8 +188,7 @@ class Executor:
         self._note(action, start)
 
     def _graph(self, flight: Flight, i: int) -> tuple[Tensors, Tensor | None]:
-        leaving = None if self.place.last else flight.leaving[i]
-        targets = self._targets(flight, i)
+        leaving, targets = self._leaving(flight, i), self._targets(flight, i)
         return self.stage.graph(flight.kept[i], flight.arriving[i], leaving, targets, flight.step, flight.offset + i)
 
     def _backward(self, flight: Flight, i: int) -> None:
@@ -193,7 +202,7 @@ class Executor:
         returned = self.stage.backward(kept, gradients, flight.arriving[i])
         self._note(Action("B", i), start)
         if self.transport is not None and not self.place.first:
-            self.transport.send_gradients(returned, i, flight.step)
+            self.transport.send_gradients(returned, flight.arriving[i], i, flight.step)
 
     def _mark(self) -> Mark:
         return self.recorder.mark() if self.recorder is not None else None
@@ -201,6 +210,9 @@ class Executor:
     def _note(self, action: Action, start: Mark) -> None:
         if self.recorder is not None:
             self.recorder.note(action.kind, action.micro_batch, start)
+
+    def _leaving(self, flight: Flight, i: int) -> Cargo | None:
+        return None if self.place.last else flight.leaving[i]
 
     def _targets(self, flight: Flight, i: int) -> Tensors:
         return flight.targets[i] if flight.targets is not None else ()

@@ -1,10 +1,11 @@
-"""Messages between neighbouring stages: announced, tagged, received ahead of need, sent without waiting.
+"""Messages between stages: announced, tagged, received ahead of need, sent without waiting.
 
     stage k      F0 ----a0---> stage k+1       receives are posted WINDOW messages before they are taken,
                  F1 ----a1--->                 so a tensor arrives while the stage computes;
                  B1 <---g1----                 sends are not waited for, but for the oldest of many
 
-Every wait has a deadline. A wait that fails says which message of which stage was missing.
+Neighbours have a lane each way; stages between which a skip goes (``suite.pipeline.skip``) have one too. Every wait has
+a deadline. A wait that fails says which message of which stage was missing.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from suite.errors import NeighbourLostError, StallError
-from suite.pipeline.boundary import Announcement, TensorSpec
+from suite.pipeline.boundary import Announcement, TensorSpec, dense
 from suite.pipeline.layers import Tensors
+from suite.pipeline.skip import Cargo, Routes
 from suite.pipeline.topology import Group, Groups, Place
 
 WINDOW = 2
@@ -29,7 +31,8 @@ WINDOW = 2
 
 OUTSTANDING = 4
 """Messages sent and perhaps not yet taken. A neighbour takes its messages in order and posts ahead, so the oldest of so
-many has as good as always left; waiting for it keeps what was sent from piling up over a mini-batch."""
+many has as good as always left; waiting for it keeps what was sent from piling up over a mini-batch. A stage d stages
+away takes its messages d - 1 micro-batches later, so as many more may be under way to it."""
 
 _TENSORS_A_MESSAGE = 64
 
@@ -62,7 +65,7 @@ def explain(error: RuntimeError, what: str, seconds: float) -> RuntimeError | St
 
 
 class Inbox:
-    """The messages of one direction of one mini-batch, in the order in which they will be taken."""
+    """The messages of one lane of one mini-batch, in the order in which they will be taken."""
 
     def __init__(
         self, source: int, group: Group, messages: Sequence[tuple[int, Sequence[TensorSpec]]],
@@ -82,7 +85,7 @@ class Inbox:
         micro_batch, specs = message
         tensors = tuple(spec.empty(self._device) for spec in specs)
         works = [
-            dist.irecv(tensor, self._source, group=self._group, tag=_tag(self._step, micro_batch, at))
+            dist.irecv(dense(tensor), self._source, group=self._group, tag=_tag(self._step, micro_batch, at))
             for at, tensor in enumerate(tensors)
             if tensor.numel()
         ]
@@ -98,84 +101,132 @@ class Inbox:
         return tensors
 
 
-def warm_up(place: Place, groups: Groups, device: torch.device) -> None:
-    """Has neighbouring stages meet once in each direction's group before anything is posted ahead.
+class Inboxes:
+    """All lanes into a stage in one direction: each micro-batch's tensors come together in their places."""
+
+    def __init__(self, lanes: dict[int, Inbox], places: dict[int, dict[int, tuple[int, ...]]]) -> None:
+        """``places[i]`` are those of micro-batch i by the stage that they come from."""
+        self._lanes, self._places = lanes, places
+
+    def take(self, micro_batch: int) -> Tensors:
+        """Returns one micro-batch's tensors, in the order of their places; waits as ``Inbox.take`` does."""
+        found: dict[int, Tensor] = {}
+        for peer, places in self._places[micro_batch].items():
+            found.update(zip(places, self._lanes[peer].take(micro_batch), strict=True))
+        return tuple(found[at] for at in sorted(found))
+
+
+def warm_up(place: Place, groups: Groups, routes: Routes, device: torch.device) -> None:
+    """Has stages with a lane between them meet once in each direction's group before anything is posted ahead.
 
     NCCL makes the communicator of a pair at its first message and blocks until both are there: a gradient receive
     posted ahead would wait for the first gradient before the first activation could go. gloo needs none of it.
+    Everyone hears all stages before it first, in their order, so nobody waits in a circle.
     """
     if device.type != "cuda":
         return
     token = torch.zeros(1, device=device)
     for group in (groups.activations, groups.gradients):
-        if not place.first:
-            dist.recv(token, place.rank - 1, group=group)
-        if not place.last:
-            dist.send(token, place.rank + 1, group=group)
+        for stage in routes.sources:
+            dist.recv(token, place.rank_of(place.replica, stage), group=group)
+        for stage in routes.destinations:
+            dist.send(token, place.rank_of(place.replica, stage), group=group)
 
 
 class Transport:
-    """One stage's links to the stage before and the stage after it."""
+    """One stage's lanes to other stages."""
 
-    def __init__(self, place: Place, groups: Groups, device: torch.device, deadline: Deadline) -> None:
+    def __init__(self, place: Place, groups: Groups, routes: Routes, device: torch.device, deadline: Deadline) -> None:
         self.place, self.groups, self.device, self.deadline = place, groups, device, deadline
-        self._sent: deque[tuple[list[tuple[dist.Work, Tensor]], str]] = deque()
-        warm_up(place, groups, device)
+        self._sent: dict[int, deque[tuple[list[tuple[dist.Work, Tensor]], str]]] = {}
+        warm_up(place, groups, routes, device)
 
-    def announce(self, announcement: Announcement) -> None:
-        """Tells the next stage what will cross in this mini-batch."""
-        vector = announcement.encode()
+    def announce(self, announcement: Announcement, names: Sequence[str]) -> None:
+        """Tells the next stage what will cross in this mini-batch; ``names`` are the model's skips."""
+        vector = announcement.encode(names)
         tensors = (torch.tensor([vector.numel()]), vector)
-        self._send(tensors, self.place.rank + 1, self.groups.activations, 0, "an announcement")
+        self._send(tensors, self.place.stage + 1, self.groups.activations, 0, "an announcement")
 
-    def heed(self) -> Announcement:
+    def heed(self, names: Sequence[str]) -> Announcement:
         """Returns what the stage before announces. Raises StallError when it does not."""
         what = f"the announcement of stage {self.place.stage - 1}"
         length = torch.zeros(1, dtype=torch.int64)
         self._receive(length, 0, what)
         vector = torch.zeros(int(length), dtype=torch.int64)
         self._receive(vector, 1, what)
-        return Announcement.decode(vector)
+        return Announcement.decode(vector, names)
 
-    def activations(self, messages: Sequence[tuple[int, Sequence[TensorSpec]]], step: int) -> Inbox:
-        """Posts the receives of what the stage before will send forward."""
-        what = f"the activations from stage {self.place.stage - 1}"
-        return Inbox(self.place.rank - 1, self.groups.activations, messages, step, self.device, self.deadline, what)
+    def activations(self, messages: Sequence[tuple[int, Cargo]], step: int) -> Inboxes:
+        """Posts the receives of what other stages will send forward."""
+        lanes = {i: dict(cargo.lanes) for i, cargo in messages}
+        return self._inboxes(messages, lanes, self.groups.activations, step, "the activations")
 
-    def gradients(self, messages: Sequence[tuple[int, Sequence[TensorSpec]]], step: int) -> Inbox:
-        """Posts the receives of what the next stage will send back."""
-        what = f"the gradients from stage {self.place.stage + 1}"
-        return Inbox(self.place.rank + 1, self.groups.gradients, messages, step, self.device, self.deadline, what)
+    def gradients(self, messages: Sequence[tuple[int, Cargo]], step: int) -> Inboxes:
+        """Posts the receives of what other stages will send back."""
+        lanes = {i: dict(cargo.back) for i, cargo in messages}
+        return self._inboxes(messages, lanes, self.groups.gradients, step, "the gradients")
 
-    def send_activations(self, tensors: Sequence[Tensor], micro_batch: int, step: int) -> None:
-        """Sends one micro-batch forward and does not wait for it."""
-        sent = [tensor.detach() for tensor in tensors]
+    def _inboxes(
+        self, messages: Sequence[tuple[int, Cargo]], lanes: dict[int, dict[int, tuple[int, ...]]], group: Group,
+        step: int, what: str,
+    ) -> Inboxes:  # fmt: skip
+        coming: dict[int, list[tuple[int, list[TensorSpec]]]] = {}
+        for i, cargo in messages:
+            for peer, places in lanes[i].items():
+                coming.setdefault(peer, []).append((i, [cargo.boundary[at] for at in places]))
+        return Inboxes(
+            {
+                peer: Inbox(
+                    self._rank(peer), group, specs, step, self.device, self.deadline, f"{what} from stage {peer}"
+                )
+                for peer, specs in coming.items()
+            },
+            lanes,
+        )
+
+    def send_activations(self, tensors: Sequence[Tensor], cargo: Cargo, micro_batch: int, step: int) -> None:
+        """Sends one micro-batch forward, each tensor to its stage, and does not wait for it."""
         what = f"the activations of micro-batch {micro_batch}"
-        self._send(sent, self.place.rank + 1, self.groups.activations, _tag(step, micro_batch, 0), what)
+        for peer, places in cargo.lanes:
+            sent = [tensors[at].detach().contiguous(memory_format=cargo.boundary[at].layout) for at in places]
+            self._send(sent, peer, self.groups.activations, _tag(step, micro_batch, 0), what)
 
-    def send_gradients(self, tensors: Sequence[Tensor], micro_batch: int, step: int) -> None:
-        """Sends one micro-batch's gradients back and does not wait for them."""
+    def send_gradients(self, tensors: Sequence[Tensor], cargo: Cargo, micro_batch: int, step: int) -> None:
+        """Sends one micro-batch's gradients back, in the order of what has one, and does not wait for them."""
         what = f"the gradients of micro-batch {micro_batch}"
-        self._send(tensors, self.place.rank - 1, self.groups.gradients, _tag(step, micro_batch, 0), what)
+        places = sorted(at for _, lane in cargo.back for at in lane)
+        of_place = dict(zip(places, tensors, strict=True))
+        for peer, lane in cargo.back:
+            sent = [of_place[at].contiguous(memory_format=cargo.boundary[at].layout) for at in lane]
+            self._send(sent, peer, self.groups.gradients, _tag(step, micro_batch, 0), what)
 
-    def flush(self, leave: int = 0) -> None:
-        """Waits until all but the last ``leave`` messages sent have left; then their memory is free."""
-        while len(self._sent) > leave:
-            works, what = self._sent.popleft()
+    def flush(self) -> None:
+        """Waits until all that was sent has left; then its memory is free."""
+        for sent in self._sent.values():
+            self._wait_for_oldest(sent, leave=0)
+
+    def _wait_for_oldest(self, sent: deque[tuple[list[tuple[dist.Work, Tensor]], str]], leave: int) -> None:
+        while len(sent) > leave:
+            works, what = sent.popleft()
             for work, _ in works:
                 wait(work, self.deadline, f"{what} to be taken by the stage they were sent to")
 
-    def _send(self, tensors: Sequence[Tensor], rank: int, group: Group, tag: int, what: str) -> None:
+    def _send(self, tensors: Sequence[Tensor], stage: int, group: Group, tag: int, what: str) -> None:
         works = []
         for at, tensor in enumerate(tensors):
             if tensor.numel() == 0:
                 continue
-            tensor = tensor.contiguous()
-            work = dist.isend(tensor, rank, group=group, tag=tag + at)
+            tensor = dense(tensor)
+            work = dist.isend(tensor, self._rank(stage), group=group, tag=tag + at)
             if work is not None:
                 works.append((work, tensor))
-        self._sent.append((works, what))
-        self.flush(leave=OUTSTANDING)
+        distance = abs(stage - self.place.stage)
+        sent = self._sent.setdefault(0 if distance == 1 else stage - self.place.stage, deque())
+        sent.append((works, what))
+        self._wait_for_oldest(sent, leave=OUTSTANDING + distance - 1)
+
+    def _rank(self, stage: int) -> int:
+        return self.place.rank_of(self.place.replica, stage)
 
     def _receive(self, tensor: Tensor, tag: int, what: str) -> None:
         work = dist.irecv(tensor, self.place.rank - 1, group=self.groups.activations, tag=tag)

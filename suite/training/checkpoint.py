@@ -135,9 +135,14 @@ def save(folder: Path, step: int, stage: Stage, optimizer: StageOptimizer, place
     dist.barrier()
 
 
-def load_values(checkpoint: Checkpoint, stage: Stage) -> None:
-    """Fills a stage's parameters and buffers. Raises CheckpointError when they belong to another model."""
+def load_values(checkpoint: Checkpoint, stage: Stage, indices: Sequence[int] | None = None) -> None:
+    """Fills the parameters and buffers of a stage, or of those of its layers.
+
+    Raises CheckpointError when they belong to another model.
+    """
     for index, layer in zip(stage.indices, stage.layers, strict=True):
+        if indices is not None and index not in indices:
+            continue
         stored = _parts(checkpoint, index, "value/")
         own = layer.state_dict()
         if {n: tuple(v.shape) for n, v in stored.items()} != {n: tuple(v.shape) for n, v in own.items()}:

@@ -13,7 +13,7 @@ from suite.errors import NumbersError
 from suite.pipeline.microbatch import MiniBatch
 from suite.pipeline.step import Executor
 from suite.pipeline.transport import Deadline
-from suite.settings import TrainSettings
+from suite.settings import LoopSettings
 from suite.training.optimizer import Outcome, StageOptimizer
 from suite.training.trace import TraceWriter
 from suite.training.trackers import Tracker
@@ -33,10 +33,14 @@ class Worker:
     deadline: Deadline
     batches: Callable[[int], MiniBatch | None]
     save: Callable[[int, int], None]
-    """Called by all workers with (steps done, tokens so far)."""
+    """Called by all workers with (steps done, units so far)."""
     trackers: Sequence[Tracker]
     """Empty on all workers but the one that speaks."""
     trace: TraceWriter | None = None
+    unit: str = "tokens"
+    """What a mini-batch's weight counts."""
+    measure: str = "nll"
+    """What the loss reports beside its objective, for each unit."""
 
 
 @dataclass
@@ -44,11 +48,12 @@ class Progress:
     """Where a run stands; what a resumed run takes up again."""
 
     step: int = 0
-    tokens: int = 0
+    units: int = 0
+    """Tokens, or images."""
     seconds: float = 0.0
 
 
-def train(worker: Worker, settings: TrainSettings, progress: Progress) -> Progress:
+def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progress:
     """Trains from ``progress`` to ``settings.steps``.
 
     Raises NumbersError after more than ``bad_steps_allowed`` steps in a row with non-finite numbers, on all workers in
@@ -69,22 +74,22 @@ def train(worker: Worker, settings: TrainSettings, progress: Progress) -> Progre
         progress.step, progress.seconds = step + 1, progress.seconds + seconds
         bad = 0 if outcome.applied else bad + 1
         if batch is not None:
-            progress.tokens += int(batch.weight)
+            progress.units += int(batch.weight)
             _record(worker, progress, outcome, batch.weight, seconds)
         if bad > settings.bad_steps_allowed:
             layers = ", ".join(map(str, outcome.culprits)) or "none; the loss itself"
             raise NumbersError(
                 f"{bad} steps in a row had non-finite numbers, {settings.bad_steps_allowed} are allowed; stopped at "
                 f"step {step} without an update (layers with non-finite gradients: {layers}). "
-                "Lower optimizer.learning_rate or model.logit_clip and resume"
+                "Lower optimizer.learning_rate and resume"
             )
         if progress.step % settings.checkpoint_every == 0 or progress.step == settings.steps:
-            worker.save(progress.step, progress.tokens)
+            worker.save(progress.step, progress.units)
     return progress
 
 
 def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:
-    """Returns the mean measure per token over mini-batches, for text the NLL in nats; the same on all workers.
+    """Returns the mean measure a unit over mini-batches, as the NLL of a token in nats; the same on all workers.
 
     Every replica walks the same batches; each needs only its own pipeline.
     """
@@ -102,13 +107,13 @@ def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:
 def _record(worker: Worker, progress: Progress, outcome: Outcome, weight: float, seconds: float) -> None:
     values = {
         "loss": outcome.objective / weight,
-        "nll": outcome.measure / weight,
+        worker.measure: outcome.measure / weight,
         "norm": outcome.norm,
         "rate": outcome.rate,
         "applied": float(outcome.applied),
-        "tokens": float(progress.tokens),
+        worker.unit: float(progress.units),
         "seconds": seconds,
-        "tokens_per_second": weight / seconds,
+        f"{worker.unit}_per_second": weight / seconds,
     }
     for tracker in worker.trackers:
         tracker.log(progress.step, values)

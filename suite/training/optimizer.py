@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from suite.errors import CheckpointError
+from suite.pipeline.batchnorm import MovingAverages
 from suite.pipeline.recorder import Recorder
 from suite.pipeline.step import Sums
 from suite.pipeline.ties import Ties
@@ -32,8 +33,13 @@ from suite.training.learning_rate import learning_rate
 
 State = dict[str, Tensor]
 
-_ADAM = {"step", "exp_avg", "exp_avg_sq"}
-_ADAFACTOR = {True: {"step", "row_var", "col_var"}, False: {"step", "variance"}}  # by whether it is a matrix
+_KEPT: dict[str, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "rmsprop": ("square_avg", "momentum_buffer"),
+}
+"""What an optimizer keeps for each value, beside its count of steps; ZeRO shares it out. RMSProp without momentum keeps
+the first alone."""
+_ADAFACTOR = {True: ("row_var", "col_var"), False: ("variance",)}  # by whether it is a matrix
 
 
 @dataclass(frozen=True)
@@ -55,11 +61,16 @@ class StageOptimizer:
     def __init__(
         self, module: nn.Module, named: dict[tuple[int, str], nn.Parameter], layers: int, ties: Ties,
         place: Place, groups: Groups, device: torch.device, settings: OptimizerSettings,
+        averages: MovingAverages | None = None, averages_over_replicas: bool = True,
     ) -> None:  # fmt: skip
-        """``named`` are the stage's parameters by (layer, name), ``layers`` counts the whole model's."""
+        """``named`` are the stage's parameters by (layer, name), ``layers`` counts the whole model's. ``averages`` are
+        those of the stage's norms: they move when, and only when, the parameters do."""
         self._named, self._layers, self._ties = named, layers, ties
         self._place, self._device, self._settings = place, device, settings
-        self._zero = place.replicas > 1 and settings.name == "adamw"
+        self._averages = averages
+        self._averaged_over = groups.replicas if place.replicas > 1 and averages_over_replicas else None
+        self._kept = _kept(settings)
+        self._zero = place.replicas > 1 and bool(self._kept)
         self._step_on_device = settings.name == "adamw"  # the fused kernel wants it there, Adafactor on the host
         self._inner = _make_optimizer(list(named.values()), settings)
         self._engine = _initialize(module, self._inner, place, groups, zero_stage=1 if self._zero else 0)
@@ -81,7 +92,7 @@ class StageOptimizer:
         start = recorder.mark() if recorder is not None else None
         norm = math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else float("nan")
         applied = math.isfinite(norm) and all(map(math.isfinite, totals))
-        rate = learning_rate(step, self._settings.learning_rate, self._settings.warmup_steps)
+        rate = learning_rate(step, self._settings)
         if applied:
             self._clip(reduced, norm)
             for group in self._inner.param_groups:
@@ -90,6 +101,8 @@ class StageOptimizer:
             assert not getattr(self._engine.optimizer, "overflow", False), "DeepSpeed skipped a step that was agreed on"
             if self._place.replicas > 1:
                 self._equalise()
+        if self._averages is not None:
+            self._averages.close(applied, self._averaged_over)
         self._clear()
         if recorder is not None:
             recorder.note("U", -1, start)
@@ -104,9 +117,7 @@ class StageOptimizer:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         flat = self._inner.state[self._inner.param_groups[0]["params"][0]]
-        state = {
-            name: cast(Tensor, safe_get_full_optimizer_state(parameter, name)) for name in ("exp_avg", "exp_avg_sq")
-        }
+        state = {name: cast(Tensor, safe_get_full_optimizer_state(parameter, name)) for name in self._kept}
         return {"step": flat["step"].clone(), **state}
 
     def load_state(self, key: tuple[int, str], state: State) -> None:
@@ -115,7 +126,7 @@ class StageOptimizer:
         Raises CheckpointError when it is another optimizer's.
         """
         parameter = self._named[key]
-        expected = _ADAM if self._settings.name == "adamw" else _ADAFACTOR[parameter.ndim > 1]
+        expected = {"step", *(self._kept or _ADAFACTOR[parameter.ndim > 1])}
         if state.keys() != expected:
             raise CheckpointError(
                 f"the optimizer state of layer {key[0]}, {key[1]} is {sorted(state)}, {self._settings.name} keeps "
@@ -129,7 +140,7 @@ class StageOptimizer:
             return
         from deepspeed.utils import safe_set_full_optimizer_state
 
-        for name in ("exp_avg", "exp_avg_sq"):
+        for name in self._kept:
             safe_set_full_optimizer_state(parameter, state[name].to(self._device), name)
         self._inner.state[self._inner.param_groups[0]["params"][0]]["step"].copy_(state["step"])
 
@@ -204,9 +215,8 @@ class StageOptimizer:
         for group in self._inner.param_groups:
             flat = group["params"][0]
             self._inner.state[flat] = {
-                "step": torch.zeros((), device=flat.device),
-                "exp_avg": torch.zeros_like(flat),
-                "exp_avg_sq": torch.zeros_like(flat),
+                "step": torch.zeros((), device=flat.device if self._step_on_device else "cpu"),
+                **{name: torch.zeros_like(flat) for name in self._kept},
             }
         self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
@@ -228,6 +238,11 @@ def lone_update(module: nn.Module, settings: OptimizerSettings) -> Callable[[], 
     return update
 
 
+def _kept(settings: OptimizerSettings) -> tuple[str, ...]:
+    kept = _KEPT.get(settings.name, ())
+    return kept[:1] if settings.name == "rmsprop" and settings.beta1 == 0 else kept
+
+
 def _square(gradient: Tensor) -> Tensor:
     return torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
 
@@ -236,8 +251,13 @@ def _make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings)
     if settings.name == "adafactor":
         # update clipping d = 1 is part of Adafactor (Shazeer and Stern, 2018) and apart from the norm bound
         return torch.optim.Adafactor(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, d=1.0)
+    if settings.name == "rmsprop":
+        return torch.optim.RMSprop(
+            parameters, lr=settings.learning_rate, alpha=settings.beta2, eps=settings.epsilon,
+            weight_decay=settings.weight_decay, momentum=settings.beta1,
+        )  # fmt: skip
     return torch.optim.AdamW(
-        parameters, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=1e-9,
+        parameters, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon,
         weight_decay=settings.weight_decay, fused=True,
     )  # fmt: skip
 

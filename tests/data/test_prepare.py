@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from suite.data import cache as caching
 from suite.data import prepare as module
-from suite.data.corpora import UnreachableError, fetch_wheels
+from suite.data.corpora import REQUIREMENTS
 from suite.data.manifest import damage
 from suite.data.prepare import folder_of, prepare
 from suite.data.text import TextData
+from suite.data.wheels import UnreachableError, fetch_wheels
 from suite.errors import DataError
 from suite.settings import TextSettings
 
@@ -111,9 +113,9 @@ def test_two_processes_prepare_it_once(tmp_path: Path, settings: TextSettings, d
 
 
 def test_a_held_lock_has_a_deadline(tmp_path: Path, settings: TextSettings, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(caching, "_LOCK_SECONDS", 0.2)
     with (
-        module.filelock.FileLock(folder_of(settings, tmp_path).with_suffix(".lock"), is_singleton=False),
+        caching.filelock.FileLock(folder_of(settings, tmp_path).with_suffix(".lock"), is_singleton=False),
         pytest.raises(DataError, match="another process has been preparing"),
     ):
         prepare(settings, tmp_path, print)
@@ -135,14 +137,14 @@ def test_a_damaged_package_is_named_and_not_used(tmp_path: Path):
     (tmp_path / "django-5.2.19-py3-none-any.whl").write_bytes(b"half of it")
     said: list[str] = []
     with pytest.raises(UnreachableError):
-        fetch_wheels(tmp_path, said.append)
+        fetch_wheels(tmp_path, REQUIREMENTS, "catalogues", said.append)
     assert "django-5.2.19-py3-none-any.whl is not the package its hash names" in said[0]
     assert not list(tmp_path.glob("*.whl"))
 
 
 def test_a_fetch_has_a_deadline(tmp_path: Path):
     with pytest.raises(UnreachableError, match=r"within 0\.01 s"):
-        fetch_wheels(tmp_path, print, seconds=0.01)
+        fetch_wheels(tmp_path, REQUIREMENTS, "catalogues", print, seconds=0.01)
 
 
 def test_an_unknown_corpus_gets_the_nearest_names(tmp_path: Path):

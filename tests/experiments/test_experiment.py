@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from experiments.experiment import Experiment
+from experiments.registry import read_experiment
+from experiments.text_experiment import TranslationExperiment
 from experiments.translation import t12_400m
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape
@@ -35,7 +37,7 @@ def records(draw: st.DrawFn) -> Experiment:
     depth, vocabulary = draw(st.integers(1, 70)), draw(st.integers(300, 10**6))
     stages = draw(st.integers(1, 2 * depth + 3))
     cells = (*(1,) * (stages - 1), 2 * depth + 3 - stages + 1) if draw(st.booleans()) else None
-    return Experiment(
+    return TranslationExperiment(
         name=draw(st.text()),
         scale=draw(st.sampled_from(["paper", "laptop"])),
         model=TransformerShape(
@@ -61,13 +63,13 @@ def records(draw: st.DrawFn) -> Experiment:
 @settings(max_examples=150, deadline=None)
 @given(records())
 def test_its_file_gives_it_back_exactly(record: Experiment) -> None:
-    assert Experiment.from_toml(record.to_toml()) == record
+    assert read_experiment(record.to_toml()) == record
 
 
 def test_none_in_the_file_is_none_even_where_the_default_is_not() -> None:
     assert OptimizerSettings().clip_norm is not None
     record = t12_400m().with_settings("optimizer.clip_norm=none model.logit_clip=none")
-    again = Experiment.from_toml(record.to_toml())
+    again = read_experiment(record.to_toml())
     assert again.optimizer.clip_norm is None
     assert again.model.logit_clip is None
 
@@ -84,20 +86,21 @@ def test_build_gives_layers_without_memory_and_the_loss() -> None:
     ("text", "message"),
     [
         ("name = ", "no TOML"),
-        ('name = "x"', "missing"),
+        ('name = "x"', "task is None in the experiment's file; it must be one of translation, classification"),
+        ('name = "x"\ntask = "translation"', "missing"),
         (t12_400m().to_toml().replace("steps = 100000", 'steps = "many"'), "train.steps takes an integer.*'many'"),
         (t12_400m().to_toml().replace("heads = 16", "haeds = 16"), "unknown field haeds; did you mean heads"),
-        (t12_400m().to_toml() + "speed = 3\n", "tracking.speed is not a setting"),
+        (t12_400m().to_toml() + "speed = 3\n", "text.speed is not a setting"),
         (t12_400m().to_toml().replace("[tracking]", "tracking = 3"), "tracking"),
     ],
 )
 def test_a_damaged_file_is_refused_by_its_fault(text: str, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        Experiment.from_toml(text)
+        read_experiment(text)
 
 
 def changed(**sections: Any) -> Experiment:
-    return Experiment(**{**dict(t12_400m()), **sections})
+    return TranslationExperiment(**{**dict(t12_400m()), **sections})
 
 
 def test_wrong_types_and_names_are_refused_in_code_too() -> None:
@@ -147,7 +150,7 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("train.steps=0", "train.steps takes an integer; it was given '0'.* greater than or equal to 1"),
         ("train.steps=1.5", "train.steps takes an integer; it was given '1.5'"),
         ("optimizer.learning_rate=fast", "optimizer.learning_rate takes a number"),
-        ("optimizer.name=sgd", "optimizer.name takes one of adamw, adafactor; it was given 'sgd'"),
+        ("optimizer.name=sgd", "optimizer.name takes one of adamw, adafactor, rmsprop; it was given 'sgd'"),
         ("optimizer.clip_norm=x", "optimizer.clip_norm takes a number, or none"),
         ("pipeline.cells=a,b", "pipeline.cells takes integers joined by commas, such as 10,12, or none"),
         ("model.heads=none", "model.heads takes an integer; it was given 'none'"),

@@ -40,7 +40,7 @@ def test_a_stage_a_device_but_never_more_than_layers(devices: int, stages: int) 
     assert found is not None
     assert found.name == "transformer_3"
     assert (found.pipeline.stages, found.pipeline.micro_batches, found.pipeline.replicas) == (stages, 32, 1)
-    assert (found.examples, found.batch_tokens) == (32, 32 * 1024)
+    assert (found.examples, found.batch) == (32, 32 * 1024)
 
 
 LARGEST = """

@@ -13,7 +13,8 @@ from experiments.cluster import GIB, Cluster, parse_cluster
 from experiments.language import LanguageModel
 from experiments.planning import Planned, Price, adapted, estimated_price, make
 from experiments.registry import find, resolve
-from experiments.workload import Measurable, Translation
+from experiments.text_workload import Translation
+from experiments.workload import Measurable
 from models.language_model import LanguageModelShape
 from suite.errors import PlanError
 from suite.pipeline.layers import count_parameters
@@ -178,7 +179,7 @@ def test_fewer_replicas_keep_the_mini_batch(
     work = work.with_pipeline(PipelineSettings(stages=2, replicas=replicas, micro_batches=micro_batches))
     changed, (note,) = adapted(work, Cluster(devices, GIB, "gpu"))
     assert (changed.pipeline.replicas, changed.pipeline.micro_batches) == expected
-    assert (changed.pipeline.stages, changed.batch_tokens) == (2, 4096)
+    assert (changed.pipeline.stages, changed.batch) == (2, 4096)
     assert f"R 8 -> {expected[0]} and M 3 -> {expected[1]}" in note
 
 

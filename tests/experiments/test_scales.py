@@ -17,9 +17,9 @@ FARM = Cluster(devices=128, bytes_per_device=16 * GIB, kind="gpu")
 NAMES = ["t12_400m", "t24_1_3b_wide", "t48_1_3b_deep", "t64_3b", "t128_6b"]
 
 
-def test_the_five_runs_of_section_5_are_there() -> None:
-    assert list(experiments()) == NAMES
-    assert all(find(name).name == name for name in NAMES)
+def test_the_five_runs_of_section_5_are_there_and_two_on_images() -> None:
+    assert list(experiments()) == [*NAMES, "amoebanet_fashion", "amoebanet_imagenet"]
+    assert all(find(name).name == name for name in experiments())
 
 
 # L, H, A, K as printed in section 5; for 400M no K is printed.

@@ -11,7 +11,7 @@ import torch
 from experiments.cluster import Cluster
 from experiments.language import LanguageModel
 from experiments.registry import find, resolve
-from experiments.workload import FIRST_WORD, Translation, random_ids
+from experiments.text_workload import FIRST_WORD, Translation, random_ids
 from models.language_model import LanguageModelShape
 from suite.data.batching import TranslationBatches
 from suite.data.prepare import folder_of, prepare
@@ -122,10 +122,10 @@ def test_a_language_model_is_sampled_by_full_sequences() -> None:
 
 def test_less_of_a_mini_batch_and_the_setting_that_makes_it_so() -> None:
     model, setting = language().with_share(0.25)
-    assert (model.examples, model.batch_tokens, setting) == (8, 8 * 12, "batch.sequences=8")
+    assert (model.examples, model.batch, setting) == (8, 8 * 12, "batch.sequences=8")
     assert language().with_settings(setting) == model
     work, setting = translation().with_share(0.5)
-    assert (work.batch_tokens, setting) == (300, "train.batch_tokens=300")
+    assert (work.batch, setting) == (300, "train.batch_tokens=300")
     assert Translation(translation().experiment.with_settings(setting)) == work
 
 

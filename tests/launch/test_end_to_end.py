@@ -64,7 +64,7 @@ def test_a_run_through_ray_leaves_a_whole_record(through_ray):
     run = only_run(folder)
     record = json.loads((run / "record.json").read_text())
     assert record | {
-        "name": "t24_1_3b_wide", "scale": "laptop", "corpus": "django", "K": 2, "R": 1, "M": 3, "layers": 7, "steps": 6,
+        "name": "t24_1_3b_wide", "scale": "laptop", "data": "django", "K": 2, "R": 1, "M": 3, "layers": 7, "steps": 6,
     } == record  # fmt: skip
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]

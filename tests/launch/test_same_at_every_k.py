@@ -13,8 +13,8 @@ from launch import spawn
 from launch.runs import RunFolder
 from launch.worker import Job
 from suite.data.prepare import folder_of, prepare
-from suite.pipeline.layers import cost_of
 from suite.pipeline.partition import partition
+from tests.pipeline.build import parameters_of
 
 BASE = (
     "text.corpus=django text.vocabulary=1200 text.max_tokens=32 model.layers=2 model.dropout=0.1 train.steps=20 "
@@ -47,10 +47,10 @@ def trained(tmp_path_factory):
 
 
 def cells_of(experiment):
-    """Returns the cells by hand or a cut by the layers' cost hints; a run takes its own from measured costs."""
+    """Returns the cells by hand or a cut by parameters; a run takes its own from measured costs."""
     layers, _ = experiment.build()
     pipeline = experiment.pipeline
-    return tuple(pipeline.cells or partition([cost_of(layer) for layer in layers], pipeline.stages))
+    return tuple(pipeline.cells or partition([parameters_of(layer) for layer in layers], pipeline.stages))
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from suite.pipeline.layers import as_tuple, cost_of, materialise, ties_of
+from suite.pipeline.layers import materialise, ties_of
 from suite.pipeline.microbatch import MiniBatch, split
 from suite.pipeline.partition import cell_ranges, partition
 from suite.pipeline.rng import initial_seed, layer_seed, set_seed
+from suite.pipeline.skip import Routes, call, find_skips
 from suite.pipeline.stage import Stage
 from suite.pipeline.step import Executor
 from suite.pipeline.ties import Ties, find_ties
@@ -22,12 +23,18 @@ def join(rank: int, world: int, rendezvous: str, threads: int = 1) -> None:
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world)
 
 
+def parameters_of(layer: nn.Module) -> float:
+    """A weight for the partition, any will do."""
+    return float(sum(p.numel() for p in layer.parameters()) or 1)
+
+
 def build(place: Place, layers: list[nn.Module], loss: nn.Module, remat: str, seed: int = 7, deadline: float = 60.0):
     """Returns (executor, ties) of this worker, weights equalised."""
     groups = make_groups(place, deadline)
-    cells = cell_ranges(partition([cost_of(layer) for layer in layers], place.stages), len(layers))
+    cells = cell_ranges(partition([parameters_of(layer) for layer in layers], place.stages), len(layers))
     stage = Stage(layers, cells[place.stage], loss if place.last else None, CPU, "fp32", seed)
-    transport = Transport(place, groups, CPU, Deadline(deadline)) if place.stages > 1 else None
+    routes = Routes(find_skips(layers), cells, place.stage)
+    transport = Transport(place, groups, routes, CPU, Deadline(deadline)) if place.stages > 1 else None
     named = {
         (index, name): parameter
         for index, layer in zip(stage.indices, stage.layers, strict=True)
@@ -35,7 +42,7 @@ def build(place: Place, layers: list[nn.Module], loss: nn.Module, remat: str, se
     }
     ties = Ties(find_ties(layers, cells), place, named, deadline)
     ties.equalise()
-    return Executor(place, stage, transport, remat), ties, named, groups
+    return Executor(place, stage, routes, transport, remat), ties, named, groups
 
 
 def mini_batch(tensors, labels, micro_batches, replica=0, replicas=1, total=None) -> MiniBatch:
@@ -46,11 +53,8 @@ def mini_batch(tensors, labels, micro_batches, replica=0, replicas=1, total=None
     return MiniBatch(inputs[mine], targets[mine], float((labels != 0).sum()), replica * micro_batches)
 
 
-def unpartitioned(layers: list[nn.Module], loss: nn.Module, batch: MiniBatch, step: int, seed: int = 7):
-    """The same model as one module with truly shared parameters, differentiated as a whole by autograd.
-
-    Returns (objective, {(layer, name): gradient}) for owned parameters.
-    """
+def whole(layers: list[nn.Module], seed: int = 7) -> list[nn.Module]:
+    """Returns the model's layers as they begin, tied parameters truly shared."""
     made = [materialise(layer, initial_seed(seed, index), CPU) for index, layer in enumerate(layers)]
     owners: dict[str, nn.Parameter] = {}
     for layer in made:
@@ -60,13 +64,27 @@ def unpartitioned(layers: list[nn.Module], loss: nn.Module, batch: MiniBatch, st
             if tie in owners:
                 setattr(holder, attribute, owners[tie])
             owners.setdefault(tie, getattr(holder, attribute))
+    return made
+
+
+def run(made: list[nn.Module], inputs, step: int, micro_batch: int, seed: int = 7):
+    """Passes one micro-batch through all layers."""
+    tensors, stash = inputs, {}
+    for index, layer in enumerate(made):
+        set_seed(layer_seed(seed, step, micro_batch, index), CPU)
+        tensors = call(layer, tensors, stash)
+    return tensors
+
+
+def unpartitioned(layers: list[nn.Module], loss: nn.Module, batch: MiniBatch, step: int, seed: int = 7):
+    """The same model as one module with truly shared parameters, differentiated as a whole by autograd.
+
+    Returns (objective, {(layer, name): gradient}) for owned parameters.
+    """
+    made = whole(layers, seed)
     total = torch.zeros((), dtype=next(made[-1].parameters()).dtype)
     for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
-        tensors = inputs
-        for index, layer in enumerate(made):
-            set_seed(layer_seed(seed, step, batch.offset + i, index), CPU)
-            tensors = as_tuple(layer(*tensors))
-        total = total + loss(*tensors, *targets)[0]
+        total = total + loss(*run(made, inputs, step, batch.offset + i, seed), *targets)[0]
     (total / batch.weight).backward()
     gradients = {
         (index, name): torch.zeros_like(p) if p.grad is None else p.grad

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from suite.errors import SettingError
-from suite.pipeline.costs import LayerCost, check_costs
+from suite.pipeline.costs import LayerCost, Taken, check_costs
 
 GOOD = LayerCost(
     forward_s=1.0, rebuild_s=1.5, backward_s=2.0, update_s=0.5, parameters=3, boundary=4, gradient=4, activations=5,
@@ -38,8 +38,22 @@ def test_all_faults_are_told_in_one_sentence():
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("name", list(LayerCost.__dataclass_fields__))
+@pytest.mark.parametrize("name", [name for name in LayerCost.__dataclass_fields__ if name != "takes"])
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf])
 def test_each_number_is_checked(name, value):
     with pytest.raises(SettingError, match=f"layer 1 has {name} = {value}; measure"):
         check_costs([GOOD, replace(GOOD, **{name: value})], 2)
+
+
+@pytest.mark.parametrize(
+    ("taken", "fault"),
+    [
+        (Taken(1, -5, 0, False), "layer 1 has takes 0, bytes = -5"),
+        (Taken(2, 5, 5, False), "layer 1 takes skips that were given 2 layers before it"),
+        (Taken(0, 5, 5, False), "layer 1 takes skips that were given 0 layers before it"),
+    ],
+)
+def test_skips_are_checked_too(taken, fault):
+    with pytest.raises(SettingError, match=fault):
+        check_costs([GOOD, replace(GOOD, takes=(taken,))], 2)
+    check_costs([GOOD, replace(GOOD, takes=(Taken(1, 5, 5, True),))], 2)

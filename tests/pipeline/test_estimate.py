@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models import convolutional, transformer
-from models.loss import TranslationLoss
+from models.loss import ClassificationLoss, TranslationLoss
 from models.sleeping import SquareLoss
 from suite.errors import SettingError
 from suite.pipeline import profile as profiling
@@ -151,7 +151,7 @@ def test_the_operations_of_an_encoder_layer():
 def test_the_operations_of_a_convolution():
     """3 x 3 of 4 channels for each of 6 outputs at 8 x 8 places, all rows."""
     images = MicroBatch((torch.zeros(2, 3, 8, 8),), (torch.zeros(2, dtype=torch.int64),))
-    stem = estimated(lambda: convolutional.layers(6, 1, 10), convolutional.ClassLoss(), images)[0]
+    stem = estimated(lambda: convolutional.layers(6, 1, 10), ClassificationLoss(0.0), images)[0]
     assert stem.forward_s == 2 * (3 * 3 * 3) * 6 * (2 * 8 * 8)
 
 
@@ -175,7 +175,7 @@ def test_bytes_of_transformer_layers_are_those_measured(optimizer, monkeypatch):
 
 def test_bytes_of_convolutions_are_those_measured_but_for_the_kernels_own(monkeypatch):
     images = MicroBatch((torch.randn(4, 3, 16, 16),), (torch.zeros(4, dtype=torch.int64),))
-    args = (lambda: convolutional.layers(8, 2, 10), convolutional.ClassLoss(), images)
+    args = (lambda: convolutional.layers(8, 2, 10), ClassificationLoss(0.0), images)
     for found, real in zip(estimated(*args), measured(*args, monkeypatch), strict=True):
         alive = ("parameters", "boundary", "gradient", "activations")
         assert sizes(found, alive) == sizes(real, alive)
@@ -201,8 +201,8 @@ def test_equal_layers_are_estimated_once():
         Product.runs = 0
         costs = estimated(lambda: [*(Product(4, 4) for _ in range(layers)), Through()], SquareLoss(), rows(2, 4))
         # the first takes inputs without a gradient, so it is not like the others
-        assert all(cost is costs[1] for cost in costs[1:-1])
-        assert costs[0] is not costs[1]
+        assert all(cost == costs[1] for cost in costs[1:-1])
+        assert costs[0] != costs[1]
         return Product.runs
 
     assert runs(3) == runs(40) > 0

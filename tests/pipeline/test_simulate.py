@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
+from suite.pipeline.crossing import Message
 from suite.pipeline.schedule import Action, fill_drain, forward_only, rebuilt, validate
-from suite.pipeline.simulate import Link, StageCost, play, simulate
+from suite.pipeline.simulate import Lane, Link, StageCost, play, simulate
 
 unhurried = settings(deadline=None)
 REMATS = ["always", "except_last", "never"]
@@ -223,7 +224,7 @@ def test_more_costs_never_shorten_a_step(step, data):
 def test_played_in_units_it_is_the_picture_of_the_validator(stages, micro_batches, remat):
     """Actions of a unit each and messages that take no time: the same start times as ``validate`` finds."""
     schedule = fill_drain(stages, micro_batches, remat)
-    rows = play(schedule, lambda stage, action: 1.0, lambda stage, action: 0.0)
+    rows = play(schedule, lambda stage, action: 1.0, [Lane(k, k + 1, 0.0, 0.0) for k in range(stages - 1)])
     picture = validate(schedule, micro_batches)
     for row, drawn_row in zip(rows, picture, strict=True):
         assert {str(span): span.start for span in row} == {
@@ -235,3 +236,22 @@ def test_a_deadlock_names_the_stages_that_wait_and_where():
     schedule = parse(["F0 B0 F1 B1", "F0 F1 B0 B1", "F0 F1 B0 B1"])
     with pytest.raises(SettingError, match="deadlocks: stage 0 at B0, stage 1 at F1, stage 2 at F1 wait"):
         simulate(schedule, [EQUAL] * 3)
+
+
+def test_a_skip_to_a_far_stage_holds_up_its_forward_and_its_gradient_the_givers_backward():
+    """Three stages, one micro-batch; the near messages take nothing, the far one 5 forward and 7 back."""
+    costs = [StageCost(1, 1, 2, far=(Message(2, 50, 70),)), StageCost(1, 1, 2), StageCost(1, 1, 2)]
+    timeline = simulate(fill_drain(3, 1, "never"), costs, Link(0.0, 10.0))
+    spans = [{str(span): (span.start, span.end) for span in row} for row in timeline.rows]
+    assert spans[1]["F0"] == (1, 2)
+    assert spans[2]["F0"] == (6, 7)  # stage 0 was done at 1, the skip was there at 6
+    assert spans[2]["B0"] == (7, 9)
+    assert spans[1]["B0"] == (9, 11)
+    assert spans[0]["B0"] == (16, 18)  # the near gradient is there at 11, the skip's at 16
+
+
+def test_messages_of_a_far_lane_leave_one_after_the_other():
+    costs = [StageCost(1, 1, 1, far=(Message(2, 30, 0),)), StageCost(1, 1, 1), StageCost(1, 1, 1)]
+    timeline = simulate(fill_drain(3, 3, "never"), costs, Link(0.0, 10.0))
+    starts = [span.start for span in timeline.rows[2] if span.kind == "F"]
+    assert starts == [4, 7, 10]

@@ -27,10 +27,9 @@ class Enter(nn.Module):
 class Block(nn.Module):
     """Mixes, drops, and hands ids and mask on."""
 
-    def __init__(self, cost: float = 1.0):
+    def __init__(self):
         super().__init__()
         self.mix = nn.Linear(WIDTH, WIDTH)
-        self.cost = cost
 
     def reset_parameters(self):
         self.mix.reset_parameters()

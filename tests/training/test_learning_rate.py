@@ -1,15 +1,38 @@
-"""The inverse-square-root schedule."""
+"""The rate of each step, under each way of falling."""
 
 import pytest
 
+from suite.settings import OptimizerSettings
 from suite.training.learning_rate import learning_rate
 
 
+def rates(steps, **settings):
+    chosen = OptimizerSettings(learning_rate=0.4, warmup_steps=10, **settings)
+    return [learning_rate(step, chosen) for step in range(steps)]
+
+
 def test_rises_to_the_peak_and_falls_with_the_root():
-    rates = [learning_rate(step, 0.4, 10) for step in range(160)]
-    assert rates[0] == pytest.approx(0.04)
-    assert max(rates) == rates[9] == 0.4
-    assert rates[39] == pytest.approx(0.2)  # four times the warm-up: half the peak
-    assert rates[159] == pytest.approx(0.1)
-    assert rates[:10] == sorted(rates[:10])
-    assert rates[9:] == sorted(rates[9:], reverse=True)
+    found = rates(160)
+    assert found[0] == pytest.approx(0.04)
+    assert max(found) == found[9] == 0.4
+    assert found[39] == pytest.approx(0.2)  # four times the warm-up: half the peak
+    assert found[159] == pytest.approx(0.1)
+    assert found[:10] == sorted(found[:10])
+    assert found[9:] == sorted(found[9:], reverse=True)
+
+
+def test_falls_by_a_factor_every_so_many_steps():
+    found = rates(60, decay="exponential", decay_steps=20, decay_factor=0.25)
+    assert found[9] == 0.4
+    assert found[19] == pytest.approx(0.2)  # half of twenty steps: the root of the factor
+    assert found[29] == pytest.approx(0.1)
+    assert found[49] == pytest.approx(0.025)
+
+
+def test_falls_as_half_a_cosine_and_stays_at_nothing():
+    found = rates(70, decay="cosine", decay_steps=40)
+    assert found[9] == 0.4
+    assert found[29] == pytest.approx(0.2)
+    assert found[19] == pytest.approx(0.4 * 0.8535533906)
+    assert found[49] == pytest.approx(0, abs=1e-12)
+    assert found[60] == pytest.approx(0, abs=1e-12)

@@ -54,7 +54,7 @@ def test_a_replica_without_micro_batches_changes_nothing(alone):
     assert_same(alone, trained(2, replicas=3), tolerance=1e-6)  # 4 micro-batches: 2, 2 and none
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "rmsprop"])
 def test_tied_copies_stay_equal_over_three_replicas(optimizer):
     losses, weights = trained(1, replicas=3, until=40, total=6, optimizer=optimizer)
     assert len(losses) == 40
@@ -106,6 +106,17 @@ def test_a_sharded_checkpoint_resumes_unsharded(whole, tmp_path):
     trained(1, replicas=2, until=20, folder=str(tmp_path))
     losses, weights = trained(2, until=40, folder=str(tmp_path), resume=True)
     assert_same((whole[0][20:], whole[1]), (losses, weights), tolerance=1e-6)
+
+
+def test_rmsprop_with_replicas_trains_alike_and_is_resumed_without(tmp_path):
+    """Its momentum draws rounding out tenfold, so few steps are compared with those of other replicas."""
+    assert_same(trained(2, until=5, optimizer="rmsprop"), trained(1, 2, until=5, optimizer="rmsprop"), tolerance=1e-6)
+    losses, weights = trained(1, replicas=2, until=22, optimizer="rmsprop")
+    trained(1, replicas=2, until=20, folder=str(tmp_path / "20"), optimizer="rmsprop")
+    for stages, replicas in ((2, 1), (1, 2)):
+        own = shutil.copytree(tmp_path / "20", tmp_path / f"{stages}{replicas}")
+        resumed = trained(stages, replicas, until=22, folder=str(own), resume=True, optimizer="rmsprop")
+        assert_same((losses[20:], weights), resumed, tolerance=1e-6)
 
 
 def test_adafactor_is_bit_equal_over_k_and_trains_alike_with_replicas():

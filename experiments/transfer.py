@@ -1,0 +1,136 @@
+"""Table 4's shape on the sets at hand: train on one, give the network a new softmax, go on with others.
+
+    fashion --600 steps--> weights of all layers but the last --+--> mnist   five seeds, pretrained and from scratch
+                                                                +--> digits  five seeds, pretrained and from scratch
+
+A run differs from its baseline in ``train.start_from`` alone, and from its sisters in the seed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.image_experiment import ImageExperiment
+from experiments.images import amoebanet_fashion
+from experiments.paper import printed
+from experiments.table import Table, Value
+from suite.settings import ImageSettings, ImageTrainSettings, OptimizerSettings
+
+NAME = "transfer"
+"""Of the sweep, and of the folder below which its runs lie."""
+
+SETS = ("mnist", "digits")
+SEEDS = range(5)
+PRETRAINING = "fashion"
+STARTS = ("pretrained", "scratch")
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of the sweep: the folder that it has below the sweep's, and what it is."""
+
+    id: str
+    experiment: ImageExperiment
+
+
+def transfer_runs(folder: Path) -> Iterator[SweepRun]:
+    """Yields all runs below a folder, the one that the others begin with first."""
+    yield SweepRun(PRETRAINING, amoebanet_fashion().model_copy(update={"name": NAME}))
+    for source in SETS:
+        for start in STARTS:
+            begin = str(folder / PRETRAINING) if start == "pretrained" else None
+            for seed in SEEDS:
+                yield SweepRun(run_id(source, start, seed), fine_tuning(source, seed, begin))
+
+
+def run_id(source: str, start: str, seed: int) -> str:
+    """Returns the name of one run's folder."""
+    return f"{source}-{start}-{seed}"
+
+
+def fine_tuning(source: str, seed: int, start_from: str | None) -> ImageExperiment:
+    """Returns a short run on a small set of digits: no flips, which would make other digits of some."""
+    base = amoebanet_fashion()
+    steps = 40
+    return base.model_copy(
+        update={
+            "name": NAME,
+            "images": ImageSettings(source=source, size=base.images.size, fit="resize", crop="shift", cutout=8),
+            "model": replace(base.model, classes=10),
+            "optimizer": OptimizerSettings(
+                learning_rate=3e-3, warmup_steps=10, decay="cosine", decay_steps=steps - 10, beta2=0.99
+            ),
+            "train": ImageTrainSettings(
+                steps=steps, batch_images=base.train.batch_images, checkpoint_every=steps, seed=seed,
+                start_from=start_from,
+            ),
+        }
+    )  # fmt: skip
+
+
+def transfer_table(runs: Path) -> Table:
+    """Returns Table 4: what the sweep's finished runs reached, and the paper's rows below."""
+    rows: list[list[Value]] = [_row(runs / NAME, source) for source in SETS]
+    numbers = printed("table4")
+    rows += [
+        [name, train, test, classes, None, None, None, None, None, None, accuracy, previous]
+        for name, train, test, classes, accuracy, previous in numbers["rows"]
+    ]
+    headings = (
+        "set", "train", "test", "classes", "runs", "fine-tuned % (measured)", "deviation", "from scratch % (measured)",
+        "deviation", "gain", "accuracy % (paper)", "best before % (paper)",
+    )  # fmt: skip
+    return Table(
+        "table-4", "Table 4: what pretraining is worth", headings, rows, [*_notes(runs / NAME), numbers["note"]]
+    )
+
+
+def _row(folder: Path, source: str) -> list[Value]:
+    found = {start: _accuracies(folder, source, start) for start in STARTS}
+    means = {start: statistics.fmean(values) if values else None for start, values in found.items()}
+    spreads = {start: statistics.stdev(values) if len(values) > 1 else None for start, values in found.items()}
+    tuned, scratch = (means[start] for start in STARTS)
+    counts = _counts(folder, source)
+    return [
+        source, counts.get("train"), counts.get("test"), 10, " and ".join(str(len(found[start])) for start in STARTS),
+        tuned, spreads[STARTS[0]], scratch, spreads[STARTS[1]],
+        tuned - scratch if tuned is not None and scratch is not None else None, None, None,
+    ]  # fmt: skip
+
+
+def _accuracies(folder: Path, source: str, start: str) -> list[float]:
+    """Returns the test accuracies of the finished runs, in per cent."""
+    records = (_record(folder / run_id(source, start, seed)) for seed in SEEDS)
+    return [100 * float(record["valid_accuracy"]) for record in records if record]
+
+
+def _counts(folder: Path, source: str) -> dict[str, int]:
+    record = next((r for s in STARTS for seed in SEEDS if (r := _record(folder / run_id(source, s, seed)))), {})
+    counts: dict[str, int] = record.get("counts", {})
+    return counts
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads((folder / "record.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return record
+
+
+def _notes(folder: Path) -> list[str]:
+    pretrained = _record(folder / PRETRAINING)
+    if not pretrained:
+        return ["No run of the sweep is finished yet: make sweep NAME=transfer."]
+    one = fine_tuning(SETS[0], 0, None)
+    return [
+        f"AmoebaNet-D({one.model.layers}, {one.model.filters}) over {one.pipeline.stages} stages. Pretrained on "
+        f"Fashion-MNIST for {pretrained['steps']} steps ({100 * pretrained['valid_accuracy']:.1f}% there); then "
+        f"{one.train.steps} steps of {one.train.batch_images} images, the softmax new, shifted crops and cutout. From "
+        "scratch is the same without the first part. Means and standard deviations over seeds.",
+    ]

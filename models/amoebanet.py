@@ -1,0 +1,304 @@
+"""AmoebaNet-D (L, D), the image model of the paper's Tables 1 to 3, as a list of layers.
+
+    stem | reduction reduction | L/3 normal | reduction | L/3 normal | reduction | L/3 normal | classifier
+           D/2        D          D            2D          2D           4D          4D             filters a state
+
+A layer is a cell of the network (Real et al., 2018). It takes the outputs of the two layers before it: the last one
+comes as its input, the one before as a skip, by name (``takes``, ``gives``), whatever lies between them.
+
+    states 0, 1: those two, brought to the cell's width and size
+    states 2..6: each the sum of two operations on earlier states (``NORMAL``, ``REDUCTION``)
+    output:      some of the states side by side (``NORMAL_OUTPUT``, ``REDUCTION_OUTPUT``)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class AmoebaNetShape:
+    """The numbers that define one AmoebaNet-D.
+
+    ``layers`` (L) counts the normal cells, in three equal groups; ``filters`` (D) those of the first group. ``stem``
+    for photographs divides height and width by 8 before the first group, ``small`` leaves them as they are.
+    ``norm_decay`` is that of BatchNorm's moving averages.
+
+    Raises ValueError, naming the field, for a number no model can have.
+    """
+
+    layers: int
+    filters: int
+    classes: int = 1000
+    channels: int = 3
+    stem: str = "photographs"
+    label_smoothing: float = 0.1
+    norm_decay: float = 0.9997
+
+    def __post_init__(self) -> None:
+        if self.layers < 3 or self.layers % 3:
+            raise ValueError(f"layers must be three equal groups: 3, 6, 9, ..., not {self.layers}")
+        least = 8 if self.stem == "photographs" else 4
+        if self.filters < least or self.filters % 4:
+            raise ValueError(f"filters must be a multiple of 4, and {least} at least, not {self.filters}")
+        for name, fewest in (("classes", 2), ("channels", 1)):
+            if getattr(self, name) < fewest:
+                raise ValueError(f"{name} must be at least {fewest}, not {getattr(self, name)}")
+        if self.stem not in ("photographs", "small"):
+            raise ValueError(f"stem must be photographs or small, not {self.stem}")
+        for name in ("label_smoothing", "norm_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+
+    @property
+    def list_length(self) -> int:
+        """Length of the layer list: stem, cells, classifier."""
+        return self.layers + 4 + (2 if self.stem == "photographs" else 0)
+
+    def last_size(self, size: int) -> int:
+        """Returns the height and width of what the classifier gets for images of ``size``: halved, and rounded up."""
+        for _ in range(5 if self.stem == "photographs" else 2):
+            size = -(-size // 2)
+        return size
+
+
+def layers(shape: AmoebaNetShape) -> list[nn.Module]:
+    """Returns the layers of AmoebaNet-D (L, D)."""
+    photographs = shape.stem == "photographs"
+    third = shape.layers // 3
+    # (reduces?, filters a state) of each cell
+    plan = [(True, shape.filters // 2), (True, shape.filters)] if photographs else []
+    plan += [(False, shape.filters)] * third
+    for doubled in (2, 4):
+        plan += [(True, shape.filters * doubled)] + [(False, shape.filters * doubled)] * third
+    width = shape.filters // 4 if photographs else shape.filters
+    decay = shape.norm_decay
+    made: list[Stem | Cell] = [Stem(shape.channels, width, 2 if photographs else 1, decay)]
+    before = previous = Source(width, reduced=False)
+    for at, (reduces, filters) in enumerate(plan):
+        cell = Cell(before, previous, filters, reduces, decay)
+        cell.takes = (f"output {at - 1}",) if at else ()
+        made[-1].gives = (f"output {at}",) if at + 1 < len(plan) else ()
+        made.append(cell)
+        before, previous = previous, Source(cell.width, reduces)
+    return [*made, Classifier(previous.width, shape.classes)]
+
+
+@dataclass(frozen=True)
+class Source:
+    """An output that a cell takes: its channels, and whether the cell that made it halved the size."""
+
+    width: int
+    reduced: bool
+
+
+class _ChannelsLast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous(memory_format=torch.channels_last)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Returns images laid out in memory place by place, the channels of each together; their gradients too.
+
+    So a cell's forward takes a third of the time on CPUs, and convolutions suit tensor cores. Every cell passes on what
+    it gets and gives in this layout, whatever came in between: kernels round alike at every K.
+    """
+    laid_out: Tensor = _ChannelsLast.apply(x)  # type: ignore[no-untyped-call]
+    return laid_out
+
+
+def norm(width: int, decay: float) -> nn.BatchNorm2d:
+    """Returns BatchNorm with the epsilon of the authors' code."""
+    return nn.BatchNorm2d(width, eps=1e-3, momentum=1 - decay)
+
+
+class Stem(nn.Module):
+    """Images (batch, channels, height, width) -> (batch, width, height / stride, width / stride)."""
+
+    gives: tuple[str, ...] = ()
+
+    def __init__(self, channels: int, width: int, stride: int, decay: float) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
+        self.norm = norm(width, decay)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        made = channels_last(self.norm(self.convolution(images)))
+        return (made,) * (1 + len(self.gives))
+
+    def reset_parameters(self) -> None:
+        reset(self)
+
+
+class Classifier(nn.Module):
+    """Mean over places, then scores of the classes."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.scores = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, width, height, width) -> (batch, classes)."""
+        scores: Tensor = self.scores(x.mean((2, 3)))
+        return scores
+
+    def reset_parameters(self) -> None:
+        reset(self)
+
+
+def reset(module: nn.Module) -> None:
+    """Draws all convolutions' and scores' weights anew, in the order of the module tree, and the norms' defaults."""
+    for child in module.modules():
+        if isinstance(child, nn.Conv2d):
+            nn.init.kaiming_normal_(child.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(child, nn.Linear):
+            nn.init.normal_(child.weight, std=0.01)
+            nn.init.zeros_(child.bias)
+        elif isinstance(child, nn.BatchNorm2d):
+            child.reset_parameters()
+
+
+def relu_convolutions(decay: float, *steps: tuple[int, int, tuple[int, int], tuple[int, int]]) -> nn.Sequential:
+    """Returns ReLU, convolution and norm for each (from, to, kernel, stride)."""
+    parts: list[nn.Module] = []
+    for narrow, wide, kernel, stride in steps:
+        padding = (kernel[0] // 2, kernel[1] // 2)
+        parts += [nn.ReLU(), nn.Conv2d(narrow, wide, kernel, stride, padding, bias=False), norm(wide, decay)]
+    return nn.Sequential(*parts)
+
+
+def conv_1x1(width: int, stride: int, decay: float) -> nn.Module:
+    """One convolution of single places."""
+    return relu_convolutions(decay, (width, width, (1, 1), (stride, stride)))
+
+
+def conv_3x3(width: int, stride: int, decay: float) -> nn.Module:
+    """A 3 x 3 convolution at a quarter of the width."""
+    narrow = width // 4
+    return relu_convolutions(
+        decay,
+        (width, narrow, (1, 1), (1, 1)),
+        (narrow, narrow, (3, 3), (stride, stride)),
+        (narrow, width, (1, 1), (1, 1)),
+    )
+
+
+def conv_1x7_7x1(width: int, stride: int, decay: float) -> nn.Module:
+    """A 1 x 7 and a 7 x 1 convolution at a quarter of the width."""
+    narrow = width // 4
+    return relu_convolutions(
+        decay,
+        (width, narrow, (1, 1), (1, 1)),
+        (narrow, narrow, (1, 7), (1, stride)),
+        (narrow, narrow, (7, 1), (stride, 1)),
+        (narrow, width, (1, 1), (1, 1)),
+    )
+
+
+def max_pool_2x2(width: int, stride: int, decay: float) -> nn.Module:
+    """Rounded up, so that odd sizes fit the other operations; at stride 1 it needs a row and column more."""
+    return nn.MaxPool2d(2, stride, ceil_mode=True)
+
+
+def max_pool_3x3(width: int, stride: int, decay: float) -> nn.Module:
+    """The largest of nine places."""
+    return nn.MaxPool2d(3, stride, padding=1)
+
+
+def avg_pool_3x3(width: int, stride: int, decay: float) -> nn.Module:
+    """The mean of nine places, of fewer at the edge."""
+    return nn.AvgPool2d(3, stride, padding=1, count_include_pad=False)
+
+
+def identity(width: int, stride: int, decay: float) -> nn.Module:
+    """The state itself."""
+    assert stride == 1, "a state of the cell's inputs must be made smaller"
+    return nn.Identity()
+
+
+class HalfSize(nn.Module):
+    """Half the height and width, without dropping three of four places: two strided convolutions, one shifted."""
+
+    def __init__(self, narrow: int, wide: int, decay: float) -> None:
+        super().__init__()
+        self.even = nn.Conv2d(narrow, wide // 2, 1, stride=2, bias=False)
+        self.odd = nn.Conv2d(narrow, wide - wide // 2, 1, stride=2, bias=False)
+        self.norm = norm(wide, decay)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(x)
+        shifted = F.pad(x[:, :, 1:, 1:], (0, 1, 0, 1))
+        halved: Tensor = self.norm(torch.cat((self.even(x), self.odd(shifted)), dim=1))
+        return halved
+
+
+Operation = Callable[[int, int, float], nn.Module]
+
+# Two (state, operation) for each new state. Of the outputs that were published for the normal cell, these alone give
+# the sizes that the GPipe paper prints (Table 1).
+NORMAL: tuple[tuple[int, Operation], ...] = (
+    (1, conv_1x1), (1, max_pool_3x3),
+    (1, identity), (0, conv_1x7_7x1),
+    (0, conv_1x1), (0, conv_1x7_7x1),
+    (2, max_pool_3x3), (2, identity),
+    (1, avg_pool_3x3), (5, conv_1x1),
+)  # fmt: skip
+NORMAL_OUTPUT = (0, 3, 4, 6)
+
+REDUCTION: tuple[tuple[int, Operation], ...] = (
+    (0, max_pool_2x2), (0, max_pool_3x3),
+    (2, identity), (1, conv_3x3),
+    (2, conv_1x7_7x1), (2, max_pool_3x3),
+    (3, identity), (1, max_pool_2x2),
+    (2, avg_pool_3x3), (3, conv_1x1),
+)  # fmt: skip
+REDUCTION_OUTPUT = (4, 5, 6)
+
+
+class Cell(nn.Module):
+    """(previous, output before it) -> this output, given on as a skip too while a cell after the next takes it."""
+
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+
+    def __init__(self, before: Source, previous: Source, filters: int, reduces: bool, decay: float) -> None:
+        super().__init__()
+        table = REDUCTION if reduces else NORMAL
+        self.output: tuple[int, ...] = REDUCTION_OUTPUT if reduces else NORMAL_OUTPUT
+        self.width = filters * len(self.output)
+        self.first = relu_convolutions(decay, (previous.width, filters, (1, 1), (1, 1)))
+        self.second: nn.Module = nn.Identity()
+        if previous.reduced:
+            self.second = HalfSize(before.width, filters, decay)
+        elif before.width != filters:
+            self.second = relu_convolutions(decay, (before.width, filters, (1, 1), (1, 1)))
+        self.sources = tuple(source for source, _ in table)
+        self.operations = nn.ModuleList(
+            make(filters, 2 if reduces and source < 2 else 1, decay) for source, make in table
+        )
+
+    def forward(self, previous: Tensor, before: Tensor | None = None) -> tuple[Tensor, ...]:
+        previous = channels_last(previous)
+        states = [self.first(previous), self.second(previous if before is None else channels_last(before))]
+        for at in range(0, len(self.sources), 2):
+            states.append(self._operate(states, at) + self._operate(states, at + 1))
+        made = channels_last(torch.cat([states[at] for at in self.output], dim=1))
+        return (made,) * (1 + len(self.gives))
+
+    def _operate(self, states: Sequence[Tensor], at: int) -> Tensor:
+        result: Tensor = self.operations[at](states[self.sources[at]])
+        return result
+
+    def reset_parameters(self) -> None:
+        reset(self)

@@ -1,0 +1,77 @@
+"""AmoebaNet-D: the paper's sizes to the parameter, shapes at even and odd sizes, skips, numbers that are none."""
+
+import pytest
+import torch
+
+from experiments.paper import printed
+from models.amoebanet import AmoebaNetShape, layers
+from suite.pipeline.boundary import Front, TensorSpec
+from suite.pipeline.fronts import Fronts
+from suite.pipeline.layers import count_parameters
+from suite.pipeline.skip import find_skips
+
+TABLE = printed("table1.amoebanet")
+
+
+def on_meta(shape: AmoebaNetShape):
+    with torch.device("meta"):
+        return layers(shape)
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_the_five_sizes_of_table_1_to_the_parameter(at):
+    shape = AmoebaNetShape(TABLE["L"][at], TABLE["D"][at])
+    made = on_meta(shape)
+    assert count_parameters(made) == TABLE["parameters_derived"][at]
+    assert count_parameters(made) == pytest.approx(TABLE["parameters"][at], rel=0.025)
+    assert len(made) == shape.list_length
+
+
+@pytest.mark.parametrize(
+    ("stem", "size", "last", "width"), [("photographs", 224, 7, 32), ("photographs", 479, 15, 32), ("small", 29, 8, 32)]
+)
+def test_sizes_are_halved_and_rounded_up(stem, size, last, width):
+    shape = AmoebaNetShape(3, 8, classes=7, stem=stem)
+    images = Front((TensorSpec((2, 3, size, size), torch.float32, False),))
+    fronts = Fronts(on_meta(shape)).all(images)
+    (before_scores,), (scores,) = fronts[-2].main, fronts[-1].main
+    assert before_scores.shape == (2, 4 * width, last, last)  # four states of 4D filters
+    assert shape.last_size(size) == last
+    assert scores.shape == (2, 7)
+    assert fronts[-1].skips == ()
+
+
+def test_every_cell_but_the_first_takes_the_output_of_the_layer_before_the_last():
+    skips = find_skips(on_meta(AmoebaNetShape(6, 8)))
+    assert [(skip.giver, skip.taker) for skip in skips] == [(at - 2, at) for at in range(2, 11)]
+
+
+def test_fresh_weights_keep_the_signals_size():
+    """Drawn, not left as they lay in memory; the scores begin near zero."""
+    torch.manual_seed(0)
+    made = [layer.to_empty(device="cpu") for layer in on_meta(AmoebaNetShape(3, 8, classes=5, stem="small"))]
+    for layer in made:
+        layer.reset_parameters()
+    x = torch.randn(4, 3, 8, 8)
+    first, given = made[0](x)
+    assert first is given
+    assert float(first.detach().std()) == pytest.approx(1.0, abs=0.1)  # a norm's output
+    assert float(made[-1].scores.weight.detach().std()) == pytest.approx(0.01, rel=0.3)
+    assert float(made[0].norm.weight.min()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"layers": 4}, "layers must be three equal groups"),
+        ({"layers": 0}, "layers must be three equal groups"),
+        ({"filters": 6}, "filters must be a multiple of 4, and 8 at least, not 6"),
+        ({"classes": 1}, "classes must be at least 2"),
+        ({"channels": 0}, "channels must be at least 1"),
+        ({"stem": "large"}, "stem must be photographs or small, not large"),
+        ({"norm_decay": 1.0}, "norm_decay must be at least 0 and below 1"),
+    ],
+)
+def test_numbers_no_model_can_have_are_named(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        AmoebaNetShape(**{"layers": 3, "filters": 8, **wrong})
