@@ -61,8 +61,8 @@ def check_source(source: str) -> None:
     """Raises DataError with the nearest names when ``source`` is none."""
     if not is_local(source) and "/" not in source:
         raise DataError(
-            f"there is no image set {source!r}; {nearest(source, (FASHION, MNIST, DIGITS))} "
-            "A folder begins with / or ., a set on the hub is named owner/name, such as uoft-cs/cifar10"
+            f"there is no image set {source!r}; {nearest(source, (FASHION, MNIST, DIGITS))}; "
+            "a folder begins with / or ., a set on the hub is named owner/name, such as uoft-cs/cifar10"
         )
 
 
