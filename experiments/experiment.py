@@ -6,6 +6,7 @@ What runs have in common stands here; what a run on text or on images has beside
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, fields
@@ -72,27 +73,27 @@ class Experiment(Frozen):
         return []
 
     @property
+    @abstractmethod
     def list_length(self) -> int:
         """Layers of the model."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def batch(self) -> int:
         """Units of a mini-batch over all replicas, about."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def data(self) -> str:
         """The name of the text or image set."""
-        raise NotImplementedError
 
+    @abstractmethod
     def with_data(self, name: str) -> Self:
         """Returns a copy on another text or image set."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the layers, without memory (on the meta device), and the loss."""
-        raise NotImplementedError
 
     def _pipeline_faults(self) -> list[str]:
         """Returns all that is wrong with K and the cells by hand."""

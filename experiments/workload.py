@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol, Self
 
 from torch import nn
@@ -72,14 +73,14 @@ class Workload(Measurable, Protocol):
         """Returns the same work with that share of its mini-batch, and the setting that makes it so."""
 
 
-class OfExperiment:
+class OfExperiment(ABC):
     """What a workload that is an experiment says of itself; ``remade`` is the same on another experiment."""
 
     experiment: Any
 
+    @abstractmethod
     def remade(self, experiment: Any) -> Self:
         """Returns the same work with other settings."""
-        raise NotImplementedError
 
     @property
     def name(self) -> str:
