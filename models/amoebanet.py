@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models import convolutional
+
 
 @dataclass(frozen=True)
 class AmoebaNetShape:
@@ -141,17 +143,8 @@ class Stem(nn.Module):
         reset(self)
 
 
-class Classifier(nn.Module):
-    """Mean over places, then scores of the classes."""
-
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.scores = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, width, height, width) -> (batch, classes)."""
-        scores: Tensor = self.scores(x.mean((2, 3)))
-        return scores
+class Classifier(convolutional.Classifier):
+    """The same, its first scores near zero."""
 
     def reset_parameters(self) -> None:
         reset(self)
