@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from experiments.paper import printed
 from experiments.table import Table, Value
-from suite.pipeline.schedule import Action
-from suite.pipeline.simulate import Lane, StageCost, play
+from suite.pipeline.action import KINDS, Action, turns_of
+from suite.pipeline.simulate import Lane, play
 from suite.pipeline.timeline import Timeline
 from suite.training.trace import StepTrace
 
@@ -25,13 +25,13 @@ def shares(timeline: Timeline) -> dict[str, float]:
     """Returns the share of each part, adding up to 1."""
     stages = range(len(timeline.rows))
     whole = len(timeline.rows) * timeline.seconds
-    work = sum(timeline.busy(k, "FRB") for k in stages)
+    work = sum(timeline.busy(k, "FRBW") for k in stages)
     update = sum(timeline.busy(k, "U") for k in stages)
-    costs = [_mean_costs(timeline, k) for k in stages]
-    even = _average(costs)
+    costs = [_mean_seconds(timeline, k) for k in stages]
+    even = {kind: statistics.fmean(each[kind] for each in costs) for kind in KINDS}
     evenly, unevenly = (_played(timeline, each) for each in ([even] * len(costs), costs))
     found = {
-        "compute": sum(timeline.busy(k, "FB") for k in stages) / whole,
+        "compute": sum(timeline.busy(k, "FBW") for k in stages) / whole,
         "rebuild": sum(timeline.busy(k, "R") for k in stages) / whole,
         "update": update / whole,
         "bubble": (len(costs) * evenly - work) / whole,
@@ -70,29 +70,24 @@ def breakdown_table(name: str, traces: Sequence[StepTrace], layers: Sequence[int
 
 
 def _size(timeline: Timeline) -> tuple[int, int]:
-    return len(timeline.rows), sum(span.kind == "F" for span in timeline.rows[0])
+    return len(timeline.rows), sum(span.kind == "F" and not span.turn for span in timeline.rows[0])
 
 
-def _mean_costs(timeline: Timeline, stage: int) -> StageCost:
+def _mean_seconds(timeline: Timeline, stage: int) -> dict[str, float]:
+    """Returns the mean of each kind of action."""
+
     def mean(kind: str) -> float:
         seconds = [span.seconds for span in timeline.rows[stage] if span.kind == kind]
         return statistics.fmean(seconds) if seconds else 0.0
 
-    return StageCost(mean("F"), mean("R"), mean("B"))
+    return {kind: mean(kind) for kind in KINDS}
 
 
-def _average(costs: Sequence[StageCost]) -> StageCost:
-    return StageCost(
-        statistics.fmean(cost.forward_s for cost in costs),
-        statistics.fmean(cost.rebuild_s for cost in costs),
-        statistics.fmean(cost.backward_s for cost in costs),
-    )
-
-
-def _played(timeline: Timeline, costs: Sequence[StageCost]) -> float:
+def _played(timeline: Timeline, costs: Sequence[dict[str, float]]) -> float:
     """Returns the seconds of the trace's own actions at these costs, messages taking no time."""
-    schedule = [[Action(span.kind, span.micro_batch) for span in row if span.kind != "U"] for row in timeline.rows]
-    names = {"F": "forward_s", "R": "rebuild_s", "B": "backward_s"}
-    lanes = [Lane(k, k + 1, 0.0, 0.0) for k in range(len(schedule) - 1)]
-    rows = play(schedule, lambda k, action: getattr(costs[k], names[action.kind]), lanes)
+    schedule = [
+        [Action(span.kind, span.micro_batch, span.turn) for span in row if span.kind != "U"] for row in timeline.rows
+    ]
+    lanes = [Lane(at, at + 1, 0.0, 0.0) for at in range(len(schedule) * turns_of(schedule) - 1)]
+    rows = play(schedule, lambda k, action: costs[k][action.kind], lanes)
     return max(row[-1].end for row in rows)

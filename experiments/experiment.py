@@ -17,6 +17,7 @@ from torch import nn
 
 from experiments import overrides, toml_text
 from suite.errors import SettingError, nearest
+from suite.pipeline import recipe
 from suite.pipeline.partition import cell_ranges
 from suite.settings import Frozen, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
 
@@ -96,13 +97,16 @@ class Experiment(Frozen):
         """Returns the layers, without memory (on the meta device), and the loss."""
 
     def _pipeline_faults(self) -> list[str]:
-        """Returns all that is wrong with K and the cells by hand."""
+        """Returns all that is wrong with K, the schedule and the cells by hand."""
         stages, cells, count = self.pipeline.stages, self.pipeline.cells, self.list_length
-        faults = []
+        faults = recipe.faults(self.pipeline, count)
         if stages > count:
             faults.append(f"pipeline.stages is {stages}, the model has {count} layers; use 1 to {count} stages")
-        if cells is not None and len(cells) != stages:
-            faults.append(f"pipeline.cells names {len(cells)} cells, pipeline.stages is {stages}; make them equal")
+        if cells is not None and len(cells) != stages * self.pipeline.turns:
+            held = f" of {self.pipeline.turns} cells each" if self.pipeline.turns > 1 else ""
+            faults.append(
+                f"pipeline.cells names {len(cells)} cells, pipeline.stages is {stages}{held}; make them equal"
+            )
         if cells is not None:
             try:
                 cell_ranges(cells, count)

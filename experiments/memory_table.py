@@ -11,11 +11,12 @@ from experiments.paper import printed
 from experiments.planning import estimated_price
 from experiments.table import Table, Value
 from models.language_model import LanguageModelShape
+from suite.pipeline.action import Schedule
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import DEVICES
-from suite.pipeline.memory import CellBytes, bytes_per_parameter, peak_bytes
+from suite.pipeline.memory import CellBytes, Crowd, bytes_per_parameter, peak_bytes
 from suite.pipeline.partition import cell_ranges, fewest_stages, partition
-from suite.pipeline.schedule import fill_drain
+from suite.pipeline.recipe import Recipe
 from suite.settings import OptimizerSettings, PipelineSettings
 
 
@@ -111,14 +112,23 @@ def largest(fitting: Callable[[int], bool]) -> int:
 
 def fits(costs: Sequence[LayerCost], pipeline: PipelineSettings, each: float, limit: int) -> bool:
     """Returns whether some cut into that many stages keeps to the limit."""
-    sizes = CellBytes(costs, pipeline.micro_batches, pipeline.remat, each)
+    sizes = CellBytes(costs, _crowd(pipeline), each)
     fewest = fewest_stages(sizes.reach(limit))
     return fewest is not None and fewest <= pipeline.stages
 
 
 def fit(costs: Sequence[LayerCost], pipeline: PipelineSettings, each: float, limit: int) -> list[int]:
     """Returns the peak bytes of each cell of the lightest fitting cut."""
-    sizes = CellBytes(costs, pipeline.micro_batches, pipeline.remat, each)
+    sizes = CellBytes(costs, _crowd(pipeline), each)
     cells = cell_ranges(partition([cost.seconds for cost in costs], pipeline.stages, sizes.reach(limit)), len(costs))
-    actions = fill_drain(1, pipeline.micro_batches, pipeline.remat)[0]
+    actions = _actions(pipeline)[0]
     return [peak_bytes(actions, sizes.among(cells, k)) for k in range(len(cells))]
+
+
+def _actions(pipeline: PipelineSettings) -> Schedule:
+    """Returns what every stage walks: fill-drain's are alike."""
+    return Recipe.of(pipeline).actions(1, pipeline.micro_batches)
+
+
+def _crowd(pipeline: PipelineSettings) -> Crowd:
+    return Crowd.of(_actions(pipeline), pipeline.micro_batches)

@@ -8,8 +8,8 @@ from typing import Any
 
 from suite.pipeline.timeline import Timeline
 
-COLOURS = {"F": "#4c78a8", "R": "#f2b134", "B": "#54a24b", "U": "#b279a2"}
-NAMES = {"F": "forward", "R": "rebuild", "B": "backward", "U": "update"}
+COLOURS = {"F": "#4c78a8", "R": "#f2b134", "B": "#54a24b", "W": "#9ecae9", "U": "#b279a2"}
+NAMES = {"F": "forward", "R": "rebuild", "B": "backward", "W": "weights", "U": "update"}
 _IDLE = "#ececec"
 _LEGIBLE = 0.012
 """The share of a step below which an action is too narrow for its name."""
@@ -31,9 +31,11 @@ def draw(rows: Sequence[tuple[str, Timeline]], path: Path, title: str) -> None:
         _panel(axis, timeline, longest)
         axis.set_title(f"{name}: {timeline.seconds:.3f} s a step, idle {timeline.bubble:.1%}", loc="left", fontsize=10)
     axes[-1, 0].set_xlabel("seconds")
-    handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in COLOURS] + [Patch(color=_IDLE, label="idle")]
+    seen = {span.kind for _, timeline in rows for row in timeline.rows for span in row}
+    drawn = [kind for kind in COLOURS if kind in seen]
+    handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in drawn] + [Patch(color=_IDLE, label="idle")]
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.legend(handles=handles, loc="upper right", ncols=5, frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="upper right", ncols=6, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.97))
     figure.savefig(path, dpi=110)
     plt.close(figure)

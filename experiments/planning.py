@@ -74,7 +74,9 @@ class Planned:
             "name": self.work.name, "cluster": str(self.cluster), "costs": self.price.source,
             "measured": self.price.measured, "parameters": self.parameters,
             "layers": sum(plan.cells), "K": pipeline.stages, "M": pipeline.micro_batches, "R": pipeline.replicas,
-            "remat": pipeline.remat, "cells": list(plan.cells), "step_s": self.step_s, "limit_s": plan.limit_s,
+            "schedule": plan.recipe.schedule, "turns": plan.recipe.turns, "remat": pipeline.remat,
+            "rebuilt": plan.rebuilds[0], "forwards": plan.rebuilds[1], "cells": list(plan.cells),
+            "step_s": self.step_s, "limit_s": plan.limit_s,
             f"{self.work.unit}_per_second": self.units_per_second, "bubble": plan.timeline.bubble,
             "steps": self.work.steps, "hours": self.hours, "device_bytes": plan.limit, "notes": list(self.notes),
             "stages": [
@@ -83,7 +85,7 @@ class Planned:
                     "forward_s": stage.cost.forward_s, "rebuild_s": stage.cost.rebuild_s,
                     "backward_s": stage.cost.backward_s, "update_s": stage.cost.update_s,
                     "sends_bytes": stage.cost.sends, "returns_bytes": stage.cost.returns,
-                    "idle": plan.timeline.idle(k), "peak_bytes": stage.peak_bytes,
+                    "idle": plan.timeline.idle(k % pipeline.stages), "peak_bytes": stage.peak_bytes,
                 }
                 for k, stage in enumerate(plan.stages)
             ],
@@ -97,7 +99,7 @@ class Planned:
             f"plan of {self.work.name} on {self.cluster}; {self.kind} ({self.price.source})",
             *(f"  {note}" for note in self.notes),
             f"  {sum(plan.cells)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
-            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}, remat {pipeline.remat}",
+            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {_walked(plan)}",
             *_stage_lines(plan),
             f"  step {_seconds(self.step_s)} (limit {_seconds(plan.limit_s)}), bubble {plan.timeline.bubble:.1%}, "
             f"{self.units_per_second:,.0f} {self.work.unit}/s, "
@@ -106,20 +108,31 @@ class Planned:
         ]
 
 
+def _walked(plan: Plan) -> str:
+    """Returns what the stages walk, in words."""
+    again, all_ = plan.rebuilds
+    turns = f", {plan.recipe.turns} cells a stage" if plan.recipe.turns > 1 else ""
+    return f"{plan.recipe.schedule}{turns}, {again} of {all_} forwards rebuilt"
+
+
 def _stage_lines(plan: Plan) -> Iterator[str]:
     """Yields a line a stage; a run of stages that are alike shares one."""
     first = 0
     for k, stage in enumerate(plan.stages):
         following = plan.stages[k + 1] if k + 1 < len(plan.stages) else None
-        if following is not None and _alike(stage, following):
+        if following is not None and (k + 1) % plan.pipeline.stages and _alike(stage, following):
             continue
-        name = f"stage {k}" if first == k else f"stages {first}-{k}"
+        stages = plan.pipeline.stages
+        name = f"stage {k % stages}" if first == k else f"stages {first % stages}-{k % stages}"
+        if plan.recipe.turns > 1:
+            name += f", cell {k // stages}"
         begin, cost = plan.stages[first].begin, stage.cost
         each = "" if first == k else " each"
         yield (
             f"  {name}: layers {begin}-{stage.end - 1} ({stage.end - stage.begin}{each}), "
             f"{stage.parameters:,} parameters, F {_seconds(cost.forward_s)} R {_seconds(cost.rebuild_s)} "
-            f"B {_seconds(cost.backward_s)}, idle {plan.timeline.idle(k):.1%}, {stage.peak_bytes / GIB:.2f} GiB"
+            f"B {_seconds(cost.backward_s)}, idle {plan.timeline.idle(k % stages):.1%}, "
+            f"{stage.peak_bytes / GIB:.2f} GiB"
         )
         first = k + 1
 

@@ -25,7 +25,7 @@ from models.sleeping import Sleeping, SquareLoss
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import DEVICES
 from suite.pipeline.profile import MicroBatch, Sample
-from suite.pipeline.schedule import fill_drain
+from suite.pipeline.recipe import Recipe
 from suite.pipeline.simulate import Link, StageCost, simulate
 from suite.settings import OptimizerSettings, PipelineSettings
 
@@ -106,7 +106,7 @@ def simulated_step(
         StageCost(cost.forward_s, cost.rebuild_s, cost.backward_s, sends=message_bytes, returns=message_bytes)
         for cost in costs
     ]
-    return simulate(fill_drain(len(stages), micro_batches, "except_last"), stages, link or Link()).seconds
+    return simulate(Recipe().actions(len(stages), micro_batches), stages, link or Link()).seconds
 
 
 def closed_form(cost: LayerCost, stages: int, micro_batches: int) -> float:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from suite.pipeline.recipe import Recipe
 from suite.pipeline.skip import Routes, find_skips
 from suite.pipeline.stage import Stage
-from suite.pipeline.step import Executor
+from suite.pipeline.step import Executor, Way
 from suite.pipeline.ties import Ties, find_ties
-from suite.pipeline.topology import Place, make_groups
+from suite.pipeline.topology import Groups, Place, make_groups
 from suite.pipeline.transport import Deadline, Transport
-from suite.settings import OptimizerSettings, Remat
+from suite.settings import OptimizerSettings
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
 from suite.training.loop import FIRST_DEADLINE
@@ -36,25 +37,40 @@ class Engine:
     notes: dict[str, Any]
 
 
+def make_ways(
+    place: Place, layers: Sequence[nn.Module], cells: Sequence[range], groups: Groups, device: torch.device,
+    deadline: Deadline,
+) -> list[Way]:  # fmt: skip
+    """Returns how each of this worker's cells is bound to the others. Every rank must call this."""
+    skips, ways = find_skips(layers), []
+    for turn in range(len(cells) // place.stages):
+        routes = Routes(skips, cells, turn * place.stages + place.stage)
+        transport = Transport(place, groups, routes, device, deadline, turn) if place.stages > 1 else None
+        ways.append(Way(routes, transport))
+    return ways
+
+
 def assemble(
     place: Place, layers: Sequence[nn.Module], loss: nn.Module, cells: Sequence[range], device: torch.device,
-    remat: Remat, settings: OptimizerSettings, seed: int, find: Callable[[Stage], Checkpoint | None] = lambda _: None,
+    recipe: Recipe, settings: OptimizerSettings, seed: int, find: Callable[[Stage], Checkpoint | None] = lambda _: None,
     averages_over_replicas: bool = True, begin: Callable[[Stage], None] = lambda _: None,
 ) -> Engine:  # fmt: skip
-    """Makes this worker's stage, new or from the checkpoint that ``find`` returns. Every rank must call this.
+    """Makes this worker's stage of ``recipe.turns`` cells, every K-th of ``cells``, new or from the checkpoint that
+    ``find`` returns. Every rank must call this.
 
     Weights come before DeepSpeed, which may flatten them; optimizer state after. A stage that is new is given to
     ``begin``, which may fill it with other weights.
     """
-    groups = make_groups(place, GROUP_TIMEOUT)
-    stage = Stage(layers, cells[place.stage], loss if place.last else None, device, settings.precision, seed)
+    groups = make_groups(place, GROUP_TIMEOUT, recipe.turns)
+    mine, end = cells[place.stage :: place.stages], loss if place.last else None
+    stage = Stage(layers, mine, end, device, settings.precision, seed, recipe.splits)
     found = find(stage)
     if found is not None:
         checkpoint.load_values(found, stage)
     else:
         begin(stage)
     named = named_parameters(stage.indices, stage.layers)
-    ties = Ties(find_ties(layers, cells), place, named, GROUP_TIMEOUT)
+    ties = Ties(find_ties(layers, cells, place.stages), place, named, GROUP_TIMEOUT)
     ties.equalise()
     update = StageOptimizer(
         stage.layers, named, len(layers), ties, place, groups, device, settings, stage.averages, averages_over_replicas
@@ -62,7 +78,5 @@ def assemble(
     if found is not None:
         checkpoint.load_optimizer(found, stage, update)
     deadline = Deadline(FIRST_DEADLINE)
-    routes = Routes(find_skips(layers), cells, place.stage)
-    transport = Transport(place, groups, routes, device, deadline) if place.stages > 1 else None
-    executor = Executor(place, stage, routes, transport, remat)
+    executor = Executor(place, stage, make_ways(place, layers, cells, groups, device, deadline), recipe)
     return Engine(executor, update, deadline, found.step if found else 0, found.manifest if found else {})

@@ -20,6 +20,7 @@ from suite.pipeline.costs import LayerCost
 from suite.pipeline.microbatch import MiniBatch
 from suite.pipeline.partition import cell_ranges
 from suite.pipeline.profile import profile
+from suite.pipeline.recipe import Recipe
 from suite.pipeline.recorder import Recorder
 from suite.pipeline.simulate import Link
 from suite.pipeline.timeline import Span
@@ -115,8 +116,8 @@ class Steps:
 
 
 def measure_steps(
-    rank: int, world: int, rendezvous: str, workload: Measurable, cells: Sequence[int], steps: int, threads: int,
-    update: bool = True, weigh: bool = False,
+    rank: int, world: int, rendezvous: str, workload: Measurable, cells: Sequence[int], recipe: Recipe, steps: int,
+    threads: int, update: bool = True, weigh: bool = False,
 ) -> Steps:  # fmt: skip
     """Runs steps of one replica's pipeline on equal micro-batches, the first two not counted.
 
@@ -125,18 +126,18 @@ def measure_steps(
     device = meet(rank, world, rendezvous, threads)
     place = Place(rank, world, 1)
     if not weigh:
-        engine = _engine(place, workload, cells, device)
+        engine = _engine(place, workload, cells, recipe, device)
         return _steps(engine, workload, steps, update, place)
     with Allocation(device) as allocation:
-        engine = _engine(place, workload, cells, device)
+        engine = _engine(place, workload, cells, recipe, device)
         _steps(engine, workload, 0, update, place)
     return Steps((), (), (), allocation.peak)
 
 
-def _engine(place: Place, workload: Measurable, cells: Sequence[int], device: torch.device) -> Engine:
+def _engine(place: Place, workload: Measurable, cells: Sequence[int], recipe: Recipe, device: torch.device) -> Engine:
     layers, loss = workload.build()
-    remat = workload.pipeline.remat
-    return assemble(place, layers, loss, cell_ranges(cells, len(layers)), device, remat, workload.optimizer, seed=0)
+    ranges = cell_ranges(cells, len(layers))
+    return assemble(place, layers, loss, ranges, device, recipe, workload.optimizer, seed=0)
 
 
 WARM_UPS = 2

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from launch.devices import cores
 from launch.engine import GROUP_TIMEOUT
 from launch.worker import Job, threads_of
 from suite.errors import NeighbourLostError, PlacementError, SuiteError, WorkerError
+from suite.pipeline.recipe import Recipe
 
 START_DEADLINE = 180
 """Seconds for all workers to be placed and started."""
@@ -37,6 +39,7 @@ def run(job: Job, experiment: Experiment) -> None:
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
     config = {
         "folder": str(job.folder), "data": str(job.data), "cells": list(job.cells),
+        "recipe": asdict(job.recipe),
         "use_gpu": job.use_gpu, "resume": job.resume,
     }  # fmt: skip
     on_terminate = signal.getsignal(signal.SIGTERM)
@@ -140,7 +143,9 @@ def _loop(config: dict[str, Any]) -> None:
     from launch.worker import work
 
     cells = tuple(map(int, config["cells"]))
-    job = Job(Path(config["folder"]), Path(config["data"]), cells, bool(config["use_gpu"]), bool(config["resume"]))
+    recipe = Recipe(**config["recipe"] | {"graphs": tuple(map(int, config["recipe"]["graphs"]))})
+    folder, data = Path(config["folder"]), Path(config["data"])
+    job = Job(folder, data, cells, recipe, bool(config["use_gpu"]), bool(config["resume"]))
     work(job, ray.train.get_context().get_world_rank())
 
 

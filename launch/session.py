@@ -106,7 +106,9 @@ def _train(
 ) -> None:
     with held(run.path):
         console.print(f"folder: {run.path}")
-        job = Job(run.path, _data_of(chosen), planned.plan.cells, this_machine().kind == "gpu", resumed)
+        job = Job(
+            run.path, _data_of(chosen), planned.plan.cells, planned.plan.recipe, this_machine().kind == "gpu", resumed
+        )
         try:
             _launch(job, chosen, planned, launcher, console)
         except KeyboardInterrupt:

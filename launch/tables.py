@@ -26,6 +26,7 @@ from suite.errors import SettingError, nearest
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.memory import bytes_per_parameter
 from suite.pipeline.plan import make_plan
+from suite.pipeline.recipe import Recipe
 from suite.training.trace import read_traces
 
 FOLDER = RUNS / "tables"
@@ -69,7 +70,9 @@ def _sleeper(console: Console) -> Callable[[SleepingWork], Measurement]:
         alone = found[0].costs
         rough = (work.micro_batches + stages) * max(cost.seconds for cost in alone)
         count = max(FEWEST_STEPS, min(MOST_STEPS, int(SECONDS_A_CASE / rough)))
-        steps: list[Steps] = run_processes(measure_steps, stages, work, (1,) * stages, count, 1, False)
+        steps: list[Steps] = run_processes(
+            measure_steps, stages, work, (1,) * stages, Recipe.of(work.pipeline), count, 1, False
+        )
         seconds = tuple(max(column) for column in zip(*(one.seconds for one in steps), strict=True))
         console.print(
             f"K = {stages}, M = {work.micro_batches}: {statistics.median(seconds):.3f} s a step ({count} steps, "
@@ -111,8 +114,8 @@ def _predictor(console: Console) -> Callable[[Work], Sequence[Round]]:
         each = bytes_per_parameter(work.optimizer, replicas=1)
         plan = make_plan(price.costs, len(price.costs), work.pipeline, each, price.machine)
         cells, stages = plan.cells, work.pipeline.stages
-        steps: list[Steps] = run_processes(measure_steps, stages, work, cells, 7, 1)
-        weighed: list[Steps] = run_processes(measure_steps, stages, work, cells, 0, 1, True, True)
+        steps: list[Steps] = run_processes(measure_steps, stages, work, cells, plan.recipe, 7, 1)
+        weighed: list[Steps] = run_processes(measure_steps, stages, work, cells, plan.recipe, 0, 1, True, True)
         found = Round(
             plan.step_s,
             statistics.median(max(column) for column in zip(*(one.seconds for one in steps), strict=True)),

@@ -24,6 +24,7 @@ from launch.runs import RunFolder
 from suite.errors import CheckpointError
 from suite.pipeline.allocation import keep_freed_memory
 from suite.pipeline.partition import cell_ranges
+from suite.pipeline.recipe import Recipe
 from suite.pipeline.stage import Stage
 from suite.pipeline.topology import Place
 from suite.pipeline.transport import explain
@@ -40,7 +41,9 @@ class Job:
     folder: Path
     data: Path
     cells: tuple[int, ...]
-    """Layers of each stage, as planned."""
+    """Layers of each cell, as planned."""
+    recipe: Recipe
+    """What is walked, as planned."""
     use_gpu: bool
     resume: bool
 
@@ -88,7 +91,7 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
     device = torch.device("cuda", torch.cuda.current_device()) if job.use_gpu else torch.device("cpu")
     cells = cell_ranges(job.cells, len(layers))
     engine = assemble(
-        place, layers, loss, cells, device, experiment.pipeline.remat, experiment.optimizer, experiment.train.seed,
+        place, layers, loss, cells, device, job.recipe, experiment.optimizer, experiment.train.seed,
         lambda stage: checkpoint.newest_valid(job.run.checkpoints, stage.indices, say) if job.resume else None,
         getattr(experiment.train, "averages_over_replicas", True), lambda stage: _begin(experiment, stage, say),
     )  # fmt: skip
@@ -108,7 +111,7 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
         checkpoint.save(folder, step, engine.executor.stage, engine.optimizer, place, notes | feed.notes())
 
     trace = TraceWriter(
-        job.run.traces, place, device, engine.start, experiment.trace, str((experiment.pipeline, job.cells))
+        job.run.traces, place, device, engine.start, experiment.trace, str((experiment.pipeline, job.cells, job.recipe))
     )
     worker = Worker(
         engine.executor, engine.optimizer, engine.deadline, feed.batch, save, trackers, trace,

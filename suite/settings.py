@@ -10,7 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Remat = Literal["always", "except_last", "never"]
+Remat = Literal["always", "except_last", "never", "auto"]
+ScheduleName = Literal["fill_drain", "1f1b", "interleaved", "zero_bubble", "auto"]
 
 
 class Frozen(BaseModel):
@@ -25,7 +26,15 @@ class PipelineSettings(Frozen):
     stages: int = Field(1, ge=1, description="K, cells of the model, one a device")
     micro_batches: int = Field(4, ge=1, description="M, micro-batches a replica cuts its share of a mini-batch into")
     replicas: int = Field(1, ge=1, description="R, copies of the whole pipeline")
-    remat: Remat = Field("except_last", description="which micro-batches run their forward again in the backward pass")
+    schedule: ScheduleName = Field(
+        "fill_drain", description="who does what when: the paper's fill_drain, 1f1b, interleaved, zero_bubble; "
+        "auto: whichever is fastest of those that fit the memory"
+    )  # fmt: skip
+    turns: int = Field(1, ge=1, description="cells a stage holds; more than 1 only with interleaved")
+    remat: Remat = Field(
+        "except_last", description="which micro-batches run their forward again in the backward pass: never; "
+        "except_last: all but one at a time, in fill_drain the last; always; auto: as few as the memory forces"
+    )  # fmt: skip
     cells: tuple[int, ...] | None = Field(None, description="layers in each cell, by hand; otherwise cut by cost")
 
 

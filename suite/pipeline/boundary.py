@@ -134,6 +134,15 @@ def _decoded(numbers: Iterator[int]) -> TensorSpec:
     return TensorSpec(tuple(next(numbers) for _ in range(dims)), dtype, bool(marks & 1), bool(marks & 2))
 
 
+def narrowed(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Returns the tensors, those of fp32 as bf16; what was one tensor twice stays one tensor twice.
+
+    What stands between any two layers is narrowed, whether a stage ends there or not: so K is no part of the result.
+    """
+    once = {id(t): t.to(torch.bfloat16) if t.dtype == torch.float32 else t for t in tensors}
+    return tuple(once[id(tensor)] for tensor in tensors)
+
+
 def announced(tensors: Sequence[Tensor], boundary: Boundary) -> tuple[Tensor, ...]:
     """Returns the tensors as announced: floating dtypes are cast to the announced one, anything else must agree.
 

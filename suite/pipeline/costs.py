@@ -55,6 +55,12 @@ class LayerCost:
     """Without the parameters' gradients, which stand all the while."""
     update_peak: int
     """Temporary bytes of its update."""
+    weight_s: float = 0.0
+    """The part of the backward that can be put off (``suite.pipeline.put_off``)."""
+    split_s: float = 0.0
+    """What putting it off takes beside."""
+    put_off: int = 0
+    """Alive between the backward of the inputs and that of the weights."""
     noted: int = 0
     """What its norms note of each micro-batch until the mini-batch ends (``suite.pipeline.batchnorm``)."""
     takes: tuple[Taken, ...] = ()

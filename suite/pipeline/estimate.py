@@ -7,7 +7,7 @@ allocator stands the ``Meter``. No device and no memory are needed, whatever the
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.pipeline.batchnorm import noted_bytes
-from suite.pipeline.boundary import Boundary, Front, TensorSpec, announced
+from suite.pipeline.boundary import Boundary, Front, TensorSpec, announced, narrowed
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import Device
 from suite.pipeline.fronts import Fronts, standing
 from suite.pipeline.layers import Tensors, as_tuple, structure_of
 from suite.pipeline.meter import Meter
 from suite.pipeline.profile import MicroBatch
+from suite.pipeline.put_off import Splits, splitting
 from suite.pipeline.skip import find_skips, takes_of
 from suite.settings import OptimizerSettings
 
@@ -39,7 +40,7 @@ def estimate(
 ) -> list[LayerCost]:
     """Returns the estimated cost of each of the meta-device ``layers``; the loss counts to the last."""
     skips = find_skips(layers)
-    fronts = Fronts(layers).all(Front(tuple(map(TensorSpec.of, data.inputs))))
+    fronts = Fronts(layers, optimizer.precision == "bf16").all(Front(tuple(map(TensorSpec.of, data.inputs))))
     targets = tuple(map(TensorSpec.of, data.targets))
     known: dict[Hashable, dict[str, Any]] = {}
     costs = []
@@ -62,12 +63,14 @@ def _estimate(
     layer: nn.Module, arriving: Boundary, end: tuple[nn.Module, Boundary] | None, device: Device,
     optimizer: OptimizerSettings,
 ) -> dict[str, Any]:  # fmt: skip
-    """Runs one layer three ways: without graph, with graph, backward."""
+    """Runs one layer four ways: without graph, with graph, backward, and that in two parts."""
     _fake(layer)
     host = torch.device("cpu")
     inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in arriving)
     targets = () if end is None else tuple(spec.empty(host) for spec in end[1])
-    leaving = tuple(map(TensorSpec.of, _distinct(layer(*inputs))))  # what is announced knows nothing of autocast
+    narrow = optimizer.precision == "bf16"
+    first = _distinct(layer(*inputs))
+    leaving = tuple(map(TensorSpec.of, narrowed(first) if narrow and end is None else first))
     meter = Meter(device.product_rate(optimizer.precision), device.bandwidth)
 
     def run() -> Tensors:
@@ -92,14 +95,32 @@ def _estimate(
         torch.autograd.backward(before, gradients)
         backward_s = meter.seconds - forward_s - rebuild_s
         backward_peak = max(0, meter.peak - base)
+        weight_s, put_off = _put_off(layer, inputs, run, meter)
     sizes = [parameter.numel() for parameter in layer.parameters()]
     return {
         "forward_s": forward_s, "rebuild_s": rebuild_s, "backward_s": backward_s,
         "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth, "parameters": sum(sizes),
         "activations": activations, "forward_peak": forward_peak, "graph_peak": graph_peak,
         "backward_peak": backward_peak, "update_peak": _UPDATE_ROOM[optimizer.name] * max(sizes, default=0),
-        "noted": noted_bytes(layer),
+        "noted": noted_bytes(layer), "weight_s": min(weight_s, backward_s), "put_off": put_off,
     }  # fmt: skip
+
+
+def _put_off(layer: nn.Module, inputs: Tensors, run: Callable[[], Tensors], meter: Meter) -> tuple[float, int]:
+    """Returns the seconds of weights' gradients that can be put off, and the bytes that stand until then."""
+    splits = Splits(splitting(layer))
+    for tensor in inputs:
+        tensor.grad = None
+    meter.settle()
+    base = meter.alive
+    later = splits.collect(lambda: torch.autograd.backward(*_backward(run())))
+    for tensor in inputs:
+        tensor.grad = None
+    meter.settle()
+    standing, begun = meter.alive - base, meter.seconds
+    for add in later:
+        add()
+    return meter.seconds - begun, max(0, standing)
 
 
 def _distinct(results: Tensor | Tensors) -> Tensors:

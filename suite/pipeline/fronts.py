@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from suite.pipeline.boundary import Alive, Boundary, Front, TensorSpec
+from suite.pipeline.boundary import Alive, Boundary, Front, TensorSpec, narrowed
 from suite.pipeline.costs import Taken
 from suite.pipeline.layers import as_tuple, structure_of
 from suite.pipeline.skip import Skip, gives_of, takes_of
@@ -23,8 +23,9 @@ _REMEMBERED = 20_000
 class Fronts:
     """Passes fronts through consecutive meta-device layers."""
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers = layers
+    def __init__(self, layers: Sequence[nn.Module], narrow: bool = False) -> None:
+        """With ``narrow``, floats of 32 bits leave every layer as bf16 (``suite.pipeline.boundary.narrowed``)."""
+        self._layers, self._narrow = layers, narrow
         self._structures = [structure_of(layer) for layer in layers]
         self._through: dict[Hashable, tuple[Boundary, tuple[Alive, ...]]] = {}
 
@@ -46,18 +47,20 @@ class Fronts:
         if len(self._through) > _REMEMBERED:
             self._through.clear()
         if key not in self._through:
-            self._through[key] = _run(layer, front.main, taken)
+            self._through[key] = _run(layer, front.main, taken, self._narrow)
         main, given = self._through[key]
         still = [one.apart() for one in alive.values()]
         new = [Alive(name, one.spec, one.same) for name, one in zip(gives_of(layer), given, strict=True)]
         return Front(main, (*still, *new))
 
 
-def _run(layer: nn.Module, main: Boundary, taken: Boundary) -> tuple[Boundary, tuple[Alive, ...]]:
+def _run(layer: nn.Module, main: Boundary, taken: Boundary, narrow: bool) -> tuple[Boundary, tuple[Alive, ...]]:
     """Runs one layer; returns what the next one gets, and the skips given, without names."""
     tensors = [spec.empty(torch.device("meta")).requires_grad_(spec.needs_gradient) for spec in (*main, *taken)]
     with torch.enable_grad():
         results, count = as_tuple(layer(*tensors)), len(gives_of(layer))
+    if narrow:
+        results = narrowed(results)
     outputs = results[: len(results) - count]
     given = (
         Alive("", TensorSpec.of(skip), next((at for at, output in enumerate(outputs) if output is skip), None))

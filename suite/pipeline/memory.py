@@ -1,8 +1,9 @@
 """Bytes a stage needs, from the costs of its layers: what always stands, and the most that a walk of actions adds.
 
     weights, gradients, optimizer state          all the while
-    inputs of a micro-batch                      from its F to the end of its B: M of them before the first B
+    inputs of a micro-batch                      from its F to the end of its B: fill-drain has M before the first B
     activations of a micro-batch                 from its R (or an F with graph) to its B: rebuilt ones one at a time
+    what a B put off                             from there to its W
     peaks of forward, rebuild, backward          while they last
     messages                                     received ahead, or sent and perhaps not taken (see ``transport``)
 
@@ -18,11 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.pipeline.action import Action, turns_of
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.crossing import Crossing, crossings, given_twice
-from suite.pipeline.schedule import Action
 from suite.pipeline.transport import OUTSTANDING, WINDOW
-from suite.settings import OptimizerSettings, Remat
+from suite.settings import OptimizerSettings
 
 Ints = NDArray[np.int64]
 
@@ -48,42 +49,121 @@ class StageBytes:
     """Received from them by a backward."""
     sent_back: int
     """Sent to the stages before by a backward."""
+    put_off: int = 0
+    """Held from a backward of the inputs to that of the weights."""
     far: int = 0
     """Skips under way to stages beyond the next, and gradients of such to stages before the one before, that are not
     counted with the neighbours' messages: whatever the action."""
 
 
-def peak_bytes(actions: Sequence[Action], stage: StageBytes) -> int:
-    """Returns the most bytes that stand at once while a stage walks its actions and then updates.
+def peak_bytes(actions: Sequence[Action], *cells: StageBytes) -> int:
+    """Returns the most bytes that stand at once while a stage of these cells walks its actions and then updates.
 
-    Of the messages it expects, ``WINDOW`` a direction have their room ahead; the last ``OUTSTANDING`` that it sent may
-    not have left.
+    Of the messages that a cell expects, ``WINDOW`` a direction have their room ahead; the last ``OUTSTANDING`` that it
+    sent may not have left.
     """
-    rebuilt = {action.micro_batch for action in actions if action.kind == "R"}
-    to_come = {kind: sum(action.kind == kind for action in actions) for kind in "FB"}
-    sent: deque[int] = deque(maxlen=OUTSTANDING)
-    inputs = graphs = most = 0
+    walks = [_Walk(actions, turn, cell) for turn, cell in enumerate(cells)]
+    fixed, standing = sum(cell.fixed for cell in cells), [walk.standing() for walk in walks]
+    most = total = sum(standing)
     for action in actions:
-        inputs += action.kind == "F"
-        taken = stage.coming_back if action.kind == "B" else 0
-        if action.kind != "R":
-            to_come[action.kind] -= 1
-        ahead = min(WINDOW, to_come["F"]) * stage.inputs + min(WINDOW, to_come["B"]) * stage.coming_back
-        standing = inputs * stage.inputs + graphs * stage.activations + ahead + taken + sum(sent)
-        most = max(most, standing + _peak(action, rebuilt, stage))
-        if action.kind == "B":
-            inputs, graphs = inputs - 1, graphs - 1
-            sent.append(stage.sent_back)
-        elif action.kind == "F":
-            sent.append(stage.leaving)
-        graphs += action.kind == "R" or (action.kind == "F" and action.micro_batch not in rebuilt)
-    return stage.fixed + max(most + stage.far, stage.update_peak)
+        walk = walks[action.turn]
+        most = max(most, total - standing[action.turn] + walk.begin(action))
+        walk.end(action)
+        total += walk.standing() - standing[action.turn]
+        standing[action.turn] = walk.standing()
+    return fixed + max(most, max(cell.update_peak for cell in cells))
 
 
-def _peak(action: Action, rebuilt: set[int], stage: StageBytes) -> int:
-    if action.kind == "B":
-        return stage.backward_peak
-    return stage.forward_peak if action.kind == "F" and action.micro_batch in rebuilt else stage.graph_peak
+class _Walk:
+    """What stands of one cell while its stage walks."""
+
+    def __init__(self, actions: Sequence[Action], turn: int, cell: StageBytes) -> None:
+        mine = [action for action in actions if action.turn == turn]
+        self._cell = cell
+        self._rebuilt = {action.micro_batch for action in mine if action.kind == "R"}
+        self._put_off = {action.micro_batch for action in mine if action.kind == "W"}
+        self._to_come = {kind: sum(action.kind == kind for action in mine) for kind in "FB"}
+        self._sent: deque[int] = deque(maxlen=OUTSTANDING)
+        self._inputs = self._graphs = self._later = 0
+
+    def standing(self) -> int:
+        """Returns the bytes between two actions."""
+        cell, to_come = self._cell, self._to_come
+        ahead = min(WINDOW, to_come["F"]) * cell.inputs + min(WINDOW, to_come["B"]) * cell.coming_back
+        held = self._inputs * cell.inputs + self._graphs * cell.activations + self._later * cell.put_off
+        return held + ahead + sum(self._sent) + cell.far
+
+    def begin(self, action: Action) -> int:
+        """Takes what an action takes; returns the most bytes while it lasts."""
+        cell = self._cell
+        if action.kind in "FB":
+            self._to_come[action.kind] -= 1
+        self._inputs += action.kind == "F"
+        taken = cell.coming_back if action.kind == "B" else 0
+        return self.standing() + taken + self._peak(action)
+
+    def end(self, action: Action) -> None:
+        """Lets go of what an action lets go of, and holds what it sent."""
+        kind, i = action.kind, action.micro_batch
+        if kind == "B":
+            self._inputs, self._graphs = self._inputs - 1, self._graphs - 1
+            self._later += i in self._put_off
+            self._sent.append(self._cell.sent_back)
+        elif kind == "F":
+            self._sent.append(self._cell.leaving)
+        self._graphs += kind == "R" or (kind == "F" and i not in self._rebuilt)
+        self._later -= kind == "W"
+
+    def _peak(self, action: Action) -> int:
+        cell, kind, i = self._cell, action.kind, action.micro_batch
+        if kind == "W":
+            return cell.backward_peak
+        if kind == "B":  # what is put off takes the room of the activations that the backward lets go of
+            return cell.backward_peak + (max(0, cell.put_off - cell.activations) if i in self._put_off else 0)
+        return cell.forward_peak if kind == "F" and i in self._rebuilt else cell.graph_peak
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """How many micro-batches of a cell stand at once at most, over all cells of a schedule."""
+
+    micro_batches: int
+    inputs: int
+    graphs: int
+    put_off: int = 0
+    drains: bool = True
+    """Whether all forwards come before all backwards: gradients sent back then take the room of inputs let go."""
+
+    @staticmethod
+    def of(schedule: Sequence[Sequence[Action]], micro_batches: int) -> Crowd:
+        """Returns what a schedule brings together."""
+        found = [_crowd(actions, turn) for actions in _distinct(schedule) for turn in range(turns_of(schedule))]
+        inputs, graphs, put_off = (max(column, default=0) for column in zip(*(one[:3] for one in found), strict=True))
+        return Crowd(micro_batches, inputs, graphs, put_off, all(one[3] for one in found))
+
+
+def _distinct(schedule: Sequence[Sequence[Action]]) -> list[Sequence[Action]]:
+    return list({tuple(actions): actions for actions in schedule}.values())
+
+
+def _crowd(actions: Sequence[Action], turn: int) -> tuple[int, int, int, bool]:
+    rebuilt = {action.micro_batch for action in actions if action.kind == "R" and action.turn == turn}
+    inputs = graphs = later = 0
+    most = [0, 0, 0]
+    drains, backward = True, False
+    put_off = {action.micro_batch for action in actions if action.kind == "W" and action.turn == turn}
+    for action in actions:
+        if action.turn != turn:
+            continue
+        kind, i = action.kind, action.micro_batch
+        drains, backward = drains and not (backward and kind == "F"), backward or kind == "B"
+        inputs += kind == "F"
+        graphs += kind == "R" or (kind == "F" and i not in rebuilt)
+        most = [max(pair) for pair in zip(most, (inputs, graphs, later), strict=True)]
+        inputs -= kind == "B"
+        graphs -= kind == "B"
+        later += (kind == "B" and i in put_off) - (kind == "W")
+    return most[0], most[1], max(most[2], int(bool(put_off))), drains
 
 
 def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
@@ -99,13 +179,11 @@ def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
 
 
 class CellBytes:
-    """Bytes of any cell of consecutive layers, as a stage of a fill-drain pipeline."""
+    """Bytes of any cell of consecutive layers, as a stage of a pipeline."""
 
-    def __init__(
-        self, costs: Sequence[LayerCost], micro_batches: int, remat: Remat, per_parameter: float, process: int = 0
-    ) -> None:
+    def __init__(self, costs: Sequence[LayerCost], crowd: Crowd, per_parameter: float, process: int = 0) -> None:
         """``per_parameter`` bytes stand for each value all the while; ``process`` are those of a worker without any."""
-        self._micro_batches, self._remat = micro_batches, remat
+        self._crowd, self._micro_batches = crowd, crowd.micro_batches
         self._per_parameter, self._process = per_parameter, process
         self._layers = len(costs)
 
@@ -117,7 +195,8 @@ class CellBytes:
         self._gradients = np.append(column("gradient"), zero)
         self._parameters = np.concatenate((zero, np.cumsum(column("parameters"))))
         self._alive = np.concatenate((zero, np.cumsum(column("activations"))))
-        self._noted = np.concatenate((zero, np.cumsum(micro_batches * column("noted"))))
+        self._noted = np.concatenate((zero, np.cumsum(self._micro_batches * column("noted"))))
+        self._put_off = np.concatenate((zero, np.cumsum(column("put_off"))))
         given = self._gradients[1:]
         self._first_peak = column("forward_peak")
         self._later_peak = _RangeMaximum(np.append(self._first_peak + self._inputs[:-1], zero))
@@ -212,19 +291,25 @@ class CellBytes:
         return [int(at) for at in end]
 
     def _needs(self, begin: Ints, end: Ints) -> Ints:
-        """The peak of a fill-drain walk in closed form, for many cells at once; never below ``peak_bytes``."""
-        fixed, inputs, activations, forward, graph, backward, update, leaving, coming_back, sent_back = self._parts(
-            begin, end, self._leaving(begin, end), self._coming_back(begin, end)
+        """The peak of a walk in closed form, for many cells at once; never below ``peak_bytes``."""
+        fixed, inputs, activations, forward, graph, backward, update, leaving, coming_back, sent_back, put_off = (
+            self._parts(begin, end, self._leaving(begin, end), self._coming_back(begin, end))
         )
-        graphs = self._micro_batches if self._remat == "never" else 1
+        crowd, graphs = self._crowd, max(1, self._crowd.graphs)
         expected, unsent = min(WINDOW + 1, self._micro_batches), min(OUTSTANDING, self._micro_batches)
         returned = min(OUTSTANDING, self._micro_batches - 1)  # each in the room of the inputs that its B let go
         filling = (graphs - 1) * activations + np.maximum(forward, graph)
         backward = backward + self._twice(begin, end)
         draining = np.maximum((graphs - 1) * activations + graph, graphs * activations + backward)
-        messages = expected * coming_back + unsent * leaving + returned * np.maximum(0, sent_back - inputs)
-        messages = messages + self._far(begin, end) + self._far_back[begin]
-        standing = self._micro_batches * inputs + np.maximum(filling, draining) + messages
+        messages = expected * coming_back + self._far(begin, end) + self._far_back[begin]
+        if crowd.drains:
+            messages = messages + unsent * leaving + returned * np.maximum(0, sent_back - inputs)
+        else:
+            messages = messages + unsent * np.maximum(leaving, sent_back)
+        if crowd.put_off:
+            messages = messages + crowd.put_off * put_off + np.maximum(0, put_off - activations)
+        kept = min(self._micro_batches, crowd.inputs + WINDOW)
+        standing = kept * inputs + np.maximum(filling, draining) + messages
         needs: Ints = fixed + np.maximum(standing, update)
         return needs
 
@@ -249,6 +334,7 @@ class CellBytes:
             leaving,
             coming_back,
             sent_back,
+            self._put_off[end] - self._put_off[begin],
         )
 
 

@@ -1,25 +1,31 @@
 """What a run will cost, before it starts: layer costs, cut into cells, fitted to the devices, played as a schedule.
 
-    layer costs -> partition under the memory cap -> schedule, validated -> simulate -> step time, bubble, bytes a stage
+    layer costs -> partition under the memory cap -> schedule, validated -> rebuild dial -> simulate -> step, bytes
 
-The run walks the very schedule that is played here, over the very cells, so a plan can be held against its trace.
+Where the settings leave it to the plan, all schedules are played and the fastest that fits is taken; and each cell
+keeps as many graphs as the memory holds, so that no more is rebuilt than must be. The run walks the very schedule that
+is played here, over the very cells, so a plan can be held against its trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from suite.errors import PlacementError, PlanError, SettingError
+from suite.pipeline.action import Action, Schedule, put_off_in, rebuilt_in
 from suite.pipeline.costs import LayerCost, check_costs
 from suite.pipeline.crossing import messages
-from suite.pipeline.memory import CellBytes, peak_bytes
+from suite.pipeline.memory import SUNDRIES, CellBytes, Crowd, StageBytes, peak_bytes
 from suite.pipeline.partition import cell_ranges, fewest_stages, partition
-from suite.pipeline.schedule import fill_drain, validate
+from suite.pipeline.rebuild import ALL, with_rebuilds
+from suite.pipeline.recipe import FEWEST_TURNS, Recipe, faults
 from suite.pipeline.simulate import Link, StageCost, simulate
 from suite.pipeline.timeline import Timeline
-from suite.settings import PipelineSettings
+from suite.settings import PipelineSettings, ScheduleName
 
 GIB = 2**30
 
@@ -37,27 +43,31 @@ class Machine:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage: its layers ``begin`` to ``end``, exclusive, and what it costs; seconds of one micro-batch."""
+    """One cell: its layers ``begin`` to ``end``, exclusive, and what it costs; seconds of one micro-batch."""
 
     begin: int
     end: int
     parameters: int
     cost: StageCost
     peak_bytes: int
+    """Of its stage, with all cells that this holds."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every stage, and the step as the simulator plays it."""
+    """Every cell, in the order of layers, and the step as the simulator plays it."""
 
     stages: tuple[StagePlan, ...]
+    """Cell v * K + k is the v-th of stage k; most schedules give each stage one."""
     pipeline: PipelineSettings
+    """As asked for, but for what was left to the plan."""
+    recipe: Recipe
     limit: int
     timeline: Timeline
 
     @property
     def cells(self) -> tuple[int, ...]:
-        """Layers a stage."""
+        """Layers a cell."""
         return tuple(stage.end - stage.begin for stage in self.stages)
 
     @property
@@ -66,62 +76,192 @@ class Plan:
         return self.timeline.seconds
 
     @cached_property
-    def limit_s(self) -> float:
-        """Seconds that no fill-drain step over these cells goes below: sum (F+B) + (M-1) max (F+B+R), and the update.
+    def schedule(self) -> Schedule:
+        """What the stages walk."""
+        return self.recipe.actions(self.pipeline.stages, self.pipeline.micro_batches)
 
-        Derived from section 2.3 of the paper: a mini-batch passes all stages once, and the slowest stage M times. A
-        forward that keeps its graph takes R, not F; and with remat always the first B of all waits for the last
-        stage's R, the only rebuild that nothing can hide.
-        """
-        remat, costs = self.pipeline.remat, [stage.cost for stage in self.stages]
-        if remat == "never":
-            through = [cost.rebuild_s + cost.backward_s for cost in costs]
-            slowest, first_rebuild = max(through), 0.0
-        else:
-            first_forward = [c.forward_s if remat == "always" else min(c.forward_s, c.rebuild_s) for c in costs]
-            through = [forward + cost.backward_s for forward, cost in zip(first_forward, costs, strict=True)]
-            slowest = max(cost.forward_s + cost.rebuild_s + cost.backward_s for cost in costs)
-            first_rebuild = costs[-1].rebuild_s if remat == "always" else 0.0
-        after_first = (self.pipeline.micro_batches - 1) * slowest
-        return sum(through) + after_first + first_rebuild + max(cost.update_s for cost in costs)
+    @property
+    def rebuilds(self) -> tuple[int, int]:
+        """How many forwards are run again for their backward, and how many there are."""
+        kinds = Counter(action.kind for actions in self.schedule for action in actions)
+        return kinds["R"], kinds["F"]
+
+    @cached_property
+    def limit_s(self) -> float:
+        """Seconds that no step of this schedule over these cells goes below, messages taking none."""
+        costs = [stage.cost for stage in self.stages]
+        stages = self.pipeline.stages
+        update = max(sum(cost.update_s for cost in costs[k::stages]) for k in range(stages))
+        return limit(self.recipe, self.schedule, costs) + update
+
+
+def limit(recipe: Recipe, schedule: Schedule, costs: Sequence[StageCost]) -> float:
+    """Returns seconds that no walk of a schedule over cells of these costs goes below, without the update.
+
+    Whatever the schedule: before a stage's first action a forward must pass all stages before it, then it does all that
+    it has to do, and after its last backward a gradient must pass them, but where weights are still left to do
+    meanwhile. Fill-drain's is closer,
+    sum (F+B) + max of the others' F+B+R: a mini-batch passes all stages once, and the slowest stage M times (section
+    2.3 of the paper). There a forward that keeps its graph takes R, not F; and where the last stage rebuilds
+    everything, the first B of all waits for its R, the only one that nothing can hide.
+    """
+    if recipe.schedule == "fill_drain":
+        return _fill_drain_limit(schedule, costs)
+    found, before = 0.0, 0.0
+    for k, actions in enumerate(schedule):
+        busy = sum(_seconds(actions, costs[turn * len(schedule) + k], turn) for turn in range(recipe.turns))
+        found = max(found, before + busy)
+        cost = costs[k]
+        before += min(cost.forward_s, cost.rebuild_s) + (0.0 if recipe.splits else cost.backward_s)
+    return found
+
+
+def _fill_drain_limit(schedule: Schedule, costs: Sequence[StageCost]) -> float:
+    through = others = 0.0
+    for actions, cost in zip(schedule, costs, strict=True):
+        count, again = (sum(action.kind == kind for action in actions) for kind in "FR")
+        first = (
+            min(cost.forward_s, cost.rebuild_s) if 0 < again < count else (cost.forward_s if again else cost.rebuild_s)
+        )
+        through += first + cost.backward_s
+        rest = again if again < count else count - 1
+        both, kept = cost.rebuild_s + cost.backward_s, count - 1 - rest
+        others = max(others, rest * (cost.forward_s + both) + kept * both)
+    count, again = (sum(action.kind == kind for action in schedule[-1]) for kind in "FR")
+    return through + others + (costs[-1].rebuild_s if count and again == count else 0.0)
+
+
+def _seconds(actions: Sequence[Action], cost: StageCost, turn: int) -> float:
+    """Returns the seconds that one cell keeps its stage busy."""
+    rebuilt, put_off = rebuilt_in(actions), put_off_in(actions)
+    return sum(
+        cost.seconds(action.kind, (turn, action.micro_batch) in rebuilt, (turn, action.micro_batch) in put_off)
+        for action in actions
+        if action.turn == turn
+    )
 
 
 def make_plan(
     costs: Sequence[LayerCost], layers: int, pipeline: PipelineSettings, per_parameter: float, machine: Machine
 ) -> Plan:
-    """Returns the plan of one replica of a fill-drain run of ``layers`` layers.
+    """Returns the plan of one replica of a run of ``layers`` layers.
 
     ``per_parameter`` are the bytes that stand for each value (``suite.pipeline.memory.bytes_per_parameter``). Raises
-    PlanError with every fault: costs, stages, cells by hand, and each stage that does not fit its device.
+    PlanError with every fault: costs, stages, cells by hand, schedule, and each stage that does not fit its device.
     """
     try:
         check_costs(costs, layers)
     except SettingError as fault:
         raise PlanError([str(fault)]) from None
-    sizes = CellBytes(costs, pipeline.micro_batches, pipeline.remat, per_parameter, machine.process)
-    weights = [_weight(cost, pipeline) for cost in costs]
-    ranges = _cells(weights, sizes, pipeline, machine)
-    stages = [_stage_cost(costs, sizes, ranges, k, pipeline, machine) for k in range(len(ranges))]
-    schedule = fill_drain(pipeline.stages, pipeline.micro_batches, pipeline.remat)
-    validate(schedule, pipeline.micro_batches)
-    needed = [
-        peak_bytes(actions, stage.memory)
-        for actions, stage in zip(schedule, stages, strict=True)
-        if stage.memory is not None
+    wrong = faults(pipeline, layers) + _skip_faults(pipeline, costs)
+    if wrong:
+        raise PlanError(wrong)
+    if pipeline.schedule != "auto":
+        return _one_plan(costs, pipeline, per_parameter, machine)
+    plans, refused = [], None
+    for candidate in _candidates(pipeline, costs):
+        try:
+            plans.append(_one_plan(costs, candidate, per_parameter, machine))
+        except PlanError as fault:
+            refused = refused or fault
+    if not plans:
+        assert refused is not None
+        raise refused
+    return min(plans, key=lambda plan: plan.step_s)  # of equals the first, which is the simplest
+
+
+def _candidates(pipeline: PipelineSettings, costs: Sequence[LayerCost]) -> Iterator[PipelineSettings]:
+    """Yields the settings with each schedule that they can be walked by, the simplest first."""
+    names: tuple[ScheduleName, ...] = ("fill_drain", "1f1b", "zero_bubble", "interleaved")
+    for name in names:
+        turns = max(FEWEST_TURNS, pipeline.turns) if name == "interleaved" else 1
+        candidate = pipeline.model_copy(update={"schedule": name, "turns": turns})
+        by_hand = name == "interleaved" and pipeline.cells is not None
+        if not by_hand and not faults(candidate, len(costs)) and not _skip_faults(candidate, costs):
+            yield candidate
+
+
+def _skip_faults(pipeline: PipelineSettings, costs: Sequence[LayerCost]) -> list[str]:
+    if pipeline.turns == 1 or not any(cost.takes for cost in costs):
+        return []
+    return [
+        "pipeline.schedule=interleaved carries no skips, which could begin and end on one stage; this model has some; "
+        "use pipeline.schedule=1f1b pipeline.turns=1"
     ]
+
+
+def _one_plan(
+    costs: Sequence[LayerCost], pipeline: PipelineSettings, per_parameter: float, machine: Machine
+) -> Plan:  # fmt: skip
+    """Returns the plan of one schedule; a rebuild dial left to the plan is turned as far as the memory allows."""
+    if pipeline.remat == "auto":
+        with suppress(PlanError):  # with memory to spare nothing is rebuilt, and the cells are cut for that
+            return _one_plan(costs, pipeline.model_copy(update={"remat": "never"}), per_parameter, machine)
+    stages, count = pipeline.stages, pipeline.micro_batches
+    frugal = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
+    recipe = Recipe.of(frugal)
+    schedule = recipe.actions(stages, count)
+    sizes = CellBytes(costs, Crowd.of(schedule, count), per_parameter, machine.process)
+    ranges = _cells([_weight(cost, frugal) for cost in costs], sizes, pipeline, machine)
+    cells = [_stage_cost(costs, sizes, ranges, at, pipeline, machine) for at in range(len(ranges))]
+    held = [_held(cells[k::stages], machine) for k in range(stages)]
+    needed = [peak_bytes(actions, *bytes_) for actions, bytes_ in zip(schedule, held, strict=True)]
     room = f"the device has {machine.limit / GIB:.2f} GiB"
-    faults = [
-        f"stage {k} (layers {cell[0]}-{cell[-1]}) needs {need / GIB:.2f} GiB, {room}"
-        for k, (cell, need) in enumerate(zip(ranges, needed, strict=True))
+    wrong = [
+        f"stage {k} (layers {_layers(ranges[k::stages])}) needs {need / GIB:.2f} GiB, {room}"
+        for k, need in enumerate(needed)
         if need > machine.limit
     ]
-    if faults:
-        raise PlanError(faults)
+    if wrong:
+        raise PlanError(wrong)
+    if pipeline.remat == "auto":
+        recipe = replace(recipe, graphs=_dialled(recipe, stages, count, held, machine.limit))
+        schedule = recipe.actions(stages, count)
+        needed = [peak_bytes(actions, *bytes_) for actions, bytes_ in zip(schedule, held, strict=True)]
     plans = tuple(
-        StagePlan(cell[0], cell[-1] + 1, sum(costs[index].parameters for index in cell), stage, need)
-        for cell, stage, need in zip(ranges, stages, needed, strict=True)
+        StagePlan(cell[0], cell[-1] + 1, sum(costs[index].parameters for index in cell), cells[at], needed[at % stages])
+        for at, cell in enumerate(ranges)
     )
-    return Plan(plans, pipeline, machine.limit, simulate(schedule, stages, machine.link))
+    return Plan(plans, pipeline, recipe, machine.limit, simulate(schedule, cells, machine.link))
+
+
+def _dialled(
+    recipe: Recipe, stages: int, micro_batches: int, held: Sequence[Sequence[StageBytes]], most: int
+) -> tuple[int, ...]:  # fmt: skip
+    """Returns for each cell as many graphs as its stage's memory holds, by bisection; one at least."""
+    bare = recipe.bare(stages, micro_batches)
+    known: dict[Hashable, int] = {}
+
+    def graphs(k: int) -> int:
+        def fits(count: int) -> bool:
+            return peak_bytes(with_rebuilds(bare[k], [count] * recipe.turns), *held[k]) <= most
+
+        if fits(ALL):
+            return ALL
+        least, beyond = 1, max(2, micro_batches)
+        while beyond - least > 1:
+            middle = (least + beyond) // 2
+            least, beyond = (middle, beyond) if fits(middle) else (least, middle)
+        return least
+
+    found = []
+    for k in range(stages):
+        key = (tuple(bare[k]), tuple(held[k]))  # most stages are alike
+        if key not in known:
+            known[key] = graphs(k)
+        found.append(known[key])
+    return tuple(found) * recipe.turns
+
+
+def _held(cells: Sequence[StageCost], machine: Machine) -> list[StageBytes]:
+    """Returns the bytes of a stage's cells; the process itself counts with the first."""
+    held = [cell.memory for cell in cells if cell.memory is not None]
+    once = machine.process + SUNDRIES
+    return held[:1] + [replace(one, fixed=one.fixed - once) for one in held[1:]]
+
+
+def _layers(cells: Sequence[range]) -> str:
+    return " and ".join(f"{cell[0]}-{cell[-1]}" for cell in cells)
 
 
 def _weight(cost: LayerCost, pipeline: PipelineSettings) -> float:
@@ -131,20 +271,25 @@ def _weight(cost: LayerCost, pipeline: PipelineSettings) -> float:
 
 def _cells(weights: Sequence[float], sizes: CellBytes, pipeline: PipelineSettings, machine: Machine) -> list[range]:
     """Returns the cells by hand, if they are whole, or the lightest cut that fits."""
+    count = pipeline.stages * pipeline.turns
     if pipeline.cells is not None:
-        faults = []
-        if len(pipeline.cells) != pipeline.stages:
-            faults.append(f"pipeline.cells names {len(pipeline.cells)} cells, pipeline.stages is {pipeline.stages}")
+        wrong = []
+        if len(pipeline.cells) != count:
+            held = f" of {pipeline.turns} cells each" if pipeline.turns > 1 else ""
+            wrong.append(
+                f"pipeline.cells names {len(pipeline.cells)} cells, pipeline.stages is {pipeline.stages}{held}"
+            )
         try:
             ranges = cell_ranges(pipeline.cells, len(weights))
         except SettingError as fault:
-            faults.append(str(fault))
-        if faults:
-            raise PlanError(faults)
+            wrong.append(str(fault))
+        if wrong:
+            raise PlanError(wrong)
         return ranges
-    reach = sizes.reach(machine.limit)
+    # the cells of a stage share its device, of which the process takes its part once
+    reach = sizes.reach(machine.process + (machine.limit - machine.process) // pipeline.turns)
     try:
-        return cell_ranges(partition(weights, pipeline.stages, reach), len(weights))
+        return cell_ranges(partition(weights, count, reach), len(weights))
     except PlacementError as fault:
         raise PlanError(_too_large(weights, sizes, pipeline, machine, reach) or [str(fault)]) from None
     except SettingError as fault:
@@ -166,9 +311,10 @@ def _too_large(
         worst = max(alone, key=lambda at: need(at, at + 1))
         others = f", and {len(alone) - 1} other layers do not fit either" if len(alone) > 1 else ""
         return [f"layer {worst} alone needs {need(worst, worst + 1):.2f} GiB, {room}{others}"]
-    if fewest <= pipeline.stages:  # a layer fits among others, but not as the first of a cell
+    count = pipeline.stages * pipeline.turns
+    if fewest <= count:  # a layer fits among others, but not as the first of a cell
         return []
-    cut = cell_ranges(partition(weights, pipeline.stages), len(weights))
+    cut = cell_ranges(partition(weights, count), len(weights))
     over = {k: gib for k, cell in enumerate(cut) if (gib := need(cell[0], cell[-1] + 1)) > machine.limit / GIB}
     if not over:
         return []
@@ -176,7 +322,7 @@ def _too_large(
     others = f", and {len(over) - 1} other stages too much as well" if len(over) > 1 else ""
     return [
         f"stage {worst} (layers {cut[worst][0]}-{cut[worst][-1]}) needs {over[worst]:.2f} GiB, {room}{others}; "
-        f"{fewest} stages are the fewest that fit, {pipeline.stages} were asked for"
+        f"{-(-fewest // pipeline.turns)} stages are the fewest that fit, {pipeline.stages} were asked for"
     ]
 
 
@@ -195,6 +341,8 @@ def _stage_cost(
         forward_s=sum(cost.forward_s for cost in inside),
         rebuild_s=sum(cost.rebuild_s for cost in inside),
         backward_s=sum(cost.backward_s for cost in inside),
+        weight_s=sum(cost.weight_s for cost in inside),
+        split_s=sum(cost.split_s for cost in inside),
         update_s=sum(cost.update_s for cost in inside) + reduced,
         sends=sent[0].sends if sent else 0,
         returns=before[0].returns if before else 0,

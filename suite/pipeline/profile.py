@@ -21,6 +21,7 @@ from suite.pipeline.boundary import Front, TensorSpec
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.fronts import Fronts, standing
 from suite.pipeline.layers import Tensors, structure_of
+from suite.pipeline.put_off import Later
 from suite.pipeline.skip import Cargo, Routes, Skip, Stash, find_skips, gives_of, takes_of
 from suite.pipeline.stage import Kept, Stage
 
@@ -73,21 +74,26 @@ def profile(
 
 def _walk(
     layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: torch.device, precision: str,
-    copies: int, measure: Callable[[_Measured], dict[str, Any]],
+    copies: int, measure: Callable[[_Both], dict[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Runs a micro-batch through all layers and measures each that is unlike those before it."""
     skips, structures = find_skips(layers), [structure_of(layer) for layer in layers]
     targets = tuple(tensor.to(device) for tensor in data.targets)
     tensors = tuple(tensor.to(device) for tensor in data.inputs)
-    fronts = Fronts(layers).all(Front(tuple(map(TensorSpec.of, tensors))))
+    fronts = Fronts(layers, precision == "bf16").all(Front(tuple(map(TensorSpec.of, tensors))))
     stash: Stash = {}
     known: dict[Hashable, tuple[dict[str, Any], Tensors, Tensors]] = {}
     found = []
 
-    def lone(index: int, count: int, loss: nn.Module | None) -> _Measured:
+    def lone(index: int, count: int, loss: nn.Module | None) -> _Both:
         cell = range(index, index + count)
-        stage = Stage(layers, cell, loss, device, precision, seed=0)
-        return _Measured(stage, _crossing(skips, cell, fronts), tensors, stash, targets)
+        crossing = _crossing(skips, cell, fronts)
+
+        def stage(splits: bool) -> _Measured:
+            made = Stage(layers, [cell], loss, device, precision, seed=0, splits=splits)
+            return _Measured(made, crossing, tensors, stash, targets)
+
+        return _Both(stage)
 
     for index, layer in enumerate(layers):
         last = index == len(layers) - 1
@@ -121,6 +127,32 @@ def _crossing(skips: Sequence[Skip], cell: range, fronts: Sequence[Front]) -> tu
     return routes.arriving(fronts[cell[0]]), leaving
 
 
+class _Both:
+    """One layer, or several equal ones, twice and one after the other: with its backward in one, and split."""
+
+    def __init__(self, stage: Callable[[bool], _Measured]) -> None:
+        self._stage = stage
+
+    def outputs(self) -> tuple[Tensors, Stash]:
+        """Returns what the next layer gets, and skips; each tensor says whether it carries a gradient."""
+        return self._stage(False).outputs()
+
+    def seconds(self, make_update: Callable[[nn.Module], Update], meet: Meet) -> dict[str, float]:
+        """Returns means over ordinary rounds of forward, rebuild, backward and update, and what splitting changes."""
+        found = self._stage(False).seconds(make_update, meet, SECONDS_A_LAYER)
+        split = self._stage(True)
+        if not split.puts_off:
+            return found
+        apart = split.seconds(make_update, meet, SECONDS_A_LAYER / 2)
+        both = [sum(one[name] for name in ("rebuild_s", "backward_s", "weight_s")) for one in (found, apart)]
+        weight = min(apart["weight_s"], found["backward_s"])
+        return found | {"weight_s": weight, "split_s": max(0.0, both[1] - both[0])}
+
+    def bytes(self, make_update: Callable[[nn.Module], Update]) -> dict[str, int]:
+        """Returns the sizes of a ``LayerCost``; gradients and optimizer state stand already when it begins."""
+        return self._stage(False).bytes(make_update) | {"put_off": self._stage(True).put_off_bytes()}
+
+
 class _Measured:
     """One layer as a stage, or several equal ones, with its inputs."""
 
@@ -131,6 +163,7 @@ class _Measured:
         self._arriving, self._leaving = crossing
         inputs = self._arriving.pack(tensors, dict(stash))
         self._inputs = tuple(tensor.detach() for tensor in inputs)
+        self._objective = torch.float32
         stage.train(True)
 
     def outputs(self) -> tuple[Tensors, Stash]:
@@ -141,14 +174,19 @@ class _Measured:
         free = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
         return self._leaving.unpack(free)
 
-    def seconds(self, make_update: Callable[[nn.Module], Update], meet: Meet) -> dict[str, float]:
-        """Returns means over ordinary rounds of forward, rebuild, backward and update."""
+    @property
+    def puts_off(self) -> bool:
+        """Whether it has gradients that can be."""
+        return self._stage.splits and any(hasattr(module, "later") for module in self._stage.layers.modules())
+
+    def seconds(self, make_update: Callable[[nn.Module], Update], meet: Meet, least_s: float) -> dict[str, float]:
+        """Returns means over ordinary rounds of forward, rebuild, backward, put-off weights' gradients and update."""
         update = make_update(self._stage.layers)
         rounds: list[tuple[float, ...]] = []
-        until = time.perf_counter() + SECONDS_A_LAYER
+        until = time.perf_counter() + least_s
         while meet(len(rounds) < WARM_UPS + LEAST_ROUNDS or time.perf_counter() < until):
             rounds.append(self._round(update))
-        names = ("forward_s", "rebuild_s", "backward_s", "update_s")
+        names = ("forward_s", "rebuild_s", "backward_s", "weight_s", "update_s")
         columns = zip(*rounds[WARM_UPS:], strict=True)
         count = len(self._stage.layers)
         return {name: _ordinary_mean(column) / count for name, column in zip(names, columns, strict=True)}
@@ -156,7 +194,7 @@ class _Measured:
     def bytes(self, make_update: Callable[[nn.Module], Update]) -> dict[str, int]:
         """Returns the sizes of a ``LayerCost``; gradients and optimizer state stand already when it begins."""
         device, update = self._stage.device, make_update(self._stage.layers)
-        self._backward(*self._rebuilt())
+        self._backward(*self._rebuilt(), [])
         update()
         for parameter in self._stage.layers.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -168,7 +206,7 @@ class _Measured:
         del outputs
         gradients = self._gradients(kept)
         with Allocation(device) as backward:
-            self._backward(kept, gradients)
+            self._backward(kept, gradients, [])
         with Allocation(device) as updating:
             update()
         return {
@@ -178,12 +216,27 @@ class _Measured:
             "backward_peak": backward.peak, "update_peak": updating.peak,
         }  # fmt: skip
 
+    def put_off_bytes(self) -> int:
+        """Returns what stands between the two parts of a backward."""
+        if not self.puts_off:
+            return 0
+        later: list[Later] = []
+        for parameter in self._stage.layers.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with Allocation(self._stage.device) as standing:
+            kept, gradients = self._rebuilt()
+            self._backward(kept, gradients, later)
+            del kept, gradients
+        return max(0, standing.change)
+
     def _forward(self) -> Any:
         with torch.no_grad():
             return self._stage.forward(self._inputs, self._arriving, self._leaving, self._targets, 0, 0)
 
     def _graph(self, kept: Kept) -> tuple[Tensors, Tensor | None]:
-        return self._stage.graph(kept, self._arriving, self._leaving, self._targets, 0, 0)
+        found = self._stage.graph(kept, self._arriving, self._leaving, self._targets, 0, 0)
+        self._objective = found[0][0].dtype  # where the loss stands behind it
+        return found
 
     def _rebuilt(self) -> tuple[Kept, Tensors]:
         kept = Kept(self._inputs)
@@ -191,11 +244,20 @@ class _Measured:
         return kept, self._gradients(kept)
 
     def _gradients(self, kept: Kept) -> Tensors:
-        assert kept.outputs is not None
-        return tuple(torch.full_like(output, 1e-3) for output in kept.outputs)
+        """Returns a gradient for each root."""
+        assert kept.roots is not None
+        device = self._stage.device
+        if self._leaving is None:
+            return (torch.full((), 1e-3, dtype=self._objective, device=device),)
+        return tuple(spec.empty(device).fill_(1e-3) for spec in self._leaving.boundary if spec.needs_gradient)
 
-    def _backward(self, kept: Kept, gradients: Tensors) -> Tensors:
-        return self._stage.backward(kept, gradients, self._arriving)
+    def _backward(self, kept: Kept, gradients: Tensors, later: list[Later]) -> Tensors:
+        """Runs a backward; what it puts off, where it does, is added to ``later``."""
+        if not self.puts_off:
+            return self._stage.backward(kept, gradients, self._arriving)
+        returned, put_off = self._stage.input_backward(kept, gradients, self._arriving)
+        later.append(put_off)
+        return returned
 
     def _round(self, update: Update) -> tuple[float, ...]:
         repeats = CUDA_REPEATS if self._stage.device.type == "cuda" else 1
@@ -203,8 +265,11 @@ class _Measured:
         forward = self._time(lambda: [self._forward() for _ in kept])
         rebuild = self._time(lambda: [self._graph(one) for one in kept])
         gradients = [self._gradients(one) for one in kept]
-        backward = self._time(lambda: [self._backward(*pair) for pair in zip(kept, gradients, strict=True)])
-        return forward / repeats, rebuild / repeats, backward / repeats, self._time(update)
+        later: list[Later] = []
+        backward = self._time(lambda: [self._backward(*pair, later) for pair in zip(kept, gradients, strict=True)])
+        weight = self._time(lambda: [add() for put_off in later for add in put_off])
+        later.clear()
+        return *(seconds / repeats for seconds in (forward, rebuild, backward, weight)), self._time(update)
 
     def _time(self, what: Callable[[], Any]) -> float:
         self._synchronise()

@@ -22,7 +22,7 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._device = device
-        self._noted: list[tuple[Kind, int, Mark, Mark]] = []
+        self._noted: list[tuple[Kind, int, Mark, Mark, int]] = []
         self._zero: tuple[float, Mark] = (0.0, None)
         self.began = 0.0
         """When the step began."""
@@ -45,15 +45,17 @@ class Recorder:
         event.record()
         return event
 
-    def note(self, kind: Kind, micro_batch: int, start: Mark) -> None:
+    def note(self, kind: Kind, micro_batch: int, start: Mark, turn: int = 0) -> None:
         """Notes that an action lasted from ``start`` to now; -1 is the micro-batch of what belongs to all."""
-        self._noted.append((kind, micro_batch, start, self.mark()))
+        self._noted.append((kind, micro_batch, start, self.mark(), turn))
 
     def spans(self) -> list[Span]:
         """Returns what was noted since ``begin``, waiting for the device where there is one."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
-        return [Span(kind, i, self._seconds(start), self._seconds(end)) for kind, i, start, end in self._noted]
+        return [
+            Span(kind, i, self._seconds(start), self._seconds(end), turn) for kind, i, start, end, turn in self._noted
+        ]
 
     def _seconds(self, mark: Mark) -> float:
         if not self._cuda:

@@ -1,197 +1,131 @@
-"""A schedule is data: for each stage the list of actions it walks, in order.
+"""Schedules are data: for each stage the list of actions it walks, in order. Each is a generator under its picture.
 
-Fill-drain with early rebuild, K = 3 stages, M = 4 micro-batches, the last one not rebuilt (paper, figure 2c and 2.3):
-
-    time ->
-    stage 0   F0 F1 F2 F3 .  .  .  .  .  .  .  B3 R2 B2 R1 B1 R0 B0
-    stage 1   .  F0 F1 F2 F3 .  .  .  .  B3 R2 B2 R1 B1 R0 B0
-    stage 2   .  .  F0 F1 F2 F3 B3 R2 B2 R1 B1 R0 B0
-
-``F`` forward, ``R`` rebuild of the activations that a forward threw away, ``B`` backward. ``R`` stands before ``B`` and
-only ``B`` waits for the gradient from the next stage, so a stage rebuilds while the gradient is still on its way.
-Messages are not actions of their own: ``F`` takes its input from the stage before and gives its output to the next,
-``B`` the other way round.
+Messages are not actions of their own: ``F`` takes its input from the cell before and gives its output to the next,
+``B`` the other way round. ``R`` stands right before its ``B`` and only ``B`` waits for the gradient, so a stage
+rebuilds while the gradient is still on its way. Which micro-batches are rebuilt is ``suite.pipeline.rebuild``'s to say.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from suite.errors import SettingError
-from suite.settings import Remat
-
-Kind = Literal["F", "R", "B"]
-
-DRAWN_STAGES, DRAWN_UNITS = 16, 40
-"""What the picture in an error message shows at most: stages, and units of time before the deadlock."""
+from suite.pipeline.action import Action, Kind, Schedule
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One thing a stage does with one micro-batch; prints as ``F3`` and parses back."""
+def fill_drain(stages: int, micro_batches: int) -> Schedule:
+    """Returns the paper's schedule (figure 2c and section 2.3), here with rebuilds, the last micro-batch not rebuilt:
 
-    kind: Kind
-    micro_batch: int
+        stage 0   F0 F1 F2 F3 .  .  .  .  .  .  .  B3 R2 B2 R1 B1 R0 B0
+        stage 1   .  F0 F1 F2 F3 .  .  .  .  B3 R2 B2 R1 B1 R0 B0
+        stage 2   .  .  F0 F1 F2 F3 B3 R2 B2 R1 B1 R0 B0
 
-    def __str__(self) -> str:
-        return f"{self.kind}{self.micro_batch}"
-
-    @staticmethod
-    def parse(text: str) -> Action:
-        """Returns the action that ``text`` prints. Raises SettingError for anything else."""
-        match = re.fullmatch(r"([FRB])(\d+)", text)
-        if match is None:
-            raise SettingError(f"{text!r} is no action; actions look like F3, R3, B3")
-        return Action(match[1], int(match[2]))  # type: ignore[arg-type]
-
-
-Schedule = list[list[Action]]
-
-
-def rebuilt(micro_batches: int, remat: Remat) -> set[int]:
-    """Returns the micro-batches whose activations are thrown away in the forward and made again for the backward."""
-    if remat == "never":
-        return set()
-    return set(range(micro_batches if remat == "always" else micro_batches - 1))
-
-
-def fill_drain(stages: int, micro_batches: int, remat: Remat) -> Schedule:
-    """Returns the paper's schedule, one list of actions a stage; see the picture above."""
-    again = rebuilt(micro_batches, remat)
+    All forwards, then all backwards from the last to the first: so the last one's graph is still alive.
+    """
     fill = [Action("F", i) for i in range(micro_batches)]
-    drain: list[Action] = []
-    for i in reversed(range(micro_batches)):
-        if i in again:
-            drain.append(Action("R", i))
-        drain.append(Action("B", i))
+    drain = [Action("B", i) for i in reversed(range(micro_batches))]
     return [fill + drain for _ in range(stages)]
 
 
-def forward_only(stages: int, micro_batches: int) -> Schedule:
-    """Returns the schedule of an evaluation: the fill without the drain."""
-    return [[Action("F", i) for i in range(micro_batches)] for _ in range(stages)]
+def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
+    """Returns 1F1B (PipeDream-Flush; Narayanan et al., 2021):
 
+        stage 0   F0 F1 F2 .  .  B0 F3 B1 F4 B2 .  B3 .  B4
+        stage 1   .  F0 F1 .  B0 F2 B1 F3 B2 F4 B3 .  B4
+        stage 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
 
-def validate(schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool = True) -> list[list[str]]:
-    """Plays a schedule as fast as its messages allow and returns its timeline, a text cell a stage and unit of time.
-
-    Every stage must run each micro-batch's ``F`` once and, to train, its ``B`` once after it with at most one ``R``
-    between; and no stage may wait for ever. Messages between two stages arrive in the order they were sent.
-
-    Raises SettingError with the faulty stage and action, or with the timeline up to the deadlock, cut
-    to at most DRAWN_STAGES by DRAWN_UNITS cells around it.
+    As long as fill-drain, but stage k never holds more than K - k micro-batches.
     """
-    _check_each_stage(schedule, micro_batches, train)
-    _check_message_order(schedule)
-    units = _play(schedule)
-    timeline = _timeline(schedule, units)
-    stuck = {
-        k: actions[len(played)]
-        for k, (actions, played) in enumerate(zip(schedule, units, strict=True))
-        if len(played) < len(actions)
-    }
-    if stuck:
-        raise SettingError(_deadlock(stuck, timeline))
-    return timeline
+    forwards, backwards = ([Action(kind, i) for i in range(micro_batches)] for kind in _FB)
+    return _greedy(stages, forwards, backwards, [_Room(stages - k) for k in range(stages)])
 
 
-def draw(timeline: Sequence[Sequence[str]], first_stage: int = 0) -> str:
-    """Returns the timeline as text, a row a stage, the first of them being ``first_stage``."""
-    width = max((len(cell) for row in timeline for cell in row), default=1)
-    return "\n".join(
-        f"stage {k:<3} " + " ".join(cell.ljust(width) for cell in row) for k, row in enumerate(timeline, first_stage)
-    )
+def interleaved(stages: int, micro_batches: int, turns: int) -> Schedule:
+    """Returns interleaved 1F1B (Narayanan et al., 2021): a stage holds ``turns`` cells, cell v * K + k the v-th of k.
 
+        stage 0   F0   F1   F0.1 F1.1 F2   B0.1 F3   B1.1 F2.1 B0   F3.1 B1   .    B2.1 .    B3.1 B2   B3
+        stage 1   .    F0   F1   F0.1 B0.1 F1.1 B1.1 F2   B0   F3   B1   F2.1 B2.1 F3.1 B3.1 B2   B3
 
-def _play(schedule: Sequence[Sequence[Action]]) -> list[list[int]]:
-    """Returns the unit of time of each stage's actions, as early as can be, up to the one it waits at for ever.
-
-    Neighbours agree on the order of their messages, so the n-th forward of a stage takes what the n-th forward of the
-    stage before sent, and what has arrived is known by counting.
+    Micro-batches go round in groups of K: all of a group once through the pipeline, then the same again. A turn is
+    1 / ``turns`` as long, and so is the time in which the pipeline fills and drains. The last group may be smaller.
     """
-    units: list[list[int]] = [[] for _ in schedule]
-    ran: list[dict[Kind, list[int]]] = [{"F": [], "R": [], "B": []} for _ in schedule]
-    last = len(schedule) - 1
-    awake = list(range(len(schedule)))
-    while awake:
-        k = awake.pop()
-        sources = {"F": ran[k - 1]["F"] if k else None, "R": None, "B": ran[k + 1]["B"] if k < last else None}
-        actions, played = schedule[k], units[k]
-        begun = len(played)
-        while len(played) < len(actions):
-            kind = actions[len(played)].kind
-            unit = played[-1] + 1 if played else 0
-            taken, sent = ran[k][kind], sources[kind]
-            if sent is not None:
-                if len(taken) == len(sent):
-                    break
-                unit = max(unit, sent[len(taken)] + 1)
-            played.append(unit)
-            taken.append(unit)
-        if len(played) > begun:  # what it sent may be what a neighbour waits for
-            awake += [n for n in (k - 1, k + 1) if 0 <= n <= last]
-    return units
+    rounds = [range(begin, min(begin + stages, micro_batches)) for begin in range(0, micro_batches, stages)]
+    forwards = [Action("F", i, turn) for each in rounds for turn in range(turns) for i in each]
+    backwards = [Action("B", i, turn) for each in rounds for turn in reversed(range(turns)) for i in each]
+    room = [2 * (stages - k - 1) + (turns - 1) * stages + 1 for k in range(stages)]
+    return _greedy(stages, forwards, backwards, [_Room(each) for each in room])
 
 
-def _timeline(schedule: Sequence[Sequence[Action]], units: Sequence[Sequence[int]]) -> list[list[str]]:
-    """Returns the text cells of what was played; where a stage waits stands a dot."""
-    length = max((played[-1] + 1 for played in units if played), default=0)
-    timeline = [["."] * length for _ in schedule]
-    for row, actions, played in zip(timeline, schedule, units, strict=True):
-        for action, unit in zip(actions, played, strict=False):  # a stuck stage played fewer than it has
-            row[unit] = str(action)
-    return timeline
+def zero_bubble(stages: int, micro_batches: int) -> Schedule:
+    """Returns a zero-bubble schedule (Qi et al., 2023, their ZB-H1): ``B`` makes only what the stage before waits for,
+    and ``W``, the gradients of the weights, fills what would be idle.
+
+        stage 0   F0 F1 F2 .  .  B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4
+        stage 1   .  F0 F1 .  B0 F2 B1 W0 F3 B2 W1 F4 B3 W2 B4 W3 W4
+        stage 2   .  .  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4
+
+    Stage k runs at most K - k forwards ahead of its backwards, as 1F1B does, and no stage is more than K ahead of what
+    is put off. In equal units of time a step is M (F + B + W) + (K - 1) F long, which nothing that begins at stage 0
+    can go below.
+    """
+    forwards, backwards = ([Action(kind, i) for i in range(micro_batches)] for kind in _FB)
+    return _greedy(stages, forwards, backwards, [_Room(stages - k, stages) for k in range(stages)])
 
 
-def _deadlock(stuck: Mapping[int, Action], timeline: Sequence[Sequence[str]]) -> str:
-    """Returns the message of a deadlock: who waits at which action, and the picture, cut to where it happens."""
-    # A stage at F waits for the stage before, one at B for the next, and whoever has ended has sent everything: so two
-    # neighbours wait for each other, and all others for them.
-    heart = next(k for k, action in stuck.items() if action.kind == "B" and stuck[k + 1].kind == "F")
-    stages = len(timeline)
-    first = max(0, min(heart + 1 - DRAWN_STAGES // 2, stages - DRAWN_STAGES))
-    drawn = range(first, min(stages, first + DRAWN_STAGES))
-    text = ", ".join(f"stage {k} at {stuck[k]}" for k in drawn if k in stuck)
-    others = len(stuck) - sum(k in stuck for k in drawn)
-    text = f"the schedule deadlocks: {text}{f' and {others} other stages' if others else ''} wait for each other"
-    end = max((unit + 1 for k in drawn for unit, cell in enumerate(timeline[k]) if cell != "."), default=0)
-    start = max(0, end - DRAWN_UNITS)
-    if len(drawn) < stages or start:
-        text += f"; drawn are stages {drawn[0]} to {drawn[-1]} of {stages} and their last {end - start} units of time"
-    return f"{text}\n{draw([timeline[k][start:end] for k in drawn], first)}"
+def forward_only(stages: int, micro_batches: int, turns: int = 1) -> Schedule:
+    """Returns the schedule of an evaluation: forwards alone."""
+    order = fill_drain(stages, micro_batches) if turns == 1 else interleaved(stages, micro_batches, turns)
+    return [[action for action in actions if action.kind == "F"] for actions in order]
 
 
-def _check_each_stage(schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool) -> None:
-    for k, actions in enumerate(schedule):
-        unknown = [a for a in actions if a.kind not in ("F", "R", "B")]
-        if unknown:
-            raise SettingError(f"stage {k} runs {unknown[0]}, which is no action; actions look like F3, R3, B3")
-        place = {action: at for at, action in enumerate(actions)}
-        if len(place) != len(actions):
-            twice = next(a for a in actions if list(actions).count(a) > 1)
-            raise SettingError(f"stage {k} runs {twice} more than once")
-        foreign = [a for a in actions if not 0 <= a.micro_batch < micro_batches]
-        if foreign:
-            raise SettingError(f"stage {k} runs {foreign[0]}, but there are {micro_batches} micro-batches")
-        for i in range(micro_batches):
-            forward, again, backward = (place.get(Action(kind, i)) for kind in ("F", "R", "B"))
-            if forward is None or (train and backward is None):
-                raise SettingError(f"stage {k} never runs {'F' if forward is None else 'B'}{i}")
-            if not train and (again is not None or backward is not None):
-                raise SettingError(f"stage {k} runs a rebuild or backward of micro-batch {i} in an evaluation")
-            if backward is not None and not forward < (forward + 0.5 if again is None else again) < backward:
-                raise SettingError(
-                    f"stage {k} runs micro-batch {i} out of order: it must be F{i}, then R{i} if any, then B{i}"
-                )
+_FB: tuple[Kind, Kind] = ("F", "B")
 
 
-def _check_message_order(schedule: Sequence[Sequence[Action]]) -> None:
-    """Two stages must agree on the order of the messages between them: a link delivers in the order of sending."""
-    for k in range(len(schedule) - 1):
-        for kind, what in (("F", "activations"), ("B", "gradients")):
-            here, there = ([a.micro_batch for a in schedule[s] if a.kind == kind] for s in (k, k + 1))
-            if here != there:
-                raise SettingError(f"stages {k} and {k + 1} disagree on the order of {what}: {here} against {there}")
+@dataclass(frozen=True)
+class _Room:
+    """How far a stage's forwards may run ahead: of its backwards, and of what these put off, if they put off any."""
+
+    of_backwards: int
+    of_put_off: int | None = None
+
+
+def _greedy(
+    stages: int, forwards: Sequence[Action], backwards: Sequence[Action], rooms: Sequence[_Room]
+) -> Schedule:  # fmt: skip
+    """Plays all stages in equal units of time: one that is free takes its next forward if there is room and its input
+    is there, else its next backward if its gradient is there, else what was put off."""
+    schedule: Schedule = [[] for _ in range(stages)]
+    ended: dict[tuple[Kind, int, int], int] = {}  # by kind, cell and micro-batch
+    counts = [{"F": 0, "B": 0, "W": 0} for _ in range(stages)]
+    last = max((action.turn for action in forwards), default=0) * stages + stages - 1
+
+    def there(action: Action, k: int, unit: int) -> bool:
+        cell, i = action.turn * stages + k, action.micro_batch
+        if action.kind == "F":
+            return cell == 0 or ended.get(("F", cell - 1, i), unit + 1) <= unit
+        return ended.get(("F", cell, i) if cell == last else ("B", cell + 1, i), unit + 1) <= unit
+
+    def choice(k: int, unit: int) -> Action | None:
+        count, room = counts[k], rooms[k]
+        free = count["F"] - count["B"] < room.of_backwards
+        if room.of_put_off is not None:
+            free = free and count["F"] - count["W"] < room.of_put_off
+        if count["F"] < len(forwards) and free and there(forwards[count["F"]], k, unit):
+            return forwards[count["F"]]
+        if count["B"] < count["F"] and there(backwards[count["B"]], k, unit):
+            return backwards[count["B"]]
+        if room.of_put_off is not None and count["W"] < count["B"]:
+            done = backwards[count["W"]]
+            return Action("W", done.micro_batch, done.turn)
+        return None
+
+    unit, whole = 0, len(forwards) * (2 if rooms[0].of_put_off is None else 3)
+    while any(len(actions) < whole for actions in schedule):
+        for k, actions in enumerate(schedule):
+            action = choice(k, unit)
+            if action is not None:
+                actions.append(action)
+                counts[k][action.kind] += 1
+                ended[action.kind, action.turn * stages + k, action.micro_batch] = unit + 1
+        unit += 1
+    return schedule

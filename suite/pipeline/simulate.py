@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from suite.errors import SettingError
+from suite.pipeline.action import Action, put_off_in, rebuilt_in, turns_of
 from suite.pipeline.crossing import Message
 from suite.pipeline.memory import StageBytes
-from suite.pipeline.schedule import Action
 from suite.pipeline.timeline import Span, Timeline
 
 
@@ -35,58 +35,74 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """One stage and one micro-batch: seconds, and bytes of its messages and of its memory."""
+    """One cell on its stage and one micro-batch: seconds, and bytes of its messages and of its memory."""
 
     forward_s: float
     rebuild_s: float
     backward_s: float
+    """Of inputs and weights together."""
     update_s: float = 0.0
     sends: int = 0
-    """Bytes to the next stage."""
+    """Bytes to the next cell."""
     returns: int = 0
-    """Bytes of gradients to the stage before."""
+    """Bytes of gradients to the cell before."""
     far: tuple[Message, ...] = ()
-    """Skips to stages beyond the next."""
+    """Skips to cells beyond the next."""
     memory: StageBytes | None = None
+    weight_s: float = 0.0
+    """The part of the backward that can be put off."""
+    split_s: float = 0.0
+    """What putting it off costs."""
 
-    def seconds(self, action: Action, rebuilt: bool) -> float:
+    def seconds(self, kind: str, rebuilt: bool, put_off: bool) -> float:
         """Returns how long an action takes; a forward whose micro-batch is not rebuilt records its graph."""
-        if action.kind == "B":
-            return self.backward_s
-        return self.forward_s if action.kind == "F" and rebuilt else self.rebuild_s
+        if kind == "W":
+            return self.weight_s
+        if kind == "B":
+            return self.backward_s + (self.split_s - self.weight_s if put_off else 0.0)
+        return self.forward_s if kind == "F" and rebuilt else self.rebuild_s
 
 
-def simulate(schedule: Sequence[Sequence[Action]], stages: Sequence[StageCost], link: Link = Link()) -> Timeline:
-    """Returns the timeline of one step. The update begins when all stages are done: all agree on the norm first.
+def simulate(schedule: Sequence[Sequence[Action]], cells: Sequence[StageCost], link: Link = Link()) -> Timeline:
+    """Returns the timeline of one step; ``cells`` hold the costs of cell v * K + k, the v-th of stage k. The update
+    begins when all stages are done: all agree on the norm first.
 
     Raises SettingError when the schedule deadlocks, or a cost or the link is negative or no number; ``validate`` finds
     every other fault of a schedule.
     """
-    _check(schedule, stages, link)
-    rebuilt = [{action.micro_batch for action in actions if action.kind == "R"} for actions in schedule]
+    _check(schedule, cells, link)
+    stages = len(schedule)
+    rebuilt, put_off = [rebuilt_in(actions) for actions in schedule], [put_off_in(actions) for actions in schedule]
 
     def seconds(stage: int, action: Action) -> float:
-        return stages[stage].seconds(action, action.micro_batch in rebuilt[stage])
+        one = action.turn, action.micro_batch
+        cost = cells[action.turn * stages + stage]
+        return cost.seconds(action.kind, one in rebuilt[stage], one in put_off[stage])
 
-    lanes = [Lane(k, k + 1, stages[k].sends, stages[k + 1].returns) for k in range(len(stages) - 1)]
-    lanes += [Lane(k, far.to, far.sends, far.returns) for k, stage in enumerate(stages) for far in stage.far]
+    lanes = [Lane(k, k + 1, cells[k].sends, cells[k + 1].returns) for k in range(len(cells) - 1)]
+    lanes += [Lane(k, far.to, far.sends, far.returns) for k, cell in enumerate(cells) for far in cell.far]
     rows = play(schedule, seconds, [lane.timed(link) for lane in lanes])
     end = max((row[-1].end for row in rows if row), default=0.0)
-    for row, stage in zip(rows, stages, strict=True):
-        if stage.update_s:
-            row.append(Span("U", -1, end, end + stage.update_s))
+    for k, row in enumerate(rows):
+        update = sum(cell.update_s for cell in cells[k::stages])
+        if update:
+            row.append(Span("U", -1, end, end + update))
     return Timeline(tuple(tuple(row) for row in rows))
 
 
-def _check(schedule: Sequence[Sequence[Action]], stages: Sequence[StageCost], link: Link) -> None:
-    faults = []
-    if len(schedule) != len(stages):
-        faults.append(f"there are costs of {len(stages)} stages, the schedule has {len(schedule)}")
-    for k, stage in enumerate(stages):
-        for name in ("forward_s", "rebuild_s", "backward_s", "update_s", "sends", "returns"):
-            value = getattr(stage, name)
+def _check(schedule: Sequence[Sequence[Action]], cells: Sequence[StageCost], link: Link) -> None:
+    faults, turns = [], turns_of(schedule)
+    if len(schedule) * turns != len(cells):
+        each = f" of {turns} cells" if turns > 1 else ""
+        faults.append(f"there are costs of {len(cells)} cells, the schedule has {len(schedule)} stages{each}")
+    for at, cell in enumerate(cells):
+        name_of = f"stage {at % len(schedule)}" if turns == 1 else f"cell {at}"
+        for name in ("forward_s", "rebuild_s", "backward_s", "update_s", "weight_s", "split_s", "sends", "returns"):
+            value = getattr(cell, name)
             if not (math.isfinite(value) and value >= 0):
-                faults.append(f"stage {k} has {name} = {value}")
+                faults.append(f"{name_of} has {name} = {value}")
+        if cell.weight_s > cell.backward_s:
+            faults.append(f"{name_of} puts off {cell.weight_s} s of a backward of {cell.backward_s} s")
     if not (math.isfinite(link.latency_s) and link.latency_s >= 0 and link.bytes_per_s > 0):
         faults.append(f"the link has a latency of {link.latency_s} s and {link.bytes_per_s} bytes/s")
     if faults:
@@ -95,7 +111,7 @@ def _check(schedule: Sequence[Sequence[Action]], stages: Sequence[StageCost], li
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A way of messages between two stages: forward activations, back their gradients; bytes, or seconds."""
+    """A way of messages between two cells: forward activations, back their gradients; bytes, or seconds."""
 
     giver: int
     taker: int
@@ -110,31 +126,33 @@ class Lane:
 def play(
     schedule: Sequence[Sequence[Action]], seconds: Callable[[int, Action], float], lanes: Sequence[Lane]
 ) -> list[list[Span]]:
-    """Returns the spans of each stage; ``seconds(stage, action)`` are its cost, ``lanes`` hold those of messages.
+    """Returns the spans of each stage; ``seconds(stage, action)`` are its cost, ``lanes`` hold those of messages. Cell
+    v * K + k is the v-th of stage k.
 
     Raises SettingError when stages wait for each other for ever.
     """
     rows: list[list[Span]] = [[] for _ in schedule]
     out = {kind: _ways(lanes, kind) for kind in "FB"}
     awaited = {kind: Counter(to for ways in out[kind].values() for to, _ in ways) for kind in "FB"}
-    arrivals: dict[tuple[int, Action], list[float]] = {}  # when the messages that an action needs are there
+    arrivals: dict[tuple[int, str, int], list[float]] = {}  # when the messages that an action needs are there
     free: dict[tuple[str, int, int], float] = {}  # when a lane is
     waiting = list(range(len(schedule)))
     while waiting:
         k = waiting.pop()
         while len(rows[k]) < len(schedule[k]):
             action = schedule[k][len(rows[k])]
-            kind = action.kind
-            there = arrivals.get((k, action), [])
-            if kind != "R" and len(there) < awaited[kind][k]:
+            kind, i, at = action.kind, action.micro_batch, action.turn * len(schedule) + k
+            sends = kind in "FB"
+            there = arrivals.get((at, kind, i), [])
+            if sends and len(there) < awaited[kind][at]:
                 break
             start = max([*there, rows[k][-1].end if rows[k] else 0.0])
-            rows[k].append(Span(kind, action.micro_batch, start, start + seconds(k, action)))
-            for to, transfer in out[kind].get(k, ()) if kind != "R" else ():
-                sent = max(rows[k][-1].end, free.get((kind, k, to), 0.0))
-                free[kind, k, to] = sent + transfer
-                arrivals.setdefault((to, action), []).append(sent + transfer)
-                waiting.append(to)
+            rows[k].append(Span(kind, i, start, start + seconds(k, action), action.turn))
+            for to, transfer in out[kind].get(at, ()) if sends else ():
+                sent = max(rows[k][-1].end, free.get((kind, at, to), 0.0))
+                free[kind, at, to] = sent + transfer
+                arrivals.setdefault((to, kind, i), []).append(sent + transfer)
+                waiting.append(to % len(schedule))
     stuck = [f"stage {k} at {schedule[k][len(row)]}" for k, row in enumerate(rows) if len(row) < len(schedule[k])]
     if stuck:
         raise SettingError(f"the schedule deadlocks: {', '.join(stuck)} wait for each other")
@@ -142,7 +160,7 @@ def play(
 
 
 def _ways(lanes: Sequence[Lane], kind: str) -> dict[int, list[tuple[int, float]]]:
-    """Returns for each stage where its messages of one kind go, and their seconds."""
+    """Returns for each cell where its messages of one kind go, and their seconds."""
     ways: dict[int, list[tuple[int, float]]] = {}
     for lane in lanes:
         if kind == "F":

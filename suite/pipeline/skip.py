@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from suite.errors import SettingError
-from suite.pipeline.boundary import Boundary, Front
+from suite.pipeline.boundary import Boundary, Front, narrowed
 from suite.pipeline.layers import Tensors, as_tuple
 
 Stash = dict[str, Tensor]
@@ -33,10 +33,13 @@ def gives_of(layer: nn.Module) -> tuple[str, ...]:
     return tuple(getattr(layer, "gives", ()))
 
 
-def call(layer: nn.Module, tensors: Tensors, stash: Stash) -> Tensors:
-    """Runs one layer, its skips taken from and given to ``stash``; returns what the next layer takes."""
+def call(layer: nn.Module, tensors: Tensors, stash: Stash, narrow: bool = False) -> Tensors:
+    """Runs one layer, its skips taken from and given to ``stash``; returns what the next layer takes, in bf16 where
+    asked to ``narrow`` it."""
     taken = [stash.pop(name) for name in takes_of(layer)]
     results, gives = as_tuple(layer(*tensors, *taken)), gives_of(layer)
+    if narrow:
+        results = narrowed(results)
     if not gives:
         return results
     stash.update(zip(gives, results[-len(gives) :], strict=True))

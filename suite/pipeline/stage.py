@@ -1,4 +1,7 @@
-"""A stage: one cell of consecutive layers on one device, and what it keeps of each micro-batch in flight."""
+"""A stage: its cells of consecutive layers on one device, and what it keeps of each micro-batch in flight.
+
+Most schedules give a stage one cell; an interleaved one gives it several, far from each other in the model.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from suite.pipeline.batchnorm import MovingAverages, by_micro_batch
 from suite.pipeline.boundary import Front, announced
 from suite.pipeline.fronts import Fronts
 from suite.pipeline.layers import Tensors, materialise
+from suite.pipeline.put_off import Later, Splits, splitting
 from suite.pipeline.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.skip import Cargo, call
 
@@ -20,36 +25,42 @@ from suite.pipeline.skip import Cargo, call
 class Kept:
     """What a stage holds of a micro-batch between its forward and its backward.
 
-    After a forward without graph only ``inputs``; with a graph ``outputs`` too: the boundary tensors that carry
-    gradients or, on the last stage, the objective alone.
+    After a forward without graph only ``inputs``; with a graph ``roots`` too: where the backward begins, one for each
+    boundary tensor that carries a gradient, None for one that this cell gives none. The tensors themselves are free to
+    go once they are sent.
     """
 
     inputs: Tensors
-    outputs: Tensors | None = None
+    roots: tuple[GradientEdge | None, ...] | None = None
 
 
 class Stage:
-    """Computes one cell: forward with or without a graph, and backward through a graph it kept or rebuilt."""
+    """Computes cells: forward with or without a graph, and backward through a graph it kept or rebuilt."""
 
     def __init__(
-        self, layers: Sequence[nn.Module], indices: range, loss: nn.Module | None,
-        device: torch.device, precision: str, seed: int,
+        self, layers: Sequence[nn.Module], cells: Sequence[range], loss: nn.Module | None,
+        device: torch.device, precision: str, seed: int, splits: bool = False,
     ) -> None:  # fmt: skip
-        """Makes this cell's layers, and only these, from the whole model's list of meta-device ``layers``.
+        """Makes the layers of its ``cells``, and only these, from the whole model's list of meta-device ``layers``.
 
         ``loss`` is given to the last stage only. ``precision`` bf16 computes under autocast: parameters, gradients and
-        their sums stay fp32, as matrix products on a TPU take bf16 factors of fp32 tensors.
+        their sums stay fp32, as matrix products on a TPU take bf16 factors of fp32 tensors; what stands between layers
+        is bf16. With ``splits`` the gradients of weights can be put off.
         """
-        self.indices, self.device, self.seed = indices, device, seed
-        mine = [layers[index] for index in indices]
+        self.cells, self.device, self.seed = tuple(cells), device, seed
+        self.indices = tuple(index for cell in cells for index in cell)
+        """Of all its layers, cell by cell."""
         self.layers = nn.ModuleList(
-            by_micro_batch(materialise(layer, initial_seed(seed, index), device))
-            for index, layer in zip(indices, mine, strict=True)
+            by_micro_batch(materialise(layers[index], initial_seed(seed, index), device)) for index in self.indices
         )
         self.averages = MovingAverages(self.layers)
         self.loss = loss.to(device) if loss is not None else None
         self._mixed = precision == "bf16"
-        self._fronts = Fronts(mine)
+        made = iter(self.layers)
+        self._cells = [nn.ModuleList(next(made) for _ in cell) for cell in cells]
+        self._fronts = [Fronts([layers[index] for index in cell], self._mixed) for cell in cells]
+        self.splits = splits
+        self._splits = [Splits(splitting(cell)) for cell in self._cells] if splits else []
 
     def train(self, mode: bool) -> None:
         """Switches dropout and the like on or off in all layers."""
@@ -57,33 +68,37 @@ class Stage:
         if self.loss is not None:
             self.loss.train(mode)
 
-    def leaving(self, front: Front) -> Front:
-        """Returns the front behind the cell when ``front`` is before it."""
-        return self._fronts.behind(front)
+    def leaving(self, front: Front, turn: int = 0) -> Front:
+        """Returns the front behind a cell when ``front`` is before it."""
+        return self._fronts[turn].behind(front)
 
     def forward(
-        self, inputs: Tensors, arriving: Cargo, leaving: Cargo | None, targets: Tensors, step: int, micro_batch: int
-    ) -> tuple[Tensors, Tensor | None]:
-        """Runs the cell on one micro-batch; ``micro_batch`` counts over the whole mini-batch, for the seeds.
+        self, inputs: Tensors, arriving: Cargo, leaving: Cargo | None, targets: Tensors, step: int, micro_batch: int,
+        turn: int = 0,
+    ) -> tuple[Tensors, Tensor | None]:  # fmt: skip
+        """Runs a cell on one micro-batch; ``micro_batch`` counts over the whole mini-batch, for the seeds.
 
-        Returns what leaves the cell, or on the last stage, where ``leaving`` is None, the objective as a 1-tuple and
+        Returns what leaves the cell, or from the last one, where ``leaving`` is None, the objective as a 1-tuple and
         the measure.
         """
         tensors, stash = arriving.unpack(inputs)
         self.averages.begin(micro_batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
-            for index, layer in zip(self.indices, self.layers, strict=True):
+            for index, layer in zip(self.cells[turn], self._cells[turn], strict=True):
                 set_seed(layer_seed(self.seed, step, micro_batch, index), self.device)
-                tensors = call(layer, tensors, stash)
-            if self.loss is not None:
+                ends = leaving is None and index == self.cells[turn][-1]
+                tensors = call(layer, tensors, stash, narrow=self._mixed and not ends)
+            if leaving is None:
+                assert self.loss is not None
                 objective, measure = self.loss(*tensors, *targets)
                 return (objective,), measure.detach()
-        return tensors if leaving is None else leaving.pack(tensors, stash), None
+        return leaving.pack(tensors, stash), None
 
     def graph(
-        self, kept: Kept, arriving: Cargo, leaving: Cargo | None, targets: Tensors, step: int, micro_batch: int
-    ) -> tuple[Tensors, Tensor | None]:
-        """Runs the cell so that a backward can follow: from leaf inputs, the outputs that carry gradients kept.
+        self, kept: Kept, arriving: Cargo, leaving: Cargo | None, targets: Tensors, step: int, micro_batch: int,
+        turn: int = 0,
+    ) -> tuple[Tensors, Tensor | None]:  # fmt: skip
+        """Runs a cell so that a backward can follow: from leaf inputs, the outputs that carry gradients kept.
 
         The same code makes a first forward with graph and a rebuild, so both are equal to the bit.
         """
@@ -92,7 +107,7 @@ class Stage:
             for tensor, spec in zip(kept.inputs, arriving.boundary, strict=True)
         )
         with torch.enable_grad():
-            outputs, measure = self.forward(kept.inputs, arriving, leaving, targets, step, micro_batch)
+            outputs, measure = self.forward(kept.inputs, arriving, leaving, targets, step, micro_batch, turn)
             if leaving is not None:
                 outputs = announced(outputs, leaving.boundary)
         differentiable = (
@@ -100,7 +115,7 @@ class Stage:
             if leaving is None
             else tuple(tensor for tensor, spec in zip(outputs, leaving.boundary, strict=True) if spec.needs_gradient)
         )
-        kept.outputs = differentiable
+        kept.roots = tuple(get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in differentiable)
         return outputs, measure
 
     def backward(self, kept: Kept, gradients: Tensors, arriving: Cargo) -> Tensors:
@@ -108,12 +123,18 @@ class Stage:
 
         An input that took no part in the result gets zeros: the stage before waits for a gradient all the same.
         """
-        assert kept.outputs is not None, "backward before forward"
-        live = [(out, grad) for out, grad in zip(kept.outputs, gradients, strict=True) if out.requires_grad]
+        assert kept.roots is not None, "backward before forward"
+        live = [(root, grad) for root, grad in zip(kept.roots, gradients, strict=True) if root is not None]
         if live:
-            torch.autograd.backward([out for out, _ in live], [grad for _, grad in live])
+            torch.autograd.backward([root for root, _ in live], [grad for _, grad in live])
         return tuple(
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
             for tensor, spec in zip(kept.inputs, arriving.boundary, strict=True)
             if spec.needs_gradient
         )
+
+    def input_backward(self, kept: Kept, gradients: Tensors, arriving: Cargo, turn: int = 0) -> tuple[Tensors, Later]:
+        """As ``backward``, but puts off the weights' gradients; returns also the calls that add them."""
+        returned: list[Tensors] = []
+        later = self._splits[turn].collect(lambda: returned.append(self.backward(kept, gradients, arriving)))
+        return returned[0], later

@@ -1,8 +1,9 @@
 """The one executor: walks a stage's list of actions, whatever schedule made it.
 
-F3   take activations 3 -> run the cell -> send them on          (the last stage: loss)
+F3   take activations 3 -> run the cell -> send them on          (the last cell: loss)
 R3   run the cell again on what was kept, this time with a graph
 B3   take gradients 3 -> backward -> send the inputs' gradients back
+W3   add the weights' gradients that B3 put off
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import torch
 from torch import Tensor
 
 from suite.errors import StallError
+from suite.pipeline.action import Action, put_off_in, rebuilt_in
 from suite.pipeline.boundary import Announcement, Front, TensorSpec, announced
 from suite.pipeline.layers import Tensors
 from suite.pipeline.microbatch import MiniBatch
+from suite.pipeline.put_off import Later
+from suite.pipeline.recipe import Recipe
 from suite.pipeline.recorder import Mark, Recorder
-from suite.pipeline.schedule import Action, fill_drain, forward_only, validate
 from suite.pipeline.skip import Cargo, Routes
 from suite.pipeline.stage import Kept, Stage
 from suite.pipeline.topology import Place
 from suite.pipeline.transport import Inboxes, Transport
-from suite.settings import Remat
 
 
 @dataclass(frozen=True)
@@ -34,23 +36,41 @@ class Sums:
     measure: float = 0.0
 
 
+@dataclass(frozen=True)
+class Way:
+    """How a cell is bound to the others: the routes of its skips, and its lanes; these are None where K = 1."""
+
+    routes: Routes
+    transport: Transport | None
+
+
+@dataclass
+class Passage:
+    """One mini-batch on its way through one cell."""
+
+    arriving: Sequence[Cargo]
+    leaving: Sequence[Cargo]
+    """Empty behind the last cell."""
+    activations: Inboxes | None = None
+    gradients: Inboxes | None = None
+    kept: dict[int, Kept] = field(default_factory=dict)
+    later: dict[int, Later] = field(default_factory=dict)
+
+
 @dataclass
 class Flight:
-    """One mini-batch on its way through one stage."""
+    """One mini-batch on its way through one stage; ``passages`` are those of its cells, opened one by one."""
 
     step: int
     offset: int
     train: bool
     actions: list[Action]
-    rebuilt: frozenset[int]
-    arriving: Sequence[Cargo]
-    leaving: Sequence[Cargo]
+    rebuilt: set[tuple[int, int]]
+    put_off: set[tuple[int, int]]
+    passages: list[Passage]
     inputs: Sequence[Tensors] | None = None
     targets: Sequence[Tensors] | None = None
     scale: float = 0.0
-    activations: Inboxes | None = None
-    gradients: Inboxes | None = None
-    kept: dict[int, Kept] = field(default_factory=dict)
     results: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
@@ -59,16 +79,14 @@ class Executor:
     of the summed objective, times R, divided by the mini-batch's weight, so that their mean over replicas is the
     gradient of the mini-batch's mean."""
 
-    def __init__(
-        self, place: Place, stage: Stage, routes: Routes, transport: Transport | None, remat: Remat
-    ) -> None:  # fmt: skip
-        """``transport`` is None for a pipeline of one stage."""
-        assert (transport is None) == (place.stages == 1)
-        self.place, self.stage, self.routes, self.transport, self.remat = place, stage, routes, transport, remat
+    def __init__(self, place: Place, stage: Stage, ways: Sequence[Way], recipe: Recipe) -> None:
+        """``ways`` are those of the stage's cells."""
+        assert len(ways) == len(stage.cells) == recipe.turns, (len(ways), len(stage.cells), recipe)
+        assert all((way.transport is None) == (place.stages == 1) for way in ways)
+        self.place, self.stage, self.ways, self.recipe = place, stage, ways, recipe
         self.doing: Action | None = None
         self.recorder: Recorder | None = None
         """Set for the steps of which a trace is wanted."""
-        self._valid: dict[tuple[int, bool, Remat], list[Action]] = {}
 
     def train(self, batch: MiniBatch | None, step: int) -> Sums:
         """Forward, rebuild and backward of one mini-batch. Stages between the first and the last need no ``batch``.
@@ -88,15 +106,13 @@ class Executor:
             flight = self._begin(batch, step, train)
             for action in flight.actions:
                 self.doing = action
-                if action.kind == "F":
-                    self._forward(flight, action.micro_batch)
-                elif action.kind == "R":
-                    self._rebuild(flight, action)
-                else:
-                    self._backward(flight, action.micro_batch)
+                if action.turn == len(flight.passages):
+                    self._open(flight)
+                _DO[action.kind](self, flight, action)
             self.doing = None
-            if self.transport is not None:
-                self.transport.flush()
+            for way in self.ways:
+                if way.transport is not None:
+                    way.transport.flush()
         except StallError as error:
             at = f"at {self.doing}" if self.doing else "at its first or last messages"
             when = f"step {step}" if train else "evaluation"
@@ -107,112 +123,138 @@ class Executor:
 
     def _begin(self, batch: MiniBatch | None, step: int, train: bool) -> Flight:
         """Learns what arrives, tells the next stage what will leave, and posts the first receives."""
-        place, transport, routes = self.place, self.transport, self.routes
+        place = self.place
         assert batch is not None or not (place.first or place.last), "the first and last stage need the mini-batch"
-        if place.first:
-            assert batch is not None
-            fronts = tuple(Front(tuple(map(TensorSpec.of, tensors))) for tensors in batch.inputs)
-            heard = Announcement(fronts, batch.offset)
-        else:
-            assert transport is not None
-            heard = transport.heed(routes.names)
-        ahead = [] if place.last else [self.stage.leaving(front) for front in heard.fronts]
-        arriving = [routes.arriving(front) for front in heard.fronts]
-        leaving = [routes.leaving(front) for front in ahead]
-        actions = self._actions(len(arriving), train)
-        rebuilt = frozenset(action.micro_batch for action in actions if action.kind == "R")
-        flight = Flight(step, heard.offset, train, actions, rebuilt, arriving, leaving)
-        if transport is not None and not place.last:
-            said = Announcement(tuple(map(routes.ahead, ahead)), heard.offset)
-            transport.announce(said, routes.names)
-            if train:
-                order = [a.micro_batch for a in flight.actions if a.kind == "B"]
-                flight.gradients = transport.gradients([(i, leaving[i]) for i in order], step)
-        if transport is not None and not place.first:
-            order = [a.micro_batch for a in flight.actions if a.kind == "F"]
-            flight.activations = transport.activations([(i, arriving[i]) for i in order], step)
+        heard = self._heard(0, batch)
+        actions = self.recipe.actions(place.stages, len(heard.fronts), train)[place.stage]
+        flight = Flight(step, heard.offset, train, actions, rebuilt_in(actions), put_off_in(actions), [])
+        self._open(flight, heard)
         if batch is not None:
-            assert len(batch) == len(arriving), f"{len(batch)} micro-batches here, {len(arriving)} were announced"
-            device = self.stage.device
-            flight.inputs = (
-                [tuple(t.to(device, non_blocking=True) for t in tensors) for tensors in batch.inputs]
-                if place.first
-                else None
-            )
-            flight.targets = (
-                [tuple(t.to(device, non_blocking=True) for t in tensors) for tensors in batch.targets]
-                if place.last
-                else None
-            )
+            assert len(batch) == len(heard.fronts), f"{len(batch)} micro-batches, {len(heard.fronts)} were announced"
+            flight.inputs = self._moved(batch.inputs) if place.first else None
+            flight.targets = self._moved(batch.targets) if place.last else None
             flight.scale = place.replicas / batch.weight
         return flight
 
-    def _actions(self, micro_batches: int, train: bool) -> list[Action]:
-        """Returns this stage's actions, from a schedule validated before its first use."""
-        key = (micro_batches, train, self.remat)
-        if key not in self._valid:
-            stages = self.place.stages
-            schedule = fill_drain(stages, micro_batches, self.remat) if train else forward_only(stages, micro_batches)
-            validate(schedule, micro_batches, train)
-            self._valid[key] = schedule[self.place.stage]
-        return self._valid[key]
+    def _heard(self, turn: int, batch: MiniBatch | None) -> Announcement:
+        """Returns what will enter a cell."""
+        way = self.ways[turn]
+        if self.place.first and turn == 0:
+            assert batch is not None
+            fronts = tuple(Front(tuple(map(TensorSpec.of, tensors))) for tensors in batch.inputs)
+            return Announcement(fronts, batch.offset)
+        assert way.transport is not None
+        return way.transport.heed(way.routes.names)
 
-    def _forward(self, flight: Flight, i: int) -> None:
-        if flight.activations is not None:
-            inputs = flight.activations.take(i)
+    def _open(self, flight: Flight, heard: Announcement | None = None) -> None:
+        """Makes ready the next cell: hears what will enter it, says what will leave it, posts the first receives."""
+        turn = len(flight.passages)
+        way, heard = self.ways[turn], heard or self._heard(turn, None)
+        transport, routes = way.transport, way.routes
+        ends = self._ends(turn)
+        ahead = [] if ends else [self.stage.leaving(front, turn) for front in heard.fronts]
+        arriving = [routes.arriving(front) for front in heard.fronts]
+        leaving = [routes.leaving(front) for front in ahead]
+        passage = Passage(arriving, leaving)
+        flight.passages.append(passage)
+        if transport is None:
+            return
+        if not ends:
+            said = Announcement(tuple(map(routes.ahead, ahead)), heard.offset)
+            transport.announce(said, routes.names)
+            if flight.train:
+                order = [a.micro_batch for a in flight.actions if a.kind == "B" and a.turn == turn]
+                passage.gradients = transport.gradients([(i, leaving[i]) for i in order], flight.step)
+        if not (self.place.first and turn == 0):
+            order = [a.micro_batch for a in flight.actions if a.kind == "F" and a.turn == turn]
+            passage.activations = transport.activations([(i, arriving[i]) for i in order], flight.step)
+
+    def _ends(self, turn: int) -> bool:
+        """Whether the loss stands behind this cell."""
+        return self.place.last and turn == len(self.ways) - 1
+
+    def _moved(self, micro_batches: Sequence[Tensors]) -> list[Tensors]:
+        device = self.stage.device
+        return [tuple(t.to(device, non_blocking=True) for t in tensors) for tensors in micro_batches]
+
+    def _forward(self, flight: Flight, action: Action) -> None:
+        i, passage = action.micro_batch, flight.passages[action.turn]
+        if passage.activations is not None:
+            inputs = passage.activations.take(i)
         else:
             assert flight.inputs is not None
             inputs = flight.inputs[i]
         start = self._mark()
         kept = Kept(inputs)
         if flight.train:
-            flight.kept[i] = kept
-        if flight.train and i not in flight.rebuilt:
-            outputs, measure = self._graph(flight, i)
+            passage.kept[i] = kept
+        if flight.train and (action.turn, i) not in flight.rebuilt:
+            outputs, measure = self._graph(flight, action)
         else:
-            leaving, targets = self._leaving(flight, i), self._targets(flight, i)
             with torch.no_grad():
                 outputs, measure = self.stage.forward(
-                    inputs, flight.arriving[i], leaving, targets, flight.step, flight.offset + i
-                )
-        self._note(Action("F", i), start)
+                    inputs, passage.arriving[i], *self._target(flight, action), flight.step, flight.offset + i,
+                    action.turn,
+                )  # fmt: skip
+        self._note(action, start)
         if measure is not None:
             flight.results[i] = (outputs[0].detach(), measure)
-        elif self.transport is not None:
-            cargo = flight.leaving[i]
-            self.transport.send_activations(announced(outputs, cargo.boundary), cargo, i, flight.step)
+        else:
+            transport, cargo = self.ways[action.turn].transport, passage.leaving[i]
+            assert transport is not None
+            transport.send_activations(announced(outputs, cargo.boundary), cargo, i, flight.step)
 
     def _rebuild(self, flight: Flight, action: Action) -> None:
         start = self._mark()
-        self._graph(flight, action.micro_batch)
+        self._graph(flight, action)
         self._note(action, start)
 
-    def _graph(self, flight: Flight, i: int) -> tuple[Tensors, Tensor | None]:
-        leaving, targets = self._leaving(flight, i), self._targets(flight, i)
-        return self.stage.graph(flight.kept[i], flight.arriving[i], leaving, targets, flight.step, flight.offset + i)
+    def _graph(self, flight: Flight, action: Action) -> tuple[Tensors, Tensor | None]:
+        i, passage = action.micro_batch, flight.passages[action.turn]
+        return self.stage.graph(
+            passage.kept[i], passage.arriving[i], *self._target(flight, action), flight.step, flight.offset + i,
+            action.turn,
+        )  # fmt: skip
 
-    def _backward(self, flight: Flight, i: int) -> None:
-        kept = flight.kept.pop(i)
-        if flight.gradients is not None:
-            gradients = flight.gradients.take(i)
+    def _backward(self, flight: Flight, action: Action) -> None:
+        i, passage = action.micro_batch, flight.passages[action.turn]
+        kept = passage.kept.pop(i)
+        if passage.gradients is not None:
+            gradients = passage.gradients.take(i)
         else:
-            assert kept.outputs is not None
-            gradients = (torch.full_like(kept.outputs[0], flight.scale),)
+            objective = flight.results[i][0]
+            gradients = (torch.full_like(objective, flight.scale),)
         start = self._mark()
-        returned = self.stage.backward(kept, gradients, flight.arriving[i])
-        self._note(Action("B", i), start)
-        if self.transport is not None and not self.place.first:
-            self.transport.send_gradients(returned, flight.arriving[i], i, flight.step)
+        if (action.turn, i) in flight.put_off:
+            returned, passage.later[i] = self.stage.input_backward(kept, gradients, passage.arriving[i], action.turn)
+        else:
+            returned = self.stage.backward(kept, gradients, passage.arriving[i])
+        self._note(action, start)
+        transport = self.ways[action.turn].transport
+        if transport is not None and not (self.place.first and action.turn == 0):
+            transport.send_gradients(returned, passage.arriving[i], i, flight.step)
+
+    def _weigh(self, flight: Flight, action: Action) -> None:
+        start = self._mark()
+        later = flight.passages[action.turn].later.pop(action.micro_batch)
+        while later:
+            later.pop(0)()  # what it held is free at once
+        self._note(action, start)
 
     def _mark(self) -> Mark:
         return self.recorder.mark() if self.recorder is not None else None
 
     def _note(self, action: Action, start: Mark) -> None:
         if self.recorder is not None:
-            self.recorder.note(action.kind, action.micro_batch, start)
+            self.recorder.note(action.kind, action.micro_batch, start, action.turn)
 
-    def _leaving(self, flight: Flight, i: int) -> Cargo | None:
-        return None if self.place.last else flight.leaving[i]
+    def _target(self, flight: Flight, action: Action) -> tuple[Cargo | None, Tensors]:
+        """Returns what leaves a cell, or from the last one what its loss is held against."""
+        i = action.micro_batch
+        if not self._ends(action.turn):
+            return flight.passages[action.turn].leaving[i], ()
+        assert flight.targets is not None
+        return None, flight.targets[i]
 
-    def _targets(self, flight: Flight, i: int) -> Tensors:
-        return flight.targets[i] if flight.targets is not None else ()
+
+_DO = {"F": Executor._forward, "R": Executor._rebuild, "B": Executor._backward, "W": Executor._weigh}

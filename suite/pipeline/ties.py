@@ -28,13 +28,13 @@ class Copy:
     name: str
 
 
-def find_ties(layers: Sequence[nn.Module], cells: Sequence[range]) -> dict[str, list[Copy]]:
-    """Returns the copies of each tied parameter in layer order; the first is the owner."""
+def find_ties(layers: Sequence[nn.Module], cells: Sequence[range], stages: int) -> dict[str, list[Copy]]:
+    """Returns the copies of each tied parameter in layer order, cell c being on stage c mod K; the first owns it."""
     ties: dict[str, list[Copy]] = {}
-    for stage, cell in enumerate(cells):
+    for at, cell in enumerate(cells):
         for layer in cell:
             for name, tie in ties_of(layers[layer]).items():
-                ties.setdefault(tie, []).append(Copy(stage, layer, name))
+                ties.setdefault(tie, []).append(Copy(at % stages, layer, name))
     return ties
 
 

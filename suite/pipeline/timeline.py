@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["F", "R", "B", "U"]
-"""Forward, rebuild, backward; ``U`` is the update at the end of the mini-batch: reductions and the optimizer."""
+Kind = Literal["F", "R", "B", "W", "U"]
+"""Forward, rebuild, backward, gradients of weights; ``U`` is the update at the end of the mini-batch: reductions and
+the optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class Span:
     """-1 for an update, which belongs to all of them."""
     start: float
     end: float
+    turn: int = 0
+    """In which of the stage's cells."""
 
     @property
     def seconds(self) -> float:
@@ -26,7 +29,9 @@ class Span:
         return self.end - self.start
 
     def __str__(self) -> str:
-        return self.kind if self.micro_batch < 0 else f"{self.kind}{self.micro_batch}"
+        if self.micro_batch < 0:
+            return self.kind
+        return f"{self.kind}{self.micro_batch}" + (f".{self.turn}" if self.turn else "")
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Timeline:
         """When the last stage was done."""
         return max((row[-1].end for row in self.rows if row), default=0.0)
 
-    def busy(self, stage: int, kinds: str = "FRBU") -> float:
+    def busy(self, stage: int, kinds: str = "FRBWU") -> float:
         """Returns the seconds a stage spent on actions of these kinds."""
         return sum(span.seconds for span in self.rows[stage] if span.kind in kinds)
 

@@ -62,28 +62,34 @@ class Place:
 class Groups:
     """The process groups of one worker.
 
-    Activations and gradients have a group each: a NCCL communicator runs its messages one after the other, and a
-    gradient receive posted ahead would block the activations behind it.
+    Activations and gradients have groups of their own: a NCCL communicator runs its messages one after the other, and a
+    gradient receive posted ahead would block the activations behind it. So has each turn, and the way from one turn to
+    the next, where stages hold several cells.
     """
 
-    activations: Group
-    gradients: Group
+    activations: tuple[Group, ...]
+    gradients: tuple[Group, ...]
     replicas: Group
     """The same stage in all replicas (DeepSpeed's data parallel group)."""
     stages: Group
     """All stages of this replica (DeepSpeed's model parallel group)."""
 
+    def way(self, giver: int, taker: int, stages: int) -> int:
+        """Returns which of the groups carry messages between two cells, v * K + k being the v-th of stage k."""
+        turn = taker // stages
+        return 2 * turn - (giver // stages < turn)
 
-def make_groups(place: Place, timeout_s: float) -> Groups:
-    """Makes the groups; every rank must call it. The default process group must stand already."""
+
+def make_groups(place: Place, timeout_s: float, turns: int = 1) -> Groups:
+    """Makes the groups for stages of ``turns`` cells; every rank must call it. The default group must stand already."""
     span = timedelta(seconds=timeout_s)
     mine: dict[str, Any] = {}
     for replica in range(place.replicas):
         ranks = [place.rank_of(replica, stage) for stage in range(place.stages)]
-        for name in ("activations", "gradients", "stages"):
-            group = dist.new_group(ranks, timeout=span)
+        for name, count in (("activations", 2 * turns - 1), ("gradients", 2 * turns - 1), ("stages", 1)):
+            groups = tuple(dist.new_group(ranks, timeout=span) for _ in range(count))
             if replica == place.replica:
-                mine[name] = group
+                mine[name] = groups if name != "stages" else groups[0]
     for stage in range(place.stages):
         group = dist.new_group([place.rank_of(replica, stage) for replica in range(place.replicas)], timeout=span)
         if stage == place.stage:

@@ -116,7 +116,7 @@ class Inboxes:
         return tuple(found[at] for at in sorted(found))
 
 
-def warm_up(place: Place, groups: Groups, routes: Routes, device: torch.device) -> None:
+def warm_up(place: Place, cell: int, groups: Groups, routes: Routes, device: torch.device) -> None:
     """Has stages with a lane between them meet once in each direction's group before anything is posted ahead.
 
     NCCL makes the communicator of a pair at its first message and blocks until both are there: a gradient receive
@@ -126,30 +126,35 @@ def warm_up(place: Place, groups: Groups, routes: Routes, device: torch.device) 
     if device.type != "cuda":
         return
     token = torch.zeros(1, device=device)
-    for group in (groups.activations, groups.gradients):
-        for stage in routes.sources:
-            dist.recv(token, place.rank_of(place.replica, stage), group=group)
-        for stage in routes.destinations:
-            dist.send(token, place.rank_of(place.replica, stage), group=group)
+    for kind in (groups.activations, groups.gradients):
+        for peer in routes.sources:
+            group = kind[groups.way(peer, cell, place.stages)]
+            dist.recv(token, place.rank_of(place.replica, peer % place.stages), group=group)
+        for peer in routes.destinations:
+            group = kind[groups.way(cell, peer, place.stages)]
+            dist.send(token, place.rank_of(place.replica, peer % place.stages), group=group)
 
 
 class Transport:
-    """One stage's lanes to other stages."""
+    """The lanes of one cell to other stages' cells; a lane's ends are cells, v * K + k being the v-th of stage k."""
 
-    def __init__(self, place: Place, groups: Groups, routes: Routes, device: torch.device, deadline: Deadline) -> None:
+    def __init__(
+        self, place: Place, groups: Groups, routes: Routes, device: torch.device, deadline: Deadline, turn: int = 0
+    ) -> None:
         self.place, self.groups, self.device, self.deadline = place, groups, device, deadline
+        self.cell = turn * place.stages + place.stage
         self._sent: dict[int, deque[tuple[list[tuple[dist.Work, Tensor]], str]]] = {}
-        warm_up(place, groups, routes, device)
+        warm_up(place, self.cell, groups, routes, device)
 
     def announce(self, announcement: Announcement, names: Sequence[str]) -> None:
         """Tells the next stage what will cross in this mini-batch; ``names`` are the model's skips."""
         vector = announcement.encode(names)
         tensors = (torch.tensor([vector.numel()]), vector)
-        self._send(tensors, self.place.stage + 1, self.groups.activations, 0, "an announcement")
+        self._send(tensors, self.cell + 1, self._group("activations", self.cell + 1), 0, "an announcement")
 
     def heed(self, names: Sequence[str]) -> Announcement:
         """Returns what the stage before announces. Raises StallError when it does not."""
-        what = f"the announcement of stage {self.place.stage - 1}"
+        what = f"the announcement of {self._named(self.cell - 1)}"
         length = torch.zeros(1, dtype=torch.int64)
         self._receive(length, 0, what)
         vector = torch.zeros(int(length), dtype=torch.int64)
@@ -159,17 +164,16 @@ class Transport:
     def activations(self, messages: Sequence[tuple[int, Cargo]], step: int) -> Inboxes:
         """Posts the receives of what other stages will send forward."""
         lanes = {i: dict(cargo.lanes) for i, cargo in messages}
-        return self._inboxes(messages, lanes, self.groups.activations, step, "the activations")
+        return self._inboxes(messages, lanes, "activations", step)
 
     def gradients(self, messages: Sequence[tuple[int, Cargo]], step: int) -> Inboxes:
         """Posts the receives of what other stages will send back."""
         lanes = {i: dict(cargo.back) for i, cargo in messages}
-        return self._inboxes(messages, lanes, self.groups.gradients, step, "the gradients")
+        return self._inboxes(messages, lanes, "gradients", step)
 
     def _inboxes(
-        self, messages: Sequence[tuple[int, Cargo]], lanes: dict[int, dict[int, tuple[int, ...]]], group: Group,
-        step: int, what: str,
-    ) -> Inboxes:  # fmt: skip
+        self, messages: Sequence[tuple[int, Cargo]], lanes: dict[int, dict[int, tuple[int, ...]]], kind: str, step: int
+    ) -> Inboxes:
         coming: dict[int, list[tuple[int, list[TensorSpec]]]] = {}
         for i, cargo in messages:
             for peer, places in lanes[i].items():
@@ -177,7 +181,13 @@ class Transport:
         return Inboxes(
             {
                 peer: Inbox(
-                    self._rank(peer), group, specs, step, self.device, self.deadline, f"{what} from stage {peer}"
+                    self._rank(peer),
+                    self._group(kind, peer),
+                    specs,
+                    step,
+                    self.device,
+                    self.deadline,
+                    f"the {kind} from {self._named(peer)}",
                 )
                 for peer, specs in coming.items()
             },
@@ -189,7 +199,7 @@ class Transport:
         what = f"the activations of micro-batch {micro_batch}"
         for peer, places in cargo.lanes:
             sent = [tensors[at].detach().contiguous(memory_format=cargo.boundary[at].layout) for at in places]
-            self._send(sent, peer, self.groups.activations, _tag(step, micro_batch, 0), what)
+            self._send(sent, peer, self._group("activations", peer), _tag(step, micro_batch, 0), what)
 
     def send_gradients(self, tensors: Sequence[Tensor], cargo: Cargo, micro_batch: int, step: int) -> None:
         """Sends one micro-batch's gradients back, in the order of what has one, and does not wait for them."""
@@ -198,7 +208,7 @@ class Transport:
         of_place = dict(zip(places, tensors, strict=True))
         for peer, lane in cargo.back:
             sent = [of_place[at].contiguous(memory_format=cargo.boundary[at].layout) for at in lane]
-            self._send(sent, peer, self.groups.gradients, _tag(step, micro_batch, 0), what)
+            self._send(sent, peer, self._group("gradients", peer), _tag(step, micro_batch, 0), what)
 
     def flush(self) -> None:
         """Waits until all that was sent has left; then its memory is free."""
@@ -211,25 +221,34 @@ class Transport:
             for work, _ in works:
                 wait(work, self.deadline, f"{what} to be taken by the stage they were sent to")
 
-    def _send(self, tensors: Sequence[Tensor], stage: int, group: Group, tag: int, what: str) -> None:
+    def _send(self, tensors: Sequence[Tensor], peer: int, group: Group, tag: int, what: str) -> None:
         works = []
         for at, tensor in enumerate(tensors):
             if tensor.numel() == 0:
                 continue
             tensor = dense(tensor)
-            work = dist.isend(tensor, self._rank(stage), group=group, tag=tag + at)
+            work = dist.isend(tensor, self._rank(peer), group=group, tag=tag + at)
             if work is not None:
                 works.append((work, tensor))
-        distance = abs(stage - self.place.stage)
-        sent = self._sent.setdefault(0 if distance == 1 else stage - self.place.stage, deque())
+        distance = abs(peer - self.cell)
+        sent = self._sent.setdefault(0 if distance == 1 else peer - self.cell, deque())
         sent.append((works, what))
         self._wait_for_oldest(sent, leave=OUTSTANDING + distance - 1)
 
-    def _rank(self, stage: int) -> int:
-        return self.place.rank_of(self.place.replica, stage)
+    def _rank(self, peer: int) -> int:
+        return self.place.rank_of(self.place.replica, peer % self.place.stages)
+
+    def _group(self, kind: str, peer: int) -> Group:
+        groups: tuple[Group, ...] = getattr(self.groups, kind)
+        return groups[self.groups.way(min(self.cell, peer), max(self.cell, peer), self.place.stages)]
+
+    def _named(self, peer: int) -> str:
+        turn, stage = divmod(peer, self.place.stages)
+        return f"stage {stage}" + (f", its cell {turn}" if turn or self.cell >= self.place.stages else "")
 
     def _receive(self, tensor: Tensor, tag: int, what: str) -> None:
-        work = dist.irecv(tensor, self.place.rank - 1, group=self.groups.activations, tag=tag)
+        peer = self.cell - 1
+        work = dist.irecv(tensor, self._rank(peer), group=self._group("activations", peer), tag=tag)
         if work is not None:
             wait(work, self.deadline, what)
 

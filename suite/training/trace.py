@@ -1,7 +1,7 @@
 """What every worker did when, step by step: a file of lines for each, read back as timelines of the whole pipeline.
 
     {"replica": 0, "stage": 1, "stages": 2, "run": ..., "clock": -0.0312}   clock: seconds to add for rank 0's time
-    {"step": 3, "began": 17.20, "spans": [["F", 0, 17.21, 17.25], ...]}
+    {"step": 3, "began": 17.20, "spans": [["F", 0, 17.21, 17.25, 0], ...]}
 
 Workers write as they go, each to its own file, so a run that dies leaves its trace; whoever reads brings the lines of
 one step together.
@@ -13,7 +13,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,10 @@ class TraceWriter:
 
     def write(self, step: int, recorder: Recorder) -> None:
         """Writes the spans of a step."""
-        spans = [[span.kind, span.micro_batch, round(span.start, 6), round(span.end, 6)] for span in recorder.spans()]
+        spans = [
+            [span.kind, span.micro_batch, round(span.start, 6), round(span.end, 6), span.turn]
+            for span in recorder.spans()
+        ]
         self._file.write(json.dumps({"step": step, "began": round(recorder.began, 6), "spans": spans}) + "\n")
 
 
@@ -138,13 +141,13 @@ def _worker(path: Path) -> tuple[dict[str, Any] | None, Steps]:
             head = line
         elif head is not None:
             clock = head["clock"]
-            spans = [_moved(Span(kind, i, start, end), clock) for kind, i, start, end in line["spans"]]
+            spans = [_moved(Span(*span), clock) for span in line["spans"]]
             steps[line["step"]] = line["began"] + clock, spans
     return head, steps
 
 
 def _moved(span: Span, by: float) -> Span:
-    return Span(span.kind, span.micro_batch, span.start + by, span.end + by)
+    return replace(span, start=span.start + by, end=span.end + by)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -163,7 +166,7 @@ def perfetto(traces: list[StepTrace]) -> dict[str, Any]:
 
     Times in microseconds from the first traced step's begin.
     """
-    names = {"F": "forward", "R": "rebuild", "B": "backward", "U": "update"}
+    names = {"F": "forward", "R": "rebuild", "B": "backward", "W": "weights", "U": "update"}
     zero = min((trace.began for trace in traces), default=0.0)
     events: list[dict[str, Any]] = []
     for trace in traces:
@@ -173,7 +176,7 @@ def perfetto(traces: list[StepTrace]) -> dict[str, Any]:
                 {
                     "name": str(span), "cat": names[span.kind], "ph": "X", **place,
                     "ts": 1e6 * (trace.began - zero + span.start), "dur": 1e6 * span.seconds,
-                    "args": {"step": trace.step, "micro_batch": span.micro_batch},
+                    "args": {"step": trace.step, "micro_batch": span.micro_batch, "turn": span.turn},
                 }
                 for span in row
             ]  # fmt: skip

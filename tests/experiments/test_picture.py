@@ -10,9 +10,10 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from experiments.picture import COLOURS, draw
-from suite.pipeline.schedule import fill_drain
+from suite.pipeline.recipe import Recipe
 from suite.pipeline.simulate import StageCost, simulate
 from suite.pipeline.timeline import Timeline
+from tests.pipeline.walks import fill_drain
 
 
 def step(stages: int) -> Timeline:
@@ -49,7 +50,8 @@ def test_it_is_a_png_of_sensible_size_with_every_kind_of_action(tmp_path: Path, 
     height, width = image.shape[:2]
     assert 1200 < width < 2000
     assert 150 + 2 * 30 * stages < height < 400 + 2 * 60 * stages
-    shares = {kind: share(image, colour) for kind, colour in COLOURS.items()}
+    shares = {kind: share(image, COLOURS[kind]) for kind in "FRBU"}
+    assert share(image, COLOURS["W"]) < 0.001  # nothing is put off, and nothing said of it
     assert all(value > 0.005 for value in shares.values()), shares
     assert shares["B"] > 1.5 * shares["F"]  # twice as long
     assert shares["F"] > shares["R"]  # four forwards, three rebuilds
@@ -68,3 +70,11 @@ def test_a_shorter_step_is_shorter_on_the_common_scale(tmp_path: Path) -> None:
 def test_a_stage_that_did_nothing_is_drawn_too(tmp_path: Path) -> None:
     draw([("half", Timeline((step(1).rows[0], ())))], tmp_path / "half.png", "")
     assert pixels(tmp_path / "half.png").size > 0
+
+
+def test_what_is_put_off_has_a_colour_and_second_cells_their_names(tmp_path: Path) -> None:
+    put_off = simulate(Recipe("zero_bubble", (0,)).actions(2, 3), [StageCost(1.0, 1.0, 2.0, weight_s=1.0)] * 2)
+    cells = simulate(Recipe("interleaved", (0,), 2).actions(2, 3), [StageCost(1.0, 1.0, 2.0)] * 4)
+    draw([("put off", put_off), ("cells", cells)], tmp_path / "step.png", "")
+    assert share(pixels(tmp_path / "step.png"), COLOURS["W"]) > 0.005
+    assert "B2.1" in {str(span) for row in cells.rows for span in row}

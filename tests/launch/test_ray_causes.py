@@ -10,8 +10,9 @@ from experiments.scales import laptop
 from launch.ray_train import check_room, first_cause
 from launch.worker import Job
 from suite.errors import NeighbourLostError, NumbersError, PlacementError, StallError, WorkerError
+from suite.pipeline.recipe import Recipe
 
-JOB = Job(Path("runs/x/1"), Path("text"), (66, 65), use_gpu=False, resume=False)
+JOB = Job(Path("runs/x/1"), Path("text"), (66, 65), Recipe(), use_gpu=False, resume=False)
 EXPERIMENT = laptop(find("t128_6b"), Cluster(2, 2**33, "cpu"))
 
 

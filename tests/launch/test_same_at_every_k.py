@@ -14,6 +14,7 @@ from launch.runs import RunFolder
 from launch.worker import Job
 from suite.data.prepare import folder_of, prepare
 from suite.pipeline.partition import partition
+from suite.pipeline.recipe import Recipe
 from tests.pipeline.build import parameters_of
 
 BASE = (
@@ -35,7 +36,8 @@ def trained(tmp_path_factory):
             run = RunFolder(root / str(len(done)))
             run.path.mkdir()
             run.experiment.write_text(experiment.to_toml())
-            job = Job(run.path, folder_of(experiment.text, root / "cache"), cells_of(experiment), False, False)
+            job = Job(run.path, folder_of(experiment.text, root / "cache"), cells_of(experiment),
+                      Recipe.of(experiment.pipeline), False, False)  # fmt: skip
             spawn.run(job, experiment, deadline_s=200)
             lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
             files = {path.name: load_file(path) for path in sorted(run.checkpoints.glob("*/*.safetensors"))}

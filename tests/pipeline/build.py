@@ -4,16 +4,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from launch.engine import make_ways
 from suite.pipeline.layers import materialise, ties_of
 from suite.pipeline.microbatch import MiniBatch, split
 from suite.pipeline.partition import cell_ranges, partition
+from suite.pipeline.rebuild import GRAPHS
+from suite.pipeline.recipe import Recipe
 from suite.pipeline.rng import initial_seed, layer_seed, set_seed
-from suite.pipeline.skip import Routes, call, find_skips
+from suite.pipeline.skip import call
 from suite.pipeline.stage import Stage
 from suite.pipeline.step import Executor
 from suite.pipeline.ties import Ties, find_ties
 from suite.pipeline.topology import Place, make_groups
-from suite.pipeline.transport import Deadline, Transport
+from suite.pipeline.transport import Deadline
 
 CPU = torch.device("cpu")
 
@@ -28,21 +31,23 @@ def parameters_of(layer: nn.Module) -> float:
     return float(sum(p.numel() for p in layer.parameters()) or 1)
 
 
-def build(place: Place, layers: list[nn.Module], loss: nn.Module, remat: str, seed: int = 7, deadline: float = 60.0):
-    """Returns (executor, ties) of this worker, weights equalised."""
-    groups = make_groups(place, deadline)
-    cells = cell_ranges(partition([parameters_of(layer) for layer in layers], place.stages), len(layers))
-    stage = Stage(layers, cells[place.stage], loss if place.last else None, CPU, "fp32", seed)
-    routes = Routes(find_skips(layers), cells, place.stage)
-    transport = Transport(place, groups, routes, CPU, Deadline(deadline)) if place.stages > 1 else None
+def build(place: Place, layers: list[nn.Module], loss: nn.Module, recipe, seed: int = 7, deadline: float = 60.0):
+    """Returns (executor, ties, parameters, groups) of this worker, weights equalised; a remat stands for fill-drain."""
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe("fill_drain", (GRAPHS[recipe],))
+    groups = make_groups(place, deadline, recipe.turns)
+    count = place.stages * recipe.turns
+    cells = cell_ranges(partition([parameters_of(layer) for layer in layers], count), len(layers))
+    mine, loss = cells[place.stage :: place.stages], loss if place.last else None
+    stage = Stage(layers, mine, loss, CPU, "fp32", seed, recipe.splits)
+    ways = make_ways(place, layers, cells, groups, CPU, Deadline(deadline))
     named = {
         (index, name): parameter
         for index, layer in zip(stage.indices, stage.layers, strict=True)
         for name, parameter in layer.named_parameters()
     }
-    ties = Ties(find_ties(layers, cells), place, named, deadline)
+    ties = Ties(find_ties(layers, cells, place.stages), place, named, deadline)
     ties.equalise()
-    return Executor(place, stage, routes, transport, remat), ties, named, groups
+    return Executor(place, stage, ways, recipe), ties, named, groups
 
 
 def mini_batch(tensors, labels, micro_batches, replica=0, replicas=1, total=None) -> MiniBatch:

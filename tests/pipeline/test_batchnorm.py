@@ -15,6 +15,8 @@ from models import amoebanet
 from suite.errors import SettingError
 from suite.pipeline.batchnorm import MicroBatchNorm, MovingAverages, by_micro_batch, merge
 from suite.pipeline.microbatch import MiniBatch, split
+from suite.pipeline.rebuild import GRAPHS
+from suite.pipeline.recipe import Recipe
 from suite.pipeline.step import Sums
 from suite.pipeline.topology import Place
 from suite.settings import OptimizerSettings
@@ -84,7 +86,7 @@ def compare(rank: int, world: int, rendezvous: str, model: str):
     found = []
     for step, (micro_batches, remat) in enumerate(itertools.product(MICRO_BATCHES, REMATS)):
         batch = mini_batch(model, step, micro_batches)
-        executor.remat = remat
+        executor.recipe = Recipe("fill_drain", (GRAPHS[remat],))
         for parameter in named.values():
             parameter.grad = None
         before = {key: (n.running_mean.clone(), n.running_var.clone()) for key, n in norms(executor.stage).items()}
@@ -183,7 +185,7 @@ def updated(rank: int, world: int, rendezvous: str):
     place = Place(rank, world, 1)
     layers = skips_layers()
     cells = [range(3), range(3, 6)]
-    engine = assemble(place, layers, SumOfErrors(), cells, CPU, "except_last", OptimizerSettings(), seed=7)
+    engine = assemble(place, layers, SumOfErrors(), cells, CPU, Recipe(), OptimizerSettings(), seed=7)
     moved = []
     for step, factor in enumerate((1.0, math.inf)):
         before = {key: norm.running_mean.clone() for key, norm in norms(engine.executor.stage).items()}

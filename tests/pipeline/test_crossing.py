@@ -10,7 +10,7 @@ from suite.pipeline.costs import LayerCost, Taken
 from suite.pipeline.crossing import Crossing, Message, crossings, messages
 from suite.pipeline.memory import CellBytes, peak_bytes
 from suite.pipeline.partition import cell_ranges
-from suite.pipeline.schedule import fill_drain
+from tests.pipeline.walks import crowd, fill_drain
 
 PLAIN = LayerCost(*[1.0] * 4, *[0] * 8)
 
@@ -86,7 +86,7 @@ def test_no_cell_needs_more_than_its_bound_whatever_the_other_cells_are(costs, m
     cuts = sorted(data.draw(st.permutations(range(1, len(costs))))[: stages - 1])
     edges = [0, *cuts, len(costs)]
     cells = [range(begin, end) for begin, end in pairwise(edges)]
-    sizes = CellBytes(costs, micro_batches, remat, 8.0)
+    sizes = CellBytes(costs, crowd(micro_batches, remat), 8.0)
     for k, (cell, actions) in enumerate(zip(cells, fill_drain(stages, micro_batches, remat), strict=True)):
         assert sizes.needs(cell[0], cell[-1] + 1) >= peak_bytes(actions, sizes.among(cells, k))
 
@@ -98,7 +98,7 @@ def test_what_stages_send_each_other_is_what_they_get(costs, data):
     cuts = sorted(data.draw(st.permutations(range(1, len(costs))))[: stages - 1])
     edges = [0, *cuts, len(costs)]
     cells = [range(begin, end) for begin, end in pairwise(edges)]
-    sizes = CellBytes(costs, 1, "never", 8.0)
+    sizes = CellBytes(costs, crowd(1, "never"), 8.0)
     sent = {(k, one.to): one for k in range(stages) for one in messages(costs, cells, k)}
     for k in range(1, stages):
         assert sum(one.sends for (_, to), one in sent.items() if to == k) == sizes.among(cells, k).inputs

@@ -115,14 +115,14 @@ def test_evaluation_does_not_depend_on_the_step_and_training_does():
 def stall(rank, world, rendezvous, silent):
     join(rank, world, rendezvous)
     executor, _, _, _ = build(Place(rank, world, 1), toy_layers(), SumLoss(), "always", deadline=30)
-    if executor.transport is not None:
-        executor.transport.deadline.seconds = 2.0
+    for way in executor.ways:
+        way.transport.deadline.seconds = 2.0
     batch = mini_batch(*toy_batch(6), 3)
     if rank == silent:
         inner = executor.stage.forward
 
         def slow(*args):
-            if args[-1] == 1:  # the micro-batch
+            if args[5] == 1:  # the micro-batch
                 time.sleep(60)
             return inner(*args)
 

@@ -1,4 +1,4 @@
-"""Gradients, parameter by parameter, equal those of the unpartitioned model: every K, M, remat; ragged; dropout on."""
+"""Gradients, parameter by parameter, equal those of the unpartitioned model: every schedule, K, M; ragged; dropout."""
 
 import itertools
 
@@ -11,6 +11,8 @@ from models.transformer import TransformerShape
 from models.transformer import layers as transformer_layers
 from suite.pipeline.layers import distinct_parameters
 from suite.pipeline.microbatch import MiniBatch, split
+from suite.pipeline.rebuild import ALL, GRAPHS
+from suite.pipeline.recipe import Recipe
 from suite.pipeline.topology import Place
 from tests.pipeline.build import build, join, mini_batch, unpartitioned
 from tests.pipeline.toy import SumLoss, toy_batch, toy_layers
@@ -18,6 +20,13 @@ from tests.pipeline.toy import SumLoss, toy_batch, toy_layers
 EXAMPLES = 7  # ragged for M = 2, 3, 5; fewer than M = 8
 MICRO_BATCHES = (1, 2, 3, 5, 8)
 REMATS = ("always", "except_last", "never")
+WALKS = (
+    *(Recipe("fill_drain", (GRAPHS[remat],)) for remat in REMATS),
+    *(Recipe(name, (graphs,)) for name in ("1f1b", "zero_bubble") for graphs in (1, ALL)),
+    Recipe("fill_drain", (2,)),
+)
+"""Recipes that one executor can walk in turn: zero-bubble needs layers that can put off, which the others may have."""
+TURNING = (Recipe("interleaved", (0,), 2), Recipe("interleaved", (2,), 2), Recipe("interleaved", (ALL,), 2))
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
@@ -50,23 +59,24 @@ def toy_sentences(seed, micro_batches):
 MODELS = {"toy": (toy, toy_sentences), "transformer": (transformer, sentences)}
 
 
-def compare(rank: int, world: int, rendezvous: str, model: str):
+def compare(rank: int, world: int, rendezvous: str, model: str, walks):
     """Returns, for each case, the largest difference of this stage's gradients and of the objective."""
     join(rank, world, rendezvous)
     make, batches = MODELS[model]
     found = []
     for dtype in TOLERANCE:
         layers, loss = make(dtype)
-        executor, ties, named, _ = build(Place(rank, world, 1), layers, loss, "always")
-        for step, (micro_batches, remat) in enumerate(itertools.product(MICRO_BATCHES, REMATS)):
+        # splits where any of them does
+        executor, ties, named, _ = build(Place(rank, world, 1), layers, loss, max(walks, key=lambda one: one.splits))
+        for step, (micro_batches, recipe) in enumerate(itertools.product(MICRO_BATCHES, walks)):
             batch = batches(step, micro_batches)
-            executor.remat = remat
+            executor.recipe = recipe
             for parameter in named.values():
                 parameter.grad = None
             sums = executor.train(batch, step)
             ties.sum_gradients()
             objective, expected = unpartitioned(layers, loss, batch, step)
-            case = (str(dtype), micro_batches, remat)
+            case = (str(dtype), micro_batches, str(recipe))
             for key, parameter in named.items():
                 wanted = expected[key]
                 scale = max(1.0, float(wanted.abs().max()))
@@ -80,10 +90,20 @@ def compare(rank: int, world: int, rendezvous: str, model: str):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_gradients_equal_the_unpartitioned_model(stages, model):
-    found = [case for results in run_processes(compare, stages, model) for case in results]
+    check(stages, model, WALKS)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stages", [2, 3])
+def test_so_do_those_of_stages_of_several_cells(stages, model):
+    check(stages, model, TURNING)
+
+
+def check(stages, model, walks):
+    found = [case for results in run_processes(compare, stages, model, walks) for case in results]
     # every parameter of every case was compared, plus one objective a case
     parameters = sum(1 for layer in MODELS[model][0](torch.float32)[0] for _ in layer.parameters())
-    assert len(found) == (parameters + 1) * len(MICRO_BATCHES) * len(REMATS) * len(TOLERANCE)
+    assert len(found) == (parameters + 1) * len(MICRO_BATCHES) * len(walks) * len(TOLERANCE)
     wrong = [case for case in found if not case[-1] <= TOLERANCE[getattr(torch, case[0].split(".")[1])]]
     assert not wrong, wrong[:5]
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.memory import SUNDRIES, CellBytes, StageBytes, bytes_per_parameter, peak_bytes
-from suite.pipeline.schedule import fill_drain
 from suite.settings import OptimizerSettings
+from tests.pipeline.walks import crowd, fill_drain
 
 unhurried = settings(deadline=None)
 REMATS = ["always", "except_last", "never"]
@@ -120,20 +120,20 @@ THREE = [
     ],
 )
 def test_a_cells_bytes_by_hand(begin, end, parameters, numbers):
-    sizes = CellBytes(THREE, micro_batches=4, remat="except_last", per_parameter=16.0, process=1_000)
+    sizes = CellBytes(THREE, crowd(4, "except_last"), per_parameter=16.0, process=1_000)
     assert sizes.stage(begin, end) == StageBytes(16 * parameters + 1_000 + SUNDRIES, *numbers)
 
 
 def test_shares_of_a_byte_round_up():
-    stage = CellBytes([cost(parameters=3)], 1, "always", per_parameter=8.0 + 16 / 3).stage(0, 1)
+    stage = CellBytes([cost(parameters=3)], crowd(1, "always"), per_parameter=8.0 + 16 / 3).stage(0, 1)
     assert stage.fixed == 40 + SUNDRIES
-    assert CellBytes([cost(parameters=1)], 1, "always", per_parameter=8.5).stage(0, 1).fixed == 9 + SUNDRIES
+    assert CellBytes([cost(parameters=1)], crowd(1, "always"), per_parameter=8.5).stage(0, 1).fixed == 9 + SUNDRIES
 
 
 @unhurried
 @given(layer_costs())
 def test_a_cells_bytes_are_those_of_its_layers_one_after_the_other(costs):
-    sizes = CellBytes(costs, 4, "always", per_parameter=16.0)
+    sizes = CellBytes(costs, crowd(4, "always"), per_parameter=16.0)
     edges = [*((one.boundary, one.gradient) for one in costs), (0, 0)]
     for begin in range(len(costs)):
         alive = forward = graph = before = 0
@@ -160,7 +160,7 @@ def cells_of(costs):
 @given(layer_costs(), st.integers(1, 9), remats)
 @example([cost(), cost(gradient=1), cost(boundary=1)], 2, "always")  # B0 may find F0, F1 and B1 still unsent
 def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
-    sizes = CellBytes(costs, micro_batches, remat, per_parameter=1.0)
+    sizes = CellBytes(costs, crowd(micro_batches, remat), per_parameter=1.0)
     for begin, end in cells_of(costs):
         assert sizes.needs(begin, end) >= walk(micro_batches, remat, sizes.stage(begin, end))
         assert end == len(costs) or sizes.needs(begin, end) <= sizes.needs(begin, end + 1)
@@ -171,7 +171,7 @@ def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
 def test_the_closed_form_is_above_the_walk_by_messages_alone(costs, micro_batches, remat):
     """By one message each way, when the walk too takes the largest boundaries inside the cell for its own."""
     costs = [likely(one) for one in costs]
-    sizes = CellBytes(costs, micro_batches, remat, per_parameter=1.0)
+    sizes = CellBytes(costs, crowd(micro_batches, remat), per_parameter=1.0)
     edges = [*costs[1:], cost()]
     for begin, end in cells_of(costs):
         leaving = max(edge.boundary for edge in edges[begin:end])
@@ -185,7 +185,7 @@ def test_the_closed_form_is_above_the_walk_by_messages_alone(costs, micro_batche
 @given(layer_costs(), st.integers(1, 9), remats)
 def test_without_messages_the_closed_form_is_the_walk(costs, micro_batches, remat):
     costs = [replace(likely(one), gradient=0, boundary=0 if at else one.boundary) for at, one in enumerate(costs)]
-    sizes = CellBytes(costs, micro_batches, remat, per_parameter=1.0)
+    sizes = CellBytes(costs, crowd(micro_batches, remat), per_parameter=1.0)
     for begin, end in cells_of(costs):
         assert sizes.needs(begin, end) == walk(micro_batches, remat, sizes.stage(begin, end))
 
@@ -193,7 +193,7 @@ def test_without_messages_the_closed_form_is_the_walk(costs, micro_batches, rema
 @settings(unhurried, max_examples=200)
 @given(layer_costs(), st.integers(1, 9), remats, st.integers(0, 1_500))
 def test_reach_is_the_longest_cell_that_fits_and_all_shorter_ones_fit(costs, micro_batches, remat, room):
-    sizes = CellBytes(costs, micro_batches, remat, per_parameter=1.0)
+    sizes = CellBytes(costs, crowd(micro_batches, remat), per_parameter=1.0)
     limit = SUNDRIES + room
     reach = sizes.reach(limit)
     layers = len(costs)
@@ -207,7 +207,7 @@ def test_reach_is_the_longest_cell_that_fits_and_all_shorter_ones_fit(costs, mic
 def test_reach_by_hand():
     """Of weights alone: cells of at most 5."""
     costs = [cost(parameters=count) for count in (1, 1, 3, 6, 4, 1)]
-    sizes = CellBytes(costs, 4, "except_last", per_parameter=1.0)
+    sizes = CellBytes(costs, crowd(4, "except_last"), per_parameter=1.0)
     assert sizes.reach(SUNDRIES + 5) == [3, 3, 3, 3, 6, 6]
     assert sizes.reach(SUNDRIES + 16) == [6] * 6
     assert sizes.reach(SUNDRIES) == [0, 1, 2, 3, 4, 5]
@@ -216,7 +216,7 @@ def test_reach_by_hand():
 def test_reach_counts_the_largest_boundary_inside():
     """The cell of all three is sent no gradient; for what reach says of its parts, it is counted as if it were."""
     costs = [cost(), cost(gradient=100), cost()]
-    sizes = CellBytes(costs, 1, "always", per_parameter=1.0)
+    sizes = CellBytes(costs, crowd(1, "always"), per_parameter=1.0)
     assert [walk(1, "always", sizes.stage(0, end)) - SUNDRIES for end in (1, 2, 3)] == [100, 100, 100]
     assert [sizes.needs(0, end) - SUNDRIES for end in (1, 2, 3)] == [100, 200, 200]
     assert sizes.reach(SUNDRIES + 199) == [1, 3, 3]

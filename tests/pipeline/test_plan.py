@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -19,10 +19,11 @@ from suite.pipeline.memory import SUNDRIES, CellBytes, bytes_per_parameter, peak
 from suite.pipeline.partition import fewest_stages
 from suite.pipeline.plan import GIB, Machine, make_plan
 from suite.pipeline.profile import MicroBatch, Sample
-from suite.pipeline.schedule import fill_drain
 from suite.pipeline.simulate import Link, StageCost, simulate
 from suite.settings import OptimizerSettings, PipelineSettings
+from tests.pipeline.walks import crowd, fill_drain
 
+SCHEDULES = ["fill_drain", "1f1b", "interleaved", "zero_bubble"]
 unhurried = settings(deadline=None)
 ROOMY = Machine(limit=1 << 50)
 
@@ -91,14 +92,22 @@ def test_a_plan_is_the_simulation_of_its_own_stages(costs, stages, micro_batches
         assert stage.cost.forward_s == sum(one.forward_s for one in inside)
         assert stage.cost.rebuild_s == sum(one.rebuild_s for one in inside)
         assert stage.cost.backward_s == sum(one.backward_s for one in inside)
-        memory = CellBytes(costs, micro_batches, remat, 16.0).stage(stage.begin, stage.end)
+        memory = CellBytes(costs, crowd(micro_batches, remat), 16.0).stage(stage.begin, stage.end)
         assert stage.peak_bytes == peak_bytes(actions, memory)
 
 
 @unhurried
-@given(costs_of_layers, st.integers(1, 9), st.integers(1, 9), st.sampled_from(["always", "except_last", "never"]))
-def test_no_step_goes_below_the_limit_of_its_plan(costs, stages, micro_batches, remat):
-    found = plan(costs, stages=min(stages, len(costs)), micro_batches=micro_batches, remat=remat)
+@given(
+    costs_of_layers, st.integers(1, 9), st.integers(1, 9),
+    st.sampled_from(["always", "except_last", "never", "auto"]), st.sampled_from(SCHEDULES),
+)  # fmt: skip
+def test_no_step_goes_below_the_limit_of_its_plan(costs, stages, micro_batches, remat, schedule):
+    costs = [replace(one, weight_s=one.backward_s / 4, split_s=1) for one in costs]
+    settings = {"stages": min(stages, len(costs)), "remat": remat, "schedule": schedule}
+    if schedule == "interleaved":
+        assume(settings["stages"] > 1)
+        costs, settings = costs * 2, {**settings, "turns": 2}
+    found = plan(costs, micro_batches=micro_batches, **settings)
     assert 0 <= found.limit_s <= found.step_s
 
 
@@ -122,7 +131,7 @@ def test_every_stage_of_a_plan_keeps_to_the_device(costs, stages, micro_batches,
     else:
         assert all(stage.peak_bytes <= machine.limit for stage in found.stages)
         return
-    fewest = fewest_stages(CellBytes(costs, micro_batches, pipeline.remat, 1.0).reach(machine.limit))
+    fewest = fewest_stages(CellBytes(costs, crowd(micro_batches, pipeline.remat), 1.0).reach(machine.limit))
     if fewest is None:
         assert " alone needs " in message
     elif fewest > pipeline.stages:
@@ -233,20 +242,36 @@ def measure_at_once(rank, world, rendezvous, *args):
     return measure_layers(rank, world, rendezvous, *args)
 
 
-@pytest.mark.parametrize(("kind", "cells"), [("transformer", (4, 3)), ("amoebanet", (2, 1, 4))])
-def test_a_real_run_needs_the_bytes_of_its_plan(kind, cells, tmp_path):
+WEIGHED = [
+    ("transformer", (4, 3), {}),
+    ("transformer", (4, 3), {"schedule": "1f1b", "remat": "never"}),
+    ("transformer", (4, 3), {"schedule": "zero_bubble", "remat": "never"}),
+    ("transformer", (2, 2, 2, 1), {"schedule": "interleaved", "turns": 2}),
+    ("amoebanet", (2, 1, 4), {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "cells", "settings"), WEIGHED)
+def test_a_real_run_needs_the_bytes_of_its_plan(kind, cells, settings, tmp_path):
     """The most that torch's allocator ever held in each process, against the plan from measured layers.
 
     AmoebaNet's middle stage is one cell: a skip goes past it.
     """
-    stages = len(cells)
-    pipeline = PipelineSettings(stages=stages, micro_batches=4, cells=cells)
+    pipeline = PipelineSettings(micro_batches=4, cells=cells, **{"stages": len(cells), **settings})
+    if pipeline.turns > 1:
+        pipeline = pipeline.model_copy(update={"stages": len(cells) // pipeline.turns})
+    stages = pipeline.stages
     work = Small(kind, pipeline, OptimizerSettings())
     (measured,) = run_processes(measure_at_once, 1, work, 1, False, tmp_path / "measuring.log")
     each = bytes_per_parameter(work.optimizer, replicas=1)
     found = make_plan(measured.costs, len(measured.costs), pipeline, each, ROOMY)
-    held = [one.peak_bytes for one in run_processes(measure_steps, stages, work, found.cells, 0, 1, True, True)]
+    held = [
+        one.peak_bytes
+        for one in run_processes(measure_steps, stages, work, found.cells, found.recipe, 0, 1, True, True)
+    ]
     predicted = [stage.peak_bytes for stage in found.stages]
     for k in range(stages):
         assert held[k] > 8 << 20, "too small a model to say anything"
-        assert held[k] <= predicted[k] <= 1.10 * held[k], f"stage {k} held {held[k]}, the plan says {predicted[k]}"
+        # of each cell as many messages count as may be under way, and two cells never fill both rooms at once
+        most = 1.10 if pipeline.turns == 1 else 1.15
+        assert held[k] <= predicted[k] <= most * held[k], f"stage {k} held {held[k]}, the plan says {predicted[k]}"

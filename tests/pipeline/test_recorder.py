@@ -8,11 +8,11 @@ import torch
 
 from launch.spawn import run_processes
 from suite.pipeline.recorder import Recorder
-from suite.pipeline.schedule import fill_drain
 from suite.pipeline.timeline import Span
 from suite.pipeline.topology import Place
 from tests.pipeline.build import build, join, mini_batch
 from tests.pipeline.toy import SumLoss, toy_batch, toy_layers
+from tests.pipeline.walks import fill_drain
 
 
 def test_spans_are_what_was_noted_in_its_order():

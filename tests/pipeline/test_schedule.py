@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
-from suite.pipeline.schedule import Action, draw, fill_drain, forward_only, validate
+from suite.pipeline.action import Action
+from suite.pipeline.rebuild import ALL
+from suite.pipeline.recipe import Recipe, faults
+from suite.pipeline.schedule import fill_drain as bare_fill_drain
+from suite.pipeline.schedule import forward_only
+from suite.pipeline.validate import draw, validate
+from suite.settings import PipelineSettings
+from tests.pipeline.walks import fill_drain
 
 
 def parse(lines):
@@ -15,6 +22,7 @@ def parse(lines):
 
 
 def test_fill_drain_is_the_papers_picture():
+    assert bare_fill_drain(2, 2) == parse(["F0 F1 B1 B0"] * 2)
     assert fill_drain(2, 3, "except_last") == parse(["F0 F1 F2 B2 R1 B1 R0 B0"] * 2)
     assert fill_drain(1, 3, "always") == parse(["F0 F1 F2 R2 B2 R1 B1 R0 B0"])
     assert fill_drain(1, 3, "never") == parse(["F0 F1 F2 B2 B1 B0"])
@@ -28,6 +36,109 @@ def test_played_with_equal_costs_a_stage_rebuilds_before_its_gradient_arrives():
         "stage 1   .  F0 F1 F2 F3 .  .  B3 R2 B2 R1 B1 R0 B0 . ",
         "stage 2   .  .  F0 F1 F2 F3 B3 R2 B2 R1 B1 R0 B0 .  . ",
     ]
+
+
+PICTURES = {
+    ("1f1b", 1): [
+        "stage 0   F0 F1 F2 .  .  B0 F3 B1 F4 B2 .  B3 .  B4",
+        "stage 1   .  F0 F1 .  B0 F2 B1 F3 B2 F4 B3 .  B4 . ",
+        "stage 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 .  . ",
+    ],
+    ("zero_bubble", 1): [
+        "stage 0   F0 F1 F2 .  .  B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4",
+        "stage 1   .  F0 F1 .  B0 F2 B1 W0 F3 B2 W1 F4 B3 W2 B4 W3 W4",
+        "stage 2   .  .  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4",
+    ],
+    ("interleaved", 2): [
+        "stage 0   F0   F1   F0.1 F1.1 F2   B0.1 F3   B1.1 F2.1 B0   F3.1 B1   .    B2.1 .    B3.1 B2   B3  ",
+        "stage 1   .    F0   F1   F0.1 B0.1 F1.1 B1.1 F2   B0   F3   B1   F2.1 B2.1 F3.1 B3.1 B2   B3   .   ",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "turns"), PICTURES)
+def test_the_other_schedules_are_their_pictures(name, turns):
+    picture = PICTURES[name, turns]
+    stages, micro_batches = len(picture), 5 if len(picture) == 3 else 4
+    schedule = Recipe(name, (ALL,), turns).actions(stages, micro_batches)
+    assert draw(validate(schedule, micro_batches)).splitlines() == picture
+
+
+@given(
+    st.sampled_from(["fill_drain", "1f1b", "zero_bubble", "interleaved"]), st.integers(1, 7), st.integers(0, 17),
+    st.integers(2, 3), st.sampled_from([0, 1, 2, 5, ALL]),
+)  # fmt: skip
+def test_every_schedule_is_valid_for_any_k_and_m(name, stages, micro_batches, turns, graphs):
+    """Also where M is no multiple of K, or less."""
+    if name == "interleaved":
+        stages = max(2, stages)
+    else:
+        turns = 1
+    recipe = Recipe(name, (graphs,), turns)
+    for k, actions in enumerate(recipe.actions(stages, micro_batches)):
+        counts = {kind: sum(a.kind == kind for a in actions) for kind in "FRBW"}
+        assert counts["F"] == counts["B"] == micro_batches * turns
+        assert counts["W"] == (micro_batches if name == "zero_bubble" else 0)
+        if name in ("1f1b", "zero_bubble"):
+            assert most_ahead(actions, "B") <= stages - k
+        if name == "zero_bubble":
+            assert most_ahead(actions, "W") <= stages
+    recipe.actions(stages, micro_batches, train=False)
+
+
+def most_ahead(actions, of):
+    """Returns how many forwards run ahead of another kind at most."""
+    ahead = most = 0
+    for action in actions:
+        ahead += (action.kind == "F") - (action.kind == of)
+        most = max(most, ahead)
+    return most
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_zero_bubble_is_as_short_as_can_be(stages, rounds):
+    """In equal units the last stage begins after K - 1 forwards and never stops."""
+    micro_batches = rounds * stages
+    timeline = validate(Recipe("zero_bubble", (ALL,)).actions(stages, micro_batches), micro_batches)
+    assert len(timeline[0]) == 3 * micro_batches + stages - 1
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+def test_interleaving_shortens_what_fills_and_drains(stages):
+    """A stage's forward takes two units here, a cell's one: (M V + K - 1) (F + B), not (M + K - 1) V (F + B)."""
+    micro_batches = 2 * stages
+    timeline = validate(Recipe("interleaved", (ALL,), 2).actions(stages, micro_batches), micro_batches)
+    assert len(timeline[0]) == 2 * (2 * micro_batches + stages - 1)
+
+
+def test_too_many_messages_under_way_are_a_deadlock_too():
+    """Stage 0 sends nine micro-batches; stage 1 wants the first one a second time before it takes the second."""
+    first, second = ([f"F{i}{turn}" for i in range(9)] for turn in ("", ".1"))
+    validate(parse([" ".join(first + second)] * 2), 9, train=False)
+    late = [" ".join(first + second), " ".join([first[0], second[0], *first[1:], *second[1:]])]
+    with pytest.raises(SettingError, match="more than 4 messages would be under way"):
+        validate(parse(late), 9, train=False)
+
+
+INTERLEAVED = {"schedule": "interleaved", "stages": 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers", "message"),
+    [
+        (INTERLEAVED, 8, "pipeline.turns is 1; use pipeline.turns=2"),
+        (INTERLEAVED, 7, "pipeline.turns is 1; use pipeline.schedule=1f1b"),
+        (INTERLEAVED | {"stages": 1, "turns": 2}, 8, "2 stages or more, there is 1; use pipeline.schedule=1f1b"),
+        (INTERLEAVED | {"turns": 5}, 18, "need 20 layers, the model has 18; use pipeline.turns=4"),
+        (INTERLEAVED | {"turns": 5}, 7, "need 20 layers, the model has 7; use pipeline.schedule=1f1b"),
+        ({"schedule": "1f1b", "turns": 2}, 8, "a stage of 1f1b holds one cell; use pipeline.turns=1"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused_with_the_nearest_that_does(settings, layers, message):
+    (fault,) = faults(PipelineSettings(**settings), layers)
+    assert message in fault
+    assert faults(PipelineSettings(stages=4, schedule="interleaved", turns=2), 8) == []
 
 
 @given(st.integers(1, 6), st.integers(0, 9), st.sampled_from(["always", "except_last", "never"]))
@@ -107,7 +218,7 @@ def test_an_evaluation_has_no_backward():
         validate(parse(["F0 B0"]), 1, train=False)
 
 
-@pytest.mark.parametrize("text", ["", "F", "X3", "F-1", "F3 ", "f3"])
+@pytest.mark.parametrize("text", ["", "F", "X3", "F-1", "F3 ", "f3", "F3.", "F3.0", "F3.-1"])
 def test_what_is_no_action_is_refused(text):
     with pytest.raises(SettingError, match="no action"):
         Action.parse(text)

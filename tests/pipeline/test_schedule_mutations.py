@@ -2,15 +2,21 @@
 
 import random
 from collections import Counter, deque
+from dataclasses import replace
 
 import pytest
 
 from suite.errors import SettingError
-from suite.pipeline.schedule import Action, fill_drain, forward_only, validate
+from suite.pipeline.action import Action, turns_of
+from suite.pipeline.rebuild import ALL
+from suite.pipeline.recipe import Recipe
+from suite.pipeline.schedule import forward_only
+from suite.pipeline.transport import OUTSTANDING, WINDOW
+from suite.pipeline.validate import validate
 
 MUTATIONS = 10_000
 
-COMPLETE = {True: {"FB", "FRB"}, False: {"F"}}
+COMPLETE = {True: {"FB", "FRB", "FBW", "FRBW"}, False: {"F"}}
 """What a stage may have done with a micro-batch when all is over, to train or to evaluate."""
 
 
@@ -19,55 +25,87 @@ class RuleBrokenError(Exception):
 
 
 class Machine:
-    """K stages with a queue for each direction between neighbours. It does one action at a time."""
+    """K stages of one or more cells, with a queue for each direction between neighbouring cells. It does one action at
+    a time. A stage goes on only while all but the last few messages of the cell that it worked in have a receive."""
 
-    def __init__(self, stages, micro_batches, train):
-        self.stages, self.complete = stages, COMPLETE[train]
-        self.history = [dict.fromkeys(range(micro_batches), "") for _ in range(stages)]
-        self.activations = [deque() for _ in range(stages - 1)]  # [k] from stage k to k + 1
-        self.gradients = [deque() for _ in range(stages - 1)]  # [k] from stage k + 1 to k
+    def __init__(self, stages, micro_batches, train, turns=1):
+        self.stages, self.cells, self.complete = stages, stages * turns, COMPLETE[train]
+        self.history = [dict.fromkeys(range(micro_batches), "") for _ in range(self.cells)]
+        self.activations = [deque() for _ in range(self.cells - 1)]  # [c] from cell c to c + 1
+        self.gradients = [deque() for _ in range(self.cells - 1)]  # [c] from cell c + 1 to c
+        self.taken = Counter()  # messages by queue
+        self.sent = [[] for _ in range(self.cells)]  # by cell: (queue, its taker, number)
+        self.last = [None] * stages  # the cell that a stage worked in last
 
-    def queues(self, kind, k):
+    def cell(self, k, action):
+        return action.turn * self.stages + k
+
+    def queues(self, kind, c):
         """Returns the queue that the action takes from and the one it appends to, None where there is none."""
-        below = None if k == 0 else k - 1
-        above = None if k == self.stages - 1 else k
-        ends = {"F": (self.activations, below, above), "B": (self.gradients, above, below), "R": (None, None, None)}
+        below = None if c == 0 else c - 1
+        above = None if c == self.cells - 1 else c
+        none = (None, None, None)
+        ends = {"F": (self.activations, below, above), "B": (self.gradients, above, below), "R": none, "W": none}
         links, source, target = ends[kind]
         return tuple(None if at is None else links[at] for at in (source, target))
 
-    def act(self, k, action):
-        """Does the action, or returns False if it must wait. Raises RuleBrokenError if it never may."""
-        if action.micro_batch not in self.history[k]:
-            raise RuleBrokenError(f"stage {k}: there is no micro-batch of {action}")
-        source, target = self.queues(action.kind, k)
-        if source is not None and not source:
-            return False
-        if source is not None and source.popleft() != action.micro_batch:
-            raise RuleBrokenError(f"stage {k}: another micro-batch stands before that of {action}")
-        past = self.history[k][action.micro_batch] + action.kind
-        if not any(whole.startswith(past) for whole in self.complete):
-            raise RuleBrokenError(f"stage {k}: {past}")
-        self.history[k][action.micro_batch] = past
-        if target is not None:
-            target.append(action.micro_batch)
+    def free(self, k, action):
+        """Whether a stage that comes to ``action`` is done with its last message."""
+        cell = self.last[k]
+        for queue, taker, number in self.sent[cell][:-OUTSTANDING] if cell is not None else ():
+            opened = taker < self.stages or taker in self.opened
+            if not opened or number >= self.taken[id(queue)] + WINDOW:
+                return False
         return True
 
+    def act(self, k, action):
+        """Does the action, or returns False if it must wait. Raises RuleBrokenError if it never may."""
+        cell = self.cell(k, action)
+        if not 0 <= cell < self.cells or action.micro_batch not in self.history[cell]:
+            raise RuleBrokenError(f"stage {k}: there is no micro-batch of {action}")
+        source, target = self.queues(action.kind, cell)
+        if not self.free(k, action) or (source is not None and not source):
+            return False
+        if source is not None:
+            self.taken[id(source)] += 1
+            if source.popleft() != action.micro_batch:
+                raise RuleBrokenError(f"stage {k}: another micro-batch stands before that of {action}")
+        past = self.history[cell][action.micro_batch] + action.kind
+        if not any(whole.startswith(past) for whole in self.complete):
+            raise RuleBrokenError(f"stage {k}: {past}")
+        self.history[cell][action.micro_batch] = past
+        if target is not None:
+            target.append(action.micro_batch)
+            taker = cell + {"F": 1, "B": -1}[action.kind]
+            number = sum(queue is target for queue, _, _ in self.sent[cell])
+            self.sent[cell].append((target, taker, number))
+        self.last[k] = cell if action.kind in "FB" else None
+        return True
+
+    opened = frozenset()
+    """Cells of later turns that their stages have come to: told by who knows what they will do."""
+
     def finished(self):
-        return all(past in self.complete for stage in self.history for past in stage.values())
+        return all(past in self.complete for cell in self.history for past in cell.values())
 
 
 def is_legal(schedule, micro_batches, train, rng):
     """Runs the stages in random order until all have ended, none can go on, or a rule is broken."""
-    machine = Machine(len(schedule), micro_batches, train)
+    machine = Machine(len(schedule), micro_batches, train, turns_of(schedule))
     rest = {k: deque(actions) for k, actions in enumerate(schedule) if actions}
+    seen = set()
     asleep = set()  # an action that must wait can go on only after another was done
     while len(asleep) < len(rest):
         k = rng.choice([k for k in rest if k not in asleep])
+        machine.opened |= {machine.cell(k, rest[k][0])}
         try:
             went = machine.act(k, rest[k][0])
         except RuleBrokenError:
             return False
         if not went:
+            if machine.cell(k, rest[k][0]) not in seen:  # it was opened just now, which another may wait for
+                asleep.clear()
+            seen.add(machine.cell(k, rest[k][0]))
             asleep.add(k)
             continue
         asleep.clear()
@@ -100,39 +138,26 @@ def walk(stages, micro_batches, train, rng):
 def open_actions(machine, k, again):
     """Returns the actions that stage k may do at once, if those in ``again`` and no others are rebuilt."""
     for i, past in machine.history[k].items():
-        chain = max(machine.complete, key=len) if i in again else min(machine.complete, key=len)
+        chain = "F" if machine.complete == COMPLETE[False] else "FRB" if i in again else "FB"
         if past == chain:
             continue
         kind = chain[len(past)]
         source, _ = machine.queues(kind, k)
-        if source is None or (source and source[0] == i):
+        if (source is None or (source and source[0] == i)) and machine.free(k, Action(kind, i)):
             yield Action(kind, i)
-
-
-def one_forward_one_backward(stages, micro_batches, rng):
-    """Returns 1F1B: stage k warms up with K - k forwards, then a backward follows each forward."""
-    again = {i for i in range(micro_batches) if rng.random() < 0.5}
-    schedule = []
-    for k in range(stages):
-        ahead = min(micro_batches, stages - k)
-        actions = [Action("F", i) for i in range(ahead)]
-        for i in range(micro_batches):
-            actions += [Action("R", i)] * (i in again) + [Action("B", i)]
-            actions += [Action("F", i + ahead)] * (i + ahead < micro_batches)
-        schedule.append(actions)
-    return schedule
 
 
 def legal_seed(rng):
     """Returns a legal schedule, its number of micro-batches, and whether it trains."""
     stages, micro_batches = rng.choice([1, 2, 3, 3, 4, 4, 5]), rng.choice([1, 2, 3, 3, 4, 4, 5, 6])
     maker = rng.choice(
-        ["fill_drain", "fill_drain", "1f1b", "1f1b", "walk", "walk", "walk", "walk", "forward_only", "forward_walk"]
-    )
-    if maker == "fill_drain":
-        return fill_drain(stages, micro_batches, rng.choice(["always", "except_last", "never"])), micro_batches, True
-    if maker == "1f1b":
-        return one_forward_one_backward(stages, micro_batches, rng), micro_batches, True
+        ["fill_drain", "1f1b", "zero_bubble", "interleaved", "walk", "walk", "walk", "walk", "forward_only",
+         "forward_walk"]
+    )  # fmt: skip
+    if maker in ("fill_drain", "1f1b", "zero_bubble", "interleaved"):
+        turns = 2 if maker == "interleaved" else 1
+        recipe = Recipe(maker, (rng.choice([0, 1, 2, ALL]),), turns)
+        return recipe.actions(max(stages, turns), micro_batches), micro_batches, True
     if maker == "walk":
         return walk(stages, micro_batches, True, rng), micro_batches, True
     if maker == "forward_only":
@@ -145,7 +170,7 @@ def some_stage(schedule, rng):
 
 
 def some_action(micro_batches, rng):
-    return Action(rng.choice("FRB"), rng.randint(-1, micro_batches))
+    return Action(rng.choice("FRBW"), rng.randint(-1, micro_batches))
 
 
 def swap(schedule, micro_batches, rng):
@@ -213,19 +238,19 @@ def insert_a_rebuild(schedule, micro_batches, rng):
     """Before a backward or after another action of its micro-batch: a new rebuild, a second, or one to evaluate."""
     actions = some_stage(schedule, rng)
     i = rng.randrange(len(actions))
-    actions.insert(i + (actions[i].kind != "B"), Action("R", actions[i].micro_batch))
+    actions.insert(i + (actions[i].kind != "B"), Action("R", actions[i].micro_batch, actions[i].turn))
 
 
 def change_kind(schedule, micro_batches, rng):
     actions = some_stage(schedule, rng)
     i = rng.randrange(len(actions))
-    actions[i] = Action(rng.choice("FRB"), actions[i].micro_batch)
+    actions[i] = replace(actions[i], kind=rng.choice("FRBW"))
 
 
 def change_micro_batch(schedule, micro_batches, rng):
     actions = some_stage(schedule, rng)
     i = rng.randrange(len(actions))
-    actions[i] = Action(actions[i].kind, rng.randint(-1, micro_batches))
+    actions[i] = replace(actions[i], micro_batch=rng.randint(-1, micro_batches))
 
 
 def swap_stages(schedule, micro_batches, rng):
@@ -250,12 +275,12 @@ def swap_everywhere(schedule, micro_batches, rng):
 
 def exchange_everywhere(schedule, micro_batches, rng):
     """The same two actions in every stage, wherever they stand: neighbours go on agreeing about their messages."""
-    kinds = rng.choice(["F", "B", "FB", "FRB"])
+    kinds = rng.choice(["F", "B", "FB", "FRBW"])
     i, j = rng.randrange(micro_batches), rng.randrange(micro_batches)
     for actions in schedule:
         for at, action in enumerate(actions):
             if action.kind in kinds:
-                actions[at] = Action(action.kind, {i: j, j: i}.get(action.micro_batch, action.micro_batch))
+                actions[at] = replace(action, micro_batch={i: j, j: i}.get(action.micro_batch, action.micro_batch))
 
 
 def empty_stage(schedule, micro_batches, rng):
@@ -299,16 +324,24 @@ def verdict(schedule, micro_batches, train):
 
 def assert_played_as_early_as_can_be(schedule, timeline):
     """An action comes right after the later of the stage's last action and the arrival of what it needs."""
-    when = [{cell: unit for unit, cell in enumerate(row) if cell != "."} for row in timeline]
+    stages, cells = len(schedule), len(schedule) * turns_of(schedule)
+    when = {}
+    for k, row in enumerate(timeline):
+        for unit, shown in enumerate(row):
+            if shown != ".":
+                action = Action.parse(shown)
+                when[action.kind, action.micro_batch, action.turn * stages + k] = unit
     for k, (actions, row) in enumerate(zip(schedule, timeline, strict=True)):
         assert [cell for cell in row if cell != "."] == [str(action) for action in actions]
         last = -1
         for action in actions:
-            source = k + {"F": -1, "R": 0, "B": 1}[action.kind]
-            needs = when[source][str(action)] if source != k and 0 <= source < len(schedule) else -1
-            assert when[k][str(action)] == max(last, needs) + 1
-            last = when[k][str(action)]
-    assert {len(row) for row in timeline} == {1 + max(unit for row in when for unit in row.values())}
+            cell = action.turn * stages + k
+            source = cell + {"F": -1, "B": 1}.get(action.kind, 0)
+            waits = source != cell and 0 <= source < cells
+            needs = when[action.kind, action.micro_batch, source] if waits else -1
+            last = max(last, needs) + 1
+            assert when[action.kind, action.micro_batch, cell] == last
+    assert {len(row) for row in timeline} == {1 + max(when.values(), default=-1)}
 
 
 def show(schedule):

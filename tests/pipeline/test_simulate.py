@@ -8,9 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
+from suite.pipeline.action import Action
 from suite.pipeline.crossing import Message
-from suite.pipeline.schedule import Action, fill_drain, forward_only, rebuilt, validate
+from suite.pipeline.rebuild import ALL
+from suite.pipeline.recipe import Recipe
+from suite.pipeline.schedule import forward_only
 from suite.pipeline.simulate import Lane, Link, StageCost, play, simulate
+from suite.pipeline.validate import validate
+from tests.pipeline.walks import fill_drain
 
 unhurried = settings(deadline=None)
 REMATS = ["always", "except_last", "never"]
@@ -20,6 +25,13 @@ EQUAL = StageCost(forward_s=1, rebuild_s=1, backward_s=2)
 times = st.integers(0, 50)
 sizes = st.integers(0, 40)
 stage_costs = st.builds(StageCost, times, times, times, times, sizes, sizes)
+recipes = st.sampled_from(
+    [
+        Recipe(name, (graphs,), turns)
+        for name, turns in (("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 3))
+        for graphs in (0, 1, 2, ALL)
+    ]
+)
 links = st.builds(Link, st.integers(0, 9), st.sampled_from([0.5, 1.0, 4.0, float("inf")]))
 
 
@@ -30,6 +42,11 @@ def steps(draw):
     micro_batches = draw(st.integers(1, 8))
     if draw(st.integers(0, 5)) == 0:
         return forward_only(len(stages), micro_batches), stages, draw(links)
+    recipe = draw(recipes)
+    if len(stages) > 1 and draw(st.booleans()):
+        cells = [replace(draw(stage_costs), update_s=0) for _ in range(len(stages) * (recipe.turns - 1))]
+        cells = [replace(one, weight_s=one.backward_s // 3) for one in (*stages, *cells)]
+        return recipe.actions(len(stages), micro_batches), cells, draw(links)
     schedule = fill_drain(len(stages), micro_batches, draw(st.sampled_from(REMATS)))
     if draw(st.booleans()):  # one micro-batch after the other is a schedule too
         schedule = [sorted(actions, key=lambda action: action.micro_batch) for actions in schedule]
@@ -110,7 +127,7 @@ def test_an_update_begins_when_all_stages_are_done():
 @given(st.integers(1, 8), st.integers(1, 32), times, times, st.sampled_from(REMATS))
 def test_equal_stages_take_the_closed_form(stages, micro_batches, forward, backward, remat):
     """With a graph that costs nothing, R = F: (M+K-1)(F+B) and a rebuild of each micro-batch that is rebuilt."""
-    again = len(rebuilt(micro_batches, remat))
+    again = sum(action.kind == "R" for action in fill_drain(1, micro_batches, remat)[0])
     step = simulate(fill_drain(stages, micro_batches, remat), [StageCost(forward, forward, backward)] * stages).seconds
     assert step == (micro_batches + stages - 1) * (forward + backward) + again * forward
 
@@ -170,22 +187,29 @@ def test_steps_of_uneven_stages_are_near_their_bound():
     assert sum(ratios) / len(ratios) < 1.03
 
 
-def check_rules(schedule, stages, link, timeline):
+def check_rules(schedule, cells, link, timeline):
     """Checks every span against the rules, from the spans alone."""
-    ends = {(k, str(span)): span.end for k, row in enumerate(timeline.rows) for span in row}
+    stages = len(schedule)
+    ends = {
+        (span.kind, span.micro_batch, span.turn * stages + k): span.end
+        for k, row in enumerate(timeline.rows)
+        for span in row
+    }
     for k, (actions, row) in enumerate(zip(schedule, timeline.rows, strict=True)):
-        again = {action.micro_batch for action in actions if action.kind == "R"}
+        again, put_off = ({(a.micro_batch, a.turn) for a in actions if a.kind == kind} for kind in "RW")
         assert [str(span) for span in row if span.kind != "U"] == [str(action) for action in actions]
         before = 0.0
         for action, span in zip(actions, row, strict=False):
-            free = action.kind == "F" and action.micro_batch in again
-            lasts = {"F": stages[k].forward_s if free else stages[k].rebuild_s, "R": stages[k].rebuild_s}
-            assert span.seconds == lasts.get(action.kind, stages[k].backward_s)
-            source = {"F": k - 1, "B": k + 1}.get(action.kind)
+            one, at = (action.micro_batch, action.turn), action.turn * stages + k
+            cell = cells[at]
+            whole = cell.backward_s - cell.weight_s + cell.split_s if one in put_off else cell.backward_s
+            forward = cell.forward_s if one in again else cell.rebuild_s
+            assert span.seconds == {"F": forward, "R": cell.rebuild_s, "B": whole, "W": cell.weight_s}[action.kind]
+            source = at + {"F": -1, "B": 1}.get(action.kind, len(cells))
             there = 0.0
-            if source is not None and (source, str(action)) in ends:
-                size = stages[source].sends if action.kind == "F" else stages[source].returns
-                there = ends[source, str(action)] + link.seconds(size)
+            if 0 <= source < len(cells):
+                size = cells[source].sends if action.kind == "F" else cells[source].returns
+                there = ends[action.kind, action.micro_batch, source] + link.seconds(size)
             assert span.start >= before, "two actions at once"
             assert span.start >= there, "begun before its message was there"
             if link == Link():
@@ -201,7 +225,7 @@ def test_no_two_actions_at_once_and_none_before_its_message(step):
         timeline = simulate(schedule, stages, given_link)
         check_rules(schedule, stages, given_link, timeline)
         done = max(span.end for row in timeline.rows for span in row if span.kind != "U")
-        for row, stage in zip(timeline.rows, stages, strict=True):
+        for row, stage in zip(timeline.rows, stages[: len(schedule)], strict=True):
             updates = [(span.start, span.end) for span in row if span.kind == "U"]
             assert updates == ([(done, done + stage.update_s)] if stage.update_s else [])
 
@@ -220,16 +244,29 @@ def test_more_costs_never_shorten_a_step(step, data):
 
 
 @unhurried
-@given(st.integers(1, 5), st.integers(1, 12), st.sampled_from(REMATS))
-def test_played_in_units_it_is_the_picture_of_the_validator(stages, micro_batches, remat):
+@given(recipes, st.integers(2, 5), st.integers(1, 12))
+def test_played_in_units_it_is_the_picture_of_the_validator(recipe, stages, micro_batches):
     """Actions of a unit each and messages that take no time: the same start times as ``validate`` finds."""
-    schedule = fill_drain(stages, micro_batches, remat)
-    rows = play(schedule, lambda stage, action: 1.0, [Lane(k, k + 1, 0.0, 0.0) for k in range(stages - 1)])
+    schedule = recipe.actions(stages, micro_batches)
+    lanes = [Lane(at, at + 1, 0.0, 0.0) for at in range(stages * recipe.turns - 1)]
+    rows = play(schedule, lambda stage, action: 1.0, lanes)
     picture = validate(schedule, micro_batches)
     for row, drawn_row in zip(rows, picture, strict=True):
         assert {str(span): span.start for span in row} == {
             cell: unit for unit, cell in enumerate(drawn_row) if cell != "."
         }
+
+
+def test_what_is_put_off_leaves_the_backward_and_comes_with_what_that_costs():
+    cost = StageCost(1, 1, 4, weight_s=1.5, split_s=0.25)
+    timeline = simulate(Recipe("zero_bubble", (ALL,)).actions(1, 2), [cost])
+    assert drawn(timeline) == ["F0:0-1 B0:1-3.75 W0:3.75-5.25 F1:5.25-6.25 B1:6.25-9 W1:9-10.5"]
+
+
+def test_cells_of_one_stage_take_turns():
+    first, second = StageCost(1, 1, 2), StageCost(3, 3, 4)
+    timeline = simulate(Recipe("interleaved", (ALL,), 2).actions(2, 1), [first, first, second, second])
+    assert drawn(timeline) == ["F0:0-1 F0.1:2-5 B0.1:12-16 B0:18-20", "F0:1-2 F0.1:5-8 B0.1:8-12 B0:16-18"]
 
 
 def test_a_deadlock_names_the_stages_that_wait_and_where():

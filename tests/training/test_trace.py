@@ -75,7 +75,7 @@ def test_perfetto_gets_microseconds_from_the_first_traced_step(four):
     # the first step is replica 1's, begun at 9; replica 0's stage 1 runs B0 from 12 to 14
     (one,) = (event for event in spans if (event["pid"], event["tid"], event["name"]) == (0, 1, "B0"))
     assert (one["ts"], one["dur"]) == pytest.approx((3e6, 2e6))
-    assert one["args"] == {"step": 3, "micro_batch": 0}
+    assert one["args"] == {"step": 3, "micro_batch": 0, "turn": 0}
     names = {
         (event["pid"], event["tid"], event["name"]): event["args"]["name"]
         for event in found["traceEvents"]

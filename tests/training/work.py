@@ -63,7 +63,8 @@ def run(
             checkpoint.save(Path(folder), step, executor.stage, update, place, {"tokens": tokens})
 
     losses = Losses()
-    deadline = executor.transport.deadline if executor.transport else Deadline(60)
+    transport = executor.ways[0].transport
+    deadline = transport.deadline if transport else Deadline(60)
     worker = Worker(executor, update, deadline, batches, save, [losses] if place.speaks else [])
     train(worker, TrainSettings(steps=until, checkpoint_every=20, bad_steps_allowed=2), progress)
     return losses.seen, {key: p.detach().clone().numpy() for key, p in named.items()}

@@ -1,0 +1,94 @@
+"""Which schedule a pipeline walks, whatever the number of micro-batches: its name, cells a stage, the rebuild dial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from suite.pipeline.action import Schedule
+from suite.pipeline.rebuild import GRAPHS, with_rebuilds
+from suite.pipeline.schedule import fill_drain, forward_only, interleaved, one_forward_one_backward, zero_bubble
+from suite.pipeline.validate import validate
+from suite.settings import PipelineSettings, ScheduleName
+
+FEWEST_TURNS = 2
+"""Cells a stage of an interleaved schedule holds at least; with one it would be 1F1B."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides a schedule but K and M. Every worker of a run has the same."""
+
+    schedule: ScheduleName = "fill_drain"
+    graphs: tuple[int, ...] = (1,)
+    """Graphs that may stand at once (``suite.pipeline.rebuild``) in each of the K x turns cells; a single number holds
+    for all."""
+    turns: int = 1
+    """Cells a stage holds."""
+
+    @staticmethod
+    def of(pipeline: PipelineSettings) -> Recipe:
+        """Returns what the settings say where they leave nothing to the plan."""
+        assert "auto" not in (pipeline.schedule, pipeline.remat), "the plan decides these"
+        return Recipe(pipeline.schedule, (GRAPHS[pipeline.remat],), pipeline.turns)
+
+    @property
+    def splits(self) -> bool:
+        """Whether weights' gradients are put off."""
+        return self.schedule == "zero_bubble"
+
+    def actions(self, stages: int, micro_batches: int, train: bool = True) -> Schedule:
+        """Returns the validated schedule of K stages and M micro-batches."""
+        return _actions(self, stages, micro_batches, train)
+
+    def graphs_of(self, stage: int, stages: int) -> Sequence[int]:
+        """Returns the dial of a stage's cells."""
+        cells = stages * self.turns
+        each = self.graphs * cells if len(self.graphs) == 1 else self.graphs
+        assert len(each) == cells, f"{len(each)} dials for {cells} cells"
+        return each[stage::stages]
+
+    def bare(self, stages: int, micro_batches: int) -> Schedule:
+        """Returns the schedule without rebuilds, not validated."""
+        if self.schedule == "interleaved":
+            return interleaved(stages, micro_batches, self.turns)
+        if self.schedule == "zero_bubble":
+            return zero_bubble(stages, micro_batches)
+        return (fill_drain if self.schedule == "fill_drain" else one_forward_one_backward)(stages, micro_batches)
+
+
+@lru_cache(maxsize=256)
+def _actions(recipe: Recipe, stages: int, micro_batches: int, train: bool) -> Schedule:
+    if not train:
+        schedule = forward_only(stages, micro_batches, recipe.turns)
+    else:
+        bare = recipe.bare(stages, micro_batches)
+        schedule = [with_rebuilds(actions, recipe.graphs_of(k, stages)) for k, actions in enumerate(bare)]
+    validate(schedule, micro_batches, train)
+    return schedule
+
+
+def faults(pipeline: PipelineSettings, layers: int) -> list[str]:
+    """Returns all in which schedule, K, turns and the number of layers contradict each other, with what would do."""
+    stages, turns, found = pipeline.stages, pipeline.turns, []
+    if pipeline.schedule == "interleaved":
+        most = layers // stages
+        if turns < FEWEST_TURNS:
+            found.append(
+                "pipeline.schedule=interleaved needs stages of several cells, pipeline.turns is 1; "
+                + ("use pipeline.turns=2" if most >= FEWEST_TURNS and stages > 1 else "use pipeline.schedule=1f1b")
+            )
+        elif stages == 1:
+            found.append("pipeline.schedule=interleaved needs 2 stages or more, there is 1; use pipeline.schedule=1f1b")
+        elif turns > most:
+            nearest = f"use pipeline.turns={most}" if most >= FEWEST_TURNS else "use pipeline.schedule=1f1b"
+            found.append(
+                f"{stages} stages of {turns} cells need {stages * turns} layers, the model has {layers}; {nearest}"
+            )
+    elif turns > 1 and pipeline.schedule != "auto":
+        found.append(
+            f"pipeline.turns is {turns}, and a stage of {pipeline.schedule} holds one cell; "
+            "use pipeline.turns=1 or pipeline.schedule=interleaved"
+        )
+    return found

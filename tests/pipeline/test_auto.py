@@ -1,0 +1,123 @@
+"""What is left to the plan: the schedule and the rebuild dial, against all choices there are."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from suite.errors import PlanError
+from suite.pipeline.costs import LayerCost, Taken
+from suite.pipeline.memory import SUNDRIES, peak_bytes
+from suite.pipeline.plan import Machine, make_plan
+from suite.pipeline.rebuild import ALL
+from suite.pipeline.recipe import Recipe
+from suite.settings import PipelineSettings
+
+ROOMY = 1 << 50
+NAMES = ("fill_drain", "1f1b", "zero_bubble", "interleaved")
+unhurried = settings(deadline=None)
+
+
+def layer(weight=1.0, **numbers):
+    """F and R ``weight``, B twice that, half of it put off if need be; a boundary of 10 bytes, activations of 100."""
+    sizes = {
+        "update_s": 0.0, "parameters": 0, "boundary": 10, "gradient": 10, "activations": 100, "forward_peak": 20,
+        "graph_peak": 100, "backward_peak": 20, "update_peak": 0, "weight_s": weight, "put_off": 40, **numbers,
+    }  # fmt: skip
+    return LayerCost(forward_s=weight, rebuild_s=weight, backward_s=2 * weight, **sizes)
+
+
+def plan(costs, room=ROOMY, **pipeline):
+    return make_plan(costs, len(costs), PipelineSettings(**pipeline), 1.0, Machine(limit=SUNDRIES + room))
+
+
+layers = st.lists(
+    st.builds(
+        lambda weight, alive, boundary, held: layer(
+            weight, activations=alive, graph_peak=alive, boundary=boundary, gradient=boundary, put_off=held
+        ),
+        st.integers(1, 9), st.integers(0, 90), st.integers(1, 20), st.integers(0, 60),
+    ),
+    min_size=2, max_size=10,
+)  # fmt: skip
+remats = st.sampled_from(["always", "except_last", "never", "auto"])
+
+
+@settings(unhurried, max_examples=60)
+@given(layers, st.integers(1, 4), st.integers(1, 8), remats, st.integers(50, 3_000))
+def test_auto_is_the_fastest_that_fits_and_never_exceeds_the_memory(costs, stages, micro_batches, remat, room):
+    asked = {"stages": min(stages, len(costs)), "micro_batches": micro_batches, "remat": remat}
+    each = []
+    for name in NAMES:
+        with suppress(PlanError):
+            each.append(plan(costs, room, **asked, schedule=name, turns=2 if name == "interleaved" else 1))
+    if not each:
+        with pytest.raises(PlanError):
+            plan(costs, room, **asked, schedule="auto")
+        return
+    found = plan(costs, room, **asked, schedule="auto")
+    assert found.step_s == min(one.step_s for one in each)
+    assert all(stage.peak_bytes <= SUNDRIES + room for stage in found.stages)
+    assert found.pipeline.schedule == found.recipe.schedule in NAMES
+
+
+@settings(unhurried, max_examples=60)
+@given(layers, st.integers(1, 4), st.integers(1, 8), st.sampled_from(NAMES[:3]), st.integers(50, 3_000))
+def test_one_graph_more_on_any_stage_would_not_fit(costs, stages, micro_batches, name, room):
+    asked = {"stages": min(stages, len(costs)), "micro_batches": micro_batches, "schedule": name}
+    try:
+        found = plan(costs, room, **asked, remat="auto")
+    except PlanError:
+        return
+    assume(any(most != ALL for most in found.recipe.graphs))
+    for k, stage in enumerate(found.stages):
+        graphs = found.recipe.graphs_of(k, len(found.stages))[0]
+        if graphs == ALL:
+            continue
+        more = Recipe(name, (graphs + 1,)).actions(len(found.stages), micro_batches)[k]
+        assert peak_bytes(more, stage.cost.memory) > SUNDRIES + room
+
+
+def test_with_memory_to_spare_nothing_is_rebuilt():
+    for name in NAMES:
+        turns = 2 if name == "interleaved" else 1
+        found = plan([layer()] * 8, stages=4, micro_batches=8, remat="auto", schedule=name, turns=turns)
+        assert found.rebuilds == (0, 32 * turns)
+
+
+def test_the_less_memory_the_more_is_rebuilt_and_the_longer_a_step_takes():
+    costs, asked = [layer()] * 4, {"stages": 4, "micro_batches": 8, "remat": "auto"}
+    seen = [plan(costs, room, **asked) for room in (1_200, 700, 500, 350)]
+    again, seconds = [one.rebuilds[0] for one in seen], [one.step_s for one in seen]
+    assert again == sorted(again)
+    assert len(set(again)) == len(again)
+    assert seconds == sorted(seconds)
+
+
+def test_schedules_by_hand():
+    """K = 4 equal stages, M = 8, F = R = 1, B = 2, of that 1 put off."""
+    costs = [layer()] * 4
+    spare, tight = ({"stages": 4, "micro_batches": 8, "remat": remat} for remat in ("auto", "except_last"))
+    assert plan(costs, **spare, schedule="fill_drain").step_s == (8 + 3) * 3
+    assert plan(costs, **tight, schedule="fill_drain").step_s == (8 + 3) * 3 + 7
+    assert plan(costs, **spare, schedule="1f1b").step_s == (8 + 3) * 3
+    assert plan(costs, **spare, schedule="zero_bubble").step_s == 8 * 3 + 3
+    assert plan(costs, **spare, schedule="auto").recipe.schedule == "zero_bubble"
+
+
+def test_of_equal_ones_the_papers_is_taken():
+    costs = [layer(weight_s=0.0, put_off=0)]
+    assert plan(costs, stages=1, micro_batches=4, remat="never", schedule="auto").recipe.schedule == "fill_drain"
+
+
+def test_interleaving_is_refused_where_skips_would_stay_on_one_stage_and_auto_takes_another():
+    costs = [layer() for _ in range(7)] + [layer(takes=(Taken(2, 10, 10, True),))]
+    with pytest.raises(PlanError, match=r"carries no skips.*use pipeline.schedule=1f1b"):
+        plan(costs, stages=2, schedule="interleaved", turns=2)
+    assert plan(costs, stages=2, schedule="auto").recipe.turns == 1
+
+
+def test_a_schedule_that_cannot_be_is_a_fault_of_the_plan():
+    with pytest.raises(PlanError, match=r"use pipeline.turns=2"):
+        plan([layer()] * 4, stages=2, schedule="interleaved")
