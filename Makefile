@@ -14,11 +14,11 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume plan table sweep list test check clean
+.PHONY: help experiment resume plan table sweep list gpu-check test check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
 	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn'
 
 experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=
@@ -38,6 +38,9 @@ sweep: $(READY) ## a family of runs, one after the other: NAME=transfer
 
 list: $(READY) ## list the experiments
 	@$(GPIPE) list
+
+gpu-check: $(READY) ## check one GPU: gradients, training steps, faster ways; without this environment: python -m launch.gpu_check
+	@$(GPIPE) gpu-check
 
 test: $(READY) ## run the tests
 	@$(VENV)/bin/python -m pytest

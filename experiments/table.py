@@ -7,8 +7,10 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.table import Table as Shown
+if TYPE_CHECKING:
+    from rich.table import Table as Shown
 
 Value = str | int | float | None
 
@@ -24,7 +26,9 @@ class Table:
     notes: Sequence[str]
 
     def shown(self) -> Shown:
-        """Returns it for the terminal."""
+        """Returns it for the terminal. Only this needs rich."""
+        from rich.table import Table as Shown
+
         table = Shown(title=self.title, title_justify="left", caption="\n".join(self.notes), caption_justify="left")
         for heading, value in zip(self.headings, self.rows[0], strict=True):
             table.add_column(heading, justify="left" if isinstance(value, str) else "right")

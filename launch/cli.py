@@ -95,6 +95,14 @@ def sweep(name: str, launcher: LauncherOption = Launcher.spawn) -> None:
     sweeps.sweep(name, launcher.value, console)
 
 
+@app.command("gpu-check")
+def check_gpu() -> None:
+    """Check one GPU: gradients against the CPU's, training steps beside the plan's, faster ways; needs no text."""
+    from launch import gpu_check
+
+    gpu_check.check(console.print, lambda table: console.print(table.shown()), "gpipe gpu-check")
+
+
 @app.command("list")
 def list_experiments() -> None:
     """List the experiments: what they are, and the paper's numbers."""

@@ -24,7 +24,7 @@ def here(monkeypatch, tmp_path):
 
 def test_the_commands_are_these_and_a_new_one_is_a_decision():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
-    assert names == {"experiment", "resume", "list", "plan", "sweep", "table"}
+    assert names == {"experiment", "resume", "list", "gpu-check", "plan", "sweep", "table"}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,7 @@ def test_the_commands_are_these_and_a_new_one_is_a_decision():
         (["table", "5"], ["no table is called '5'", "efficiency"]),
         (["table", "breakdown"], ["has a trace yet"]),
         (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
+        (["gpu-check"], ["needs a CUDA device", "torch sees none", "nvidia-smi"]),
         (["resume", ""], ["which run?", "RUN="]),
         (["resume", "**x"], ["no run '**x'"]),
         (["resume", "nothing"], ["no run 'nothing'", "there are no runs"]),

@@ -1,0 +1,71 @@
+"""Where the time of a step goes on the device: its longest kernels, and how much of it is products."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from launch.gpu.lone import Lone, synchronise
+
+KINDS: tuple[tuple[str, str], ...] = (
+    ("attention", r"flash|fmha|mha_|sdp|attention|softmax"),
+    ("products", r"gemm|nvjet|xmma|cutlass|cublas|splitk|addmm|bmm|::mm\b"),
+    ("casts and copies", r"copy|memcpy|memset|fill"),
+    ("norms", r"layer_?norm|gammabeta|batch_?norm"),
+    ("dropout", r"dropout|masked_scale"),
+    ("sums of gradients and residuals", r"functor_?add|cudafunctoronself_add|add_kernel|::add"),
+    ("other elementwise", r"elementwise|triton|pointwise|threshold|clamp|::mul|::sub|::div"),
+    ("reductions", r"reduce|::sum|::mean|norm"),
+)
+"""A kernel is of the first kind whose pattern its name matches, whatever the case."""
+
+OTHER = "other"
+
+LONGEST = 30
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One step. ``seconds`` by kind of kernel; ``table`` is the profiler's own."""
+
+    seconds: dict[str, float]
+    table: str
+
+    @property
+    def total_s(self) -> float:
+        """All kernels, one after the other."""
+        return sum(self.seconds.values())
+
+
+def kernels(lone: Lone, step: int) -> Kernels:
+    """Profiles forward, rebuild and backward of a mini-batch. On the CPU operators stand for kernels."""
+    cuda = lone.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities) as run:
+        lone.train(step)
+        synchronise(lone.device)
+    lone.clear()
+    averages = run.key_averages()
+    wanted = DeviceType.CUDA if cuda else DeviceType.CPU
+    found: dict[str, float] = {}
+    for event in averages:
+        # spans of user annotations lie over kernels that are counted themselves
+        if event.device_type == wanted and not getattr(event, "is_user_annotation", False):
+            name = kind_of(event.key)
+            found[name] = found.get(name, 0.0) + _seconds(event, cuda)
+    order = "self_device_time_total" if cuda else "self_cpu_time_total"
+    table = averages.table(sort_by=order, row_limit=LONGEST, max_name_column_width=100)
+    return Kernels(dict(sorted(found.items(), key=lambda pair: -pair[1])), table)
+
+
+def kind_of(kernel: str) -> str:
+    """Returns the kind of a kernel by its name."""
+    return next((kind for kind, pattern in KINDS if re.search(pattern, kernel, re.IGNORECASE)), OTHER)
+
+
+def _seconds(event: Any, cuda: bool) -> float:
+    return float(event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6
