@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from models.attention import SelfAttention, reset_linear
 from models.embedding import sinusoids
 from models.feed_forward import FeedForward
+from models.in_chunks import scored
 from models.shape import check_numbers
 
 __all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
@@ -134,6 +135,10 @@ class Head(nn.Module):
         """x (batch, time, width) -> logits (batch, time, vocabulary)."""
         logits: Tensor = self.project(x)
         return logits
+
+    def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Returns what ``loss(self(*inputs), *targets)`` does; large logits never stand whole."""
+        return scored(inputs[0], self.project, None, loss, targets[0])
 
     def reset_parameters(self) -> None:
         """Glorot-uniform, so the first distribution is near the uniform one; bias zero."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from models.attention import CrossAttention, SelfAttention, reset_linear
 from models.embedding import SourceEmbedding, TargetEmbedding
 from models.feed_forward import FeedForward
+from models.in_chunks import clipped, scored
 from models.shape import PADDING, TransformerShape
 
 __all__ = ["PADDING", "DecoderLayer", "EncoderLayer", "Head", "TransformerShape", "layers"]
@@ -105,11 +106,11 @@ class Head(nn.Module):
 
     def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
         """y (batch, T, width) -> logits (batch, T, vocabulary); memory and mask end here unread."""
-        logits: Tensor = self.project(self.norm(y))
-        if self.clip is None:
-            return logits
-        # In place: the backward needs only the clipped values, and the loss keeps these anyway.
-        return F.hardtanh(logits, -self.clip, self.clip, inplace=True)
+        return clipped(self.project(self.norm(y)), self.clip)
+
+    def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Returns what ``loss(self(*inputs), *targets)`` does; large logits never stand whole."""
+        return scored(self.norm(inputs[0]), self.project, self.clip, loss, targets[0])
 
     def reset_parameters(self) -> None:
         """Glorot-uniform, so the first distribution is near the uniform one; bias zero."""

@@ -19,7 +19,7 @@ from suite.pipeline.boundary import Boundary, Front, TensorSpec, announced, narr
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import Device
 from suite.pipeline.fronts import Fronts, standing
-from suite.pipeline.layers import Tensors, as_tuple, structure_of
+from suite.pipeline.layers import Tensors, as_tuple, scored, structure_of
 from suite.pipeline.meter import Meter
 from suite.pipeline.profile import MicroBatch
 from suite.pipeline.put_off import Splits, splitting
@@ -69,15 +69,17 @@ def _estimate(
     inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in arriving)
     targets = () if end is None else tuple(spec.empty(host) for spec in end[1])
     narrow = optimizer.precision == "bf16"
-    first = _distinct(layer(*inputs))
-    leaving = tuple(map(TensorSpec.of, narrowed(first) if narrow and end is None else first))
+    leaving: Boundary = ()
+    if end is None:
+        first = _distinct(layer(*inputs))
+        leaving = tuple(map(TensorSpec.of, narrowed(first) if narrow else first))
     meter = Meter(device.product_rate(optimizer.precision), device.bandwidth)
 
     def run() -> Tensors:
         with torch.autocast("cpu", torch.bfloat16, enabled=optimizer.precision == "bf16"):
-            outputs = _distinct(layer(*inputs))
             if end is not None:
-                return (end[0](*outputs, *targets)[0],)
+                return (scored(layer, end[0], inputs, targets)[0],)
+            outputs = _distinct(layer(*inputs))
         return announced(outputs, leaving)
 
     with meter:

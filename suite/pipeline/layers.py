@@ -9,6 +9,8 @@ tuple; ids and masks may be among them) and returns what the next one takes. It 
     fills every parameter and buffer from the current random state, so that a stage makes only its own layers;
 ``tied`` (optional)
     ``{parameter name: tie}``: parameters of one tie, in whatever layers, are one parameter to the optimizer;
+``score(loss, inputs, targets)`` (optional, of the last layer)
+    what ``loss(*layer(*inputs), *targets)`` returns, in a way that needs less memory;
 ``takes``, ``gives`` (optional)
     names of skips: tensors that go past the layers between, see ``suite.pipeline.skip``.
 
@@ -31,6 +33,13 @@ Tensors = tuple[Tensor, ...]
 def as_tuple(value: Tensor | Tensors) -> Tensors:
     """Returns a layer's result as a tuple, whether it was one tensor or several."""
     return (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+def scored(layer: nn.Module, loss: nn.Module, inputs: Tensors, targets: Tensors) -> Tensors:
+    """Runs the last layer and the loss; returns (objective, measure)."""
+    score = getattr(layer, "score", None)
+    found: Tensors = score(loss, inputs, targets) if score else loss(*as_tuple(layer(*inputs)), *targets)
+    return found
 
 
 def ties_of(layer: nn.Module) -> dict[str, str]:

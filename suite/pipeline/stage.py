@@ -15,10 +15,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from suite.pipeline.batchnorm import MovingAverages, by_micro_batch
 from suite.pipeline.boundary import Front, announced
 from suite.pipeline.fronts import Fronts
-from suite.pipeline.layers import Tensors, materialise
+from suite.pipeline.layers import Tensors, materialise, scored
 from suite.pipeline.put_off import Later, Splits, splitting
 from suite.pipeline.rng import initial_seed, layer_seed, set_seed
-from suite.pipeline.skip import Cargo, call
+from suite.pipeline.skip import Cargo, call, takes_of
 
 
 @dataclass
@@ -86,12 +86,13 @@ class Stage:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
             for index, layer in zip(self.cells[turn], self._cells[turn], strict=True):
                 set_seed(layer_seed(self.seed, step, micro_batch, index), self.device)
-                ends = leaving is None and index == self.cells[turn][-1]
-                tensors = call(layer, tensors, stash, narrow=self._mixed and not ends)
-            if leaving is None:
-                assert self.loss is not None
-                objective, measure = self.loss(*tensors, *targets)
-                return (objective,), measure.detach()
+                if leaving is None and index == self.cells[turn][-1]:
+                    assert self.loss is not None
+                    taken = tuple(stash.pop(name) for name in takes_of(layer))
+                    objective, measure = scored(layer, self.loss, (*tensors, *taken), targets)
+                    return (objective,), measure.detach()
+                tensors = call(layer, tensors, stash, narrow=self._mixed)
+        assert leaving is not None
         return leaving.pack(tensors, stash), None
 
     def graph(
