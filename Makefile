@@ -14,7 +14,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume plan table sweep list gpu-check test check clean
+.PHONY: help experiment resume plan table bench sweep list gpu-check test check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -32,6 +32,9 @@ plan: $(READY) ## what a run would cost: NAME= (or transformer_<L>, amoebanet_<L
 
 table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, breakdown (RUN=), partition, efficiency, prediction
 	@$(GPIPE) table "$(NAME)" --run "$(RUN)"
+
+bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas; all of them without
+	@$(GPIPE) bench "$(if $(filter file,$(origin NAME)),all,$(NAME))"
 
 sweep: $(READY) ## a family of runs, one after the other: NAME=transfer
 	@$(GPIPE) sweep "$(NAME)"

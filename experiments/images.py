@@ -27,7 +27,7 @@ def amoebanet_imagenet() -> ImageExperiment:
         scale="paper",
         model=AmoebaNetShape(layers=18, filters=512),
         images=ImageSettings(source=IMAGENET, size=480, fit="resize", crop="area", flip=True),
-        pipeline=PipelineSettings(stages=4, micro_batches=64),
+        pipeline=PipelineSettings(stages=4, micro_batches=64, remat="auto"),
         optimizer=OptimizerSettings(
             name="rmsprop",
             learning_rate=0.015,
@@ -54,7 +54,7 @@ def amoebanet_fashion() -> ImageExperiment:
         scale="laptop",
         model=AmoebaNetShape(layers=3, filters=32, classes=10, channels=1, stem="small", norm_decay=0.9),
         images=ImageSettings(source="fashion", size=28, flip=True, crop="shift"),
-        pipeline=PipelineSettings(stages=2, micro_batches=4),
+        pipeline=PipelineSettings(stages=2, micro_batches=4, remat="auto"),
         optimizer=OptimizerSettings(
             name="adamw", learning_rate=3e-3, warmup_steps=30, decay="cosine", decay_steps=steps - 30, beta2=0.99
         ),

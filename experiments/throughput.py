@@ -83,6 +83,8 @@ class Measurement:
 
     seconds: tuple[float, ...]
     alone: tuple[LayerCost, ...]
+    overheads: tuple[float, ...] = ()
+    """The share of each step that the engine itself took, on the stage where it was largest."""
 
     @property
     def median(self) -> float:
@@ -131,16 +133,22 @@ def efficiency_table(measure: Measure) -> Table:
             limit = simulated if heavier else closed_form(found.alone[0], stages, micro_batches)
             what = f"stage {stages // 2} 30% heavier" if heavier else "equal"
             rows.append(
-                [stages, micro_batches, what, found.median, found.spread, simulated, limit, limit / found.median]
-            )
+                [
+                    stages, micro_batches, what, found.median, found.spread, simulated, limit, limit / found.median,
+                    statistics.median(found.overheads),
+                ]
+            )  # fmt: skip
     headings = (
         "K", "M", "stages", "step s (measured)", "spread", "step s (simulated)", "limit s (computed)", "efficiency",
+        "overhead (measured)",
     )  # fmt: skip
     notes = [
         f"Sleeping stages, F = {EFFICIENCY_F_S * 1e3:.0f} ms, B = 2F; {MESSAGE_BYTES >> 20} MiB a message over gloo, "
         "one process a stage. F, R and B of the limit are measured alone, in one process.",
         "Limit: (M+K-1)(F+B) + (M-1)R for equal stages, the simulated step for unequal ones.",
         "Efficiency = limit / measured median; spread = (slowest - fastest) / median of the steps.",
+        "Overhead = the share of a step that a stage neither computes (sleeps) nor waits for a neighbour, on the stage "
+        "where it is largest, in the median of the steps.",
     ]
     return Table("efficiency", "Efficiency of the fill-drain executor, sleeping stages", headings, rows, notes)
 

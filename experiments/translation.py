@@ -30,7 +30,7 @@ def t12_400m() -> TranslationExperiment:
         scale="paper",
         model=TransformerShape(layers=6, width=1024, feed_forward=8192, heads=16, vocabulary=64_000),
         text=TextSettings(corpus=CORPUS, vocabulary=64_000, temperature=5.0, max_tokens=128),
-        pipeline=PipelineSettings(stages=1, micro_batches=256, replicas=8),
+        pipeline=PipelineSettings(stages=1, micro_batches=256, replicas=8, remat="auto"),
         optimizer=OptimizerSettings(
             name="adafactor",
             learning_rate=PEAK_RATE,

@@ -1,6 +1,7 @@
 """The one command line. The Makefile is a thin face of it; new behaviour is a field of an experiment, not an option.
 
-Exit codes: 0 done, 2 a fault the user can mend (one sentence, no traceback), 130 interrupted.
+Exit codes: 0 done, 1 a benchmark found wrong gradients, 2 a fault the user can mend (one sentence, no traceback), 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -85,6 +86,18 @@ def table(name: str, run: Annotated[str, typer.Option(help="of the breakdown; em
     from launch import tables
 
     tables.table(name, run, console)
+
+
+@app.command()
+def bench(name: Annotated[str, typer.Argument(help="sleeping, layers, translation, replicas, all")] = "all") -> None:
+    """Time the suite beside other pipelines, on the same work in the same processes."""
+    from launch import bench as benchmark
+
+    wrong = benchmark.bench(name, console)
+    for sentence in wrong:
+        complaints.print(f"wrong: {sentence}")
+    if wrong:
+        raise typer.Exit(1)
 
 
 @app.command()

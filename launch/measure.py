@@ -113,6 +113,8 @@ class Steps:
     spans: tuple[tuple[Span, ...], ...]
     begins: tuple[float, ...]
     peak_bytes: int
+    overheads: tuple[float, ...] = ()
+    """The share of each step that was neither an action nor waiting for another worker."""
 
 
 def measure_steps(
@@ -149,11 +151,14 @@ def _steps(engine: Engine, workload: Measurable, steps: int, update: bool, place
     needed = batch if place.first or place.last else None
     recorder = Recorder(engine.executor.stage.device)
     engine.executor.recorder = recorder
-    seconds, spans, begins = [], [], []
+    seconds, spans, begins, overheads = [], [], [], []
     for step in range(WARM_UPS + steps):
         dist.barrier()
         begin = recorder.begin()
         sums = engine.executor.train(needed, step)
+        walked, waited = time.monotonic() - begin, recorder.waited
+        busy = sum(span.seconds for span in recorder.spans())
+        overheads.append((walked - busy - waited) / walked)
         if update:
             engine.optimizer.update(sums, step, recorder)
         else:
@@ -161,4 +166,5 @@ def _steps(engine: Engine, workload: Measurable, steps: int, update: bool, place
         seconds.append(time.monotonic() - begin)
         spans.append(tuple(recorder.spans()))
         begins.append(begin)
-    return Steps(tuple(seconds[WARM_UPS:]), tuple(spans[WARM_UPS:]), tuple(begins[WARM_UPS:]), 0)
+    columns = [tuple(column[WARM_UPS:]) for column in (seconds, spans, begins)]
+    return Steps(*columns, 0, tuple(overheads[WARM_UPS:]))

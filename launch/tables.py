@@ -78,7 +78,8 @@ def _sleeper(console: Console) -> Callable[[SleepingWork], Measurement]:
             f"K = {stages}, M = {work.micro_batches}: {statistics.median(seconds):.3f} s a step ({count} steps, "
             f"{min(seconds):.3f} to {max(seconds):.3f})"
         )
-        return Measurement(seconds, alone)
+        overheads = tuple(max(column) for column in zip(*(one.overheads for one in steps), strict=True))
+        return Measurement(seconds, alone, overheads)
 
     return measure
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from experiments.experiment import Experiment
 from experiments.registry import read_experiment
+from launch.ahead import Ahead
 from launch.devices import cores
 from launch.engine import GROUP_TIMEOUT, Engine, assemble
 from launch.feeds import feed_of
@@ -113,11 +114,13 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
     trace = TraceWriter(
         job.run.traces, place, device, engine.start, experiment.trace, str((experiment.pipeline, job.cells, job.recipe))
     )
+    batches = Ahead(feed.batch, experiment.train.steps, engine.executor.foresee)
     worker = Worker(
-        engine.executor, engine.optimizer, engine.deadline, feed.batch, save, trackers, trace,
+        engine.executor, engine.optimizer, engine.deadline, batches, save, trackers, trace,
         experiment.unit, experiment.measure,
     )  # fmt: skip
     progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("units", 0))))
+    batches.close()
     held_out = feed.held_out()
     score = evaluate(engine.executor, held_out)
     memory = peak_memory(job.use_gpu)

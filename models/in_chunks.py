@@ -34,7 +34,7 @@ def clipped(logits: Tensor, bound: float | None) -> Tensor:
 def scored(
     y: Tensor, project: nn.Linear, clip: float | None, loss: nn.Module, labels: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Returns the objective and the measure of y (batch, T, width) and labels (batch, T), both as ``loss`` sums them."""
+    """Returns the objective and the measure of y (batch, T, width) and labels (batch, T), as ``loss`` sums them."""
     if labels.numel() <= rows_at_once(project.out_features):
         whole: tuple[Tensor, Tensor] = loss(clipped(project(y), clip), labels)
         return whole

@@ -46,9 +46,10 @@ class Fronts:
         key = (structure, front.main, taken)
         if len(self._through) > _REMEMBERED:
             self._through.clear()
-        if key not in self._through:
-            self._through[key] = _run(layer, front.main, taken, self._narrow)
-        main, given = self._through[key]
+        found = self._through.get(key)  # another thread may be here too
+        if found is None:
+            found = self._through[key] = _run(layer, front.main, taken, self._narrow)
+        main, given = found
         still = [one.apart() for one in alive.values()]
         new = [Alive(name, one.spec, one.same) for name, one in zip(gives_of(layer), given, strict=True)]
         return Front(main, (*still, *new))

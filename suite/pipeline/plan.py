@@ -202,10 +202,10 @@ def _one_plan(
     recipe = Recipe.of(frugal)
     schedule = recipe.actions(stages, count)
     sizes = CellBytes(costs, Crowd.of(schedule, count), per_parameter, machine.process)
-    ranges = _cells([_weight(cost, frugal) for cost in costs], sizes, pipeline, machine)
+    ranges = _cells([_weight(cost, frugal) for cost in costs], sizes, pipeline, machine, schedule)
     cells = [_stage_cost(costs, sizes, ranges, at, pipeline, machine) for at in range(len(ranges))]
-    held = [_held(cells[k::stages], machine) for k in range(stages)]
-    needed = [peak_bytes(actions, *bytes_) for actions, bytes_ in zip(schedule, held, strict=True)]
+    held = _held(sizes, ranges, stages, machine)
+    needed = _needed(schedule, held)
     room = f"the device has {machine.limit / GIB:.2f} GiB"
     wrong = [
         f"stage {k} (layers {_layers(ranges[k::stages])}) needs {need / GIB:.2f} GiB, {room}"
@@ -217,7 +217,7 @@ def _one_plan(
     if pipeline.remat == "auto":
         recipe = replace(recipe, graphs=_dialled(recipe, stages, count, held, machine.limit))
         schedule = recipe.actions(stages, count)
-        needed = [peak_bytes(actions, *bytes_) for actions, bytes_ in zip(schedule, held, strict=True)]
+        needed = _needed(schedule, held)
     plans = tuple(
         StagePlan(cell[0], cell[-1] + 1, sum(costs[index].parameters for index in cell), cells[at], needed[at % stages])
         for at, cell in enumerate(ranges)
@@ -253,11 +253,17 @@ def _dialled(
     return tuple(found) * recipe.turns
 
 
-def _held(cells: Sequence[StageCost], machine: Machine) -> list[StageBytes]:
-    """Returns the bytes of a stage's cells; the process itself counts with the first."""
-    held = [cell.memory for cell in cells if cell.memory is not None]
+def _held(sizes: CellBytes, ranges: Sequence[range], stages: int, machine: Machine) -> list[list[StageBytes]]:
+    """Returns the bytes of each stage's cells; the process itself counts with the first."""
+    held = [sizes.among(ranges, at) for at in range(len(ranges))]
     once = machine.process + SUNDRIES
-    return held[:1] + [replace(one, fixed=one.fixed - once) for one in held[1:]]
+    held[stages:] = [replace(one, fixed=one.fixed - once) for one in held[stages:]]
+    return [held[k::stages] for k in range(stages)]
+
+
+def _needed(schedule: Schedule, held: Sequence[Sequence[StageBytes]]) -> list[int]:
+    """Returns the peak of each stage."""
+    return [peak_bytes(actions, *cells) for actions, cells in zip(schedule, held, strict=True)]
 
 
 def _layers(cells: Sequence[range]) -> str:
@@ -269,7 +275,9 @@ def _weight(cost: LayerCost, pipeline: PipelineSettings) -> float:
     return cost.rebuild_s + cost.backward_s + (0.0 if pipeline.remat == "never" else cost.forward_s)
 
 
-def _cells(weights: Sequence[float], sizes: CellBytes, pipeline: PipelineSettings, machine: Machine) -> list[range]:
+def _cells(
+    weights: Sequence[float], sizes: CellBytes, pipeline: PipelineSettings, machine: Machine, schedule: Schedule
+) -> list[range]:  # fmt: skip
     """Returns the cells by hand, if they are whole, or the lightest cut that fits."""
     count = pipeline.stages * pipeline.turns
     if pipeline.cells is not None:
@@ -291,6 +299,10 @@ def _cells(weights: Sequence[float], sizes: CellBytes, pipeline: PipelineSetting
     try:
         return cell_ranges(partition(weights, count, reach), len(weights))
     except PlacementError as fault:
+        # what reaches how far is a bound; the lightest of all cuts may fit all the same
+        lightest = cell_ranges(partition(weights, count), len(weights))
+        if max(_needed(schedule, _held(sizes, lightest, pipeline.stages, machine))) <= machine.limit:
+            return lightest
         raise PlanError(_too_large(weights, sizes, pipeline, machine, reach) or [str(fault)]) from None
     except SettingError as fault:
         raise PlanError([str(fault)]) from None

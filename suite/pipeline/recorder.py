@@ -6,6 +6,8 @@ A span begins when an action's message is there and ends with its last computati
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,10 +28,13 @@ class Recorder:
         self._zero: tuple[float, Mark] = (0.0, None)
         self.began = 0.0
         """When the step began."""
+        self.waited = 0.0
+        """Seconds of this step that the host waited for messages."""
 
     def begin(self) -> float:
         """Forgets what was noted and begins a step; returns the time."""
         self._noted.clear()
+        self.waited = 0.0
         if self._cuda:
             torch.cuda.synchronize(self._device)
         self.began = time.monotonic()
@@ -48,6 +53,15 @@ class Recorder:
     def note(self, kind: Kind, micro_batch: int, start: Mark, turn: int = 0) -> None:
         """Notes that an action lasted from ``start`` to now; -1 is the micro-batch of what belongs to all."""
         self._noted.append((kind, micro_batch, start, self.mark(), turn))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A context in which the host waits for others."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited += time.monotonic() - begin
 
     def spans(self) -> list[Span]:
         """Returns what was noted since ``begin``, waiting for the device where there is one."""

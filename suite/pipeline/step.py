@@ -9,6 +9,7 @@ W3   add the weights' gradients that B3 put off
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -96,6 +97,13 @@ class Executor:
         self.stage.train(True)
         return self._run(batch, step, train=True)
 
+    def foresee(self, batch: MiniBatch) -> None:
+        """Finds out the shapes of a mini-batch to come, where this stage is the one that begins with them: new ones
+        take a while, which another thread may spend."""
+        if self.place.first and not self._ends(0):
+            for tensors in batch.inputs:
+                self.stage.leaving(Front(tuple(map(TensorSpec.of, tensors))))
+
     def evaluate(self, batch: MiniBatch | None, step: int = 0) -> Sums:
         """The same walk forward only, dropout off."""
         self.stage.train(False)
@@ -110,9 +118,10 @@ class Executor:
                     self._open(flight)
                 _DO[action.kind](self, flight, action)
             self.doing = None
-            for way in self.ways:
-                if way.transport is not None:
-                    way.transport.flush()
+            with self.recorder.waiting() if self.recorder is not None else nullcontext():
+                for way in self.ways:
+                    if way.transport is not None:
+                        way.transport.flush()
         except StallError as error:
             at = f"at {self.doing}" if self.doing else "at its first or last messages"
             when = f"step {step}" if train else "evaluation"
@@ -144,7 +153,8 @@ class Executor:
             fronts = tuple(Front(tuple(map(TensorSpec.of, tensors))) for tensors in batch.inputs)
             return Announcement(fronts, batch.offset)
         assert way.transport is not None
-        return way.transport.heed(way.routes.names)
+        with self.recorder.waiting() if self.recorder is not None else nullcontext():
+            return way.transport.heed(way.routes.names)
 
     def _open(self, flight: Flight, heard: Announcement | None = None) -> None:
         """Makes ready the next cell: hears what will enter it, says what will leave it, posts the first receives."""
@@ -180,7 +190,7 @@ class Executor:
     def _forward(self, flight: Flight, action: Action) -> None:
         i, passage = action.micro_batch, flight.passages[action.turn]
         if passage.activations is not None:
-            inputs = passage.activations.take(i)
+            inputs = self._taken(passage.activations, i)
         else:
             assert flight.inputs is not None
             inputs = flight.inputs[i]
@@ -220,7 +230,7 @@ class Executor:
         i, passage = action.micro_batch, flight.passages[action.turn]
         kept = passage.kept.pop(i)
         if passage.gradients is not None:
-            gradients = passage.gradients.take(i)
+            gradients = self._taken(passage.gradients, i)
         else:
             objective = flight.results[i][0]
             gradients = (torch.full_like(objective, flight.scale),)
@@ -240,6 +250,12 @@ class Executor:
         while later:
             later.pop(0)()  # what it held is free at once
         self._note(action, start)
+
+    def _taken(self, inbox: Inboxes, micro_batch: int) -> Tensors:
+        if self.recorder is None:
+            return inbox.take(micro_batch)
+        with self.recorder.waiting():
+            return inbox.take(micro_batch)
 
     def _mark(self) -> Mark:
         return self.recorder.mark() if self.recorder is not None else None

@@ -83,11 +83,7 @@ class StageOptimizer:
         ``sums`` is this worker's share of the losses. Gradients are cleared in either case. ``recorder`` notes the
         part after the agreement: until then a worker may wait for others.
         """
-        for parameter in self._named.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        self._ties.sum_gradients()
-        reduced = self._reduce()
+        reduced = self.reduce()
         squares, totals = self._agree(reduced, sums)
         start = recorder.mark() if recorder is not None else None
         norm = math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else float("nan")
@@ -103,11 +99,32 @@ class StageOptimizer:
                 self._equalise()
         if self._averages is not None:
             self._averages.close(applied, self._averaged_over)
-        self._clear()
+        self.clear()
         if recorder is not None:
             recorder.note("U", -1, start)
         culprits = tuple(layer for layer, square in enumerate(squares) if not math.isfinite(square))
         return Outcome(totals[0], totals[1], norm, rate, applied, culprits)
+
+    def reduce(self) -> list[tuple[tuple[int, str], Tensor]]:
+        """Sums gradients over ties and averages them over replicas: what an update begins with.
+
+        Returns what this worker then holds of each parameter's: the whole, or its ZeRO shard.
+        """
+        for parameter in self._named.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._ties.sum_gradients()
+        return self._average()
+
+    def gradient(self, key: tuple[int, str]) -> Tensor:
+        """Returns one parameter's whole gradient after ``reduce``. With replicas, all of them must call it in the same
+        order."""
+        parameter = self._named[key]
+        if not self._zero:
+            return cast(Tensor, parameter.grad)
+        from deepspeed.utils import safe_get_full_grad
+
+        return cast(Tensor, safe_get_full_grad(parameter))
 
     def state(self, key: tuple[int, str]) -> State:
         """Returns one parameter's whole optimizer state. With replicas, all of them must call it in the same order."""
@@ -144,7 +161,7 @@ class StageOptimizer:
             safe_set_full_optimizer_state(parameter, state[name].to(self._device), name)
         self._inner.state[self._inner.param_groups[0]["params"][0]]["step"].copy_(state["step"])
 
-    def _reduce(self) -> list[tuple[tuple[int, str], Tensor]]:
+    def _average(self) -> list[tuple[tuple[int, str], Tensor]]:
         """Averages gradients over replicas; returns what this worker holds of each: whole, or its ZeRO shard."""
         if self._zero:
             optimizer = self._engine.optimizer
@@ -201,7 +218,8 @@ class StageOptimizer:
             for parameter in self._ties.parameters():
                 safe_set_full_fp32_param(parameter, parameter.data)
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Drops all gradients, reduced or not."""
         if self._zero:
             optimizer = self._engine.optimizer
             for group in optimizer.averaged_gradients:

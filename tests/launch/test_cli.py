@@ -24,7 +24,7 @@ def here(monkeypatch, tmp_path):
 
 def test_the_commands_are_these_and_a_new_one_is_a_decision():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
-    assert names == {"experiment", "resume", "list", "gpu-check", "plan", "sweep", "table"}
+    assert names == {"bench", "experiment", "resume", "list", "gpu-check", "plan", "sweep", "table"}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,7 @@ def test_the_commands_are_these_and_a_new_one_is_a_decision():
         (["plan", "transformer_3", "--cluster", "2x1GiB"], ["alone needs", "has 1.00 GiB"]),
         (["plan", "transformer_3", "--set", "pipeline.stagez=2"], ["pipeline.stagez", "pipeline.stages"]),
         (["sweep", "transfr"], ["transfr", "did you mean transfer"]),
+        (["bench", "sleepin"], ["no benchmark is called 'sleepin'", "sleeping"]),
         (["table", "5"], ["no table is called '5'", "efficiency"]),
         (["table", "breakdown"], ["has a trace yet"]),
         (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),

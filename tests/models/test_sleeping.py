@@ -4,10 +4,11 @@ import time
 
 import pytest
 import torch
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from models import convolutional
+from models import convolutional, sleeping
 from models.loss import ClassificationLoss
-from models.sleeping import Sleeping, SquareLoss
+from models.sleeping import Sleeping, SplitSleeping, SquareLoss, awake
 
 
 def test_a_sleeping_layer_takes_its_time_and_hands_gradients_through():
@@ -45,3 +46,40 @@ def test_the_convolutional_network_halves_places_and_doubles_width(blocks):
     objective, _ = ClassificationLoss(0.0)(x, torch.tensor([1, 2]))
     objective.backward()
     assert all(p.grad is not None for layer in stack for p in layer.parameters())
+
+
+def test_a_split_sleepers_gradients_are_true_and_slept_for_one_by_one(monkeypatch):
+    slept = []
+    monkeypatch.setattr(sleeping, "_sleep", slept.append)
+    layer = SplitSleeping(1.0, 2.0, 3.0, parameters=3)
+    x = torch.randn(4, 2, requires_grad=True)
+    y = layer(x)
+    assert slept == [1.0]
+    assert torch.allclose(y, x * layer.weight.mean())
+    (of_x,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    assert slept == [1.0, 2.0]
+    (of_weight,) = torch.autograd.grad(y.sum(), layer.weight, retain_graph=True)
+    assert slept == [1.0, 2.0, 3.0]
+    assert torch.allclose(of_x, layer.weight.mean().expand(4, 2))
+    assert torch.allclose(of_weight, (x.sum() / 3).expand(3))
+    slept.clear()
+    layer(torch.randn(4, 2)).sum().backward()  # as on the first stage: both, though nobody needs the input's
+    assert sorted(slept) == [1.0, 2.0, 3.0]
+
+
+def test_pytorchs_split_backward_sleeps_for_each_part_alone(monkeypatch):
+    slept = []
+    monkeypatch.setattr(sleeping, "_sleep", slept.append)
+    cell = torch.nn.Sequential(SplitSleeping(1.0, 2.0, 3.0), SplitSleeping(1.0, 2.0, 3.0))
+    x = torch.randn(4, 2, requires_grad=True)
+    y = cell(x)
+    slept.clear()
+    _, groups = stage_backward_input((y,), (torch.ones_like(y),), [x], cell.parameters())
+    assert slept == [2.0, 2.0]
+    stage_backward_weight(cell.parameters(), groups)
+    assert slept == [2.0, 2.0, 3.0, 3.0]
+
+
+def test_awake_nobody_sleeps():
+    with awake():
+        SplitSleeping(60.0, 60.0, 60.0)(torch.ones(2)).sum().backward()
