@@ -216,8 +216,8 @@ class Result:
             "thread each, in turn; a step is forward and backward of one mini-batch, gradients averaged over replicas, "
             "no update; its time is the slowest worker's. Spread = (slowest - fastest) / median.",
             "Speed over X = X's median / this median, above 1 where this is faster. Alike: of the peers that rebuild "
-            "too, or that do not either. In its memory: of the peers whose peak is no higher than its own, or, where it "
-            "was planned to keep to some bytes, than these.",
+            "too, or that do not either. In its memory: of the peers whose peak is no higher than its own, or than the "
+            "bytes that it was planned to keep to.",
             "Limit: fill-drain whose messages take no time, (M+K-1)(F+B) + (M-1)R with rebuild, (M+K-1)(F+B) without, "
             "from F, R, B measured alone. Other schedules may go below it.",
             "Peak: bytes that a step allocates over what stood before it (activations, messages, gradients), on the "

@@ -45,12 +45,8 @@ class Planned:
 
     @property
     def step_s(self) -> float:
-        """Predicted seconds of a step: the simulator's, or where workers take turns on cores, all that they compute."""
-        if self.cluster.kind != "cpu" or self.cluster.device is not None:
-            return self.plan.step_s
-        timeline = self.plan.timeline
-        busy = sum(timeline.busy(stage) for stage in range(len(timeline.rows)))
-        return max(self.plan.step_s, busy * self.work.pipeline.replicas / self.cluster.devices)
+        """Predicted seconds of a step."""
+        return self.plan.step_s
 
     @property
     def units_per_second(self) -> float:
@@ -224,8 +220,8 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
     if faults:
         raise PlanError(faults)
     # cores at hand can take turns; of what is declared there is no more
-    turns = cluster.kind == "cpu" and cluster.device is None
-    if pipeline.stages * pipeline.replicas > cluster.devices and not turns:
+    share_cores = cluster.kind == "cpu" and cluster.device is None
+    if pipeline.stages * pipeline.replicas > cluster.devices and not share_cores:
         faults.append(
             f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need "
             f"{pipeline.stages * pipeline.replicas} devices, there are {cluster}"
@@ -238,7 +234,7 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
     try:
         price = pricer(work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
-        machine = _shared_memory(price.machine, work, cluster) if turns else price.machine
+        machine = _on_one_host(price.machine, work, cluster) if share_cores else price.machine
         plan = make_plan(price.costs, len(price.costs), pipeline, each, machine)
     except PlanError as fault:
         raise PlanError([*faults, *fault.faults]) from None
@@ -247,17 +243,17 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
     if faults:
         raise PlanError(faults)
     workers = pipeline.stages * pipeline.replicas
-    if turns and workers > cluster.devices:
+    if share_cores and workers > cluster.devices:
         notes += (
             f"{workers} workers share {cluster.devices} cores and take turns: the step takes all they do at least",
         )
     return Planned(work, cluster, price, plan, count_parameters(work.build()[0]), notes)
 
 
-def _shared_memory(machine: Machine, work: Workload, cluster: Cluster) -> Machine:
-    """Returns the machine with the memory that each worker of one host has: all of it, shared by all workers."""
+def _on_one_host(machine: Machine, work: Workload, cluster: Cluster) -> Machine:
+    """Returns the machine with what each worker of one host has: memory and cores are shared by all."""
     workers = work.pipeline.stages * work.pipeline.replicas
-    return replace(machine, limit=cluster.bytes_per_device * cluster.devices // workers)
+    return replace(machine, limit=cluster.bytes_per_device * cluster.devices // workers, cores=cluster.devices)
 
 
 def _process_bytes(work: Workload, cluster: Cluster, pricer: Pricer) -> int:

@@ -23,8 +23,8 @@ class Ahead:
     def __init__(
         self, make: Callable[[int], MiniBatch | None], steps: int, warm: Callable[[MiniBatch], object] | None = None
     ) -> None:
-        """``make`` returns the mini-batch of any of the first ``steps``; ``warm`` is called with each beside the training,
-        to do what can be done before it is trained on."""
+        """``make`` returns the mini-batch of any of the first ``steps``; ``warm`` is called with each beside the
+        training, to do what can be done before it is trained on."""
         self._make, self._steps, self._warm = make, steps, warm
         threads = torch.get_num_threads()  # a new thread would take all cores
         self._beside = ThreadPoolExecutor(1, "batches", initializer=lambda: torch.set_num_threads(threads))

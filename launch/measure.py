@@ -114,7 +114,8 @@ class Steps:
     begins: tuple[float, ...]
     peak_bytes: int
     overheads: tuple[float, ...] = ()
-    """The share of each step that was neither an action nor waiting for another worker."""
+    """The share of each step that was neither an action nor waiting for a message to come; waiting for one to leave, as
+    a stage does that is far ahead, is among it."""
 
 
 def measure_steps(
@@ -166,5 +167,5 @@ def _steps(engine: Engine, workload: Measurable, steps: int, update: bool, place
         seconds.append(time.monotonic() - begin)
         spans.append(tuple(recorder.spans()))
         begins.append(begin)
-    columns = [tuple(column[WARM_UPS:]) for column in (seconds, spans, begins)]
-    return Steps(*columns, 0, tuple(overheads[WARM_UPS:]))
+    counted = slice(WARM_UPS, None)
+    return Steps(tuple(seconds[counted]), tuple(spans[counted]), tuple(begins[counted]), 0, tuple(overheads[counted]))

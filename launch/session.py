@@ -70,7 +70,18 @@ def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
             f"run {run.path} was trained on {chosen.data}, which cannot be had now; it is not taken up on "
             f"{prepared}. Restore the cache or the network and resume again"
         )
-    _train(run, chosen, _planned(chosen, settings, console), True, launcher, console)
+    planned = _planned(_as_walked(run, before, chosen), settings, console)
+    _train(run, chosen, planned, True, launcher, console)
+
+
+def _as_walked(run: RunFolder, before: Experiment, chosen: Experiment) -> Experiment:
+    """Returns the experiment with the schedule that the plan chose for it, where its pipeline is what it was: another
+    one would add gradients in another order, and the run would not be the one it began as."""
+    if chosen.pipeline != before.pipeline or chosen.pipeline.schedule != "auto" or not run.plan_record.exists():
+        return chosen
+    plan = json.loads(run.plan_record.read_text())
+    walked = {"schedule": plan["schedule"], "turns": plan["turns"]}
+    return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=walked)})
 
 
 def _prepared(chosen: Experiment, console: Console) -> Experiment:

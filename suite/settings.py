@@ -23,7 +23,7 @@ class Frozen(BaseModel):
 class PipelineSettings(Frozen):
     """The three numbers the paper asks of a user (K, M, the layer list) plus replicas and when to rebuild."""
 
-    stages: int = Field(1, ge=1, description="K, cells of the model, one a device")
+    stages: int = Field(1, ge=1, description="K, devices that the model is cut over")
     micro_batches: int = Field(4, ge=1, description="M, micro-batches a replica cuts its share of a mini-batch into")
     replicas: int = Field(1, ge=1, description="R, copies of the whole pipeline")
     schedule: ScheduleName = Field(

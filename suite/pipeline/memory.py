@@ -1,7 +1,8 @@
 """Bytes a stage needs, from the costs of its layers: what always stands, and the most that a walk of actions adds.
 
     weights, gradients, optimizer state          all the while
-    inputs of a micro-batch                      from its F to the end of its B: fill-drain has M before the first B
+    inputs of a micro-batch                      from its F to the end of its B, or of its W if it has one, which may
+                                                 need them: fill-drain has M before the first B
     activations of a micro-batch                 from its R (or an F with graph) to its B: rebuilt ones one at a time
     what a B put off                             from there to its W
     peaks of forward, rebuild, backward          while they last
@@ -106,13 +107,14 @@ class _Walk:
         """Lets go of what an action lets go of, and holds what it sent."""
         kind, i = action.kind, action.micro_batch
         if kind == "B":
-            self._inputs, self._graphs = self._inputs - 1, self._graphs - 1
+            self._inputs, self._graphs = self._inputs - (i not in self._put_off), self._graphs - 1
             self._later += i in self._put_off
             self._sent.append(self._cell.sent_back)
         elif kind == "F":
             self._sent.append(self._cell.leaving)
         self._graphs += kind == "R" or (kind == "F" and i not in self._rebuilt)
         self._later -= kind == "W"
+        self._inputs -= kind == "W"
 
     def _peak(self, action: Action) -> int:
         cell, kind, i = self._cell, action.kind, action.micro_batch
@@ -134,12 +136,17 @@ class Crowd:
     drains: bool = True
     """Whether all forwards come before all backwards: gradients sent back then take the room of inputs let go."""
 
+    @property
+    def waiting(self) -> int:
+        """How many micro-batches at least are not in the midst of a cell."""
+        return self.micro_batches - self.inputs
+
     @staticmethod
     def of(schedule: Sequence[Sequence[Action]], micro_batches: int) -> Crowd:
         """Returns what a schedule brings together."""
         found = [_crowd(actions, turn) for actions in _distinct(schedule) for turn in range(turns_of(schedule))]
         inputs, graphs, put_off = (max(column, default=0) for column in zip(*(one[:3] for one in found), strict=True))
-        return Crowd(micro_batches, inputs, graphs, put_off, all(one[3] for one in found))
+        return Crowd(micro_batches, inputs, graphs, put_off, not put_off and all(one[3] for one in found))
 
 
 def _distinct(schedule: Sequence[Sequence[Action]]) -> list[Sequence[Action]]:
@@ -160,7 +167,7 @@ def _crowd(actions: Sequence[Action], turn: int) -> tuple[int, int, int, bool]:
         inputs += kind == "F"
         graphs += kind == "R" or (kind == "F" and i not in rebuilt)
         most = [max(pair) for pair in zip(most, (inputs, graphs, later), strict=True)]
-        inputs -= kind == "B"
+        inputs -= kind == "W" or (kind == "B" and i not in put_off)
         graphs -= kind == "B"
         later += (kind == "B" and i in put_off) - (kind == "W")
     return most[0], most[1], max(most[2], int(bool(put_off))), drains
@@ -183,7 +190,7 @@ class CellBytes:
 
     def __init__(self, costs: Sequence[LayerCost], crowd: Crowd, per_parameter: float, process: int = 0) -> None:
         """``per_parameter`` bytes stand for each value all the while; ``process`` are those of a worker without any."""
-        self._crowd, self._micro_batches = crowd, crowd.micro_batches
+        self.crowd, self._micro_batches = crowd, crowd.micro_batches
         self._per_parameter, self._process = per_parameter, process
         self._layers = len(costs)
 
@@ -295,10 +302,12 @@ class CellBytes:
         fixed, inputs, activations, forward, graph, backward, update, leaving, coming_back, sent_back, put_off = (
             self._parts(begin, end, self._leaving(begin, end), self._coming_back(begin, end))
         )
-        crowd, graphs = self._crowd, max(1, self._crowd.graphs)
+        crowd, graphs = self.crowd, max(1, self.crowd.graphs)
         expected, unsent = min(WINDOW + 1, self._micro_batches), min(OUTSTANDING, self._micro_batches)
         returned = min(OUTSTANDING, self._micro_batches - 1)  # each in the room of the inputs that its B let go
         filling = (graphs - 1) * activations + np.maximum(forward, graph)
+        if not crowd.drains:  # a forward without graph may find as many graphs standing as ever do
+            filling = np.maximum(filling, graphs * activations + forward)
         backward = backward + self._twice(begin, end)
         draining = np.maximum((graphs - 1) * activations + graph, graphs * activations + backward)
         messages = expected * coming_back + self._far(begin, end) + self._far_back[begin]

@@ -2,8 +2,8 @@
 
     layer costs -> partition under the memory cap -> schedule, validated -> rebuild dial -> simulate -> step, bytes
 
-Where the settings leave it to the plan, all schedules are played and the fastest that fits is taken; and each cell
-keeps as many graphs as the memory holds, so that no more is rebuilt than must be. The run walks the very schedule that
+Where the settings leave it to the plan, all schedules are played and the fastest that fits is taken; and each stage
+keeps as many graphs as its memory holds, so that no more is rebuilt than must be. The run walks the very schedule that
 is played here, over the very cells, so a plan can be held against its trace.
 """
 
@@ -39,6 +39,8 @@ class Machine:
     link: Link = field(default_factory=Link)
     reduce_bytes_per_s: float = float("inf")
     """Of the reduction of gradients over replicas."""
+    cores: int | None = None
+    """So many workers compute at once, where more than there are devices take turns; None: all."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Plan:
     recipe: Recipe
     limit: int
     timeline: Timeline
+    cores: int | None = None
 
     @property
     def cells(self) -> tuple[int, ...]:
@@ -72,8 +75,11 @@ class Plan:
 
     @property
     def step_s(self) -> float:
-        """Predicted seconds of a step."""
-        return self.timeline.seconds
+        """Predicted seconds of a step: the simulator's, or where workers take turns on cores, all that they compute."""
+        if self.cores is None:
+            return self.timeline.seconds
+        busy = sum(self.timeline.busy(stage) for stage in range(len(self.timeline.rows)))
+        return max(self.timeline.seconds, busy * self.pipeline.replicas / self.cores)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -182,7 +188,7 @@ def _candidates(pipeline: PipelineSettings, costs: Sequence[LayerCost]) -> Itera
 
 
 def _skip_faults(pipeline: PipelineSettings, costs: Sequence[LayerCost]) -> list[str]:
-    if pipeline.turns == 1 or not any(cost.takes for cost in costs):
+    if pipeline.schedule != "interleaved" or not any(cost.takes for cost in costs):
         return []
     return [
         "pipeline.schedule=interleaved carries no skips, which could begin and end on one stage; this model has some; "
@@ -222,7 +228,7 @@ def _one_plan(
         StagePlan(cell[0], cell[-1] + 1, sum(costs[index].parameters for index in cell), cells[at], needed[at % stages])
         for at, cell in enumerate(ranges)
     )
-    return Plan(plans, pipeline, recipe, machine.limit, simulate(schedule, cells, machine.link))
+    return Plan(plans, pipeline, recipe, machine.limit, simulate(schedule, cells, machine.link), machine.cores)
 
 
 def _dialled(
@@ -254,8 +260,11 @@ def _dialled(
 
 
 def _held(sizes: CellBytes, ranges: Sequence[range], stages: int, machine: Machine) -> list[list[StageBytes]]:
-    """Returns the bytes of each stage's cells; the process itself counts with the first."""
+    """Returns the bytes of each stage's cells; the process itself counts with the first. Where host and device are one,
+    the whole mini-batch stands before the first cell all the while."""
     held = [sizes.among(ranges, at) for at in range(len(ranges))]
+    if machine.cores is not None:
+        held[0] = replace(held[0], fixed=held[0].fixed + sizes.crowd.waiting * held[0].inputs)
     once = machine.process + SUNDRIES
     held[stages:] = [replace(one, fixed=one.fixed - once) for one in held[stages:]]
     return [held[k::stages] for k in range(stages)]
@@ -294,8 +303,7 @@ def _cells(
         if wrong:
             raise PlanError(wrong)
         return ranges
-    # the cells of a stage share its device, of which the process takes its part once
-    reach = sizes.reach(machine.process + (machine.limit - machine.process) // pipeline.turns)
+    reach = sizes.reach(_share(pipeline, machine))
     try:
         return cell_ranges(partition(weights, count, reach), len(weights))
     except PlacementError as fault:
@@ -308,11 +316,19 @@ def _cells(
         raise PlanError([str(fault)]) from None
 
 
+def _share(pipeline: PipelineSettings, machine: Machine) -> int:
+    """Returns the bytes for a cell: those of a stage share its device, of which the process takes its part once."""
+    return machine.process + (machine.limit - machine.process) // pipeline.turns
+
+
 def _too_large(
     weights: Sequence[float], sizes: CellBytes, pipeline: PipelineSettings, machine: Machine, reach: Sequence[int]
 ) -> list[str]:
     """Returns a sentence for each layer that fits no device alone, or else for each stage of the lightest cut."""
-    room = f"the device has {machine.limit / GIB:.2f} GiB"
+    share = _share(pipeline, machine)
+    room = f"the device has {share / GIB:.2f} GiB" + (
+        f" for each of {pipeline.turns} cells" if pipeline.turns > 1 else ""
+    )
 
     def need(begin: int, end: int) -> float:
         return sizes.needs(begin, end) / GIB
@@ -327,13 +343,14 @@ def _too_large(
     if fewest <= count:  # a layer fits among others, but not as the first of a cell
         return []
     cut = cell_ranges(partition(weights, count), len(weights))
-    over = {k: gib for k, cell in enumerate(cut) if (gib := need(cell[0], cell[-1] + 1)) > machine.limit / GIB}
+    over = {k: gib for k, cell in enumerate(cut) if (gib := need(cell[0], cell[-1] + 1)) > share / GIB}
     if not over:
         return []
     worst = max(over, key=over.__getitem__)
     others = f", and {len(over) - 1} other stages too much as well" if len(over) > 1 else ""
+    part = "stage" if pipeline.turns == 1 else "cell"
     return [
-        f"stage {worst} (layers {cut[worst][0]}-{cut[worst][-1]}) needs {over[worst]:.2f} GiB, {room}{others}; "
+        f"{part} {worst} (layers {cut[worst][0]}-{cut[worst][-1]}) needs {over[worst]:.2f} GiB, {room}{others}; "
         f"{-(-fewest // pipeline.turns)} stages are the fewest that fit, {pipeline.stages} were asked for"
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from suite.pipeline.action import Schedule
+from suite.pipeline.action import Action, Schedule
 from suite.pipeline.rebuild import GRAPHS, with_rebuilds
 from suite.pipeline.schedule import fill_drain, forward_only, interleaved, one_forward_one_backward, zero_bubble
 from suite.pipeline.validate import validate
@@ -40,7 +40,7 @@ class Recipe:
 
     def actions(self, stages: int, micro_batches: int, train: bool = True) -> Schedule:
         """Returns the validated schedule of K stages and M micro-batches."""
-        return _actions(self, stages, micro_batches, train)
+        return [list(actions) for actions in _actions(self, stages, micro_batches, train)]
 
     def graphs_of(self, stage: int, stages: int) -> Sequence[int]:
         """Returns the dial of a stage's cells."""
@@ -59,14 +59,14 @@ class Recipe:
 
 
 @lru_cache(maxsize=256)
-def _actions(recipe: Recipe, stages: int, micro_batches: int, train: bool) -> Schedule:
+def _actions(recipe: Recipe, stages: int, micro_batches: int, train: bool) -> tuple[tuple[Action, ...], ...]:
     if not train:
         schedule = forward_only(stages, micro_batches, recipe.turns)
     else:
         bare = recipe.bare(stages, micro_batches)
         schedule = [with_rebuilds(actions, recipe.graphs_of(k, stages)) for k, actions in enumerate(bare)]
     validate(schedule, micro_batches, train)
-    return schedule
+    return tuple(map(tuple, schedule))
 
 
 def faults(pipeline: PipelineSettings, layers: int) -> list[str]:

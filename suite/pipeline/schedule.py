@@ -65,8 +65,8 @@ def zero_bubble(stages: int, micro_batches: int) -> Schedule:
         stage 2   .  .  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4
 
     Stage k runs at most K - k forwards ahead of its backwards, as 1F1B does, and no stage is more than K ahead of what
-    is put off. In equal units of time a step is M (F + B + W) + (K - 1) F long, which nothing that begins at stage 0
-    can go below.
+    is put off. In equal units of time a step of M >= 2K - 1 is M (F + B + W) + (K - 1) F long, which nothing that
+    begins at stage 0 can go below.
     """
     forwards, backwards = ([Action(kind, i) for i in range(micro_batches)] for kind in _FB)
     return _greedy(stages, forwards, backwards, [_Room(stages - k, stages) for k in range(stages)])

@@ -118,6 +118,8 @@ class Executor:
                     self._open(flight)
                 _DO[action.kind](self, flight, action)
             self.doing = None
+            while len(flight.passages) < len(self.ways):  # a replica without micro-batches has no action to open them
+                self._open(flight)
             with self.recorder.waiting() if self.recorder is not None else nullcontext():
                 for way in self.ways:
                     if way.transport is not None:
@@ -140,8 +142,8 @@ class Executor:
         self._open(flight, heard)
         if batch is not None:
             assert len(batch) == len(heard.fronts), f"{len(batch)} micro-batches, {len(heard.fronts)} were announced"
-            flight.inputs = self._moved(batch.inputs) if place.first else None
-            flight.targets = self._moved(batch.targets) if place.last else None
+            flight.inputs = batch.inputs if place.first else None
+            flight.targets = batch.targets if place.last else None
             flight.scale = place.replicas / batch.weight
         return flight
 
@@ -183,9 +185,9 @@ class Executor:
         """Whether the loss stands behind this cell."""
         return self.place.last and turn == len(self.ways) - 1
 
-    def _moved(self, micro_batches: Sequence[Tensors]) -> list[Tensors]:
-        device = self.stage.device
-        return [tuple(t.to(device, non_blocking=True) for t in tensors) for tensors in micro_batches]
+    def _here(self, tensors: Tensors) -> Tensors:
+        """Returns one micro-batch's tensors on the device, where they stand no longer than it needs them."""
+        return tuple(tensor.to(self.stage.device, non_blocking=True) for tensor in tensors)
 
     def _forward(self, flight: Flight, action: Action) -> None:
         i, passage = action.micro_batch, flight.passages[action.turn]
@@ -193,7 +195,7 @@ class Executor:
             inputs = self._taken(passage.activations, i)
         else:
             assert flight.inputs is not None
-            inputs = flight.inputs[i]
+            inputs = self._here(flight.inputs[i])
         start = self._mark()
         kept = Kept(inputs)
         if flight.train:
@@ -270,7 +272,7 @@ class Executor:
         if not self._ends(action.turn):
             return flight.passages[action.turn].leaving[i], ()
         assert flight.targets is not None
-        return None, flight.targets[i]
+        return None, self._here(flight.targets[i])
 
 
 _DO = {"F": Executor._forward, "R": Executor._rebuild, "B": Executor._backward, "W": Executor._weigh}

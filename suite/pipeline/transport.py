@@ -116,7 +116,16 @@ class Inboxes:
         return tuple(found[at] for at in sorted(found))
 
 
-def warm_up(place: Place, cell: int, groups: Groups, routes: Routes, device: torch.device) -> None:
+def meetings(cells: Sequence[tuple[int, Routes]]) -> Iterator[tuple[str, int, int, bool]]:
+    """Yields whom a stage of these cells meets before its first mini-batch, in order: the kind of message, the cell it
+    comes from, the one it goes to, and whether this stage sends it. Activations of all cells, then gradients."""
+    for kind in ("activations", "gradients"):
+        for cell, routes in cells:
+            yield from ((kind, peer, cell, False) for peer in routes.sources)
+            yield from ((kind, cell, peer, True) for peer in routes.destinations)
+
+
+def warm_up(place: Place, cells: Sequence[tuple[int, Routes]], groups: Groups, device: torch.device) -> None:
     """Has stages with a lane between them meet once in each direction's group before anything is posted ahead.
 
     NCCL makes the communicator of a pair at its first message and blocks until both are there: a gradient receive
@@ -126,25 +135,24 @@ def warm_up(place: Place, cell: int, groups: Groups, routes: Routes, device: tor
     if device.type != "cuda":
         return
     token = torch.zeros(1, device=device)
-    for kind in (groups.activations, groups.gradients):
-        for peer in routes.sources:
-            group = kind[groups.way(peer, cell, place.stages)]
-            dist.recv(token, place.rank_of(place.replica, peer % place.stages), group=group)
-        for peer in routes.destinations:
-            group = kind[groups.way(cell, peer, place.stages)]
-            dist.send(token, place.rank_of(place.replica, peer % place.stages), group=group)
+    for kind, giver, taker, sends in meetings(cells):
+        group = getattr(groups, kind)[groups.way(giver, taker, place.stages)]
+        peer = place.rank_of(place.replica, (taker if sends else giver) % place.stages)
+        if sends:
+            dist.send(token, peer, group=group)
+        else:
+            dist.recv(token, peer, group=group)
 
 
 class Transport:
     """The lanes of one cell to other stages' cells; a lane's ends are cells, v * K + k being the v-th of stage k."""
 
     def __init__(
-        self, place: Place, groups: Groups, routes: Routes, device: torch.device, deadline: Deadline, turn: int = 0
-    ) -> None:
+        self, place: Place, groups: Groups, device: torch.device, deadline: Deadline, turn: int = 0
+    ) -> None:  # fmt: skip
         self.place, self.groups, self.device, self.deadline = place, groups, device, deadline
         self.cell = turn * place.stages + place.stage
         self._sent: dict[int, deque[tuple[list[tuple[dist.Work, Tensor]], str]]] = {}
-        warm_up(place, self.cell, groups, routes, device)
 
     def announce(self, announcement: Announcement, names: Sequence[str]) -> None:
         """Tells the next stage what will cross in this mini-batch; ``names`` are the model's skips."""

@@ -56,10 +56,9 @@ def draw(timeline: Sequence[Sequence[str]], first_stage: int = 0) -> str:
 class _Cell:
     """What has been played of one cell."""
 
-    stage: int
     ran: dict[Kind, list[int]] = field(default_factory=lambda: {kind: [] for kind in KINDS})  # type: ignore[misc]
-    sent: list[tuple[int, Kind, int]] = field(default_factory=list)
-    """Its messages: to which cell, of which kind, the how manieth of these."""
+    sent: list[tuple[int, Kind | None, int]] = field(default_factory=list)
+    """Its messages: to which cell, of which kind, the how manieth of these. None is what is announced first of all."""
 
 
 class _Game:
@@ -71,7 +70,8 @@ class _Game:
 
     def __init__(self, schedule: Sequence[Sequence[Action]], turns: int) -> None:
         self._schedule, self._stages = schedule, len(schedule)
-        self._cells = [_Cell(at % self._stages) for at in range(self._stages * turns)]
+        count = self._stages * turns
+        self._cells = [_Cell(sent=[(at + 1, None, 0)] if at < count - 1 else []) for at in range(count)]
         self.units: list[list[int]] = [[] for _ in schedule]
         """When each action played, a list a stage."""
         self.full: set[int] = set()
@@ -125,8 +125,7 @@ class _Game:
         if last.kind not in "FB" or len(sent) <= OUTSTANDING:
             return True
         target, kind, number = sent[-1 - OUTSTANDING]
-        cell = self._cells[target]
-        return self._opened(target) and len(cell.ran[kind]) > number - WINDOW
+        return self._opened(target) and (kind is None or len(self._cells[target].ran[kind]) > number - WINDOW)
 
     def _opened(self, at: int) -> bool:
         k, turn = at % self._stages, at // self._stages

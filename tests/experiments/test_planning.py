@@ -28,8 +28,9 @@ ROOMY = Cluster(8, 12 * GIB, "gpu")
 
 
 def translation(settings: str = "") -> Translation:
-    """T(2, 128, 1) of 7 layers at the laptop's scale."""
-    return Translation(resolve("t12_400m", "laptop", LAPTOP, f"model.layers=2 {settings}")[0])
+    """T(2, 128, 1) of 7 layers at the laptop's scale, rebuilt as the paper does where nothing else is said."""
+    remat = "" if "pipeline.remat" in settings else "pipeline.remat=except_last"
+    return Translation(resolve("t12_400m", "laptop", LAPTOP, f"model.layers=2 {remat} {settings}")[0])
 
 
 def language(stages: int = 4, blocks: int = 10) -> LanguageModel:
@@ -237,7 +238,7 @@ def test_workers_that_take_turns_share_cores_and_memory() -> None:
     assert (one.plan.limit, seven.plan.limit) == (24 * GIB, 24 * GIB // 7)
     assert one.step_s == one.plan.step_s
     assert seven.step_s == pytest.approx(sum(seven.plan.timeline.busy(k) for k in range(7)))
-    assert seven.step_s > 1.1 * seven.plan.step_s
+    assert seven.step_s == seven.plan.step_s > 1.1 * seven.plan.timeline.seconds
     assert "take turns" in "".join(seven.notes)
     assert "take turns" not in "".join(one.notes)
 

@@ -48,7 +48,8 @@ def test_the_papers_rows_of_table_1_contradict_themselves_no_more():
 def test_table_1_fits_its_devices_and_no_larger_model_would():
     table = memory_table()
     fullest = column(table, "fullest device GiB (computed)")
-    assert all(15 <= gib <= 16 for gib in fullest if gib > 14)
+    piped = [gib for name, gib in zip(column(table, "devices"), fullest, strict=True) if name != "Naive-1"]
+    assert all(15 <= gib <= 16 for gib in piped)
     assert all(gib <= 16 for gib in fullest)
     largest = column(table, "largest L (computed)")
     assert largest[1:5] == sorted(largest[1:5])

@@ -30,6 +30,8 @@ def trained(tmp_path_factory):
     done = {}
 
     def train(settings):
+        if "pipeline.remat" not in settings:  # a run's own is the plan's to say
+            settings += " pipeline.remat=except_last"
         if settings not in done:
             experiment = laptop(find("t48_1_3b_deep"), Cluster(2, 2**33, "cpu")).with_settings(BASE + settings)
             prepare(experiment.text, root / "cache", print)
@@ -52,7 +54,9 @@ def cells_of(experiment):
     """Returns the cells by hand or a cut by parameters; a run takes its own from measured costs."""
     layers, _ = experiment.build()
     pipeline = experiment.pipeline
-    return tuple(pipeline.cells or partition([parameters_of(layer) for layer in layers], pipeline.stages))
+    return tuple(
+        pipeline.cells or partition([parameters_of(layer) for layer in layers], pipeline.stages * pipeline.turns)
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,10 +68,28 @@ def cells_of(experiment):
     ],
 )
 def test_twenty_steps_are_bit_equal_at_k_1_2_and_4(trained, settings):
-    losses, valid, files = trained("pipeline.stages=1 pipeline.micro_batches=4")
+    equal(trained, "pipeline.stages=1 pipeline.micro_batches=4", settings)
+
+
+def test_so_are_those_of_schedules_that_go_from_the_first_micro_batch_to_the_last(trained):
+    """1F1B with K = 1, and two stages of two cells each: micro-batches add to gradients in one order."""
+    interleaved = "pipeline.schedule=interleaved pipeline.turns=2 pipeline.stages=2 pipeline.remat=never"
+    equal(
+        trained, "pipeline.schedule=1f1b pipeline.stages=1 pipeline.micro_batches=4",
+        f"{interleaved} pipeline.micro_batches=4 pipeline.cells=2,2,2,1",
+    )  # fmt: skip
+
+
+def test_so_are_those_that_put_off_gradients_of_weights(trained):
+    settings = "pipeline.schedule=zero_bubble pipeline.micro_batches=4"
+    equal(trained, f"{settings} pipeline.stages=1", f"{settings} pipeline.stages=2 pipeline.remat=never")
+
+
+def equal(trained, settings, others):
+    losses, valid, files = trained(settings)
     assert len(losses) == 20
     assert losses[-1][0] < losses[0][0]
-    other_losses, other_valid, other_files = trained(settings)
+    other_losses, other_valid, other_files = trained(others)
     assert other_losses == losses
     assert other_valid == valid
     assert other_files.keys() == files.keys()

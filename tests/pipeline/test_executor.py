@@ -11,6 +11,7 @@ from launch.spawn import run_processes
 from suite.errors import StallError, WorkerError
 from suite.pipeline.layers import as_tuple
 from suite.pipeline.microbatch import MiniBatch
+from suite.pipeline.recipe import Recipe
 from suite.pipeline.topology import Place
 from tests.pipeline.build import build, join, mini_batch, unpartitioned
 from tests.pipeline.toy import SumLoss, toy_batch, toy_layers
@@ -95,6 +96,25 @@ def test_train_evaluate_evaluate_train_with_new_shapes_each_time():
     assert stages[2] == alone
     assert stages[0] == [0.0] * 6
     assert all(objective > 0 for objective in alone)
+
+
+def several_cells(rank, world, rendezvous):
+    """Trains and evaluates with other shapes each time, two cells a stage; at last without any micro-batch."""
+    join(rank, world, rendezvous)
+    recipe = Recipe("interleaved", (1,), 2) if world > 1 else Recipe("1f1b")
+    executor, _, _, _ = build(Place(rank, world, 1), toy_layers(torch.float64), SumLoss(), recipe)
+    seen = []
+    for step, (examples, micro_batches, train) in enumerate([(7, 3, True), (4, 4, False), (1, 4, True), (9, 5, False)]):
+        batch = mini_batch(*toy_batch(examples, seed=step), micro_batches)
+        seen.append((executor.train if train else executor.evaluate)(batch, step).objective)
+    assert executor.train(MiniBatch([], [], 1.0), 9).objective == 0
+    return seen
+
+
+def test_stages_of_several_cells_train_and_evaluate_with_new_shapes_each_time_and_with_nothing():
+    alone, stages = run_processes(several_cells, 1)[0], run_processes(several_cells, 3)
+    assert stages[2] == alone
+    assert stages[0] == [0.0] * 4
 
 
 def evaluation_is_dropout_free(rank, world, rendezvous):

@@ -22,12 +22,14 @@ MICRO_BATCHES = (1, 2, 3, 5, 8)
 REMATS = ("always", "except_last", "never")
 WALKS = (
     *(Recipe("fill_drain", (GRAPHS[remat],)) for remat in REMATS),
-    *(Recipe(name, (graphs,)) for name in ("1f1b", "zero_bubble") for graphs in (1, ALL)),
+    *(Recipe("1f1b", (graphs,)) for graphs in (1, ALL)),
     Recipe("fill_drain", (2,)),
 )
-"""Recipes that one executor can walk in turn: zero-bubble needs layers that can put off, which the others may have."""
+PUTTING_OFF = (Recipe("zero_bubble", (1,)), Recipe("zero_bubble", (ALL,)))
 TURNING = (Recipe("interleaved", (0,), 2), Recipe("interleaved", (2,), 2), Recipe("interleaved", (ALL,), 2))
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+CASES = [*((torch.float64, count) for count in MICRO_BATCHES), (torch.float32, 3)]
+"""In fp64 a wrong order or a lost term shows; that fp32 works too needs no more than one."""
 
 
 def transformer(dtype):
@@ -66,9 +68,9 @@ def compare(rank: int, world: int, rendezvous: str, model: str, walks):
     found = []
     for dtype in TOLERANCE:
         layers, loss = make(dtype)
-        # splits where any of them does
-        executor, ties, named, _ = build(Place(rank, world, 1), layers, loss, max(walks, key=lambda one: one.splits))
-        for step, (micro_batches, recipe) in enumerate(itertools.product(MICRO_BATCHES, walks)):
+        executor, ties, named, _ = build(Place(rank, world, 1), layers, loss, walks[0])
+        counts = [count for kind, count in CASES if kind == dtype]
+        for step, (micro_batches, recipe) in enumerate(itertools.product(counts, walks)):
             batch = batches(step, micro_batches)
             executor.recipe = recipe
             for parameter in named.values():
@@ -94,6 +96,12 @@ def test_gradients_equal_the_unpartitioned_model(stages, model):
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_so_do_those_whose_weights_are_put_off(stages, model):
+    check(stages, model, PUTTING_OFF)
+
+
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stages", [2, 3])
 def test_so_do_those_of_stages_of_several_cells(stages, model):
     check(stages, model, TURNING)
@@ -103,7 +111,7 @@ def check(stages, model, walks):
     found = [case for results in run_processes(compare, stages, model, walks) for case in results]
     # every parameter of every case was compared, plus one objective a case
     parameters = sum(1 for layer in MODELS[model][0](torch.float32)[0] for _ in layer.parameters())
-    assert len(found) == (parameters + 1) * len(MICRO_BATCHES) * len(walks) * len(TOLERANCE)
+    assert len(found) == (parameters + 1) * len(walks) * len(CASES)
     wrong = [case for case in found if not case[-1] <= TOLERANCE[getattr(torch, case[0].split(".")[1])]]
     assert not wrong, wrong[:5]
 

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from suite.pipeline.action import turns_of
 from suite.pipeline.costs import LayerCost
-from suite.pipeline.memory import SUNDRIES, CellBytes, StageBytes, bytes_per_parameter, peak_bytes
+from suite.pipeline.memory import SUNDRIES, CellBytes, Crowd, StageBytes, bytes_per_parameter, peak_bytes
+from suite.pipeline.rebuild import ALL
+from suite.pipeline.recipe import Recipe
 from suite.settings import OptimizerSettings
 from tests.pipeline.walks import crowd, fill_drain
 
@@ -164,6 +167,23 @@ def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
     for begin, end in cells_of(costs):
         assert sizes.needs(begin, end) >= walk(micro_batches, remat, sizes.stage(begin, end))
         assert end == len(costs) or sizes.needs(begin, end) <= sizes.needs(begin, end + 1)
+
+
+@settings(unhurried, max_examples=30)
+@given(
+    layer_costs(), st.integers(1, 9), st.integers(2, 4), st.sampled_from(["1f1b", "zero_bubble", "interleaved"]),
+    st.sampled_from([0, 1, 2, ALL]),
+)  # fmt: skip
+def test_nor_is_it_with_other_schedules(costs, micro_batches, stages, name, graphs):
+    """For any cell of theirs, whichever layers it holds."""
+    costs = [replace(one, put_off=one.activations // 2) for one in costs]
+    schedule = Recipe(name, (graphs,), 2 if name == "interleaved" else 1).actions(stages, micro_batches)
+    sizes = CellBytes(costs, Crowd.of(schedule, micro_batches), per_parameter=1.0)
+    for begin, end in cells_of(costs):
+        for actions in schedule:
+            for turn in range(turns_of(schedule)):
+                mine = [replace(action, turn=0) for action in actions if action.turn == turn]
+                assert sizes.needs(begin, end) >= peak_bytes(mine, sizes.stage(begin, end))
 
 
 @settings(unhurried, max_examples=200)

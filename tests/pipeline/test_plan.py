@@ -244,7 +244,6 @@ def measure_at_once(rank, world, rendezvous, *args):
 
 WEIGHED = [
     ("transformer", (4, 3), {}),
-    ("transformer", (4, 3), {"schedule": "1f1b", "remat": "never"}),
     ("transformer", (4, 3), {"schedule": "zero_bubble", "remat": "never"}),
     ("transformer", (2, 2, 2, 1), {"schedule": "interleaved", "turns": 2}),
     ("amoebanet", (2, 1, 4), {}),
