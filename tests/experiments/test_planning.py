@@ -50,7 +50,7 @@ def peaks(work: Any) -> list[int]:
 
 
 def test_bytes_of_stages_follow_parameters_micro_batches_and_remat() -> None:
-    work = Translation(resolve("t48_1_3b_deep", "laptop", LAPTOP, "pipeline.stages=2")[0])
+    work = Translation(resolve("t48_1_3b_deep", "laptop", LAPTOP, "pipeline.stages=2 pipeline.remat=except_last")[0])
     plain = peaks(work)
     assert len(plain) == 2
     assert sum(plain) > 16 * count_parameters(work.build()[0])
