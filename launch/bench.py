@@ -138,9 +138,9 @@ def _with_plan(found: Score, plans: dict[str, Plan], contender: Contender) -> Sc
     again, whole = plan.rebuilds
     cap = peak_of(plans[contender.memory_of]) - SUNDRIES if contender.memory_of else None
     remark = f"{plan.recipe.schedule}, {again} of {whole} forwards rebuilt, {plan.step_s:.3f} s simulated"
-    # one for each stage is what fill-drain keeps where it rebuilds
     if cap is not None:
         remark += f", at most {cap / 2**20:.1f} MiB"
+    # a schedule that rebuilds all it can still keeps one micro-batch a stage
     partly = 0 < again < whole - plan.pipeline.stages
     return replace(
         found, cap=cap, simulated_s=plan.step_s, rebuilds=None if partly else again > 0,

@@ -68,13 +68,13 @@ def cells_of(experiment):
     ],
 )
 def test_twenty_steps_are_bit_equal_at_k_1_2_and_4(trained, settings):
-    equal(trained, "pipeline.stages=1 pipeline.micro_batches=4", settings)
+    assert_equal(trained, "pipeline.stages=1 pipeline.micro_batches=4", settings)
 
 
 def test_so_are_those_of_schedules_that_go_from_the_first_micro_batch_to_the_last(trained):
     """1F1B with K = 1, and two stages of two cells each: micro-batches add to gradients in one order."""
     interleaved = "pipeline.schedule=interleaved pipeline.turns=2 pipeline.stages=2 pipeline.remat=never"
-    equal(
+    assert_equal(
         trained, "pipeline.schedule=1f1b pipeline.stages=1 pipeline.micro_batches=4",
         f"{interleaved} pipeline.micro_batches=4 pipeline.cells=2,2,2,1",
     )  # fmt: skip
@@ -82,10 +82,10 @@ def test_so_are_those_of_schedules_that_go_from_the_first_micro_batch_to_the_las
 
 def test_so_are_those_that_put_off_gradients_of_weights(trained):
     settings = "pipeline.schedule=zero_bubble pipeline.micro_batches=4"
-    equal(trained, f"{settings} pipeline.stages=1", f"{settings} pipeline.stages=2 pipeline.remat=never")
+    assert_equal(trained, f"{settings} pipeline.stages=1", f"{settings} pipeline.stages=2 pipeline.remat=never")
 
 
-def equal(trained, settings, others):
+def assert_equal(trained, settings, others):
     losses, valid, files = trained(settings)
     assert len(losses) == 20
     assert losses[-1][0] < losses[0][0]

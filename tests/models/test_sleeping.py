@@ -80,6 +80,12 @@ def test_pytorchs_split_backward_sleeps_for_each_part_alone(monkeypatch):
     assert slept == [2.0, 2.0, 3.0, 3.0]
 
 
-def test_awake_nobody_sleeps():
+def test_awake_nobody_sleeps(monkeypatch):
+    slept = []
+    monkeypatch.setattr(sleeping.time, "sleep", slept.append)
+    layer = SplitSleeping(1.0, 2.0, 3.0)
     with awake():
-        SplitSleeping(60.0, 60.0, 60.0)(torch.ones(2)).sum().backward()
+        layer(torch.ones(2)).sum().backward()
+    assert slept == []
+    layer(torch.ones(2)).sum().backward()
+    assert sorted(slept) == [1.0, 2.0, 3.0]
