@@ -1,8 +1,9 @@
 """The suite beside its peers on the same work: which cases there are, and what is made of their times.
 
-All contenders of a case run in the same processes, interleaved: each round runs every contender in turn, the order
-moved on from round to round. A step's time is its slowest worker's. Before that one step each is held against the
-gradients of one process that has the whole model.
+Contenders are interleaved: each round runs every one in turn, the order moved on from round to round. Where only sleep
+takes time they share their processes; where something is computed each turn has fresh ones, as the memory of twenty
+others that stand beside a contender slows it by a tenth. A step's time is its slowest worker's. One step each is held
+against the gradients of one process that has the whole model.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Case:
     warm_ups: int = 0
     """Steps before these that are not counted: a training run's step follows one of its own, and finds the memory as
     that left it."""
+    apart: bool = False
+    """Whether each contender's turn has fresh processes."""
 
     @property
     def name(self) -> str:
@@ -59,8 +62,8 @@ CASES: dict[str, tuple[Case, ...]] = {
         *(Case(Sleepers(k, m)) for k, m in ((2, 8), (4, 8), (8, 8), (8, 32))),
         Case(Sleepers(16, 64), rounds=2),  # more than a minute a round
     ),
-    "layers": (Case(Blocks(2, 8), warm_ups=1),),
-    "translation": (Case(Sentences(2, 8), steps=2, warm_ups=1),),
+    "layers": (Case(Blocks(2, 8), rounds=5, warm_ups=1, apart=True),),
+    "translation": (Case(Sentences(2, 8), rounds=5, steps=2, warm_ups=1, apart=True),),
     "replicas": (Case(Sleepers(2, 8, replicas=2, parameters=1 << 20)),),
 }
 
@@ -208,13 +211,14 @@ class Result:
 
     def _notes(self) -> list[str]:
         work, layers = self.case.work, self.costs
+        where = "in fresh processes each time" if self.case.apart else "all in the same processes"
         each = [sum(getattr(cost, name) for cost in layers) / work.stages * 1e3 for name in _PARTS]
         return [
             f"{work}; cells of {', '.join(map(str, self.cells))} layers; a stage in the mean, measured alone: "
             f"F {each[0]:.3g} ms, R {each[1]:.3g} ms, B {each[2]:.3g} ms.",
-            f"{self.case.rounds} rounds of {self.case.steps} steps of each contender, all in the same processes, one "
-            "thread each, in turn; a step is forward and backward of one mini-batch, gradients averaged over replicas, "
-            "no update; its time is the slowest worker's. Spread = (slowest - fastest) / median.",
+            f"{self.case.rounds} rounds of {self.case.steps} steps of each contender in turn, {where}, one thread a "
+            "process; a step is forward and backward of one mini-batch, gradients averaged over replicas, no update; "
+            "its time is the slowest worker's. Spread = (slowest - fastest) / median.",
             "Speed over X = X's median / this median, above 1 where this is faster. Alike: of the peers that rebuild "
             "too, or that do not either. In its memory: of the peers whose peak is no higher than its own, or than the "
             "bytes that it was planned to keep to.",
@@ -249,6 +253,7 @@ class Result:
         return {
             "name": self.case.name, "work": repr(work), "K": work.stages, "M": work.micro_batches, "R": work.replicas,
             "cells": self.cells, "rounds": self.case.rounds, "steps": self.case.steps,
+            "apart": self.case.apart,
             "layers": [{name: getattr(cost, name) for name in _PARTS} for cost in self.costs], "contenders": rows,
         }  # fmt: skip
 

@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from experiments.benchmark import Case, Result, Score, cases, limit, refused
+from experiments.benchmark import Case, Result, Score, cases, limit, order, refused
 from experiments.peers.peer import Contender
 from experiments.peers.work import Work
 from launch.devices import cores
@@ -27,6 +27,10 @@ from suite.pipeline.costs import LayerCost
 from suite.pipeline.memory import SUNDRIES
 from suite.pipeline.partition import partition
 from suite.pipeline.plan import Machine, Plan, make_plan
+from suite.pipeline.recipe import Recipe
+
+if TYPE_CHECKING:
+    from launch.contest import Seen
 
 FOLDER = RUNS / "tables"
 
@@ -67,7 +71,7 @@ def run(
     case: Case, contenders: Sequence[Contender], console: Console, costs: Sequence[LayerCost] | None = None
 ) -> Result:
     """Runs one case with these contenders; the layers' costs are measured first where they are not given."""
-    from launch.contest import Seen, compete, truth
+    from launch.contest import truth
     from launch.spawn import run_processes
 
     work = case.work
@@ -93,11 +97,12 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         truth_file, progress = Path(folder) / "truth.safetensors", Path(folder) / "progress"
         run_processes(truth, 1, work, truth_file, cores())
-        with _followed(progress, case.title, console):
-            world = work.stages * work.replicas
-            seen: list[list[Seen]] = run_processes(
-                compete, world, case, cells, walked, able, truth_file, progress, log, deadline_s=DEADLINE_S
-            )
+        given = Given(case, cells, walked, truth_file, progress, log)
+        if case.apart:
+            seen = _apart(given, able, console)
+        else:
+            with _followed(progress, case.title, console):
+                seen = _together(given, able)
     keys = _keys(work)
     for contender, workers in zip(able, zip(*seen, strict=True), strict=True):
         again = plans[contender.name].rebuilds[0] > 0 if contender.name in plans else contender.rebuilds
@@ -106,6 +111,51 @@ def run(
         rows[contender.name] = _with_plan(found, plans, contender) if contender.ours else found
     console.print(f"{case.title}: {time.monotonic() - begin:.0f} s in all")
     return Result(case, cells[work.stages], tuple(costs), tuple(rows.values()))
+
+
+@dataclass(frozen=True)
+class Given:
+    """What all contenders of a case are given."""
+
+    case: Case
+    cells: dict[int, tuple[int, ...]]
+    plans: dict[str, tuple[tuple[int, ...], Recipe]]
+    truth: Path
+    progress: Path
+    log: Path
+
+    def compete(self, contenders: Sequence[Contender], rounds: int, progress: Path | None) -> list[list[Seen]]:
+        """Returns what each worker saw of each contender, in processes of their own."""
+        from launch.contest import compete
+        from launch.spawn import run_processes
+
+        work = self.case.work
+        return run_processes(
+            compete, work.stages * work.replicas, self.case, rounds, self.cells, self.plans, contenders, self.truth,
+            progress, self.log, deadline_s=DEADLINE_S,
+        )  # fmt: skip
+
+
+def _together(given: Given, contenders: Sequence[Contender]) -> list[list[Seen]]:
+    """Returns by worker what was seen of each, all of them in the same processes."""
+    return given.compete(contenders, given.case.rounds, given.progress)
+
+
+def _apart(given: Given, contenders: Sequence[Contender], console: Console) -> list[list[Seen]]:
+    """Returns by worker what was seen of each, every turn in fresh processes."""
+    case = given.case
+    found: dict[str, list[Seen]] = {}
+    for at in range(case.rounds):
+        begin = time.monotonic()
+        for which in order(len(contenders), at, case.rounds):
+            contender = contenders[which]
+            seen = [one for (one,) in given.compete([contender], 1, None)]
+            before = found.get(contender.name)
+            found[contender.name] = [a.then(b) for a, b in zip(before, seen, strict=True)] if before else seen
+            taken = max(one.rounds[0][-1] for one in seen)
+            console.print(f"{case.title}: {contender.name}: {taken:.3f} s a step")
+        console.print(f"{case.title}: round {at + 1} of {case.rounds}: {time.monotonic() - begin:.1f} s")
+    return [list(of_worker) for of_worker in zip(*(found[one.name] for one in contenders), strict=True)]
 
 
 def planned(work: Work, costs: Sequence[LayerCost], contenders: Sequence[Contender]) -> dict[str, Plan]:

@@ -1,4 +1,4 @@
-"""What the worker processes of a benchmark do: build all contenders, check their gradients, then run them in turn."""
+"""What the worker processes of a benchmark do: build the contenders, check their gradients, then run them in turn."""
 
 from __future__ import annotations
 
@@ -35,6 +35,21 @@ class Seen:
     peak: int | None
     rounds: tuple[tuple[float, ...], ...]
 
+    def then(self, later: Seen) -> Seen:
+        """Returns both as one: the worse of differences and peaks, the rounds one after the other."""
+        keys = self.differences.keys() | later.differences.keys()
+        # a gradient that was missing once is as wrong as can be
+        worst = {
+            key: max(self.differences.get(key, math.inf), later.differences.get(key, math.inf), key=_not_a_number_last)
+            for key in keys
+        }
+        peaks = [peak for peak in (self.peak, later.peak) if peak is not None]
+        return Seen(worst, max(peaks, default=None), self.rounds + later.rounds)
+
+
+def _not_a_number_last(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
 
 def truth(rank: int, world: int, rendezvous: str, work: Work, file: Path, threads: int) -> None:
     """Writes the gradients of one process that has the whole model to a file of tensors, by ``layer.name``."""
@@ -47,11 +62,14 @@ def truth(rank: int, world: int, rendezvous: str, work: Work, file: Path, thread
 
 
 def compete(
-    rank: int, world: int, rendezvous: str, case: Case, cells: dict[int, tuple[int, ...]],
+    rank: int, world: int, rendezvous: str, case: Case, rounds: int, cells: dict[int, tuple[int, ...]],
     plans: dict[str, tuple[tuple[int, ...], Recipe]], contenders: Sequence[Contender], truth_file: Path,
-    progress: Path, log: Path,
+    progress: Path | None, log: Path,
 ) -> list[Seen]:  # fmt: skip
-    """Runs one case; all workers return what they saw of each contender, in the order given."""
+    """Runs so many rounds of a case; all workers return what they saw of each contender, in the order given.
+
+    ``progress`` is the file where the first worker says how far it is; None: nobody says anything.
+    """
     log_to(log)
     meet(rank, world, rendezvous, threads=1)
     work = case.work
@@ -68,18 +86,18 @@ def compete(
         runners.append(runner)
     say(f"{len(runners)} contenders built and their gradients compared: {perf_counter() - begin:.1f} s")
 
-    rounds: list[list[list[float]]] = [[] for _ in contenders]
-    for at in range(case.rounds):
+    timed: list[list[list[float]]] = [[] for _ in contenders]
+    for at in range(rounds):
         begin = perf_counter()
-        for which in order(len(runners), at, case.rounds):
+        for which in order(len(runners), at, rounds):
             for _ in range(case.warm_ups):
                 _timed(runners[which])
-            rounds[which].append([_timed(runners[which]) for _ in range(case.steps)])
-        say(f"round {at + 1} of {case.rounds}: {perf_counter() - begin:.1f} s")
+            timed[which].append([_timed(runners[which]) for _ in range(case.steps)])
+        say(f"round {at + 1} of {rounds}: {perf_counter() - begin:.1f} s")
     dist.barrier()
     dist.destroy_process_group()
     return [
-        Seen(*found, tuple(map(tuple, seconds))) for found, seconds in zip(checked, rounds, strict=True)
+        Seen(*found, tuple(map(tuple, seconds))) for found, seconds in zip(checked, timed, strict=True)
     ]  # fmt: skip
 
 
@@ -122,9 +140,9 @@ def _tensor_name(key: tuple[int, str]) -> str:
     return f"{key[0]}.{key[1]}"
 
 
-def _speaker(rank: int, progress: Path) -> Callable[[str], None]:
+def _speaker(rank: int, progress: Path | None) -> Callable[[str], None]:
     def say(text: str) -> None:
-        if rank == 0:
+        if rank == 0 and progress is not None:
             with progress.open("a") as file:
                 file.write(f"{text}\n")
 

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,6 +19,7 @@ from experiments.peers.peer import Contender
 from experiments.peers.work import Sleepers
 from experiments.throughput import closed_form
 from launch import bench, cli, contenders
+from launch.contest import Seen
 from suite.errors import SettingError
 from suite.pipeline.costs import LayerCost
 
@@ -88,14 +90,30 @@ def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypa
         assert [row["contender"] for row in csv.DictReader(file)][:2] != ["right", "scaled"]  # ours come first
 
 
-def test_a_right_contest_ends_well_and_prints_its_progress(monkeypatch):
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_right_contest_ends_well_and_prints_its_progress(monkeypatch, apart):
     monkeypatch.setattr(contenders, "CONTENDERS", (contenders.OURS[0], Contender("right", OneProcess, False)))
-    monkeypatch.setitem(CASES, "tiny", (TINY,))
+    monkeypatch.setitem(CASES, "tiny", (replace(TINY, apart=apart),))
     screen = io.StringIO()
     assert bench.bench("tiny", Console(file=screen, soft_wrap=True)) == []
-    assert "2 contenders built and their gradients compared" in screen.getvalue()
+    assert ("2 contenders built and their gradients compared" in screen.getvalue()) == (not apart)
     assert "round 2 of 2" in screen.getvalue()
     assert "suite fill-drain, rebuilt" in screen.getvalue()
+    (case,) = json.loads((bench.FOLDER / "bench.json").read_text())["cases"]
+    assert case["apart"] == apart
+    assert [[len(steps) for steps in row["rounds"]] for row in case["contenders"]] == [[2, 2], [2, 2]]
+
+
+def test_two_rounds_of_a_contender_are_as_bad_as_the_worse():
+    nan = float("nan")
+    once = Seen({(0, "a"): 1.0, (0, "b"): 3.0, (1, "c"): 0.0, (1, "d"): nan}, 5, ((1.0,),))
+    again = Seen({(0, "a"): 2.0, (0, "b"): 1.0, (1, "d"): 0.0}, 7, ((2.0,),))
+    both = once.then(again)
+    assert {key: both.differences[key] for key in [(0, "a"), (0, "b"), (1, "c")]} == {
+        (0, "a"): 2.0, (0, "b"): 3.0, (1, "c"): math.inf,
+    }  # fmt: skip
+    assert math.isnan(both.differences[1, "d"])
+    assert (both.peak, both.rounds) == (7, ((1.0,), (2.0,)))
 
 
 @pytest.mark.parametrize(("count", "rounds"), [(16, 3), (5, 5), (2, 3), (1, 4)])
