@@ -19,10 +19,13 @@ from torch.autograd.function import once_differentiable
 WHOLE_BYTES = 64 << 20
 """Logits up to this size, in fp32, stand whole; larger ones are made in chunks of it."""
 
+CHUNKS = 64
+"""At most: past it the chunks grow, as the loop over them takes its own time and they are a small part of the whole."""
 
-def rows_at_once(vocabulary: int) -> int:
+
+def rows_at_once(vocabulary: int, positions: int) -> int:
     """Returns how many positions' logits stand at once."""
-    return max(1, WHOLE_BYTES // (4 * vocabulary))
+    return max(1, WHOLE_BYTES // (4 * vocabulary), -(-positions // CHUNKS))
 
 
 def clipped(logits: Tensor, bound: float | None) -> Tensor:
@@ -35,7 +38,7 @@ def scored(
     y: Tensor, project: nn.Linear, clip: float | None, loss: nn.Module, labels: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns the objective and the measure of y (batch, T, width) and labels (batch, T), as ``loss`` sums them."""
-    if labels.numel() <= rows_at_once(project.out_features):
+    if labels.numel() <= rows_at_once(project.out_features, labels.numel()):
         whole: tuple[Tensor, Tensor] = loss(clipped(project(y), clip), labels)
         return whole
     rows = y.flatten(0, -2), project.weight, project.bias, labels.flatten()
@@ -53,7 +56,7 @@ class _InChunks(torch.autograd.Function):
         kind = y.device.type
         ctx.clip, ctx.loss, ctx.mixed = clip, loss, torch.is_autocast_enabled(kind)
         ctx.narrow = torch.get_autocast_dtype(kind)
-        rows = rows_at_once(weight.shape[0])
+        rows = rows_at_once(weight.shape[0], len(y))
         parts = [
             loss(clipped(F.linear(piece, weight, bias), clip), marks)
             for piece, marks in zip(torch.split(y, rows), torch.split(labels, rows), strict=True)
@@ -66,7 +69,7 @@ class _InChunks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         y, weight, bias, labels = ctx.saved_tensors
-        rows = rows_at_once(weight.shape[0])
+        rows = rows_at_once(weight.shape[0], len(y))
         onward = torch.empty_like(y)
         sums = torch.zeros_like(weight), torch.zeros_like(bias)
         for piece, marks, made in zip(*(torch.split(t, rows) for t in (y, labels, onward)), strict=True):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from models import in_chunks
-from models.in_chunks import scored
+from models.in_chunks import rows_at_once, scored
 from models.loss import TranslationLoss
 from suite.pipeline.allocation import Allocation
 
@@ -33,6 +33,12 @@ def test_chunks_of_any_size_give_the_sums_and_gradients_of_the_whole(rows, clip,
     whole = found(y, project, labels, clip)
     monkeypatch.setattr(in_chunks, "WHOLE_BYTES", 4 * WORDS * rows)
     torch.testing.assert_close(found(y, project, labels, clip), whole, rtol=0, atol=1e-12)
+
+
+def test_there_are_never_more_than_64_chunks_however_large_the_micro_batch():
+    assert rows_at_once(64_000, 4096) == in_chunks.WHOLE_BYTES // 256_000  # 16 of 64 MiB
+    assert -(-4_000_000 // rows_at_once(64_000, 4_000_000)) == 64
+    assert -(-4_000_001 // rows_at_once(64_000, 4_000_001)) == 64
 
 
 def test_under_autocast_they_are_those_of_the_whole_to_bf16(monkeypatch):
