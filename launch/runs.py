@@ -58,6 +58,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def spikes(self) -> Path:
+        """A line for each step whose loss leapt."""
+        return self.path / "spikes.jsonl"
+
+    @property
     def record(self) -> Path:
         """The run in one record, written at its end."""
         return self.path / "record.json"

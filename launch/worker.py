@@ -31,6 +31,7 @@ from suite.pipeline.topology import Place
 from suite.pipeline.transport import explain
 from suite.training import checkpoint
 from suite.training.loop import Progress, Worker, evaluate, train
+from suite.training.spikes import Spikes
 from suite.training.trace import TraceWriter
 from suite.training.trackers import JsonLines, Tracker, Wandb
 
@@ -117,7 +118,7 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
     batches = Ahead(feed.batch, experiment.train.steps, engine.executor.foresee)
     worker = Worker(
         engine.executor, engine.optimizer, engine.deadline, batches, save, trackers, trace,
-        experiment.unit, experiment.measure,
+        experiment.unit, experiment.measure, say,
     )  # fmt: skip
     progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("units", 0))))
     batches.close()
@@ -152,7 +153,7 @@ def _trackers(
     name = f"{experiment.name}/{job.folder.name}"
     config = experiment.model_dump(mode="json")
     wandb = Wandb(job.folder, experiment.tracking, name, config, engine.notes.get("wandb_run"), say)
-    return [JsonLines(job.run.metrics, engine.start), wandb], wandb
+    return [JsonLines(job.run.metrics, engine.start), Spikes(job.run.spikes, engine.start, say), wandb], wandb
 
 
 def _from_speaker(run_id: str | None, place: Place) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from suite.errors import NumbersError
 from suite.pipeline.microbatch import MiniBatch
 from suite.pipeline.step import Executor
 from suite.pipeline.transport import Deadline
+from suite.pipeline.watch import watching
 from suite.settings import LoopSettings
 from suite.training.optimizer import Outcome, StageOptimizer
 from suite.training.trace import TraceWriter
@@ -41,6 +43,8 @@ class Worker:
     """What a mini-batch's weight counts."""
     measure: str = "nll"
     """What the loss reports beside its objective, for each unit."""
+    say: Callable[[str], None] = print
+    """Tells the person who watches the run."""
 
 
 @dataclass
@@ -73,19 +77,37 @@ def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progres
         worker.deadline.seconds = max(SHORTEST_DEADLINE, STEPS_A_DEADLINE * seconds)
         progress.step, progress.seconds = step + 1, progress.seconds + seconds
         bad = 0 if outcome.applied else bad + 1
+        origin = "" if outcome.applied else _origin(worker, batch, step, outcome)
         if batch is not None:
             progress.units += int(batch.weight)
             _record(worker, progress, outcome, batch.weight, seconds)
         if bad > settings.bad_steps_allowed:
-            layers = ", ".join(map(str, outcome.culprits)) or "none; the loss itself"
             raise NumbersError(
                 f"{bad} steps in a row had non-finite numbers, {settings.bad_steps_allowed} are allowed; stopped at "
-                f"step {step} without an update (layers with non-finite gradients: {layers}). "
-                "Lower optimizer.learning_rate and resume"
+                f"step {step} without an update; {origin}. Lower optimizer.learning_rate and resume"
             )
         if progress.step % settings.checkpoint_every == 0 or progress.step == settings.steps:
             worker.save(progress.step, progress.units)
     return progress
+
+
+def _origin(worker: Worker, batch: MiniBatch | None, step: int, outcome: Outcome) -> str:
+    """Walks a step with bad numbers again, every layer watched, and says where they came from; all workers call it."""
+    worker.executor.recorder = None
+    with watching(worker.executor) as seen:
+        worker.executor.train(batch, step)
+    worker.optimizer.forget()
+    everybodys: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybodys, min(seen, default=None))
+    found = min((one for one in everybodys if one is not None), default=None)
+    if found is not None:
+        told = f"the first bad number was at {found}"
+    else:
+        layers = ", ".join(map(str, outcome.culprits)) or "none, the loss alone"
+        told = f"walked again it had none, so a device may have erred (layers with non-finite gradients: {layers})"
+    if worker.trackers:
+        worker.say(f"step {step} had non-finite numbers and was left out; {told}")
+    return told
 
 
 def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:

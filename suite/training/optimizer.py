@@ -218,6 +218,12 @@ class StageOptimizer:
             for parameter in self._ties.parameters():
                 safe_set_full_fp32_param(parameter, parameter.data)
 
+    def forget(self) -> None:
+        """Drops what a mini-batch left that is not to be applied: gradients, and batch statistics."""
+        if self._averages is not None:
+            self._averages.close(False, self._averaged_over)
+        self.clear()
+
     def clear(self) -> None:
         """Drops all gradients, reduced or not."""
         if self._zero:

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from suite.settings import TrackingSettings
 
@@ -32,11 +32,7 @@ class JsonLines:
     """``metrics.jsonl``: a line a step. Lines after the step a run resumes from are dropped when it opens."""
 
     def __init__(self, path: Path, start: int) -> None:
-        kept = [line for line in read_lines(path) if line["step"] <= start]
-        draft = path.with_suffix(".draft")
-        draft.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        draft.rename(path)
-        self._file = path.open("a", buffering=1)
+        self._file = reopened(path, start)
 
     def log(self, step: int, values: Values) -> None:
         """Appends one line, at once visible to whoever follows the file; JSON knows no NaN, so that becomes null."""
@@ -46,6 +42,15 @@ class JsonLines:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Closes the file; the summary is ``record.json``'s business."""
         self._file.close()
+
+
+def reopened(path: Path, start: int) -> TextIO:
+    """Opens a file of lines to go on from a step; those of later steps are of a future that was given up."""
+    kept = [line for line in read_lines(path) if line["step"] <= start]
+    draft = path.with_suffix(".draft")
+    draft.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    draft.rename(path)
+    return path.open("a", buffering=1)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from tests.training.work import merge, run
 
 
 def trained(stages, replicas=1, until=20, **options):
-    order = ("folder", "resume", "optimizer", "spoil", "total")
-    defaults = {"folder": None, "resume": False, "optimizer": "adamw", "spoil": (), "total": 4}
+    order = ("folder", "resume", "optimizer", "spoil", "total", "poison", "once")
+    defaults = dict(zip(order, (None, False, "adamw", (), 4, None, False), strict=True))
     values = [{**defaults, **options}[name] for name in order]
     return merge(run_processes(run, stages * replicas, stages, replicas, until, *values))
 
@@ -134,8 +134,17 @@ def test_a_step_with_infinite_numbers_changes_nothing_anywhere(alone):
     assert losses[:2] == before
 
 
-def test_too_many_bad_steps_stop_all_workers_with_the_layers_named():
+@pytest.mark.parametrize(
+    ("poison", "told"),
+    [(None, "layer 5: .* or the loss behind it"), (("gradient", 4, 2), "micro-batch 2, layer 4: .*, its input's")],
+)
+def test_too_many_bad_steps_stop_all_workers_and_name_where_the_numbers_went_bad(poison, told):
     with pytest.raises(
-        NumbersError, match=r"3 steps in a row .* step 4 .*layers with non-finite gradients: 0, 1, 2, 3, 4, 5\)"
+        NumbersError, match=rf"3 steps in a row .* the first bad number was at replica 0, stage 1, .*{told}"
     ):
-        trained(2, until=20, spoil=(2, 3, 4))
+        trained(2, until=20, spoil=(2, 3, 4), poison=poison)
+
+
+def test_bad_numbers_that_do_not_come_again_are_told_as_a_devices():
+    with pytest.raises(NumbersError, match=r"walked again it had none.* non-finite gradients: 0, 1, 2, 3, 4, 5\)"):
+        trained(2, until=20, spoil=(2, 3, 4), once=True)

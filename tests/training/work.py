@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from suite.pipeline.layers import as_tuple
 from suite.pipeline.topology import Place
 from suite.pipeline.transport import Deadline
 from suite.settings import OptimizerSettings, TrainSettings
@@ -28,11 +29,13 @@ class Losses:
 
 
 def run(
-    rank, world, rendezvous, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4
-):
+    rank, world, rendezvous, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4,
+    poison=None, once=False,
+):  # fmt: skip
     """Returns ([(loss, norm)] of the speaking worker, {(layer, name): final value}) of this worker.
 
-    ``total`` counts micro-batches over all replicas. ``spoil`` are steps in which one label's loss is made infinite.
+    ``total`` counts micro-batches over all replicas. ``spoil`` are steps in which one label's loss is made infinite;
+    ``poison`` what else is (see ``poisoned``), in all of them. ``once``: not when such a step is walked again.
     """
     join(rank, world, rendezvous)
     place = Place(rank, stages, replicas)
@@ -49,11 +52,14 @@ def run(
     if found is not None:
         checkpoint.load_optimizer(found, executor.stage, update)
 
+    if poison is not None:
+        poisoned(executor, *poison)
+
     def batches(step):
         share = -(-total // replicas)
         batch = mini_batch(*toy_batch(8, seed=100 + step), share, place.replica, replicas, total)
-        if step in spoil and place.last and executor.stage.loss is not None:
-            executor.stage.loss = Spoiled()
+        if step in spoil and place.last and poison is None and executor.stage.loss is not None:
+            executor.stage.loss = Spoiled(4 // replicas if once else None)
         elif executor.stage.loss is not None:
             executor.stage.loss = SumLoss()
         return batch
@@ -70,10 +76,44 @@ def run(
     return losses.seen, {key: p.detach().clone().numpy() for key, p in named.items()}
 
 
+def poisoned(executor, kind, layer, micro_batch):
+    """Makes an ``activation`` of a layer NaN, the ``gradient`` that it gives to its input, or that of its ``weights``,
+    in one micro-batch of every mini-batch."""
+    if layer not in executor.stage.indices:
+        return
+    module = executor.stage.layers[executor.stage.indices.index(layer)]
+
+    def spoil(tensor):
+        return tensor * torch.nan if executor.doing.micro_batch == micro_batch else None
+
+    def on_output(module, inputs, output):
+        first, *others = as_tuple(output)
+        return (first * torch.nan, *others) if executor.doing.micro_batch == micro_batch else None
+
+    def on_input(module, inputs):
+        if inputs[0].requires_grad:
+            inputs[0].register_hook(spoil)
+
+    if kind == "activation":
+        module.register_forward_hook(on_output)
+    elif kind == "gradient":
+        module.register_forward_pre_hook(on_input)
+    else:
+        next(module.parameters()).register_hook(spoil)
+
+
 class Spoiled(SumLoss):
+    """An infinite loss, for so many calls or for ever."""
+
+    def __init__(self, calls=None):
+        super().__init__()
+        self._left = calls
+
     def forward(self, scores, labels):
         objective, measure = super().forward(scores, labels)
-        return objective * torch.inf, measure
+        if self._left is not None:
+            self._left -= 1
+        return objective * torch.inf if self._left is None or self._left >= 0 else objective, measure
 
 
 def merge(results):

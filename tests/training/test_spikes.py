@@ -1,0 +1,45 @@
+"""Leaps of the loss: found where they are, nowhere else."""
+
+import json
+import random
+
+from suite.training.spikes import LEAST, Spikes
+
+
+def values(loss, applied=True):
+    return {"loss": loss, "norm": 1.5, "rate": 0.1, "applied": float(applied)}
+
+
+def noted(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_leap_is_noted_at_each_of_its_steps_and_said_once(tmp_path):
+    said, draw = [], random.Random(1)
+    spikes = Spikes(tmp_path / "spikes.jsonl", 0, said.append)
+    for step in range(1, 201):
+        falling = 5 - step / 400 + draw.gauss(0, 0.05)
+        spikes.log(step, values(falling + (3 if step in (80, 81, 150) else 0)))
+    assert [line["step"] for line in noted(tmp_path / "spikes.jsonl")] == [80, 81, 150]
+    assert len(said) == 2
+    assert said[0].startswith("step 80: the loss leapt to 7.")
+    assert all(line["loss"] > line["bound"] and line["norm"] == 1.5 for line in noted(tmp_path / "spikes.jsonl"))
+
+
+def test_too_few_losses_and_steps_left_out_tell_nothing(tmp_path):
+    said = []
+    spikes = Spikes(tmp_path / "spikes.jsonl", 0, said.append)
+    for step in range(LEAST):
+        assert spikes.bound() is None
+        spikes.log(step, values(1.0 + step % 2))
+    spikes.log(LEAST, values(float("nan"), applied=False))
+    spikes.log(LEAST, values(1e9, applied=False))
+    assert said == []
+    assert spikes.bound() == 1.5 + 8 * 1.4826 * 0.5
+
+
+def test_leaps_after_the_step_that_a_run_resumes_from_are_dropped(tmp_path):
+    path = tmp_path / "spikes.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (3, 7, 9)))
+    Spikes(path, 7, print).finish({})
+    assert [line["step"] for line in noted(path)] == [3, 7]
