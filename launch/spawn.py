@@ -20,9 +20,12 @@ from launch.worker import Job, threads_of, work
 from suite.errors import NeighbourLostError, SuiteError, WorkerError
 from suite.pipeline.topology import backend_of
 
-PRELOAD = ["torch", "torch.distributed", "deepspeed"]
+PRELOAD = ["launch.worker", "deepspeed"]
 """Imported once, by the server that workers are forked from: a worker then starts in a tenth of a second."""
 
+PRELOAD_LATE = ["deepspeed.runtime.zero.muon.muon_optimizer"]
+"""What DeepSpeed's engine imports on its way, PyTorch's compiler with it: over two seconds of each worker's. Only where
+there is no GPU: a process that has asked for one may not be forked, and a compiler may ask."""
 
 FIRST_CAUSE_S = 5.0
 """Seconds that a worker's word of a lost neighbour is held back for that neighbour's own."""
@@ -38,10 +41,12 @@ def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s
     """
     import torch
 
+    preload = PRELOAD
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed wonders aloud, on standard output
+        preload = PRELOAD + PRELOAD_LATE
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload(preload)
     results: Any = context.Queue()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,12 @@
 """Plain processes: results by rank, the first failure, and no one left behind."""
 
 import os
+import sys
 import time
 
 import pytest
 
-from launch.spawn import run_processes
+from launch.spawn import PRELOAD, PRELOAD_LATE, run_processes
 from suite.errors import SettingError, WorkerError
 
 
@@ -23,12 +24,24 @@ def fail(rank, world, rendezvous, kind):
     time.sleep(120)
 
 
+def begin(rank, world, rendezvous):
+    """Returns the modules that a worker begins with, and the seconds of a processor that its beginning took."""
+    return set(sys.modules), time.process_time()
+
+
 def sleep(rank, world, rendezvous):
     time.sleep(120)
 
 
 def test_results_come_by_rank():
     assert run_processes(answer, 3, 10) == [(10, 3), (11, 3), (12, 3)]
+
+
+def test_a_worker_begins_with_what_it_needs_already_imported():
+    """A preloaded name that cannot be imported is passed over in silence, and each worker pays for it."""
+    for modules, seconds in run_processes(begin, 2):
+        assert {*PRELOAD, *PRELOAD_LATE, "torch._dynamo"} <= modules
+        assert seconds < 0.6  # importing alone took 1.3
 
 
 @pytest.mark.parametrize(
