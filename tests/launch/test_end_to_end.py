@@ -146,9 +146,8 @@ def small_machine(tmp_path, monkeypatch):
     return of
 
 
-def called(monkeypatch, capsys, settings):
-    """Runs the command line in this process; returns its exit code and what it said."""
-    arguments = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings]
+def called(monkeypatch, capsys, *arguments):
+    """Runs the command line in this process; returns its exit code and what it said of its fault."""
     monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -157,8 +156,9 @@ def called(monkeypatch, capsys, settings):
 
 def test_a_run_that_does_not_fit_is_refused_before_any_worker_starts(small_machine, monkeypatch, capsys, tmp_path):
     settings = f"{SMALL} train.steps=6 pipeline.stages=2"
+    arguments = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings]
     small_machine(7 * 2**19)  # of four cores: 7 MiB for each of two workers
-    code, said = called(monkeypatch, capsys, settings)
+    code, said = called(monkeypatch, capsys, *arguments)
     assert code == 2
     assert said.startswith(
         "error: stage 0 (layers 0-5) needs 0.01 GiB, the device has 0.01 GiB; 3 stages are the fewest"
@@ -166,9 +166,11 @@ def test_a_run_that_does_not_fit_is_refused_before_any_worker_starts(small_machi
     assert "Traceback" not in said
     assert "workers were started" not in said
     assert not [path for path in tmp_path.glob("runs/*/*/**/*") if path.is_file() and path.name != "lock"]
-    assert "there are no runs" in gpipe(tmp_path, "resume", "t24_1_3b_wide", code=2)
+    code, said = called(monkeypatch, capsys, "resume", "t24_1_3b_wide")
+    assert code == 2
+    assert "there are no runs" in said
     small_machine(2**30)
-    code, said = called(monkeypatch, capsys, settings)
+    code, said = called(monkeypatch, capsys, *arguments)
     assert (code, said.strip()) == (2, "error: workers were started")
 
 
@@ -187,10 +189,13 @@ def test_wandb_reads_the_run_back_with_the_losses_of_the_metrics(through_ray):
     assert [item["loss"] for item in history] == losses(run)
 
 
-def test_a_finished_run_is_not_resumed_and_more_steps_go_on_at_another_k(through_ray):
+def test_a_finished_run_is_not_resumed_and_more_steps_go_on_at_another_k(through_ray, monkeypatch, capsys):
     folder, _ = through_ray
     run = only_run(folder)
-    assert "has done all its 6 steps" in gpipe(folder, "resume", run.name, "--launcher", "spawn", code=2)
+    monkeypatch.chdir(folder)
+    code, said = called(monkeypatch, capsys, "resume", run.name, "--launcher", "spawn")
+    assert code == 2
+    assert "has done all its 6 steps" in said
     before = losses(run)
     printed = gpipe(
         folder,
@@ -217,9 +222,11 @@ def test_a_run_that_another_process_is_at_is_left_alone(through_ray):
     assert f"another process is at run {run}" in said
 
 
-def test_a_resumed_run_keeps_its_model(through_ray):
+def test_a_resumed_run_keeps_its_model(through_ray, monkeypatch, capsys):
     folder, _ = through_ray
-    said = gpipe(folder, "resume", only_run(folder).name, "--set", "model.layers=3", code=2)
+    monkeypatch.chdir(folder)
+    code, said = called(monkeypatch, capsys, "resume", only_run(folder).name, "--set", "model.layers=3")
+    assert code == 2
     assert "keeps its model" in said
 
 

@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.data.pictures import write_folder
-from tests.launch.test_end_to_end import gpipe
+from tests.launch.test_end_to_end import called, gpipe
 
 SMALL = (
     "images.size=8 images.crop=none images.flip=false model.filters=8 model.classes=4 train.batch_images=16 "
@@ -89,12 +89,13 @@ def test_a_run_begins_with_anothers_weights_but_for_the_softmax(trained):
         ),
     ],
 )
-def test_what_cannot_be_is_named_before_the_first_step(trained, tmp_path, settings, message):
+def test_what_cannot_be_is_named_before_the_first_step(trained, tmp_path, monkeypatch, capsys, settings, message):
     _, run, pictures, _ = trained
+    monkeypatch.chdir(tmp_path)
     asked = f"{SMALL} {settings.format(pictures=pictures, run=run)}"
     given = {pair.partition("=")[0]: pair for pair in asked.split()}
-    printed = gpipe(
-        tmp_path, "experiment", "amoebanet_fashion", "--launcher", "spawn", "--set", " ".join(given.values()), code=2
-    )
-    assert message in printed
-    assert "Traceback" not in printed
+    arguments = ["experiment", "amoebanet_fashion", "--launcher", "spawn", "--set", " ".join(given.values())]
+    code, said = called(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert message in said
+    assert "Traceback" not in said
