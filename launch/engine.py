@@ -82,4 +82,5 @@ def assemble(
         checkpoint.load_optimizer(found, stage, update)
     deadline = Deadline(FIRST_DEADLINE)
     executor = Executor(place, stage, make_ways(place, layers, cells, groups, device, deadline), recipe)
+    executor.reduction = update.reduction
     return Engine(executor, update, deadline, found.step if found else 0, found.manifest if found else {})

@@ -57,3 +57,8 @@ def rebuilt_in(actions: Sequence[Action]) -> set[tuple[int, int]]:
 def put_off_in(actions: Sequence[Action]) -> set[tuple[int, int]]:
     """Returns (turn, micro-batch) of all whose weights' gradients a stage puts off."""
     return {(action.turn, action.micro_batch) for action in actions if action.kind == "W"}
+
+
+def closing_in(actions: Sequence[Action]) -> set[Action]:
+    """Returns the last action of each of a stage's cells that adds to gradients."""
+    return set({action.turn: action for action in actions if action.kind in "BW"}.values())

@@ -267,7 +267,7 @@ class _Measured:
         gradients = [self._gradients(one) for one in kept]
         later: list[Later] = []
         backward = self._time(lambda: [self._backward(*pair, later) for pair in zip(kept, gradients, strict=True)])
-        weight = self._time(lambda: [add() for put_off in later for add in put_off])
+        weight = self._time(lambda: [list(self._stage.weigh(put_off)) for put_off in later])
         later.clear()
         return *(seconds / repeats for seconds in (forward, rebuild, backward, weight)), self._time(update)
 

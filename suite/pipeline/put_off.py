@@ -5,13 +5,15 @@
 
 Nothing is computed twice, because a layer's two products are apart. ``nn.Linear``, where the weights of a Transformer
 are, is taken apart here. Any other module can be: it has an attribute ``later``, a list while gradients may be put off
-and None otherwise, and its backward appends calls to it that add them to ``.grad``. What does neither makes its
-weights' gradients in ``B``.
+and None otherwise, and its backward appends calls to it that add them to ``.grad`` of its parameters. What does neither
+makes its weights' gradients in ``B``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,8 +21,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-Later = list[Callable[[], None]]
-"""Calls that add what was put off to the parameters' gradients, in order."""
+
+@dataclass(frozen=True)
+class PutOff:
+    """A call that adds what a module put off to the gradients of its parameters."""
+
+    module: nn.Module
+    add: Callable[[], None]
+
+    def __call__(self) -> None:
+        """Adds it."""
+        self.add()
+
+
+Later = list[PutOff]
+"""What was put off, in order."""
 
 
 def splitting(layer: nn.Module) -> nn.Module:
@@ -37,12 +52,13 @@ class Splits:
 
     def __init__(self, cell: nn.Module) -> None:
         self._modules: list[Any] = [module for module in cell.modules() if hasattr(module, "later")]
+        self._parameters = list(cell.parameters())
 
     def collect(self, backward: Callable[[], None]) -> Later:
         """Runs a backward and returns what it put off."""
         later: Later = []
         for module in self._modules:
-            module.later = later
+            module.later = _Page(module, later)
         try:
             backward()
         finally:
@@ -50,11 +66,35 @@ class Splits:
                 module.later = None
         return later
 
+    def add(self, later: Later) -> Iterator[nn.Parameter]:
+        """Adds what was put off and lets go of it, call by call; on the way returns each of the cell's parameters once
+        nothing is left to add to its gradient."""
+        left = Counter(id(parameter) for put_off in later for parameter in put_off.module.parameters())
+        yield from (parameter for parameter in self._parameters if id(parameter) not in left)
+        while later:
+            put_off = later.pop(0)
+            put_off()
+            for parameter in put_off.module.parameters():
+                left[id(parameter)] -= 1
+                if not left[id(parameter)]:
+                    yield parameter
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Where one module appends its calls; all write into one list."""
+
+    module: nn.Module
+    later: Later
+
+    def append(self, add: Callable[[], None]) -> None:
+        self.later.append(PutOff(self.module, add))
+
 
 class SplitLinear(nn.Linear):
     """``nn.Linear`` that can put off its gradients."""
 
-    later: Later | None
+    later: _Page | None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""

@@ -5,7 +5,7 @@ Most schedules give a stage one cell; an interleaved one gives it several, far f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +67,10 @@ class Stage:
         self.layers.train(mode)
         if self.loss is not None:
             self.loss.train(mode)
+
+    def parameters(self, turn: int) -> Iterator[nn.Parameter]:
+        """Returns those of one cell, in the order of its layers."""
+        return self._cells[turn].parameters()
 
     def leaving(self, front: Front, turn: int = 0) -> Front:
         """Returns the front behind a cell when ``front`` is before it."""
@@ -139,3 +143,7 @@ class Stage:
         returned: list[Tensors] = []
         later = self._splits[turn].collect(lambda: returned.append(self.backward(kept, gradients, arriving)))
         return returned[0], later
+
+    def weigh(self, later: Later, turn: int = 0) -> Iterator[nn.Parameter]:
+        """Adds what was put off while the caller iterates: over parameters, each when nothing is left to add to it."""
+        return self._splits[turn].add(later)

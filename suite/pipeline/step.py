@@ -9,20 +9,21 @@ W3   add the weights' gradients that B3 put off
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from suite.errors import StallError
-from suite.pipeline.action import Action, put_off_in, rebuilt_in
+from suite.pipeline.action import Action, closing_in, put_off_in, rebuilt_in
 from suite.pipeline.boundary import Announcement, Front, TensorSpec, announced
 from suite.pipeline.layers import Tensors
 from suite.pipeline.microbatch import MiniBatch
 from suite.pipeline.put_off import Later
 from suite.pipeline.recipe import Recipe
 from suite.pipeline.recorder import Mark, Recorder
+from suite.pipeline.reduction import Reduction
 from suite.pipeline.skip import Cargo, Routes
 from suite.pipeline.stage import Kept, Stage
 from suite.pipeline.topology import Place
@@ -68,6 +69,7 @@ class Flight:
     actions: list[Action]
     rebuilt: set[tuple[int, int]]
     put_off: set[tuple[int, int]]
+    closing: set[Action]
     passages: list[Passage]
     inputs: Sequence[Tensors] | None = None
     targets: Sequence[Tensors] | None = None
@@ -88,12 +90,16 @@ class Executor:
         self.doing: Action | None = None
         self.recorder: Recorder | None = None
         """Set for the steps of which a trace is wanted."""
+        self.reduction: Reduction | None = None
+        """Set where there are replicas: told of gradients as soon as nothing is added to them any more. Whoever sets it
+        finishes it after each ``train``."""
 
     def train(self, batch: MiniBatch | None, step: int) -> Sums:
         """Forward, rebuild and backward of one mini-batch. Stages between the first and the last need no ``batch``.
 
         Raises StallError, naming this stage and its action, when a neighbour does not deliver in time.
         """
+        assert self.reduction is None or self.reduction.idle, "gradients of the step before were not finished"
         self.stage.train(True)
         return self._run(batch, step, train=True)
 
@@ -117,6 +123,8 @@ class Executor:
                 if action.turn == len(flight.passages):
                     self._open(flight)
                 _DO[action.kind](self, flight, action)
+                if self.reduction is not None and action in flight.closing:
+                    self.reduction.whole(self.stage.parameters(action.turn))
             self.doing = None
             while len(flight.passages) < len(self.ways):  # a replica without micro-batches has no action to open them
                 self._open(flight)
@@ -138,7 +146,9 @@ class Executor:
         assert batch is not None or not (place.first or place.last), "the first and last stage need the mini-batch"
         heard = self._heard(0, batch)
         actions = self.recipe.actions(place.stages, len(heard.fronts), train)[place.stage]
-        flight = Flight(step, heard.offset, train, actions, rebuilt_in(actions), put_off_in(actions), [])
+        flight = Flight(
+            step, heard.offset, train, actions, rebuilt_in(actions), put_off_in(actions), closing_in(actions), []
+        )  # fmt: skip
         self._open(flight, heard)
         if batch is not None:
             assert len(batch) == len(heard.fronts), f"{len(batch)} micro-batches, {len(heard.fronts)} were announced"
@@ -240,17 +250,25 @@ class Executor:
         if (action.turn, i) in flight.put_off:
             returned, passage.later[i] = self.stage.input_backward(kept, gradients, passage.arriving[i], action.turn)
         else:
-            returned = self.stage.backward(kept, gradients, passage.arriving[i])
+            with self._followed(flight, action):
+                returned = self.stage.backward(kept, gradients, passage.arriving[i])
         self._note(action, start)
         transport = self.ways[action.turn].transport
         if transport is not None and not (self.place.first and action.turn == 0):
             transport.send_gradients(returned, passage.arriving[i], i, flight.step)
 
+    def _followed(self, flight: Flight, action: Action) -> AbstractContextManager[None]:
+        """A context in which gradients leave for the other replicas as they are made, where none are added later."""
+        if self.reduction is None or action not in flight.closing:
+            return nullcontext()
+        return self.reduction.following(self.stage.parameters(action.turn))
+
     def _weigh(self, flight: Flight, action: Action) -> None:
         start = self._mark()
         later = flight.passages[action.turn].later.pop(action.micro_batch)
-        while later:
-            later.pop(0)()  # what it held is free at once
+        for parameter in self.stage.weigh(later, action.turn):
+            if self.reduction is not None and action in flight.closing:
+                self.reduction.whole([parameter])
         self._note(action, start)
 
     def _taken(self, inbox: Inboxes, micro_batch: int) -> Tensors:

@@ -1,7 +1,8 @@
 """The update: one DeepSpeed engine a stage over the replicas of that stage. The only file that imports deepspeed.
 
-    .grad of R replicas --mean over replicas (DeepSpeed)--> per-layer squares --one small all-reduce over all workers-->
-    global norm, losses, finite flag --same decision everywhere--> clip and step, or skip
+    .grad of R replicas --mean over replicas, begun in the last backward--> each replica's share (DeepSpeed)
+    --per-layer squares, one small all-reduce over all workers--> global norm, losses, finite flag
+    --same decision everywhere--> clip and step (DeepSpeed), or skip
 
 With R = 1 DeepSpeed runs without ZeRO and each parameter stays a tensor of its own, so a result does not depend on K by
 so much as a bit. With R > 1 it is ZeRO-1: each replica keeps 1/R of the optimizer state. ZeRO-2 and 3 shard gradients
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from suite.errors import CheckpointError
 from suite.pipeline.batchnorm import MovingAverages
 from suite.pipeline.recorder import Recorder
+from suite.pipeline.reduction import Reduction
 from suite.pipeline.step import Sums
 from suite.pipeline.ties import Ties
 from suite.pipeline.topology import Group, Groups, Place
@@ -68,6 +70,10 @@ class StageOptimizer:
         self._named, self._layers, self._ties = named, layers, ties
         self._place, self._device, self._settings = place, device, settings
         self._averages = averages
+        self.reduction = (
+            Reduction(list(named.values()), ties.parameters(), groups.replicas) if place.replicas > 1 else None
+        )
+        """For the executor, which knows when a step's gradients are whole."""
         self._averaged_over = groups.replicas if place.replicas > 1 and averages_over_replicas else None
         self._kept = _kept(settings)
         self._zero = place.replicas > 1 and bool(self._kept)
@@ -110,11 +116,15 @@ class StageOptimizer:
 
         Returns what this worker then holds of each parameter's: the whole, or its ZeRO shard.
         """
+        if self.reduction is not None:
+            self.reduction.send_rest()  # a sum over ties waits for the slowest stage that has a copy
         for parameter in self._named.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self._ties.sum_gradients()
-        return self._average()
+        if self.reduction is not None:
+            self.reduction.finish()
+        return self._held()
 
     def gradient(self, key: tuple[int, str]) -> Tensor:
         """Returns one parameter's whole gradient after ``reduce``. With replicas, all of them must call it in the same
@@ -161,21 +171,20 @@ class StageOptimizer:
             safe_set_full_optimizer_state(parameter, state[name].to(self._device), name)
         self._inner.state[self._inner.param_groups[0]["params"][0]]["step"].copy_(state["step"])
 
-    def _average(self) -> list[tuple[tuple[int, str], Tensor]]:
-        """Averages gradients over replicas; returns what this worker holds of each: whole, or its ZeRO shard."""
-        if self._zero:
-            optimizer = self._engine.optimizer
-            optimizer.set_gradient_accumulation_boundary(True)
-            optimizer.reduce_gradients()
-            keys = {id(parameter): key for key, parameter in self._named.items()}
-            held = []
-            for group, parameters in enumerate(optimizer.params_in_partition):
-                shards = [g for g in optimizer.averaged_gradients[group] if not getattr(g, "_zero_padding", False)]
-                held += [(keys[id(p)], shard) for p, shard in zip(parameters, shards, strict=False)]
-            return held
-        if self._place.replicas > 1:
-            self._engine.buffered_allreduce_fallback()
-        return [(key, cast(Tensor, parameter.grad)) for key, parameter in self._named.items()]
+    def _held(self) -> list[tuple[tuple[int, str], Tensor]]:
+        """Returns what this worker holds of each averaged gradient: the whole, or its ZeRO shard."""
+        if not self._zero:
+            return [(key, cast(Tensor, parameter.grad)) for key, parameter in self._named.items()]
+        optimizer = self._engine.optimizer
+        optimizer.set_gradient_accumulation_boundary(True)
+        # the second half of DeepSpeed's reduce_gradients: of gradients that are means already, each takes its share
+        optimizer.overlapping_partition_gradients_reduce_epilogue()
+        keys = {id(parameter): key for key, parameter in self._named.items()}
+        held = []
+        for group, parameters in enumerate(optimizer.params_in_partition):
+            shards = [g for g in optimizer.averaged_gradients[group] if not getattr(g, "_zero_padding", False)]
+            held += [(keys[id(p)], shard) for p, shard in zip(parameters, shards, strict=False)]
+        return held
 
     @torch.no_grad()
     def _agree(self, reduced: Sequence[tuple[tuple[int, str], Tensor]], sums: Sums) -> tuple[list[float], list[float]]:
@@ -219,7 +228,12 @@ class StageOptimizer:
                 safe_set_full_fp32_param(parameter, parameter.data)
 
     def forget(self) -> None:
-        """Drops what a mini-batch left that is not to be applied: gradients, and batch statistics."""
+        """Drops what a mini-batch left that is not to be applied: gradients, and batch statistics.
+
+        All replicas must call it: some gradients have left for the others already.
+        """
+        if self.reduction is not None:
+            self.reduction.finish()
         if self._averages is not None:
             self._averages.close(False, self._averaged_over)
         self.clear()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from suite.pipeline.layers import as_tuple
 from suite.pipeline.topology import Place
@@ -38,9 +39,17 @@ def run(
     ``poison`` what else is (see ``poisoned``), in all of them. ``once``: not when such a step is walked again.
     """
     join(rank, world, rendezvous)
+    return trained(rank, stages, replicas, until, folder, resume, optimizer, spoil, total, poison, once)
+
+
+def trained(
+    rank, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4, poison=None,
+    once=False, recipe="except_last",
+):  # fmt: skip
+    """As ``run``, in a process that has joined already."""
     place = Place(rank, stages, replicas)
     layers = toy_layers()
-    executor, ties, named, groups = build(place, layers, SumLoss(), "except_last")
+    executor, ties, named, groups = build(place, layers, SumLoss(), recipe)
     progress = Progress()
     found = None
     if resume:
@@ -49,6 +58,7 @@ def run(
         progress.step = found.step
     settings = OptimizerSettings(name=optimizer, learning_rate=0.02, warmup_steps=5, clip_norm=0.2, weight_decay=0.01)
     update = StageOptimizer(executor.stage.layers, named, len(layers), ties, place, groups, CPU, settings)
+    executor.reduction = update.reduction
     if found is not None:
         checkpoint.load_optimizer(found, executor.stage, update)
 
@@ -100,6 +110,21 @@ def poisoned(executor, kind, layer, micro_batch):
         module.register_forward_pre_hook(on_input)
     else:
         next(module.parameters()).register_hook(spoil)
+
+
+def interrupted(rank, world, rendezvous, stages, replicas, folder, recipes):
+    """Returns, for each recipe, what ``run`` does of 8 steps, and of 4 and 4 more read from the checkpoint of these."""
+    join(rank, world, rendezvous)
+    found = []
+    for recipe in recipes:
+        place = rank, stages, replicas
+        own = Path(folder) / recipe.schedule
+        whole = trained(*place, 8, recipe=recipe)
+        first, _ = trained(*place, 4, str(own), recipe=recipe)
+        dist.barrier()
+        others, weights = trained(*place, 8, str(own), resume=True, recipe=recipe)
+        found.append((whole, (first + others, weights)))
+    return found
 
 
 class Spoiled(SumLoss):
