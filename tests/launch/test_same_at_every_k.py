@@ -25,27 +25,31 @@ BASE = (
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Returns a function from settings to (losses and norms, valid NLL, weights and optimizer state by layer file)."""
+    """Returns a function from settings to (losses and norms, valid NLL, weights and optimizer state by layer file).
+
+    A run has 20 steps; one that is to ``stop`` after some of them is resumed."""
     root = tmp_path_factory.mktemp("same")
     done = {}
 
-    def train(settings):
+    def train(settings, stop=None):
         if "pipeline.remat" not in settings:  # a run's own is the plan's to say
             settings += " pipeline.remat=except_last"
-        if settings not in done:
+        if (settings, stop) not in done:
             experiment = laptop(find("t48_1_3b_deep"), Cluster(2, 2**33, "cpu")).with_settings(BASE + settings)
             prepare(experiment.text, root / "cache", print)
             run = RunFolder(root / str(len(done)))
             run.path.mkdir()
-            run.experiment.write_text(experiment.to_toml())
-            job = Job(run.path, folder_of(experiment.text, root / "cache"), cells_of(experiment),
-                      Recipe.of(experiment.pipeline), False, False)  # fmt: skip
-            spawn.run(job, experiment, deadline_s=200)
+            for resume, steps in ((False, stop), (True, 20)) if stop else ((False, 20),):
+                each = experiment.with_settings(f"train.steps={steps}")
+                (run.experiment.with_suffix(".draft") if resume else run.experiment).write_text(each.to_toml())
+                job = Job(run.path, folder_of(experiment.text, root / "cache"), cells_of(experiment),
+                          Recipe.of(experiment.pipeline), False, resume)  # fmt: skip
+                spawn.run(job, each, deadline_s=200)
             lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
             files = {path.name: load_file(path) for path in sorted(run.checkpoints.glob("*/*.safetensors"))}
             record = json.loads(run.record.read_text())
-            done[settings] = [(line["loss"], line["norm"]) for line in lines], record["valid_nll"], files
-        return done[settings]
+            done[settings, stop] = [(line["loss"], line["norm"]) for line in lines], record["valid_nll"], files
+        return done[settings, stop]
 
     return train
 
@@ -71,25 +75,32 @@ def test_twenty_steps_are_bit_equal_at_k_1_2_and_4(trained, settings):
     assert_equal(trained, "pipeline.stages=1 pipeline.micro_batches=4", settings)
 
 
+INTERLEAVED = (
+    "pipeline.schedule=interleaved pipeline.turns=2 pipeline.stages=2 pipeline.remat=never pipeline.micro_batches=4 "
+    "pipeline.cells=2,2,2,1"
+)
+ZERO_BUBBLE = "pipeline.schedule=zero_bubble pipeline.micro_batches=4"
+
+
 def test_so_are_those_of_schedules_that_go_from_the_first_micro_batch_to_the_last(trained):
     """1F1B with K = 1, and two stages of two cells each: micro-batches add to gradients in one order."""
-    interleaved = "pipeline.schedule=interleaved pipeline.turns=2 pipeline.stages=2 pipeline.remat=never"
-    assert_equal(
-        trained, "pipeline.schedule=1f1b pipeline.stages=1 pipeline.micro_batches=4",
-        f"{interleaved} pipeline.micro_batches=4 pipeline.cells=2,2,2,1",
-    )  # fmt: skip
+    assert_equal(trained, "pipeline.schedule=1f1b pipeline.stages=1 pipeline.micro_batches=4", INTERLEAVED)
 
 
 def test_so_are_those_that_put_off_gradients_of_weights(trained):
-    settings = "pipeline.schedule=zero_bubble pipeline.micro_batches=4"
-    assert_equal(trained, f"{settings} pipeline.stages=1", f"{settings} pipeline.stages=2 pipeline.remat=never")
+    assert_equal(trained, f"{ZERO_BUBBLE} pipeline.stages=1", f"{ZERO_BUBBLE} pipeline.stages=2 pipeline.remat=never")
 
 
-def assert_equal(trained, settings, others):
+@pytest.mark.parametrize("settings", [INTERLEAVED, f"{ZERO_BUBBLE} pipeline.stages=2 pipeline.remat=never"])
+def test_so_are_those_of_a_run_that_is_interrupted_and_resumed(trained, settings):
+    assert_equal(trained, settings, settings, stop=10)
+
+
+def assert_equal(trained, settings, others, stop=None):
     losses, valid, files = trained(settings)
     assert len(losses) == 20
     assert losses[-1][0] < losses[0][0]
-    other_losses, other_valid, other_files = trained(others)
+    other_losses, other_valid, other_files = trained(others, stop)
     assert other_losses == losses
     assert other_valid == valid
     assert other_files.keys() == files.keys()

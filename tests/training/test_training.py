@@ -7,7 +7,9 @@ import pytest
 
 from launch.spawn import run_processes
 from suite.errors import CheckpointError, NumbersError
-from tests.training.work import merge, run
+from suite.pipeline.rebuild import ALL
+from suite.pipeline.recipe import Recipe
+from tests.training.work import interrupted, merge, run
 
 
 def trained(stages, replicas=1, until=20, **options):
@@ -82,6 +84,15 @@ def test_resumed_steps_are_those_of_an_undisturbed_run(whole, half_way, checkpoi
     first_losses, _ = half_way[1]
     resumed_losses, weights = trained(2, until=40, folder=checkpoints, resume=True)
     assert_same(whole, (first_losses + resumed_losses, weights))
+
+
+def test_so_are_those_of_other_schedules_with_sharded_state(tmp_path):
+    recipes = Recipe("interleaved", (ALL,), 2), Recipe("zero_bubble", (ALL,))
+    found = run_processes(interrupted, 4, 2, 2, str(tmp_path), recipes)
+    for pairs in zip(*found, strict=True):
+        whole, resumed = (merge(kind) for kind in zip(*pairs, strict=True))
+        assert len(whole[0]) == 8
+        assert_same(whole, resumed)
 
 
 @pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (3, 1), (1, 2), (2, 2)])
