@@ -62,8 +62,8 @@ CASES: dict[str, tuple[Case, ...]] = {
         *(Case(Sleepers(k, m)) for k, m in ((2, 8), (4, 8), (8, 8), (8, 32))),
         Case(Sleepers(16, 64), rounds=2),  # more than a minute a round
     ),
-    "layers": (Case(Blocks(2, 8), rounds=5, warm_ups=1, apart=True),),
-    "translation": (Case(Sentences(2, 8), rounds=5, steps=2, warm_ups=1, apart=True),),
+    "layers": (Case(Blocks(2, 8), warm_ups=1, apart=True),),
+    "translation": (Case(Sentences(2, 8), steps=2, warm_ups=1, apart=True),),
     "replicas": (Case(Sleepers(2, 8, replicas=2, parameters=1 << 20)),),
 }
 
