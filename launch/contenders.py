@@ -10,6 +10,7 @@ from experiments.peers.peer import Contender, Gradients, Seat
 from experiments.peers.roster import PEERS
 from experiments.peers.work import SEED
 from launch.engine import assemble
+from suite.pipeline.allocation import keep_freed_memory
 from suite.pipeline.microbatch import MiniBatch, split
 from suite.pipeline.partition import cell_ranges
 
@@ -18,7 +19,8 @@ class Suite:
     """The executor and the reduction of a run, without the update."""
 
     def __init__(self, seat: Seat, name: str) -> None:
-        """Walks the plan of that name."""
+        """Walks the plan of that name, in a process that keeps freed memory as a run's workers do."""
+        keep_freed_memory()
         work, place = seat.work, seat.place
         layers, loss = work.build()
         planned, recipe = seat.plans[name]
@@ -66,6 +68,7 @@ OURS = (
     _suite(REBUILT, remat="except_last"),
     _suite("suite fill-drain", remat="never"),
     _suite(AHEAD, remat="never", schedule="1f1b"),
+    _suite("suite interleaved, rebuilt", remat="except_last", schedule="interleaved", turns=2),
     _suite("suite interleaved", remat="never", schedule="interleaved", turns=2),
     _suite("suite zero-bubble", remat="never", schedule="zero_bubble"),
     _suite("suite auto", remat="never", schedule="auto"),

@@ -31,7 +31,6 @@ from suite.training.optimizer import lone_update
 def meet(rank: int, world: int, rendezvous: str, threads: int, use_gpu: bool = False) -> torch.device:
     """Joins the other processes and returns this one's device."""
     torch.set_num_threads(threads)
-    keep_freed_memory()
     if use_gpu:
         torch.cuda.set_device(rank)
     device = torch.device("cuda", rank) if use_gpu else torch.device("cpu")
@@ -57,6 +56,7 @@ def measure_layers(
     What libraries print goes to the file ``log``.
     """
     log_to(log)
+    keep_freed_memory()  # as a run's workers do
     device = meet(rank, world, rendezvous, threads, use_gpu)
     standing = _standing(device)
     layers, loss = workload.build()
@@ -126,6 +126,7 @@ def measure_steps(
 
     With ``weigh`` the allocator is watched from the first weight to the end of the second step, and no step is timed.
     """
+    keep_freed_memory()  # as a run's workers do
     device = meet(rank, world, rendezvous, threads)
     place = Place(rank, world, 1)
     if not weigh:

@@ -314,7 +314,8 @@ class CellBytes:
         if crowd.drains:
             messages = messages + unsent * leaving + returned * np.maximum(0, sent_back - inputs)
         else:
-            messages = messages + unsent * np.maximum(leaving, sent_back)
+            larger, smaller = np.maximum(leaving, sent_back), np.minimum(leaving, sent_back)
+            messages = messages + unsent * larger + min(OUTSTANDING - unsent, self._micro_batches) * smaller
         if crowd.put_off:
             messages = messages + crowd.put_off * put_off + np.maximum(0, put_off - activations)
         kept = min(self._micro_batches, crowd.inputs + WINDOW)

@@ -174,6 +174,8 @@ def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
     layer_costs(), st.integers(1, 9), st.integers(2, 4), st.sampled_from(["1f1b", "zero_bubble", "interleaved"]),
     st.sampled_from([0, 1, 2, ALL]),
 )  # fmt: skip
+@example([cost(), cost(gradient=1), cost(boundary=1)], 1, 2, "zero_bubble", 0)  # at W0 both F0 and B0 may be unsent
+@example([cost(), cost(gradient=1), cost(boundary=1)], 2, 2, "zero_bubble", 0)
 def test_nor_is_it_with_other_schedules(costs, micro_batches, stages, name, graphs):
     """For any cell of theirs, whichever layers it holds."""
     costs = [replace(one, put_off=one.activations // 2) for one in costs]
