@@ -23,6 +23,7 @@ from experiments.peers.work import Work
 from launch.devices import cores
 from launch.follow import Tail
 from launch.runs import RUNS
+from suite.errors import PlanError
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.memory import SUNDRIES
 from suite.pipeline.partition import partition
@@ -80,11 +81,11 @@ def run(
     FOLDER.mkdir(parents=True, exist_ok=True)
     log = FOLDER.resolve() / "bench.log"
     costs = _costs(work, log) if costs is None else costs
-    plans, able, rows = planned(work, costs, contenders), [], {}
+    (plans, unplanned), able, rows = planned(work, costs, contenders), [], {}
     for contender in contenders:
         if contender.works and work.name not in contender.works:
             continue
-        reason = contender.refuse(work)
+        reason = unplanned.get(contender.name) or contender.refuse(work)
         if reason is None:
             able.append(contender)
         rows[contender.name] = refused(contender, reason or "")
@@ -158,19 +159,26 @@ def _apart(given: Given, contenders: Sequence[Contender], console: Console) -> l
     return [list(of_worker) for of_worker in zip(*(found[one.name] for one in contenders), strict=True)]
 
 
-def planned(work: Work, costs: Sequence[LayerCost], contenders: Sequence[Contender]) -> dict[str, Plan]:
-    """Returns the plans of the suite's contenders by name, those in the memory of another after that one's.
-
-    What a step allocates is planned: gradients, and all that comes and goes. Raises PlanError when one has none.
-    """
+def planned(
+    work: Work, costs: Sequence[LayerCost], contenders: Sequence[Contender]
+) -> tuple[dict[str, Plan], dict[str, str]]:
+    """Returns the plans of the suite's contenders by name, those in the memory of another after that one's; and why
+    others have none. What a step allocates is planned: gradients, and all that comes and goes."""
     plans: dict[str, Plan] = {}
+    without: dict[str, str] = {}
     for contender in sorted(contenders, key=lambda one: one.memory_of is not None):
         if contender.settings is None:
             continue
         pipeline = work.pipeline.model_copy(update=dict(contender.settings))
+        if contender.memory_of in without:
+            without[contender.name] = f"{contender.memory_of} has no plan"
+            continue
         room = peak_of(plans[contender.memory_of]) if contender.memory_of else 1 << 60
-        plans[contender.name] = make_plan(costs, len(costs), pipeline, GRADIENT, Machine(limit=room))
-    return plans
+        try:
+            plans[contender.name] = make_plan(costs, len(costs), pipeline, GRADIENT, Machine(limit=room))
+        except PlanError as fault:
+            without[contender.name] = "; ".join(fault.faults)
+    return plans, without
 
 
 GRADIENT = 4.0

@@ -71,6 +71,7 @@ OURS = (
     _suite("suite interleaved, rebuilt", remat="except_last", schedule="interleaved", turns=2),
     _suite("suite interleaved", remat="never", schedule="interleaved", turns=2),
     _suite("suite zero-bubble", remat="never", schedule="zero_bubble"),
+    _suite("suite interleaved zero-bubble", remat="never", schedule="zero_bubble", turns=2),
     _suite("suite auto", remat="never", schedule="auto"),
     _suite("suite auto in the memory of 1F1B", AHEAD, remat="auto", schedule="auto"),
     _suite("suite auto in the memory of fill-drain rebuilt", REBUILT, remat="auto", schedule="auto"),

@@ -15,7 +15,7 @@ from suite.pipeline.stage import Stage
 from suite.pipeline.step import Executor, Way
 from suite.pipeline.ties import Ties, find_ties
 from suite.pipeline.topology import Groups, Place, make_groups
-from suite.pipeline.transport import Deadline, Transport, warm_up
+from suite.pipeline.transport import Deadline, Transport, outstanding, warm_up
 from suite.settings import OptimizerSettings
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
@@ -42,10 +42,11 @@ def make_ways(
     deadline: Deadline,
 ) -> list[Way]:  # fmt: skip
     """Returns how each of this worker's cells is bound to the others. Every rank must call this."""
-    skips, ways = find_skips(layers), []
-    for turn in range(len(cells) // place.stages):
+    skips, ways, turns = find_skips(layers), [], len(cells) // place.stages
+    unsent = outstanding(place.stages, turns)
+    for turn in range(turns):
         routes = Routes(skips, cells, turn * place.stages + place.stage)
-        transport = Transport(place, groups, device, deadline, turn) if place.stages > 1 else None
+        transport = Transport(place, groups, device, deadline, turn, unsent) if place.stages > 1 else None
         ways.append(Way(routes, transport))
     if place.stages > 1:
         mine = [(turn * place.stages + place.stage, way.routes) for turn, way in enumerate(ways)]

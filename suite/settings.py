@@ -30,7 +30,7 @@ class PipelineSettings(Frozen):
         "fill_drain", description="who does what when: the paper's fill_drain, 1f1b, interleaved, zero_bubble; "
         "auto: whichever is fastest of those that fit the memory"
     )  # fmt: skip
-    turns: int = Field(1, ge=1, description="cells a stage holds; more than 1 only with interleaved")
+    turns: int = Field(1, ge=1, description="cells a stage holds; more than 1 only with interleaved and zero_bubble")
     remat: Remat = Field(
         "except_last", description="which micro-batches run their forward again in the backward pass: never; "
         "except_last: all but one at a time, in fill_drain the last; always; auto: as few as the memory forces"

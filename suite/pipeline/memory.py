@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from suite.pipeline.action import Action, turns_of
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.crossing import Crossing, crossings, given_twice
-from suite.pipeline.transport import OUTSTANDING, WINDOW
+from suite.pipeline.transport import OUTSTANDING, WINDOW, outstanding
 from suite.settings import OptimizerSettings
 
 Ints = NDArray[np.int64]
@@ -57,13 +57,13 @@ class StageBytes:
     counted with the neighbours' messages: whatever the action."""
 
 
-def peak_bytes(actions: Sequence[Action], *cells: StageBytes) -> int:
+def peak_bytes(actions: Sequence[Action], *cells: StageBytes, unsent: int = OUTSTANDING) -> int:
     """Returns the most bytes that stand at once while a stage of these cells walks its actions and then updates.
 
-    Of the messages that a cell expects, ``WINDOW`` a direction have their room ahead; the last ``OUTSTANDING`` that it
-    sent may not have left.
+    Of the messages that a cell expects, ``WINDOW`` a direction have their room ahead; the last ``unsent`` that it
+    sent (``transport.outstanding``) may not have left.
     """
-    walks = [_Walk(actions, turn, cell) for turn, cell in enumerate(cells)]
+    walks = [_Walk(actions, turn, cell, unsent) for turn, cell in enumerate(cells)]
     fixed, standing = sum(cell.fixed for cell in cells), [walk.standing() for walk in walks]
     most = total = sum(standing)
     for action in actions:
@@ -78,13 +78,13 @@ def peak_bytes(actions: Sequence[Action], *cells: StageBytes) -> int:
 class _Walk:
     """What stands of one cell while its stage walks."""
 
-    def __init__(self, actions: Sequence[Action], turn: int, cell: StageBytes) -> None:
+    def __init__(self, actions: Sequence[Action], turn: int, cell: StageBytes, unsent: int) -> None:
         mine = [action for action in actions if action.turn == turn]
         self._cell = cell
         self._rebuilt = {action.micro_batch for action in mine if action.kind == "R"}
         self._put_off = {action.micro_batch for action in mine if action.kind == "W"}
         self._to_come = {kind: sum(action.kind == kind for action in mine) for kind in "FB"}
-        self._sent: deque[int] = deque(maxlen=OUTSTANDING)
+        self._sent: deque[int] = deque(maxlen=unsent)
         self._inputs = self._graphs = self._later = 0
 
     def standing(self) -> int:
@@ -135,6 +135,8 @@ class Crowd:
     put_off: int = 0
     drains: bool = True
     """Whether all forwards come before all backwards: gradients sent back then take the room of inputs let go."""
+    unsent: int = OUTSTANDING
+    """Messages of a cell that may be under way."""
 
     @property
     def waiting(self) -> int:
@@ -144,9 +146,11 @@ class Crowd:
     @staticmethod
     def of(schedule: Sequence[Sequence[Action]], micro_batches: int) -> Crowd:
         """Returns what a schedule brings together."""
-        found = [_crowd(actions, turn) for actions in _distinct(schedule) for turn in range(turns_of(schedule))]
+        turns = turns_of(schedule)
+        found = [_crowd(actions, turn) for actions in _distinct(schedule) for turn in range(turns)]
         inputs, graphs, put_off = (max(column, default=0) for column in zip(*(one[:3] for one in found), strict=True))
-        return Crowd(micro_batches, inputs, graphs, put_off, not put_off and all(one[3] for one in found))
+        drains, unsent = not put_off and all(one[3] for one in found), outstanding(len(schedule), turns)
+        return Crowd(micro_batches, inputs, graphs, put_off, drains, unsent)
 
 
 def _distinct(schedule: Sequence[Sequence[Action]]) -> list[Sequence[Action]]:
@@ -303,8 +307,8 @@ class CellBytes:
             self._parts(begin, end, self._leaving(begin, end), self._coming_back(begin, end))
         )
         crowd, graphs = self.crowd, max(1, self.crowd.graphs)
-        expected, unsent = min(WINDOW + 1, self._micro_batches), min(OUTSTANDING, self._micro_batches)
-        returned = min(OUTSTANDING, self._micro_batches - 1)  # each in the room of the inputs that its B let go
+        expected, unsent = min(WINDOW + 1, self._micro_batches), min(crowd.unsent, self._micro_batches)
+        returned = min(crowd.unsent, self._micro_batches - 1)  # each in the room of the inputs that its B let go
         filling = (graphs - 1) * activations + np.maximum(forward, graph)
         if not crowd.drains:  # a forward without graph may find as many graphs standing as ever do
             filling = np.maximum(filling, graphs * activations + forward)
@@ -315,7 +319,7 @@ class CellBytes:
             messages = messages + unsent * leaving + returned * np.maximum(0, sent_back - inputs)
         else:
             larger, smaller = np.maximum(leaving, sent_back), np.minimum(leaving, sent_back)
-            messages = messages + unsent * larger + min(OUTSTANDING - unsent, self._micro_batches) * smaller
+            messages = messages + unsent * larger + min(crowd.unsent - unsent, self._micro_batches) * smaller
         if crowd.put_off:
             messages = messages + crowd.put_off * put_off + np.maximum(0, put_off - activations)
         kept = min(self._micro_batches, crowd.inputs + WINDOW)

@@ -16,15 +16,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from suite.errors import PlacementError, PlanError, SettingError
-from suite.pipeline.action import Action, Schedule, put_off_in, rebuilt_in
+from suite.pipeline.action import Action, Schedule, put_off_in, rebuilt_in, turns_of
 from suite.pipeline.costs import LayerCost, check_costs
 from suite.pipeline.crossing import messages
 from suite.pipeline.memory import SUNDRIES, CellBytes, Crowd, StageBytes, peak_bytes
 from suite.pipeline.partition import cell_ranges, fewest_stages, partition
 from suite.pipeline.rebuild import ALL, with_rebuilds
-from suite.pipeline.recipe import FEWEST_TURNS, Recipe, faults
+from suite.pipeline.recipe import FEWEST_TURNS, TURNING, Recipe, faults
 from suite.pipeline.simulate import Link, StageCost, simulate
 from suite.pipeline.timeline import Timeline
+from suite.pipeline.transport import outstanding
 from suite.settings import PipelineSettings, ScheduleName
 
 GIB = 2**30
@@ -178,20 +179,22 @@ def make_plan(
 
 def _candidates(pipeline: PipelineSettings, costs: Sequence[LayerCost]) -> Iterator[PipelineSettings]:
     """Yields the settings with each schedule that they can be walked by, the simplest first."""
-    names: tuple[ScheduleName, ...] = ("fill_drain", "1f1b", "zero_bubble", "interleaved")
-    for name in names:
-        turns = max(FEWEST_TURNS, pipeline.turns) if name == "interleaved" else 1
+    several = max(FEWEST_TURNS, pipeline.turns)
+    choices: tuple[tuple[ScheduleName, int], ...] = (
+        ("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", several), ("zero_bubble", several),
+    )  # fmt: skip
+    for name, turns in choices:
         candidate = pipeline.model_copy(update={"schedule": name, "turns": turns})
-        by_hand = name == "interleaved" and pipeline.cells is not None
+        by_hand = turns > 1 and pipeline.cells is not None
         if not by_hand and not faults(candidate, len(costs)) and not _skip_faults(candidate, costs):
             yield candidate
 
 
 def _skip_faults(pipeline: PipelineSettings, costs: Sequence[LayerCost]) -> list[str]:
-    if pipeline.schedule != "interleaved" or not any(cost.takes for cost in costs):
+    if pipeline.turns == 1 or pipeline.schedule not in TURNING or not any(cost.takes for cost in costs):
         return []
     return [
-        "pipeline.schedule=interleaved carries no skips, which could begin and end on one stage; this model has some; "
+        "stages of several cells carry no skips, which could begin and end on one stage; this model has some; "
         "use pipeline.schedule=1f1b pipeline.turns=1"
     ]
 
@@ -240,7 +243,8 @@ def _dialled(
 
     def graphs(k: int) -> int:
         def fits(count: int) -> bool:
-            return peak_bytes(with_rebuilds(bare[k], [count] * recipe.turns), *held[k]) <= most
+            walk = with_rebuilds(bare[k], [count] * recipe.turns)
+            return peak_bytes(walk, *held[k], unsent=outstanding(stages, recipe.turns)) <= most
 
         if fits(ALL):
             return ALL
@@ -272,7 +276,8 @@ def _held(sizes: CellBytes, ranges: Sequence[range], stages: int, machine: Machi
 
 def _needed(schedule: Schedule, held: Sequence[Sequence[StageBytes]]) -> list[int]:
     """Returns the peak of each stage."""
-    return [peak_bytes(actions, *cells) for actions, cells in zip(schedule, held, strict=True)]
+    unsent = outstanding(len(schedule), turns_of(schedule))
+    return [peak_bytes(actions, *cells, unsent=unsent) for actions, cells in zip(schedule, held, strict=True)]
 
 
 def _layers(cells: Sequence[range]) -> str:

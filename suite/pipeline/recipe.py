@@ -15,6 +15,9 @@ from suite.settings import PipelineSettings, ScheduleName
 FEWEST_TURNS = 2
 """Cells a stage of an interleaved schedule holds at least; with one it would be 1F1B."""
 
+TURNING = ("interleaved", "zero_bubble")
+"""Schedules that know several cells a stage."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -54,7 +57,7 @@ class Recipe:
         if self.schedule == "interleaved":
             return interleaved(stages, micro_batches, self.turns)
         if self.schedule == "zero_bubble":
-            return zero_bubble(stages, micro_batches)
+            return zero_bubble(stages, micro_batches, self.turns)
         return (fill_drain if self.schedule == "fill_drain" else one_forward_one_backward)(stages, micro_batches)
 
 
@@ -71,24 +74,22 @@ def _actions(recipe: Recipe, stages: int, micro_batches: int, train: bool) -> tu
 
 def faults(pipeline: PipelineSettings, layers: int) -> list[str]:
     """Returns all in which schedule, K, turns and the number of layers contradict each other, with what would do."""
-    stages, turns, found = pipeline.stages, pipeline.turns, []
-    if pipeline.schedule == "interleaved":
-        most = layers // stages
-        if turns < FEWEST_TURNS:
-            found.append(
-                "pipeline.schedule=interleaved needs stages of several cells, pipeline.turns is 1; "
-                + ("use pipeline.turns=2" if most >= FEWEST_TURNS and stages > 1 else "use pipeline.schedule=1f1b")
-            )
-        elif stages == 1:
-            found.append("pipeline.schedule=interleaved needs 2 stages or more, there is 1; use pipeline.schedule=1f1b")
-        elif turns > most:
-            nearest = f"use pipeline.turns={most}" if most >= FEWEST_TURNS else "use pipeline.schedule=1f1b"
-            found.append(
-                f"{stages} stages of {turns} cells need {stages * turns} layers, the model has {layers}; {nearest}"
-            )
-    elif turns > 1 and pipeline.schedule != "auto":
-        found.append(
-            f"pipeline.turns is {turns}, and a stage of {pipeline.schedule} holds one cell; "
+    stages, turns, schedule = pipeline.stages, pipeline.turns, pipeline.schedule
+    most = layers // stages
+    instead = "pipeline.schedule=1f1b" if schedule == "interleaved" else "pipeline.turns=1"
+    if schedule == "interleaved" and turns < FEWEST_TURNS:
+        nearest = "pipeline.turns=2" if most >= FEWEST_TURNS and stages > 1 else instead
+        return [f"pipeline.schedule=interleaved needs stages of several cells, pipeline.turns is 1; use {nearest}"]
+    if turns == 1 or schedule == "auto":
+        return []
+    if schedule not in TURNING:
+        return [
+            f"pipeline.turns is {turns}, and a stage of {schedule} holds one cell; "
             "use pipeline.turns=1 or pipeline.schedule=interleaved"
-        )
-    return found
+        ]
+    if stages == 1:
+        return [f"stages of several cells need 2 stages or more, there is 1; use {instead}"]
+    if turns > most:
+        nearest = f"pipeline.turns={most}" if most >= FEWEST_TURNS else instead
+        return [f"{stages} stages of {turns} cells need {stages * turns} layers, the model has {layers}; use {nearest}"]
+    return []

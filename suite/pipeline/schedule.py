@@ -49,14 +49,23 @@ def interleaved(stages: int, micro_batches: int, turns: int) -> Schedule:
     Micro-batches go round in groups of K: all of a group once through the pipeline, then the same again. A turn is
     1 / ``turns`` as long, and so is the time in which the pipeline fills and drains. The last group may be smaller.
     """
+    return _greedy(stages, *_in_turns(stages, micro_batches, turns), [_Room(each) for each in _ahead(stages, turns)])
+
+
+def _in_turns(stages: int, micro_batches: int, turns: int) -> tuple[list[Action], list[Action]]:
+    """Returns the order of forwards and that of backwards, the same on all stages."""
     rounds = [range(begin, min(begin + stages, micro_batches)) for begin in range(0, micro_batches, stages)]
     forwards = [Action("F", i, turn) for each in rounds for turn in range(turns) for i in each]
     backwards = [Action("B", i, turn) for each in rounds for turn in reversed(range(turns)) for i in each]
-    room = [2 * (stages - k - 1) + (turns - 1) * stages + 1 for k in range(stages)]
-    return _greedy(stages, forwards, backwards, [_Room(each) for each in room])
+    return forwards, backwards
 
 
-def zero_bubble(stages: int, micro_batches: int) -> Schedule:
+def _ahead(stages: int, turns: int) -> list[int]:
+    """Returns how far each stage's forwards run ahead of its backwards."""
+    return [2 * (stages - k - 1) + (turns - 1) * stages + 1 for k in range(stages)]
+
+
+def zero_bubble(stages: int, micro_batches: int, turns: int = 1) -> Schedule:
     """Returns a zero-bubble schedule (Qi et al., 2023, their ZB-H1): ``B`` makes only what the stage before waits for,
     and ``W``, the gradients of the weights, fills what would be idle.
 
@@ -67,7 +76,17 @@ def zero_bubble(stages: int, micro_batches: int) -> Schedule:
     Stage k runs at most K - k forwards ahead of its backwards, as 1F1B does, and no stage is more than K ahead of what
     is put off. In equal units of time a step of M >= 2K - 1 is M (F + B + W) + (K - 1) F long, which nothing that
     begins at stage 0 can go below.
+
+    With several ``turns`` it is interleaved too, and fills a pipeline of shorter cells; no stage is further ahead of
+    what is put off than stage 0 is of its backwards:
+
+        stage 0   F0   F1   F0.1 F1.1 F2   B0.1 W0.1 B1.1 F2.1 B0   B1   W1.1 W0   B2.1 W1   B2   W2.1 W2
+        stage 1   .    F0   F1   F0.1 B0.1 F1.1 B1.1 F2   B0   B1   W0.1 F2.1 B2.1 W1.1 B2   W0   W1   W2.1 W2
     """
+    if turns > 1:
+        ahead = _ahead(stages, turns)
+        rooms = [_Room(each, ahead[0]) for each in ahead]
+        return _greedy(stages, *_in_turns(stages, micro_batches, turns), rooms)
     forwards, backwards = ([Action(kind, i) for i in range(micro_batches)] for kind in _FB)
     return _greedy(stages, forwards, backwards, [_Room(stages - k, stages) for k in range(stages)])
 

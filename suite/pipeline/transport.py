@@ -37,6 +37,16 @@ away takes its messages d - 1 micro-batches later, so as many more may be under 
 _TENSORS_A_MESSAGE = 64
 
 
+def outstanding(stages: int, turns: int) -> int:
+    """Returns how many messages to a neighbour may be under way from a cell, where a stage holds ``turns`` of them.
+
+    Then the last stage and the first send each other a group of K micro-batches, forward and back, before either takes
+    the other's first; with much fewer under way both would wait for ever, from K = 14 on. What ``validate`` needs grows
+    to K / 2 + 2 (of K to 64, some M between K and 4 K, 2 to 4 turns).
+    """
+    return OUTSTANDING if turns == 1 else max(OUTSTANDING, 2 * stages // 3)
+
+
 @dataclass
 class Deadline:
     """How long any single wait may last, in seconds; the loop shortens it once it knows how long a step takes."""
@@ -148,10 +158,12 @@ class Transport:
     """The lanes of one cell to other stages' cells; a lane's ends are cells, v * K + k being the v-th of stage k."""
 
     def __init__(
-        self, place: Place, groups: Groups, device: torch.device, deadline: Deadline, turn: int = 0
+        self, place: Place, groups: Groups, device: torch.device, deadline: Deadline, turn: int = 0,
+        unsent: int = OUTSTANDING,
     ) -> None:  # fmt: skip
+        """``unsent`` messages to a neighbour may be under way."""
         self.place, self.groups, self.device, self.deadline = place, groups, device, deadline
-        self.cell = turn * place.stages + place.stage
+        self.cell, self._unsent = turn * place.stages + place.stage, unsent
         self._sent: dict[int, deque[tuple[list[tuple[dist.Work, Tensor]], str]]] = {}
 
     def announce(self, announcement: Announcement, names: Sequence[str]) -> None:
@@ -241,7 +253,7 @@ class Transport:
         distance = abs(peer - self.cell)
         sent = self._sent.setdefault(0 if distance == 1 else peer - self.cell, deque())
         sent.append((works, what))
-        self._wait_for_oldest(sent, leave=OUTSTANDING + distance - 1)
+        self._wait_for_oldest(sent, leave=self._unsent + distance - 1)
 
     def _rank(self, peer: int) -> int:
         return self.place.rank_of(self.place.replica, peer % self.place.stages)

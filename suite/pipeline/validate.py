@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from suite.errors import SettingError
 from suite.pipeline.action import KINDS, Action, Kind, turns_of
-from suite.pipeline.transport import OUTSTANDING, WINDOW
+from suite.pipeline.transport import WINDOW, outstanding
 
 DRAWN_STAGES, DRAWN_UNITS = 16, 40
 """What the picture in an error message shows at most: stages, and units of time before the deadlock."""
@@ -40,7 +40,7 @@ def validate(schedule: Sequence[Sequence[Action]], micro_batches: int, train: bo
         if len(played) < len(actions)
     }
     if stuck:
-        raise SettingError(_deadlock(stuck, game.full, timeline))
+        raise SettingError(_deadlock(stuck, game, timeline))
     return timeline
 
 
@@ -70,6 +70,7 @@ class _Game:
 
     def __init__(self, schedule: Sequence[Sequence[Action]], turns: int) -> None:
         self._schedule, self._stages = schedule, len(schedule)
+        self.unsent = outstanding(self._stages, turns)
         count = self._stages * turns
         self._cells = [_Cell(sent=[(at + 1, None, 0)] if at < count - 1 else []) for at in range(count)]
         self.units: list[list[int]] = [[] for _ in schedule]
@@ -122,9 +123,9 @@ class _Game:
         """
         last = self._schedule[k][len(self.units[k]) - 1]
         sent = self._cells[last.turn * self._stages + k].sent
-        if last.kind not in "FB" or len(sent) <= OUTSTANDING:
+        if last.kind not in "FB" or len(sent) <= self.unsent:
             return True
-        target, kind, number = sent[-1 - OUTSTANDING]
+        target, kind, number = sent[-1 - self.unsent]
         return self._opened(target) and (kind is None or len(self._cells[target].ran[kind]) > number - WINDOW)
 
     def _opened(self, at: int) -> bool:
@@ -145,7 +146,7 @@ def _timeline(schedule: Sequence[Sequence[Action]], units: Sequence[Sequence[int
     return timeline
 
 
-def _deadlock(stuck: Mapping[int, Action], full: set[int], timeline: Sequence[Sequence[str]]) -> str:
+def _deadlock(stuck: Mapping[int, Action], game: _Game, timeline: Sequence[Sequence[str]]) -> str:
     """Returns the message of a deadlock: who waits at which action, and the picture, cut to where it happens."""
     heart = _heart(stuck)
     stages = len(timeline)
@@ -154,9 +155,9 @@ def _deadlock(stuck: Mapping[int, Action], full: set[int], timeline: Sequence[Se
     text = ", ".join(f"stage {k} at {stuck[k]}" for k in drawn if k in stuck)
     others = len(stuck) - sum(k in stuck for k in drawn)
     text = f"the schedule deadlocks: {text}{f' and {others} other stages' if others else ''} wait for each other"
-    if full:
-        named = ", ".join(map(str, sorted(full)[:DRAWN_STAGES]))
-        text += f"; at stage {named} more than {OUTSTANDING} messages would be under way"
+    if game.full:
+        named = ", ".join(map(str, sorted(game.full)[:DRAWN_STAGES]))
+        text += f"; at stage {named} more than {game.unsent} messages would be under way"
     end = max((unit + 1 for k in drawn for unit, cell in enumerate(timeline[k]) if cell != "."), default=0)
     start = max(0, end - DRAWN_UNITS)
     if len(drawn) < stages or start:

@@ -27,6 +27,7 @@ WALKS = (
 )
 PUTTING_OFF = (Recipe("zero_bubble", (1,)), Recipe("zero_bubble", (ALL,)))
 TURNING = (Recipe("interleaved", (0,), 2), Recipe("interleaved", (2,), 2), Recipe("interleaved", (ALL,), 2))
+TURNING_PUT_OFF = (Recipe("zero_bubble", (1,), 2), Recipe("zero_bubble", (ALL,), 2))
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 CASES = [*((torch.float64, count) for count in MICRO_BATCHES), (torch.float32, 3)]
 """In fp64 a wrong order or a lost term shows; that fp32 works too needs no more than one."""
@@ -103,8 +104,9 @@ def test_so_do_those_whose_weights_are_put_off(stages, model):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stages", [2, 3])
-def test_so_do_those_of_stages_of_several_cells(stages, model):
-    check(stages, model, TURNING)
+@pytest.mark.parametrize("walks", [TURNING, TURNING_PUT_OFF], ids=["whole", "put off"])
+def test_so_do_those_of_stages_of_several_cells(stages, model, walks):
+    check(stages, model, walks)
 
 
 def check(stages, model, walks):

@@ -49,6 +49,10 @@ PICTURES = {
         "stage 1   .  F0 F1 .  B0 F2 B1 W0 F3 B2 W1 F4 B3 W2 B4 W3 W4",
         "stage 2   .  .  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4",
     ],
+    ("zero_bubble", 2): [
+        "stage 0   F0   F1   F0.1 F1.1 F2   B0.1 W0.1 B1.1 F2.1 B0   B1   W1.1 W0   B2.1 W1   B2   W2.1 W2   .   ",
+        "stage 1   .    F0   F1   F0.1 B0.1 F1.1 B1.1 F2   B0   B1   W0.1 F2.1 B2.1 W1.1 B2   W0   W1   W2.1 W2  ",
+    ],
     ("interleaved", 2): [
         "stage 0   F0   F1   F0.1 F1.1 F2   B0.1 F3   B1.1 F2.1 B0   F3.1 B1   .    B2.1 .    B3.1 B2   B3  ",
         "stage 1   .    F0   F1   F0.1 B0.1 F1.1 B1.1 F2   B0   F3   B1   F2.1 B2.1 F3.1 B3.1 B2   B3   .   ",
@@ -59,30 +63,32 @@ PICTURES = {
 @pytest.mark.parametrize(("name", "turns"), PICTURES)
 def test_the_other_schedules_are_their_pictures(name, turns):
     picture = PICTURES[name, turns]
-    stages, micro_batches = len(picture), 5 if len(picture) == 3 else 4
+    stages, micro_batches = len(picture), sum(cell in picture[0].split() for cell in ("F0", "F1", "F2", "F3", "F4"))
     schedule = Recipe(name, (ALL,), turns).actions(stages, micro_batches)
     assert draw(validate(schedule, micro_batches)).splitlines() == picture
 
 
 @given(
     st.sampled_from(["fill_drain", "1f1b", "zero_bubble", "interleaved"]), st.integers(1, 7), st.integers(0, 17),
-    st.integers(2, 3), st.sampled_from([0, 1, 2, 5, ALL]),
+    st.integers(1, 3), st.sampled_from([0, 1, 2, 5, ALL]),
 )  # fmt: skip
 def test_every_schedule_is_valid_for_any_k_and_m(name, stages, micro_batches, turns, graphs):
     """Also where M is no multiple of K, or less."""
-    if name == "interleaved":
+    turns = max(2, turns) if name == "interleaved" else turns
+    if name == "interleaved" or (name == "zero_bubble" and turns > 1):
         stages = max(2, stages)
-    else:
+    elif name != "zero_bubble":
         turns = 1
     recipe = Recipe(name, (graphs,), turns)
     for k, actions in enumerate(recipe.actions(stages, micro_batches)):
         counts = {kind: sum(a.kind == kind for a in actions) for kind in "FRBW"}
         assert counts["F"] == counts["B"] == micro_batches * turns
-        assert counts["W"] == (micro_batches if name == "zero_bubble" else 0)
-        if name in ("1f1b", "zero_bubble"):
-            assert most_ahead(actions, "B") <= stages - k
+        assert counts["W"] == (micro_batches * turns if name == "zero_bubble" else 0)
+        ahead = 2 * (stages - 1) + (turns - 1) * stages + 1
+        if name != "fill_drain":
+            assert most_ahead(actions, "B") <= (stages - k if turns == 1 else ahead - 2 * k)
         if name == "zero_bubble":
-            assert most_ahead(actions, "W") <= stages
+            assert most_ahead(actions, "W") <= (stages if turns == 1 else ahead)
     recipe.actions(stages, micro_batches, train=False)
 
 
@@ -112,6 +118,23 @@ def test_interleaving_shortens_what_fills_and_drains(stages):
     assert len(timeline[0]) == 2 * (2 * micro_batches + stages - 1)
 
 
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("turns", [2, 3])
+def test_interleaved_zero_bubble_is_short_in_both_ways(stages, turns):
+    """In equal units, a cell's: F, B and W of all cells, and what the first forward takes to the last stage."""
+    micro_batches = 2 * stages
+    timeline = validate(Recipe("zero_bubble", (ALL,), turns).actions(stages, micro_batches), micro_batches)
+    assert len(timeline[0]) == 3 * micro_batches * turns + stages - 1
+
+
+@pytest.mark.parametrize("stages", [14, 16, 24, 48, 64])
+@pytest.mark.parametrize("name", ["interleaved", "zero_bubble"])
+def test_stages_of_several_cells_do_not_deadlock_where_there_are_many(stages, name):
+    for micro_batches in (stages + 1, 3 * stages // 2, 2 * stages):
+        for turns in (2, 3):
+            Recipe(name, (1,), turns).actions(stages, micro_batches)
+
+
 def test_too_many_messages_under_way_are_a_deadlock_too():
     """Stage 0 sends nine micro-batches; stage 1 wants the first one a second time before it takes the second."""
     first, second = ([f"F{i}{turn}" for i in range(9)] for turn in ("", ".1"))
@@ -132,6 +155,17 @@ INTERLEAVED = {"schedule": "interleaved", "stages": 4}
         (INTERLEAVED | {"stages": 1, "turns": 2}, 8, "2 stages or more, there is 1; use pipeline.schedule=1f1b"),
         (INTERLEAVED | {"turns": 5}, 18, "need 20 layers, the model has 18; use pipeline.turns=4"),
         (INTERLEAVED | {"turns": 5}, 7, "need 20 layers, the model has 7; use pipeline.schedule=1f1b"),
+        (
+            {"schedule": "zero_bubble", "stages": 4, "turns": 3},
+            8,
+            "need 12 layers, the model has 8; use pipeline.turns=2",
+        ),
+        (
+            {"schedule": "zero_bubble", "stages": 4, "turns": 3},
+            7,
+            "need 12 layers, the model has 7; use pipeline.turns=1",
+        ),
+        ({"schedule": "zero_bubble", "stages": 1, "turns": 2}, 7, "2 stages or more, there is 1; use pipeline.turns=1"),
         ({"schedule": "1f1b", "turns": 2}, 8, "a stage of 1f1b holds one cell; use pipeline.turns=1"),
     ],
 )

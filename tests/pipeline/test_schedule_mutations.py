@@ -155,7 +155,7 @@ def legal_seed(rng):
          "forward_walk"]
     )  # fmt: skip
     if maker in ("fill_drain", "1f1b", "zero_bubble", "interleaved"):
-        turns = 2 if maker == "interleaved" else 1
+        turns = {"interleaved": 2, "zero_bubble": rng.choice([1, 2])}.get(maker, 1)
         recipe = Recipe(maker, (rng.choice([0, 1, 2, ALL]),), turns)
         return recipe.actions(max(stages, turns), micro_batches), micro_batches, True
     if maker == "walk":

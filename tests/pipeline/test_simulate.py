@@ -28,7 +28,14 @@ stage_costs = st.builds(StageCost, times, times, times, times, sizes, sizes)
 recipes = st.sampled_from(
     [
         Recipe(name, (graphs,), turns)
-        for name, turns in (("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 3))
+        for name, turns in (
+            ("fill_drain", 1),
+            ("1f1b", 1),
+            ("zero_bubble", 1),
+            ("interleaved", 2),
+            ("interleaved", 3),
+            ("zero_bubble", 2),
+        )
         for graphs in (0, 1, 2, ALL)
     ]
 )

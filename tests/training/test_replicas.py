@@ -18,7 +18,12 @@ from tests.pipeline.build import CPU, build, join, mini_batch, parameters_of, un
 from tests.pipeline.toy import SumLoss, toy_batch, toy_layers
 
 STAGES, REPLICAS = 2, 2
-RECIPES = (Recipe("fill_drain", (1,)), Recipe("interleaved", (ALL,), 2), Recipe("zero_bubble", (ALL,)))
+RECIPES = (
+    Recipe("fill_drain", (1,)),
+    Recipe("interleaved", (ALL,), 2),
+    Recipe("zero_bubble", (ALL,)),
+    Recipe("zero_bubble", (ALL,), 2),
+)
 ENGINES = (*(("adamw", recipe) for recipe in RECIPES), ("adafactor", RECIPES[-1]))  # ZeRO-1; none
 MICRO_BATCHES = (5, 1)  # of all replicas: 3 and 2; 1 and none
 SMALL = 100  # bytes of a bucket: several a stage, one of several parameters among them
@@ -53,7 +58,7 @@ def averaged(rank: int, world: int, rendezvous: str):
             _, wanted = unpartitioned(layers, SumLoss(), whole, 3)
             same = all(torch.equal(early[key], late[key]) for key in named)
             found.append((f"{recipe.schedule}, {total}", off(early, wanted), same))
-        departed[recipe.schedule] = departures(executor, ties, named, groups, shares(place, REPLICAS)[1])
+        departed[recipe.schedule, recipe.turns] = departures(executor, ties, named, groups, shares(place, REPLICAS)[1])
     return found, departed
 
 
@@ -131,12 +136,16 @@ def test_so_are_those_that_deepspeed_shares_out():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "last"),
-    [("fill_drain", {"B0"}), ("interleaved", {"B0.1", "B0"}), ("zero_bubble", {"W0"})],
+    ("schedule", "turns", "last"),
+    [
+        ("fill_drain", 1, {"B0"}),
+        ("interleaved", 2, {"B0.1", "B0"}),
+        ("zero_bubble", 1, {"W0"}),
+    ],
 )
-def test_gradients_leave_within_the_last_backward_the_last_layers_first(workers, schedule, last):
+def test_gradients_leave_within_the_last_backward_the_last_layers_first(workers, schedule, turns, last):
     for _, departed in workers:
-        seen, untied = departed[schedule]
+        seen, untied = departed[schedule, turns]
         assert len(seen) == untied
         assert {action for action, _ in seen} == last
         assert seen[0][1], "the first left when all were there"
