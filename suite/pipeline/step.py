@@ -116,6 +116,9 @@ class Executor:
         return self._run(batch, step, train=False)
 
     def _run(self, batch: MiniBatch | None, step: int, train: bool) -> Sums:
+        for way in self.ways:
+            if way.transport is not None:
+                way.transport.recorder = self.recorder
         try:
             flight = self._begin(batch, step, train)
             for action in flight.actions:
@@ -128,10 +131,9 @@ class Executor:
             self.doing = None
             while len(flight.passages) < len(self.ways):  # a replica without micro-batches has no action to open them
                 self._open(flight)
-            with self.recorder.waiting() if self.recorder is not None else nullcontext():
-                for way in self.ways:
-                    if way.transport is not None:
-                        way.transport.flush()
+            for way in self.ways:
+                if way.transport is not None:
+                    way.transport.flush()
         except StallError as error:
             at = f"at {self.doing}" if self.doing else "at its first or last messages"
             when = f"step {step}" if train else "evaluation"

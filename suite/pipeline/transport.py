@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from suite.errors import NeighbourLostError, StallError
 from suite.pipeline.boundary import Announcement, TensorSpec, dense
 from suite.pipeline.layers import Tensors
+from suite.pipeline.recorder import Recorder
 from suite.pipeline.skip import Cargo, Routes
 from suite.pipeline.topology import Group, Groups, Place
 
@@ -164,6 +166,8 @@ class Transport:
         """``unsent`` messages to a neighbour may be under way."""
         self.place, self.groups, self.device, self.deadline = place, groups, device, deadline
         self.cell, self._unsent = turn * place.stages + place.stage, unsent
+        self.recorder: Recorder | None = None
+        """Told of waits for room; those for messages are the executor's."""
         self._sent: dict[int, deque[tuple[list[tuple[dist.Work, Tensor]], str]]] = {}
 
     def announce(self, announcement: Announcement, names: Sequence[str]) -> None:
@@ -236,10 +240,13 @@ class Transport:
             self._wait_for_oldest(sent, leave=0)
 
     def _wait_for_oldest(self, sent: deque[tuple[list[tuple[dist.Work, Tensor]], str]], leave: int) -> None:
-        while len(sent) > leave:
-            works, what = sent.popleft()
-            for work, _ in works:
-                wait(work, self.deadline, f"{what} to be taken by the stage they were sent to")
+        if len(sent) <= leave:
+            return
+        with self.recorder.waiting() if self.recorder is not None else nullcontext():
+            while len(sent) > leave:
+                works, what = sent.popleft()
+                for work, _ in works:
+                    wait(work, self.deadline, f"{what} to be taken by the stage they were sent to")
 
     def _send(self, tensors: Sequence[Tensor], peer: int, group: Group, tag: int, what: str) -> None:
         works = []

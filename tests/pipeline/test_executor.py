@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from launch.spawn import run_processes
+from models.sleeping import Sleeping, SquareLoss
 from suite.errors import StallError, WorkerError
 from suite.pipeline.layers import as_tuple
 from suite.pipeline.microbatch import MiniBatch
 from suite.pipeline.recipe import Recipe
+from suite.pipeline.recorder import Recorder
 from suite.pipeline.topology import Place
 from tests.pipeline.build import build, join, mini_batch, unpartitioned
 from tests.pipeline.toy import SumLoss, toy_batch, toy_layers
@@ -74,6 +76,27 @@ def test_random_boundaries_over_three_stages_give_the_unpartitioned_gradients():
     found = [difference for results in run_processes(odd_cases, 3, 25) for difference in results]
     assert len(found) == 25 * 6
     assert all(difference < 1e-5 for difference in found)
+
+
+def held_up(rank, world, rendezvous):
+    """Returns the seconds of a step before a stage twenty times as slow: in all, computed, waited."""
+    join(rank, world, rendezvous)
+    with torch.device("meta"):
+        layers = [Sleeping(0.001, 0.002), Sleeping(0.02, 0.04)]
+    executor, *_ = build(Place(rank, world, 1), layers, SquareLoss(), "never")
+    executor.recorder = Recorder(torch.device("cpu"))
+    begin = executor.recorder.begin()
+    executor.train(MiniBatch([(torch.ones(4),)] * 16, [(torch.ones(4),)] * 16, 64.0), step=0)
+    seconds = time.monotonic() - begin
+    return seconds, sum(span.end - span.start for span in executor.recorder.spans()), executor.recorder.waited
+
+
+def test_a_stage_that_waits_for_room_waits_for_its_neighbour():
+    """Of its 16 forwards the last ones may not leave before the slow stage takes those before them: over half of the
+    320 ms of its forwards, none of it the engine's own."""
+    seconds, computed, waited = run_processes(held_up, 2)[0]
+    assert computed + waited > 0.9 * seconds
+    assert waited < seconds - computed
 
 
 def mixed_work(rank, world, rendezvous):
