@@ -95,7 +95,8 @@ class Plan:
 
     @cached_property
     def limit_s(self) -> float:
-        """Seconds that no step of this schedule over these cells goes below, messages taking none."""
+        """Seconds that no step of this schedule over these cells goes below, messages taking none and gradients leaving
+        for the other replicas behind it, as ``simulate`` has it; in a run they leave earlier."""
         costs = [stage.cost for stage in self.stages]
         stages = self.pipeline.stages
         update = max(sum(cost.update_s for cost in costs[k::stages]) for k in range(stages))
@@ -209,7 +210,10 @@ def _one_plan(
     stages, count = pipeline.stages, pipeline.micro_batches
     frugal = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
     recipe = Recipe.of(frugal)
-    schedule = recipe.actions(stages, count)
+    try:
+        schedule = recipe.actions(stages, count)
+    except SettingError as fault:
+        raise PlanError([str(fault)]) from None
     sizes = CellBytes(costs, Crowd.of(schedule, count), per_parameter, machine.process)
     ranges = _cells([_weight(cost, frugal) for cost in costs], sizes, pipeline, machine, schedule)
     cells = [_stage_cost(costs, sizes, ranges, at, pipeline, machine) for at in range(len(ranges))]

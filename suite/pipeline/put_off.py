@@ -4,8 +4,8 @@
                        W:  dW = dy' x     whenever there is time; x and dy are held until then
 
 Nothing is computed twice, because a layer's two products are apart. ``nn.Linear``, where the weights of a Transformer
-are, is taken apart here. Any other module can be: it has an attribute ``later``, a list while gradients may be put off
-and None otherwise, and its backward appends calls to it that add them to ``.grad`` of its parameters. What does neither
+are, is taken apart here. Any other module can be: it has an attribute ``later``, None but while gradients may
+be put off, and then its backward appends calls to it that add them to ``.grad`` of its parameters. What does neither
 makes its weights' gradients in ``B``.
 """
 

@@ -76,7 +76,9 @@ def faults(pipeline: PipelineSettings, layers: int) -> list[str]:
     """Returns all in which schedule, K, turns and the number of layers contradict each other, with what would do."""
     stages, turns, schedule = pipeline.stages, pipeline.turns, pipeline.schedule
     most = layers // stages
-    instead = "pipeline.schedule=1f1b" if schedule == "interleaved" else "pipeline.turns=1"
+    instead = "pipeline.turns=1"
+    if schedule == "interleaved":
+        instead = "pipeline.schedule=1f1b" + (" pipeline.turns=1" if turns > 1 else "")
     if schedule == "interleaved" and turns < FEWEST_TURNS:
         nearest = "pipeline.turns=2" if most >= FEWEST_TURNS and stages > 1 else instead
         return [f"pipeline.schedule=interleaved needs stages of several cells, pipeline.turns is 1; use {nearest}"]

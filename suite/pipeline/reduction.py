@@ -74,8 +74,8 @@ class Reduction:
         replicas must call this.
         """
         self.send_rest()
-        if self._tied:
-            self._send(self._tied)
+        for bucket in _buckets(self._tied):
+            self._send(bucket.parameters)
         for work in self._works:
             work.wait()
         self._works.clear()
@@ -114,7 +114,9 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[_Bucket]:
     """Cuts the parameters, in order, into buckets of one dtype each."""
     held: list[nn.Parameter] = []
     for parameter in parameters:
-        if held and (parameter.dtype != held[0].dtype or _bytes(held) >= BUCKET_BYTES):
+        # a large one is not laid beside others: that would copy it
+        full = _bytes(held) >= BUCKET_BYTES or _bytes([parameter]) >= BUCKET_BYTES
+        if held and (full or parameter.dtype != held[0].dtype):
             yield _Bucket(held)
             held = []
         held.append(parameter)

@@ -10,17 +10,26 @@ Looking costs a pass over every tensor, which is why it is done only then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from suite.pipeline.layers import as_tuple
 from suite.pipeline.step import Executor
+
+Look = Callable[[Tensor | None], None]
+
+
+class Hook(Protocol):
+    """What can be taken away again."""
+
+    def remove(self) -> None:
+        """Takes it away."""
 
 
 @dataclass(frozen=True, order=True)
@@ -54,13 +63,14 @@ def watching(executor: Executor) -> Iterator[list[Sighting]]:
             hook.remove()
 
 
-def _hooks(executor: Executor, seen: list[Sighting]) -> Iterator[RemovableHandle]:
+def _hooks(executor: Executor, seen: list[Sighting]) -> Iterator[Hook]:
     stage = executor.stage
     for index, layer in zip(stage.indices, stage.layers, strict=True):
         name = type(layer).__name__
-        yield layer.register_forward_pre_hook(
-            _into(_looker(executor, seen, True, index, f"{name}, its input's gradient"))
-        )
+        returned = _into(_looker(executor, seen, True, index, f"{name}, its input's gradient"))
+        yield layer.register_forward_pre_hook(returned)
+        if hasattr(layer, "score"):
+            yield _Scored(layer, returned)
         yield layer.register_forward_hook(_out_of(_looker(executor, seen, False, index, f"{name}, its output")))
         for part, parameter in layer.named_parameters():
             yield parameter.register_hook(_looker(executor, seen, True, index, f"{name}, the gradient of {part}"))
@@ -70,7 +80,24 @@ def _hooks(executor: Executor, seen: list[Sighting]) -> Iterator[RemovableHandle
         yield stage.loss.register_forward_hook(_out_of(look))
 
 
-def _into(look: Callable[[Tensor], None]) -> Callable[[nn.Module, Any], None]:
+class _Scored:
+    """A hook before a last layer's ``score``, which stands in for its ``forward``."""
+
+    def __init__(self, layer: nn.Module, before: Callable[[nn.Module, Any], None]) -> None:
+        self._layer, score = layer, cast(Callable[..., Any], layer.score)
+
+        def watched(loss: nn.Module, inputs: Any, targets: Any) -> Any:
+            before(layer, inputs)
+            return score(loss, inputs, targets)
+
+        layer.__dict__["score"] = watched
+
+    def remove(self) -> None:
+        """Leaves the class's own."""
+        del self._layer.__dict__["score"]
+
+
+def _into(look: Look) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, inputs: Any) -> None:
         for tensor in inputs:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -79,7 +106,7 @@ def _into(look: Callable[[Tensor], None]) -> Callable[[nn.Module, Any], None]:
     return hook
 
 
-def _out_of(look: Callable[[Tensor], None]) -> Callable[[nn.Module, Any, Any], None]:
+def _out_of(look: Look) -> Callable[[nn.Module, Any, Any], None]:
     def hook(module: nn.Module, inputs: Any, output: Any) -> None:
         for tensor in as_tuple(output):
             if tensor.is_floating_point():
@@ -90,11 +117,14 @@ def _out_of(look: Callable[[Tensor], None]) -> Callable[[nn.Module, Any, Any], N
 
 def _looker(
     executor: Executor, seen: list[Sighting], backward: bool, index: int, what: str
-) -> Callable[[Tensor], None]:  # fmt: skip
+) -> Look:  # fmt: skip
     place = executor.place
 
-    def look(tensor: Tensor) -> None:
-        if bool(torch.isfinite(tensor).all()):
+    def look(tensor: Tensor | None) -> None:
+        if tensor is None or not tensor.numel():  # autograd gives None for a gradient that was put off
+            return
+        low, high = torch.aminmax(tensor.detach())  # NaN where one is; a mask of a large tensor might find no room
+        if math.isfinite(low) and math.isfinite(high):
             return
         micro_batch = executor.doing.micro_batch if executor.doing is not None else -1
         order = -index if backward else index

@@ -84,7 +84,7 @@ def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progres
         if bad > settings.bad_steps_allowed:
             raise NumbersError(
                 f"{bad} steps in a row had non-finite numbers, {settings.bad_steps_allowed} are allowed; stopped at "
-                f"step {step} without an update; {origin}. Lower optimizer.learning_rate and resume"
+                f"step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
             )
         if progress.step % settings.checkpoint_every == 0 or progress.step == settings.steps:
             worker.save(progress.step, progress.units)
@@ -104,9 +104,12 @@ def _origin(worker: Worker, batch: MiniBatch | None, step: int, outcome: Outcome
         told = f"the first bad number was at {found}"
     else:
         layers = ", ".join(map(str, outcome.culprits)) or "none, the loss alone"
-        told = f"walked again it had none, so a device may have erred (layers with non-finite gradients: {layers})"
+        told = (
+            "walked again, no output and no gradient of a micro-batch was bad: a sum of them overflowed, or a device "
+            f"erred (layers with non-finite gradients: {layers})"
+        )
     if worker.trackers:
-        worker.say(f"step {step} had non-finite numbers and was left out; {told}")
+        worker.say(f"step {step + 1} had non-finite numbers and was left out; {told}")
     return told
 
 

@@ -1,7 +1,8 @@
 """Losses that leap: what stood far above those before it, a line each in ``spikes.jsonl``.
 
 A leap is over median + 8 deviations of the last hundred losses, the deviation being the median absolute one, scaled to
-be a normal distribution's: one leap among them moves neither.
+be a normal distribution's: one leap among them moves neither. It counts as a thousandth of the median at least: a loss
+that stands still leaps at no last bit.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ WINDOW, LEAST = 100, 20
 """Losses looked back at, and how many there must be."""
 
 DEVIATIONS = 8.0
+
+LEAST_DEVIATION = 1e-3
+"""Of the median."""
 
 _NORMAL = 1.4826
 """Of a normal distribution: standard deviation over median absolute deviation."""
@@ -55,7 +59,8 @@ class Spikes:
         if len(self._last) < LEAST:
             return None
         median = statistics.median(self._last)
-        return median + DEVIATIONS * _NORMAL * statistics.median(abs(loss - median) for loss in self._last)
+        spread = _NORMAL * statistics.median(abs(loss - median) for loss in self._last)
+        return median + DEVIATIONS * max(spread, LEAST_DEVIATION * abs(median))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Closes the file."""

@@ -23,7 +23,7 @@ def test_nan_is_named_by_stage_layer_and_micro_batch(kind, layer, what):
     with pytest.raises(NumbersError) as stopped:
         trained(STAGES, until=20, poison=(kind, layer, micro_batch))
     told = str(stopped.value)
-    assert "3 steps in a row had non-finite numbers, 2 are allowed; stopped at step 2 without an update" in told
+    assert "3 steps in a row had non-finite numbers, 2 are allowed; stopped at step 3 without an update" in told
     assert f"at replica 0, stage {layer * STAGES // LAYERS}, micro-batch {micro_batch}, layer {layer}: " in told
     assert what in told
 

@@ -38,6 +38,14 @@ def test_too_few_losses_and_steps_left_out_tell_nothing(tmp_path):
     assert spikes.bound() == 1.5 + 8 * 1.4826 * 0.5
 
 
+def test_a_loss_that_stands_still_does_not_leap_by_rounding(tmp_path):
+    said = []
+    spikes = Spikes(tmp_path / "spikes.jsonl", 0, said.append)
+    for step in range(60):
+        spikes.log(step, values(2.0 + 1e-7 * (step % 7 == 0)))
+    assert said == []
+
+
 def test_leaps_after_the_step_that_a_run_resumes_from_are_dropped(tmp_path):
     path = tmp_path / "spikes.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (3, 7, 9)))

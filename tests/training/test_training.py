@@ -157,5 +157,5 @@ def test_too_many_bad_steps_stop_all_workers_and_name_where_the_numbers_went_bad
 
 
 def test_bad_numbers_that_do_not_come_again_are_told_as_a_devices():
-    with pytest.raises(NumbersError, match=r"walked again it had none.* non-finite gradients: 0, 1, 2, 3, 4, 5\)"):
+    with pytest.raises(NumbersError, match=r"walked again, no output.* non-finite gradients: 0, 1, 2, 3, 4, 5\)"):
         trained(2, until=20, spoil=(2, 3, 4), once=True)
