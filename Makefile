@@ -14,7 +14,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume plan table bench sweep list gpu-check test check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep list gpu-check test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -26,6 +26,9 @@ experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=
 
 resume: $(READY) ## take a run up again: RUN=, SET= (another pipeline.stages or pipeline.replicas, say)
 	@$(GPIPE) resume "$(RUN)" --set "$(SET)" --launcher "$(LAUNCHER)"
+
+checkpoints: $(READY) ## list a run's checkpoints, every file verified: RUN=
+	@$(GPIPE) checkpoints "$(RUN)"
 
 plan: $(READY) ## what a run would cost: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=
 	@$(GPIPE) plan "$(NAME)" --cluster "$(CLUSTER)" --scale "$(SCALE)" --set "$(SET)" --format "$(FORMAT)"
@@ -47,6 +50,9 @@ gpu-check: $(READY) ## check one GPU: gradients, training steps, faster ways; wi
 
 test: $(READY) ## run the tests
 	@$(VENV)/bin/python -m pytest
+
+test-faults: $(READY) ## run the slow tests: kills, torn files, full disks; forty minutes at most
+	@$(VENV)/bin/python -m pytest -n 0 --timeout 1800 tests/faults
 
 check: $(READY) ## ruff and mypy
 	@$(VENV)/bin/ruff check .

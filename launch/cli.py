@@ -1,7 +1,7 @@
 """The one command line. The Makefile is a thin face of it; new behaviour is a field of an experiment, not an option.
 
-Exit codes: 0 done, 1 a benchmark found wrong gradients, 2 a fault the user can mend (one sentence, no traceback), 130
-interrupted.
+Exit codes: 0 done, 1 a benchmark found wrong gradients or no checkpoint is whole, 2 a fault the user can mend (one
+sentence, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -64,6 +64,15 @@ def resume(run: str, settings: SetOption = "", launcher: LauncherOption = Launch
     from launch import session
 
     session.resume(run, settings, launcher.value, console)
+
+
+@app.command()
+def checkpoints(run: str) -> None:
+    """List a run's checkpoints and verify every file of them; exit code 1 when none is whole."""
+    from launch import checkpoints as listing
+
+    if not listing.checkpoints(run, console):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -23,7 +23,7 @@ from suite.training.loop import FIRST_DEADLINE
 from suite.training.optimizer import StageOptimizer, named_parameters
 
 GROUP_TIMEOUT = 300.0
-"""Seconds a collective may last: far beyond a checkpoint's writing, far below torch's half hour."""
+"""Seconds a collective may last: far beyond what a save point waits, far below torch's half hour."""
 
 
 @dataclass(frozen=True)
@@ -84,4 +84,4 @@ def assemble(
     deadline = Deadline(FIRST_DEADLINE)
     executor = Executor(place, stage, make_ways(place, layers, cells, groups, device, deadline), recipe)
     executor.reduction = update.reduction
-    return Engine(executor, update, deadline, found.step if found else 0, found.manifest if found else {})
+    return Engine(executor, update, deadline, found.step if found else 0, found.notes if found else {})

@@ -17,6 +17,7 @@ from experiments.planning import Planned, make
 from experiments.registry import find, read_experiment, resolve
 from experiments.scales import Asked, with_changes
 from experiments.tasks import data_folder, prepare_data, workload
+from launch.checkpoints import place_of_run
 from launch.devices import this_machine
 from launch.follow import Follower
 from launch.pricing import pricer
@@ -57,6 +58,8 @@ def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
     changed = [section for section in before.fixed if getattr(chosen, section) != getattr(before, section)]
     if chosen.optimizer.name != before.optimizer.name:
         changed.append("optimizer.name")
+    if chosen.train.checkpoints != before.train.checkpoints:
+        changed.append("train.checkpoints")
     if changed:
         raise SettingError(f"a resumed run keeps its {' and '.join(changed)}; start a new run to change them")
     if run.record.exists() and json.loads(run.record.read_text())["steps"] >= chosen.train.steps:
@@ -94,7 +97,7 @@ def _prepared(chosen: Experiment, console: Console) -> Experiment:
     source = getattr(chosen.train, "start_from", None)
     if source is None:
         return changed
-    if not list_checkpoints(Path(source) / "checkpoints", _say(console)):
+    if not list_checkpoints(place_of_run(Path(source)), _say(console)):
         raise CheckpointError(f"{source} has no whole checkpoint; give train.start_from a run that was trained")
     before = read_experiment((Path(source) / "experiment.toml").read_text())
     own, other = (asdict(one.model) for one in (changed, before))  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from rich.console import Console
 from experiments.scales import onto
 from experiments.transfer import NAME as TRANSFER
 from experiments.transfer import SweepRun, transfer_runs, transfer_table
+from launch.checkpoints import place_of_run
 from launch.devices import this_machine
 from launch.runs import RUNS, held, named_run
 from launch.session import resume, run_experiment
@@ -30,7 +31,7 @@ def sweep(name: str, launcher: str, console: Console) -> None:
             console.print(f"{at + 1} of {len(runs)}, {one.id}: finished already")
             continue
         console.print(f"{at + 1} of {len(runs)}, {one.id}")
-        if list_checkpoints(folder / "checkpoints", console.print):
+        if list_checkpoints(place_of_run(folder), console.print):
             console.print("it was left unfinished and is taken up again")
             resume(str(folder), "", launcher, console)
             continue

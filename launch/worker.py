@@ -17,6 +17,7 @@ import torch.distributed as dist
 from experiments.experiment import Experiment
 from experiments.registry import read_experiment
 from launch.ahead import Ahead
+from launch.checkpoints import place_of, place_of_run
 from launch.devices import cores
 from launch.engine import GROUP_TIMEOUT, Engine, assemble
 from launch.feeds import feed_of
@@ -94,7 +95,8 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
     cells = cell_ranges(job.cells, len(layers))
     engine = assemble(
         place, layers, loss, cells, device, job.recipe, experiment.optimizer, experiment.train.seed,
-        lambda stage: checkpoint.newest_valid(job.run.checkpoints, stage.indices, say) if job.resume else None,
+        lambda stage: checkpoint.newest_valid(place_of(job.run, experiment), stage.indices, len(layers), say)
+        if job.resume else None,
         getattr(experiment.train, "averages_over_replicas", True), lambda stage: _begin(experiment, stage, say),
     )  # fmt: skip
     feed = feed_of(experiment, job.data, place)
@@ -107,17 +109,17 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
     trackers, wandb = _trackers(job, experiment, engine, say) if place.speaks else ([], None)
     run_id = _from_speaker(wandb.run_id if wandb else None, place)
 
-    def save(step: int, units: int) -> None:
-        notes = {"units": units, "name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id}
-        folder = job.run.checkpoints
-        checkpoint.save(folder, step, engine.executor.stage, engine.optimizer, place, notes | feed.notes())
-
+    fixed = {"name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id} | feed.notes()
+    saver = checkpoint.Saver(
+        checkpoint.Storage(place_of(job.run, experiment)), engine.executor.stage, engine.optimizer, place,
+        lambda units: {"units": units} | fixed, say, engine.start,
+    )  # fmt: skip
     trace = TraceWriter(
         job.run.traces, place, device, engine.start, experiment.trace, str((experiment.pipeline, job.cells, job.recipe))
     )
     batches = Ahead(feed.batch, experiment.train.steps, engine.executor.foresee)
     worker = Worker(
-        engine.executor, engine.optimizer, engine.deadline, batches, save, trackers, trace,
+        engine.executor, engine.optimizer, engine.deadline, batches, saver, trackers, trace,
         experiment.unit, experiment.measure, say,
     )  # fmt: skip
     progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("units", 0))))
@@ -141,7 +143,7 @@ def _begin(experiment: Experiment, stage: Stage, say: Callable[[str], None]) -> 
     if source is None:
         return
     indices = [index for index in stage.indices if index < experiment.list_length - 1]
-    found = checkpoint.newest_valid(Path(source) / "checkpoints", indices, say)
+    found = checkpoint.newest_valid(place_of_run(Path(source)), indices, experiment.list_length, say)
     if found is None:
         raise CheckpointError(f"{source} has no whole checkpoint; give train.start_from a run that was trained")
     checkpoint.load_values(found, stage, indices)

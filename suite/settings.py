@@ -72,6 +72,10 @@ class LoopSettings(Frozen):
     steps: int = Field(100, ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the last step always writes one")
+    checkpoints: str | None = Field(
+        None, pattern="^(/|[a-z0-9]+://)", description="where they go: a folder from / on, or a URL such as "
+        "s3://bucket/runs, each run below it by its name and id; otherwise the run's own folder"
+    )  # fmt: skip
     bad_steps_allowed: int = Field(3, ge=0, description="steps in a row with non-finite gradients that are skipped")
     threads: int | None = Field(None, ge=1, description="compute threads a stage; otherwise cores / stages")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,22 @@ FIRST_DEADLINE = 300.0
 SHORTEST_DEADLINE, STEPS_A_DEADLINE = 60.0, 10.0
 
 
+class Saving(Protocol):
+    """What the loop asks of ``checkpoint.Saver``. All workers call all of it, in the same order."""
+
+    def stepped(self, step: int, applied: bool) -> None:
+        """Hears that ``step`` steps are done, and whether the last one updated the weights."""
+
+    def save(self, step: int, units: int) -> None:
+        """Begins to save the state after ``step`` steps."""
+
+    def settle(self) -> None:
+        """Waits for the save under way."""
+
+    def finish(self, step: int, units: int) -> None:
+        """Returns once the state after the last step is saved."""
+
+
 @dataclass(frozen=True)
 class Worker:
     """One worker's parts. ``batches`` gives its share of a step's mini-batch; None where none is needed."""
@@ -34,8 +50,8 @@ class Worker:
     optimizer: StageOptimizer
     deadline: Deadline
     batches: Callable[[int], MiniBatch | None]
-    save: Callable[[int, int], None]
-    """Called by all workers with (steps done, units so far)."""
+    saver: Saving | None
+    """None where nothing is to be saved."""
     trackers: Sequence[Tracker]
     """Empty on all workers but the one that speaks."""
     trace: TraceWriter | None = None
@@ -61,7 +77,8 @@ def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progres
     """Trains from ``progress`` to ``settings.steps``.
 
     Raises NumbersError after more than ``bad_steps_allowed`` steps in a row with non-finite numbers, on all workers in
-    the same step, and StallError when a neighbour does not deliver in time.
+    the same step, StallError when a neighbour does not deliver in time, and CheckpointError when checkpoints cannot be
+    written.
     """
     bad = 0
     for step in range(progress.step, settings.steps):
@@ -81,13 +98,19 @@ def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progres
         if batch is not None:
             progress.units += int(batch.weight)
             _record(worker, progress, outcome, batch.weight, seconds)
+        if worker.saver is not None:
+            worker.saver.stepped(progress.step, outcome.applied)
         if bad > settings.bad_steps_allowed:
+            if worker.saver is not None:
+                worker.saver.settle()
             raise NumbersError(
                 f"{bad} steps in a row had non-finite numbers, {settings.bad_steps_allowed} are allowed; stopped at "
                 f"step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
             )
-        if progress.step % settings.checkpoint_every == 0 or progress.step == settings.steps:
-            worker.save(progress.step, progress.units)
+        if worker.saver is not None and progress.step % settings.checkpoint_every == 0:
+            worker.saver.save(progress.step, progress.units)
+    if worker.saver is not None:
+        worker.saver.finish(progress.step, progress.units)
     return progress
 
 

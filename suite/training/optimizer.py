@@ -153,11 +153,14 @@ class StageOptimizer:
         Raises CheckpointError when it is another optimizer's.
         """
         parameter = self._named[key]
-        expected = {"step", *(self._kept or _ADAFACTOR[parameter.ndim > 1])}
-        if state.keys() != expected:
+        expected = _state_shapes(tuple(parameter.shape), self._kept)
+        if {name: (tuple(value.shape), value.dtype) for name, value in state.items()} != {
+            name: (shape, torch.float32) for name, shape in expected.items()
+        }:
+            found = {name: tuple(value.shape) for name, value in sorted(state.items())}
             raise CheckpointError(
-                f"the optimizer state of layer {key[0]}, {key[1]} is {sorted(state)}, {self._settings.name} keeps "
-                f"{sorted(expected)}; resume with the optimizer of the run that wrote it"
+                f"the optimizer state of layer {key[0]}, {key[1]} is {found}, {self._settings.name} keeps "
+                f"{expected} in fp32; resume with the optimizer of the run that wrote it"
             )
         if not self._zero:
             self._inner.state[parameter] = {
@@ -279,6 +282,14 @@ def lone_update(module: nn.Module, settings: OptimizerSettings) -> Callable[[], 
 def _kept(settings: OptimizerSettings) -> tuple[str, ...]:
     kept = _KEPT.get(settings.name, ())
     return kept[:1] if settings.name == "rmsprop" and settings.beta1 == 0 else kept
+
+
+def _state_shapes(shape: tuple[int, ...], kept: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Returns what is kept of a parameter: tensors of its shape, or what Adafactor makes of it."""
+    if kept:
+        return {**dict.fromkeys(kept, shape), "step": ()}
+    sums = ((*shape[:-1], 1), (*shape[:-2], 1, shape[-1])) if len(shape) > 1 else (shape,)
+    return {**dict(zip(_ADAFACTOR[len(shape) > 1], sums, strict=True)), "step": ()}
 
 
 def _square(gradient: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """A real training run of the toy model in the processes of a test: executor, DeepSpeed, checkpoints."""
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
@@ -31,20 +29,23 @@ class Losses:
 
 def run(
     rank, world, rendezvous, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4,
-    poison=None, once=False,
+    poison=None, once=False, recipe="except_last", again=None, at=lambda step: None,
 ):  # fmt: skip
     """Returns ([(loss, norm)] of the speaking worker, {(layer, name): final value}) of this worker.
 
     ``total`` counts micro-batches over all replicas. ``spoil`` are steps in which one label's loss is made infinite;
     ``poison`` what else is (see ``poisoned``), in all of them. ``once``: not when such a step is walked again.
+    What was resumed is saved once more below ``again``, as it was loaded. ``at`` is called before each step.
     """
     join(rank, world, rendezvous)
-    return trained(rank, stages, replicas, until, folder, resume, optimizer, spoil, total, poison, once)
+    return trained(
+        rank, stages, replicas, until, folder, resume, optimizer, spoil, total, poison, once, recipe, again, at
+    )  # fmt: skip
 
 
 def trained(
     rank, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4, poison=None,
-    once=False, recipe="except_last",
+    once=False, recipe="except_last", again=None, at=lambda step: None,
 ):  # fmt: skip
     """As ``run``, in a process that has joined already."""
     place = Place(rank, stages, replicas)
@@ -53,7 +54,7 @@ def trained(
     progress = Progress()
     found = None
     if resume:
-        found = checkpoint.newest_valid(Path(folder), executor.stage.indices, print)
+        found = checkpoint.newest_valid(folder, executor.stage.indices, len(layers), print)
         checkpoint.load_values(found, executor.stage)
         progress.step = found.step
     settings = OptimizerSettings(name=optimizer, learning_rate=0.02, warmup_steps=5, clip_norm=0.2, weight_decay=0.01)
@@ -61,11 +62,15 @@ def trained(
     executor.reduction = update.reduction
     if found is not None:
         checkpoint.load_optimizer(found, executor.stage, update)
+        if again is not None:
+            saver = checkpoint.Saver(checkpoint.Storage(again), executor.stage, update, place, lambda _: {}, print)
+            saver.finish(found.step, 0)
 
     if poison is not None:
         poisoned(executor, *poison)
 
     def batches(step):
+        at(step)
         share = -(-total // replicas)
         batch = mini_batch(*toy_batch(8, seed=100 + step), share, place.replica, replicas, total)
         if step in spoil and place.last and poison is None and executor.stage.loss is not None:
@@ -74,14 +79,17 @@ def trained(
             executor.stage.loss = SumLoss()
         return batch
 
-    def save(step, tokens):
-        if folder is not None:
-            checkpoint.save(Path(folder), step, executor.stage, update, place, {"tokens": tokens})
+    saver = None
+    if folder is not None:
+        storage = checkpoint.Storage(folder)
+        saver = checkpoint.Saver(
+            storage, executor.stage, update, place, lambda tokens: {"tokens": tokens}, print, progress.step
+        )
 
     losses = Losses()
     transport = executor.ways[0].transport
     deadline = transport.deadline if transport else Deadline(60)
-    worker = Worker(executor, update, deadline, batches, save, [losses] if place.speaks else [])
+    worker = Worker(executor, update, deadline, batches, saver, [losses] if place.speaks else [])
     train(worker, TrainSettings(steps=until, checkpoint_every=20, bad_steps_allowed=2), progress)
     return losses.seen, {key: p.detach().clone().numpy() for key, p in named.items()}
 
@@ -118,11 +126,11 @@ def interrupted(rank, world, rendezvous, stages, replicas, folder, recipes):
     found = []
     for recipe in recipes:
         place = rank, stages, replicas
-        own = Path(folder) / recipe.schedule
+        own = f"{folder}/{recipe.schedule}-{recipe.turns}"
         whole = trained(*place, 8, recipe=recipe)
-        first, _ = trained(*place, 4, str(own), recipe=recipe)
+        first, _ = trained(*place, 4, own, recipe=recipe)
         dist.barrier()
-        others, weights = trained(*place, 8, str(own), resume=True, recipe=recipe)
+        others, weights = trained(*place, 8, own, resume=True, recipe=recipe)
         found.append((whole, (first + others, weights)))
     return found
 

@@ -1,0 +1,27 @@
+"""Checkpoints that any K, R and schedule can read: one file a layer, and a manifest that comes last.
+
+    checkpoints/00000050/layer-0000.safetensors     value/<name>: parameters and buffers
+                         layer-0001.safetensors     state/<parameter>/<name>: optimizer state, whole
+                         manifest.json              step, size and digest of all layer files, a seal of itself
+                         good                       there once a finite step was done from this state
+
+A folder without a manifest that agrees with its files is not a checkpoint: it is named, and the one before is taken.
+"""
+
+from suite.training.checkpoint.audit import Audit, audit
+from suite.training.checkpoint.loading import load_optimizer, load_values
+from suite.training.checkpoint.reading import Checkpoint, list_checkpoints, newest_valid
+from suite.training.checkpoint.storage import Storage
+from suite.training.checkpoint.writing import Saver
+
+__all__ = [
+    "Audit",
+    "Checkpoint",
+    "Saver",
+    "Storage",
+    "audit",
+    "list_checkpoints",
+    "load_optimizer",
+    "load_values",
+    "newest_valid",
+]

@@ -1,0 +1,99 @@
+"""The manifest: which files make a checkpoint, and that they are these to the bit.
+
+    {"files": {"layer-0000.safetensors": {"bytes": 1184, "sha256": "9f..."}, ...},
+     "format": 2, "notes": {...}, "step": 50, "written": 1760000000.0,
+     "seal": SHA-256 of all the rest}
+
+It is written in one way only (sorted, indented), so any other bytes are no manifest, whatever they say. ``format`` and
+``seal`` keep their meaning in every format: a newer one is told from a damaged one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from suite.errors import CheckpointError
+
+FORMAT = 2
+
+LARGEST = 2**26
+"""Bytes of a manifest: of half a million layers."""
+
+
+class DamagedError(Exception):
+    """What is wrong with a file of a checkpoint, in words that follow its name."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class File(_Record):
+    """What a file must be."""
+
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class Manifest(_Record):
+    """A checkpoint as its manifest tells it."""
+
+    format: int = FORMAT
+    step: int = Field(ge=0)
+    """Steps done when it was written: also the whole state of the sampler, of the random numbers and of the rate."""
+    written: float
+    """Seconds since 1970."""
+    files: dict[str, File]
+    notes: dict[str, Any]
+    """What a run wants back: units seen, its name, seed, wandb run and vocabulary."""
+
+    def encode(self) -> bytes:
+        """Returns the one text that stands for this manifest."""
+        return _sealed(self.model_dump(mode="json"))
+
+
+def decode(data: bytes, name: str) -> Manifest:
+    """Returns what ``encode`` wrote. ``name`` is for messages.
+
+    Raises DamagedError for any other bytes, and CheckpointError when another version of the suite wrote it.
+    """
+    try:
+        values = json.loads(data)
+        whole = isinstance(values, dict) and "seal" in values and _sealed(values) == data
+    except (ValueError, RecursionError):
+        raise DamagedError("it is no manifest") from None
+    if not whole:
+        raise DamagedError("its seal does not agree with what it says")
+    found = values.get("format")
+    if found != FORMAT:
+        older = isinstance(found, int) and found < FORMAT
+        raise CheckpointError(
+            f"{name} has format {repr(found)[:40]}, written by {'an older' if older else 'a newer'} version of the "
+            f"suite; this one reads format {FORMAT}; resume with the version that wrote it"
+        )
+    try:
+        return Manifest.model_validate({key: value for key, value in values.items() if key != "seal"})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise DamagedError(f"its field {place}: {first['msg']}") from None
+
+
+def layer_file(layer: int) -> str:
+    """Returns the file name of one layer."""
+    return f"layer-{layer:04d}.safetensors"
+
+
+def digest(data: bytes) -> str:
+    """Returns the SHA-256 of a file's bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sealed(values: dict[str, Any]) -> bytes:
+    body = {key: value for key, value in values.items() if key != "seal"}
+    seal = digest(json.dumps(body, sort_keys=True).encode())
+    return json.dumps({**body, "seal": seal}, sort_keys=True, indent=1).encode()

@@ -1,0 +1,125 @@
+"""Where checkpoints lie: a folder of this machine, or an object store by its URL (fsspec). Flat folders of small trees.
+
+write("00000050/layer-0003.safetensors", data)     a file is there whole or not at all:
+    local           a draft, fsync, rename         ... also after a power cut
+    object store    one PUT
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from suite.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+
+
+class Storage:
+    """The folders of a run's checkpoints. Every failure of the disk or the store is an OSError that names the file."""
+
+    def __init__(self, location: str | Path) -> None:
+        """``location`` is a folder or a URL, such as s3://bucket/runs.
+
+        Raises CheckpointError for a URL of a kind that is not known here.
+        """
+        self.location = str(location)
+        try:
+            # what another worker has just written must be seen
+            found: tuple[Any, str] = fsspec.url_to_fs(self.location, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(f"checkpoints cannot be kept at {self.location}: {error}") from None
+        self._files, self._root = found
+        self._local = isinstance(self._files, LocalFileSystem)
+
+    def shown(self, path: str) -> str:
+        """Returns how a file is called in a message."""
+        return f"{self.location.rstrip('/')}/{path}".rstrip("/")
+
+    def folders(self) -> list[str]:
+        """Returns the names of folders that may be checkpoints, the newest step first."""
+        names = [name for name in self.names("") if re.fullmatch(r"\d{8,12}", name)]
+        return sorted(names, key=int, reverse=True)
+
+    def names(self, folder: str) -> set[str]:
+        """Returns what lies directly in a folder; nothing in one that is not there."""
+        with self._named(folder):
+            try:
+                return {str(path).rstrip("/").rpartition("/")[2] for path in self._files.ls(self._at(folder), False)}
+            except FileNotFoundError:
+                return set()
+
+    def size(self, path: str) -> int:
+        """Returns the bytes of a file. Raises FileNotFoundError when there is none."""
+        with self._named(path):
+            return int(self._files.info(self._at(path))["size"])
+
+    def read(self, path: str, size: int) -> bytes:
+        """Returns a file, or its first ``size`` bytes, so that a file of another size cannot fill the memory."""
+        with self._named(path):
+            data: bytes = self._files.cat_file(self._at(path), end=size) if size else b""
+            return data
+
+    def write(self, path: str, data: bytes) -> None:
+        """Puts a file in place, whole or not at all; one of the same name is replaced."""
+        with self._named(path):
+            if not self._local:
+                self._files.pipe_file(self._at(path), data)
+                return
+            place = Path(self._at(path))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            draft = place.with_name(f"{place.name}.draft")
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(place)
+
+    def settle(self, folder: str) -> None:
+        """Makes the names in a folder, and its own, outlast a power cut. A store's do anyway."""
+        if self._local:
+            with self._named(folder):
+                for path in (Path(self._at(folder)), Path(self._root)):
+                    handle = os.open(path, os.O_RDONLY)
+                    try:
+                        os.fsync(handle)
+                    finally:
+                        os.close(handle)
+
+    def remove(self, path: str) -> None:
+        """Removes a file, if it is there."""
+        with self._named(path):
+            try:
+                self._files.rm_file(self._at(path))
+            except FileNotFoundError:
+                return
+
+    def remove_folder(self, folder: str) -> None:
+        """Removes a checkpoint, its manifest first: a half-deleted folder is no checkpoint."""
+        self.remove(f"{folder}/{MANIFEST}")
+        with self._named(folder):
+            try:
+                self._files.rm(self._at(folder), recursive=True)
+            except FileNotFoundError:
+                return
+
+    def _at(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}".rstrip("/")
+
+    @contextmanager
+    def _named(self, path: str) -> Iterator[None]:
+        """Each store's driver has errors of its own; all become OSErrors with the file's name."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            told = error.strerror if isinstance(error, OSError) else None
+            raise OSError(f"{self.shown(path)}: {told or f'{type(error).__name__}: {error}'}") from error

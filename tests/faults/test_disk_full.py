@@ -1,0 +1,67 @@
+"""A disk that is full for a while, and one that stays so: a real file system of a few pages."""
+
+import os
+import subprocess
+
+import pytest
+
+from launch.spawn import run_processes
+from suite.errors import CheckpointError
+from tests.training.fuzz import files_of
+from tests.training.saves import list_checkpoints
+from tests.training.work import run
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, with room for four checkpoints of the toy model."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system takes root; files that cannot grow are tested in tests/training")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192k", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+class Ballast:
+    """Fills the disk before one step and frees it before another."""
+
+    def __init__(self, path, fill, free):
+        self.path, self.fill, self.free = path, fill, free
+
+    def __call__(self, step):
+        if step == self.fill:
+            with open(self.path, "wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(bytes(4096))
+                except OSError:
+                    pass
+        if step == self.free:
+            self.path.unlink(missing_ok=True)
+
+
+def trained(stages, until, folder, at=lambda step: None):
+    return run_processes(
+        run, stages, stages, 1, until, folder, False, "adamw", (), 4, None, False, "except_last", None, at
+    )
+
+
+def test_training_goes_on_over_a_full_disk_and_saves_again(small_disk, tmp_path):
+    undisturbed = trained(2, 100, str(tmp_path / "other"))
+    disturbed = trained(2, 100, str(small_disk / "run"), Ballast(small_disk / "ballast", 25, 75))
+    assert [seen for seen, _ in disturbed] == [seen for seen, _ in undisturbed]  # to the bit
+    steps = [found.step for found in list_checkpoints(small_disk / "run", print)]
+    assert steps == [100, 80]  # those of 40 and 60 failed
+
+
+def test_a_disk_that_stays_full_ends_the_run_and_leaves_the_old_checkpoint(small_disk):
+    with pytest.raises(CheckpointError, match=r"3 checkpoints in a row .* No space left on device") as ended:
+        trained(2, 200, str(small_disk / "run"), Ballast(small_disk / "ballast", 25, -1))
+    assert "the newest is that of step 20" in str(ended.value)
+    (found,) = list_checkpoints(small_disk / "run", print)
+    assert found.step == 20
+    assert len(files_of(small_disk / "run" / found.folder)) == 6
+    for layer in range(6):
+        found.read(layer)

@@ -1,0 +1,180 @@
+"""Saving beside the training: what is saved, what a failure does, what stays, and what a kill leaves."""
+
+import os
+import resource
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.spawn import run_processes
+from suite.errors import CheckpointError
+from suite.training.checkpoint import Storage, load_optimizer, load_values, newest_valid
+from suite.training.checkpoint.retention import KEEP, kept
+from tests.training.saves import LAYERS, Counting, kill_during_saves, restored
+
+
+class Gated(Storage):
+    """A disk that is busy until it is let go."""
+
+    def __init__(self, location):
+        super().__init__(location)
+        self.open = threading.Event()
+
+    def write(self, path, data):
+        assert self.open.wait(60)
+        super().write(path, data)
+
+
+def goes_on(rank, world, rendezvous, folder):
+    disk = Gated(folder)
+    one = Counting(rank, world, rendezvous, disk)
+    one.become(5)
+    one.saver.save(5, 0)
+    one.become(6)  # while nothing is written yet
+    before = os.listdir(folder)
+    disk.open.set()
+    one.saver.settle()
+    return before, restored(folder)
+
+
+def test_training_goes_on_while_a_save_is_written_and_the_state_is_that_of_the_save_point(tmp_path):
+    assert run_processes(goes_on, 1, str(tmp_path)) == [([], 5)]
+
+
+def limit(size):
+    """Every write beyond ``size`` bytes of a file fails in this process, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def fails(rank, world, rendezvous, folder):
+    """Three saves that cannot be written by one of the workers, one that can, and then no more."""
+    said = []
+    one = Counting(rank, world, rendezvous, folder, say=said.append)
+    seen = []
+    for step in range(1, 9):
+        if rank == 1:
+            limit(resource.RLIM_INFINITY if step in (1, 4) else 300)
+        one.become(step)
+        try:
+            one.saver.save(step, 0)
+            one.saver.settle()
+        except CheckpointError as error:
+            return seen, said, step, str(error)
+        seen.append((restored(folder), len(os.listdir(folder))))
+    return seen, said, None, None
+
+
+def test_a_save_that_fails_is_said_leaves_the_old_one_and_is_tried_again_but_not_for_ever(tmp_path):
+    first, second = run_processes(fails, 2, str(tmp_path))
+    assert first[0] == [(1, 1), (1, 1), (1, 1), (4, 2), (4, 2), (4, 2), (4, 2)]  # what was half written is gone
+    said, step, ended = first[1:]
+    assert len(said) == 5
+    assert "the checkpoint of step 2 was not written (replica 0, stage 1: " in said[0]
+    assert "File too large); training goes on; the newest is that of step 1" in said[0]
+    assert step == second[2] == 8
+    assert ended == second[3]
+    for part in ("3 checkpoints in a row", str(tmp_path), "the newest is that of step 4", "File too large"):
+        assert part in ended
+
+
+def lasts(rank, world, rendezvous, folder, failures):
+    """The disk is full for some of the tries to save the last step."""
+
+    def say(text):
+        said.append(text)
+        if len(said) == failures:
+            limit(resource.RLIM_INFINITY)
+
+    said = []
+    one = Counting(rank, world, rendezvous, folder, say=say)
+    one.become(1)
+    limit(300)
+    one.saver.save(1, 0)
+    try:
+        one.saver.finish(1, 0)
+    except CheckpointError as error:
+        return restored(folder), str(error)
+    return restored(folder), None
+
+
+def test_the_last_save_is_tried_again_and_a_run_without_it_ends_with_an_error(tmp_path):
+    assert run_processes(lasts, 1, str(tmp_path / "mended"), 2) == [(1, None)]
+    ((step, told),) = run_processes(lasts, 1, str(tmp_path / "full"), 3)
+    assert step == 0
+    assert "3 checkpoints in a row could not be written" in told
+    assert "there is none yet" in told
+
+
+def in_a_store(rank, world, rendezvous):
+    """Returns what lies in an object store (fsspec's, in memory) after saves, and what is loaded from it."""
+    place = "memory://bucket/run"
+    one = Counting(rank, world, rendezvous, place)
+    for step in (1, 2, 3):
+        one.become(step)
+        one.saver.save(step, 0)
+    one.saver.finish(3, 0)
+    one.become(9)
+    found = newest_valid(place, range(LAYERS), LAYERS, print)
+    load_values(found, one.stage)
+    load_optimizer(found, one.stage, one.update)
+    values = {float(value) for p in one.stage.layers.parameters() for value in p.detach().flatten()}
+    storage = Storage(place)
+    return found.step, values, {folder: sorted(storage.names(folder)) for folder in storage.folders()}
+
+
+def test_an_object_store_serves_as_a_folder_does():
+    ((step, values, files),) = run_processes(in_a_store, 1)
+    assert (step, values) == (3, {3.0})
+    layers = [f"layer-{layer:04d}.safetensors" for layer in range(LAYERS)]
+    assert files == {"00000003": [*layers, "manifest.json"], "00000002": ["good", *layers, "manifest.json"]}
+
+
+def test_a_store_of_no_known_kind_is_a_sentence():
+    with pytest.raises(CheckpointError, match="cannot be kept at nostore://bucket"):
+        Storage("nostore://bucket")
+
+
+def resumes_before(rank, world, rendezvous, folder):
+    """Saves 1, 2, 3, is taken up at 1 (2 and 3 were damaged, say) and saves 2 anew."""
+    one = Counting(rank, world, rendezvous, folder)
+    for step in (1, 2, 3):
+        one.become(step)
+        one.saver.save(step, 0)
+    one.saver.settle()
+
+
+def again(rank, world, rendezvous, folder):
+    one = Counting(rank, world, rendezvous, folder, start=2)
+    one.become(3)
+    one.saver.finish(3, 0)
+
+
+def test_a_future_that_a_resume_gave_up_is_written_over(tmp_path):
+    run_processes(resumes_before, 1, str(tmp_path))
+    (tmp_path / "00000003/layer-0000.safetensors").write_bytes(b"damaged")
+    (tmp_path / "00000003/good").touch()
+    (tmp_path / "00000007").mkdir()
+    run_processes(again, 1, str(tmp_path))
+    assert restored(tmp_path) == 3
+    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003"]
+    assert not (tmp_path / "00000003/good").exists()
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_retention_keeps_the_newest_and_never_loses_the_last_good_one(finite):
+    """A save at each step; whether a finite step follows it is known before the next one."""
+    there: set[int] = set()
+    good: set[int] = set()
+    for step, follows in enumerate(finite, 1):
+        before, there = there, kept(there | {step}, good)
+        assert there <= before | {step}
+        assert set(sorted(before | {step})[-KEEP:]) <= there
+        assert len(there) <= KEEP + 1
+        assert not good or max(good) in there
+        good |= {step} if follows else set()
+
+
+def test_kills_during_saves_leave_the_state_before_or_the_new_one(tmp_path):
+    assert sum(kill_during_saves(str(tmp_path), 4, seed=1)) == 4
