@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import save
 
 from experiments.registry import find
@@ -36,7 +37,7 @@ def write(place, step):
 def listed(run, monkeypatch, capsys):
     """Returns (exit code, rows by step) of the command."""
     monkeypatch.setattr(sys, "argv", ["gpipe", "checkpoints", str(run.path)])
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr(cli, "console", Console(width=250, markup=False, highlight=False, soft_wrap=True))
     with pytest.raises(SystemExit) as end:
         cli.main()
     lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]

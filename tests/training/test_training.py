@@ -13,8 +13,8 @@ from tests.training.work import interrupted, merge, run
 
 
 def trained(stages, replicas=1, until=20, **options):
-    order = ("folder", "resume", "optimizer", "spoil", "total", "poison", "once")
-    defaults = dict(zip(order, (None, False, "adamw", (), 4, None, False), strict=True))
+    order = ("folder", "resume", "optimizer", "spoil", "total", "poison", "once", "recipe")
+    defaults = dict(zip(order, (None, False, "adamw", (), 4, None, False, "except_last"), strict=True))
     values = [{**defaults, **options}[name] for name in order]
     return merge(run_processes(run, stages * replicas, stages, replicas, until, *values))
 
@@ -146,14 +146,17 @@ def test_a_step_with_infinite_numbers_changes_nothing_anywhere(alone):
 
 
 @pytest.mark.parametrize(
-    ("poison", "told"),
-    [(None, "layer 5: .* or the loss behind it"), (("gradient", 4, 2), "micro-batch 2, layer 4: .*, its input's")],
+    ("poison", "recipe", "told"),
+    [
+        (None, "except_last", "layer 5: .* or the loss behind it"),
+        (("gradient", 4, 2), Recipe("zero_bubble", (ALL,)), "micro-batch 2, layer 4: .*, its input's"),
+    ],
 )
-def test_too_many_bad_steps_stop_all_workers_and_name_where_the_numbers_went_bad(poison, told):
+def test_too_many_bad_steps_stop_all_workers_and_name_where_the_numbers_went_bad(poison, recipe, told):
     with pytest.raises(
         NumbersError, match=rf"3 steps in a row .* the first bad number was at replica 0, stage 1, .*{told}"
     ):
-        trained(2, until=20, spoil=(2, 3, 4), poison=poison)
+        trained(2, until=20, spoil=(2, 3, 4), poison=poison, recipe=recipe)
 
 
 def test_bad_numbers_that_do_not_come_again_are_told_as_a_devices():
