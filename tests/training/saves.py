@@ -56,12 +56,15 @@ def restored(folder):
 
 
 def saving(rank, world, rendezvous, folder, start, done):
-    """Saves as fast as it can, and says each step that is surely saved."""
+    """Saves as fast as it can, and says each step that is surely saved; ends when the other one is gone."""
     one, step = Counting(rank, world, rendezvous, folder, start), start
     while True:
         step += 1
         one.become(step)
-        one.saver.save(step, 0)
+        try:
+            one.saver.save(step, 0)
+        except RuntimeError:
+            time.sleep(60)  # its save goes on until it is killed too
         if rank == 0 and step > start + 1:
             done.send(step - 1)
 
