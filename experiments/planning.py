@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from experiments.cluster import GIB, Cluster
+from experiments.experiment import Experiment
 from experiments.workload import Measurable, Workload
 from suite.errors import PlanError, SettingError, SuiteError
 from suite.pipeline.costs import LayerCost
@@ -363,3 +364,26 @@ def adapted(work: Workload, cluster: Cluster) -> tuple[Workload, tuple[str, ...]
         f"{cluster.devices} devices hold {room} x {pipeline.stages} stages; the mini-batch stays"
     )
     return work.with_pipeline(changed), (note,)
+
+
+def shrunk_to(chosen: Experiment, devices: int) -> Iterator[Experiment]:
+    """Yields a run as it was asked for, then on fewer devices, most first, each with no more than ``devices``.
+
+    The mini-batch stays, and so do its micro-batches: those of fewer replicas are more. So only numbers of replicas
+    among which they can be dealt out evenly are offered, and the run's numbers are those of the undisturbed one.
+    """
+    pipeline = chosen.pipeline
+    total = pipeline.micro_batches * pipeline.replicas
+    if pipeline.stages * pipeline.replicas <= devices:
+        yield chosen
+    fewer = [(pipeline.stages, replicas) for replicas in range(pipeline.replicas - 1, 0, -1) if total % replicas == 0]
+    for stages, replicas in (*fewer, *((stages, 1) for stages in range(pipeline.stages - 1, 0, -1))):
+        if stages * replicas > devices:
+            continue
+        changes: dict[str, Any] = {"stages": stages, "replicas": replicas, "micro_batches": total // replicas}
+        if stages != pipeline.stages:
+            changes["cells"] = None
+        values = chosen.model_dump()
+        values["pipeline"].update(changes)
+        with suppress(SettingError):  # the schedule may not go with so few stages
+            yield chosen.validated(values)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from suite.pipeline.doing import Doing
 from suite.pipeline.recipe import Recipe
 from suite.pipeline.skip import Routes, find_skips
 from suite.pipeline.stage import Stage
@@ -57,13 +58,13 @@ def make_ways(
 def assemble(
     place: Place, layers: Sequence[nn.Module], loss: nn.Module, cells: Sequence[range], device: torch.device,
     recipe: Recipe, settings: OptimizerSettings, seed: int, find: Callable[[Stage], Checkpoint | None] = lambda _: None,
-    averages_over_replicas: bool = True, begin: Callable[[Stage], None] = lambda _: None,
+    averages_over_replicas: bool = True, begin: Callable[[Stage], None] = lambda _: None, doing: Doing | None = None,
 ) -> Engine:  # fmt: skip
     """Makes this worker's stage of ``recipe.turns`` cells, every K-th of ``cells``, new or from the checkpoint that
     ``find`` returns. Every rank must call this.
 
     Weights come before DeepSpeed, which may flatten them; optimizer state after. A stage that is new is given to
-    ``begin``, which may fill it with other weights.
+    ``begin``, which may fill it with other weights. ``doing`` is told what the worker does.
     """
     groups = make_groups(place, GROUP_TIMEOUT, recipe.turns)
     mine, end = cells[place.stage :: place.stages], loss if place.last else None
@@ -81,7 +82,7 @@ def assemble(
     )
     if found is not None:
         checkpoint.load_optimizer(found, stage, update)
-    deadline = Deadline(FIRST_DEADLINE)
-    executor = Executor(place, stage, make_ways(place, layers, cells, groups, device, deadline), recipe)
+    deadline = doing.deadline if doing is not None else Deadline(FIRST_DEADLINE)
+    executor = Executor(place, stage, make_ways(place, layers, cells, groups, device, deadline), recipe, doing)
     executor.reduction = update.reduction
     return Engine(executor, update, deadline, found.step if found else 0, found.notes if found else {})

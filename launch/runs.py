@@ -73,6 +73,16 @@ class RunFolder:
         return self.path / "messages.log"
 
     @property
+    def attempts(self) -> Path:
+        """Two lines an attempt: when it began, and how it ended."""
+        return self.path / "attempts.jsonl"
+
+    @property
+    def beats(self) -> Path:
+        """A file a worker: what it does now."""
+        return self.path / "beats"
+
+    @property
     def checkpoints(self) -> Path:
         """One folder a checkpoint."""
         return self.path / "checkpoints"

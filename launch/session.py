@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from experiments.experiment import Experiment
 from experiments.picture import draw
-from experiments.planning import Planned, make
+from experiments.planning import Planned, make, shrunk_to
 from experiments.registry import find, read_experiment, resolve
 from experiments.scales import Asked, with_changes
 from experiments.tasks import data_folder, prepare_data, workload
@@ -22,8 +23,9 @@ from launch.devices import this_machine
 from launch.follow import Follower
 from launch.pricing import pricer
 from launch.runs import CACHE, RunFolder, find_run, held, new_run
-from launch.worker import Job, threads_of
-from suite.errors import CheckpointError, DataError, SettingError
+from launch.supervise import Launcher, Supervisor
+from launch.worker import Job, speaker, threads_of
+from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError
 from suite.pipeline.timeline import text
 from suite.training.checkpoint import list_checkpoints
 from suite.training.trace import perfetto, read_traces
@@ -120,40 +122,81 @@ def _train(
 ) -> None:
     with held(run.path):
         console.print(f"folder: {run.path}")
-        job = Job(
-            run.path, _data_of(chosen), planned.plan.cells, planned.plan.recipe, this_machine().kind == "gpu", resumed
-        )
+        course = Course(run, chosen, planned, resumed, console)
         try:
-            _launch(job, chosen, planned, launcher, console)
+            _launch(course, launcher, console)
         except KeyboardInterrupt:
             console.print(f"interrupted; the workers are gone. Go on with: make resume RUN={run.path}")
             raise
         finally:
-            _show_trace(run, planned, console)
+            _show_trace(run, course.planned, console)
     _summarise(run, console)
 
 
-def _launch(job: Job, chosen: Experiment, planned: Planned, launcher: str, console: Console) -> None:
+class Course:
+    """What a run is now: the experiment as it was asked for, and its plan, which lost devices may change."""
+
+    def __init__(self, run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool, console: Console) -> None:
+        self._asked, self._first = chosen, planned
+        self.experiment, self.planned, self.job = chosen, planned, _job(run, chosen, planned, resumed)
+        self._console = console
+
+    def fit(self, devices: int) -> tuple[Job, Experiment]:
+        """Returns the job that needs no more devices and is most like what was asked for.
+
+        Raises PlacementError where none fits.
+        """
+        planned = self._first
+        for experiment in shrunk_to(self._asked, devices):
+            try:
+                if experiment != self._asked:
+                    planned = _planned(experiment, "", self._console)
+            except PlanError:
+                continue
+            if experiment != self.experiment:
+                self.experiment, self.planned = experiment, planned
+                self.job = replace(_job(self.job.run, experiment, planned, True))
+                self.job.draft.write_text(experiment.to_toml())
+            return self.job, experiment
+        raise PlacementError(
+            f"{devices} devices are left, and no plan of {self._asked.name} fits them; when more are back, `make "
+            f"resume RUN={self.job.folder}` goes on from the newest checkpoint"
+        )
+
+
+def _job(run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool) -> Job:
+    plan = planned.plan
+    return Job(run.path, _data_of(chosen), plan.cells, plan.recipe, this_machine().kind == "gpu", resumed)
+
+
+def _launch(course: Course, launcher: str, console: Console) -> None:
     """Runs the workers to the end. What was resolved and planned becomes the run's record of itself only once they are
     placed: a resume that cannot start leaves the old one."""
-    draft = job.run.experiment.with_suffix(".draft")
-    draft.write_text(chosen.to_toml())
+    job, chosen = course.job, course.experiment
+    job.draft.write_text(chosen.to_toml())
     if not job.resume:
-        draft.rename(job.run.experiment)
+        job.draft.rename(job.run.experiment)
     try:
-        with Follower(job.run, chosen.train.steps, chosen.unit, console):
-            if launcher == "ray":
-                from launch import ray_train
-
-                ray_train.run(job, chosen)
-            else:
-                from launch import spawn
-
-                spawn.run(job, chosen)
+        with Follower(job.run, chosen.train.steps, chosen.unit, console), started(launcher, chosen, job) as workers:
+            Supervisor(job, chosen, workers, course.fit, speaker(job.run.messages)).run()
     finally:
-        if not draft.exists():
-            job.run.plan.write_text("\n".join(planned.lines()) + "\n")
-            job.run.plan_record.write_text(json.dumps(planned.as_dict(), indent=1) + "\n")
+        if not job.draft.exists():
+            job.run.plan.write_text("\n".join(course.planned.lines()) + "\n")
+            job.run.plan_record.write_text(json.dumps(course.planned.as_dict(), indent=1) + "\n")
+
+
+@contextmanager
+def started(launcher: str, chosen: Experiment, job: Job) -> Iterator[Launcher]:
+    """A context with what starts workers: Ray, or plain processes of this machine."""
+    if launcher == "ray":
+        from launch.ray_train import RaySession
+
+        with RaySession(job, chosen) as session:
+            yield session
+    else:
+        from launch.spawn import Processes
+
+        yield Processes()
 
 
 def _planned(chosen: Experiment, settings: str, console: Console) -> Planned:

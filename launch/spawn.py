@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import queue
+import signal
 import tempfile
 import threading
 import time
@@ -16,8 +17,9 @@ from typing import Any
 
 from experiments.experiment import Experiment
 from launch.engine import GROUP_TIMEOUT
+from launch.watch import Watch
 from launch.worker import Job, threads_of, work
-from suite.errors import NeighbourLostError, SuiteError, WorkerError
+from suite.errors import DiedError, NeighbourLostError, SuiteError, WorkerError
 from suite.pipeline.topology import backend_of
 
 PRELOAD = ["launch.worker", "deepspeed"]
@@ -31,13 +33,16 @@ FIRST_CAUSE_S = 5.0
 """Seconds that a worker's word of a lost neighbour is held back for that neighbour's own."""
 
 
-def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s: float = 600.0) -> list[Any]:
+def run_processes(
+    target: Callable[..., Any], world: int, *args: Any, deadline_s: float = 600.0, given_up: Callable[[], bool] = bool
+) -> list[Any]:
     """Runs ``target(rank, world, rendezvous, *args)`` in ``world`` fresh processes; returns their results by rank.
 
     ``rendezvous`` is a URL for torch.distributed. ``target`` must be importable by name. The first failure ends all
-    processes and is raised here: a SuiteError as itself, anything else with its traceback.
+    processes and is raised here: a SuiteError as itself, anything else with its traceback. So does ``given_up``, asked
+    now and then, when it says so.
 
-    Raises WorkerError when a process dies or the deadline passes.
+    Raises DiedError when a process dies, WorkerError when the deadline passes.
     """
     import torch
 
@@ -58,7 +63,7 @@ def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s
         try:
             for process in processes:
                 process.start()
-            return _collect(processes, results, time.monotonic() + deadline_s)
+            return _collect(processes, results, time.monotonic() + deadline_s, given_up)
         finally:
             for process in processes:
                 if process.is_alive():
@@ -67,18 +72,19 @@ def run_processes(target: Callable[..., Any], world: int, *args: Any, deadline_s
             results.close()
 
 
-def _collect(processes: list[BaseProcess], results: Any, until: float) -> list[Any]:
+def _collect(processes: list[BaseProcess], results: Any, until: float, given_up: Callable[[], bool]) -> list[Any]:
     found: dict[int, Any] = {}
     collateral: dict[int, NeighbourLostError] = {}
     while len(found) < len(processes):
+        if given_up():
+            raise WorkerError("the workers were ended")
         try:
-            rank, value, error = results.get(timeout=0.2)
+            rank, value, error = results.get(timeout=0.1)
         except queue.Empty:
             told = found.keys() | collateral.keys()
             dead = [rank for rank, p in enumerate(processes) if p.exitcode is not None and rank not in told]
             if dead and results.empty():
-                code = processes[dead[0]].exitcode
-                raise WorkerError(f"worker {dead[0]} ended with exit code {code} and no result") from None
+                raise DiedError(dead[0], _end(processes[dead[0]])) from None
             if time.monotonic() > until and collateral:
                 raise next(iter(collateral.values())) from None
             if time.monotonic() > until:
@@ -97,6 +103,12 @@ def _collect(processes: list[BaseProcess], results: Any, until: float) -> list[A
             raise RuntimeError(f"worker {rank} failed\n{trace}") from cause
         found[rank] = value
     return [found[rank] for rank in range(len(processes))]
+
+
+def _end(process: BaseProcess) -> str:
+    code = process.exitcode or 0
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    return f"its process ended {how}"
 
 
 def _call(
@@ -123,23 +135,39 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def run(job: Job, experiment: Experiment, deadline_s: float = 365 * 86400.0) -> None:
-    """Runs a job's K x R workers as processes of this machine. The job itself has no end but its own deadlines."""
+class Processes:
+    """Starts a job's K x R workers as processes of this machine."""
+
+    def run(self, job: Job, experiment: Experiment, watch: Watch) -> None:
+        """Runs one attempt, as long as the watch has nothing against it."""
+        run(job, experiment, given_up=lambda: watch.verdict is not None)
+
+    def room(self, workers: int) -> int:
+        """Processes find room where they did before."""
+        return workers
+
+
+def run(
+    job: Job, experiment: Experiment, deadline_s: float = 365 * 86400.0, given_up: Callable[[], bool] = bool
+) -> None:
+    """Runs one attempt without a watch of its own: its end is the caller's to see to."""
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
     os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
     try:
-        run_processes(_work, workers, job, deadline_s=deadline_s)
+        run_processes(_work, workers, job, deadline_s=deadline_s, given_up=given_up)
     except RuntimeError as error:
+        last = str(error).strip().splitlines()[-1]
         raise WorkerError(
-            f"a worker failed with {str(error).strip().splitlines()[-1]}; the logs are in {job.folder / 'logs'}; when "
-            f"mended, `make resume RUN={job.folder}` goes on from the last checkpoint"
+            f"a worker failed before it began, with {last}; the logs are in {job.folder / 'logs'}"
         ) from error
 
 
 def _work(rank: int, world: int, rendezvous: str, job: Job) -> None:
     import torch
     import torch.distributed as dist
+    from tqdm import tqdm
 
+    tqdm.set_lock(threading.RLock())  # nobody here draws bars, and a lock between processes outlives a killed one
     if job.use_gpu:
         torch.cuda.set_device(rank)
     device = torch.device("cuda" if job.use_gpu else "cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 import traceback
@@ -17,17 +18,22 @@ import torch.distributed as dist
 from experiments.experiment import Experiment
 from experiments.registry import read_experiment
 from launch.ahead import Ahead
+from launch.beats import Beating
 from launch.checkpoints import place_of, place_of_run
 from launch.devices import cores
 from launch.engine import GROUP_TIMEOUT, Engine, assemble
 from launch.feeds import feed_of
 from launch.record import make_record, peak_memory, write_record
 from launch.runs import RunFolder
-from suite.errors import CheckpointError
+from suite.errors import CheckpointError, ProgramError, StallError, SuiteError, Where
+from suite.pipeline.action import Action
 from suite.pipeline.allocation import keep_freed_memory
+from suite.pipeline.doing import Doing
+from suite.pipeline.faults import planned
 from suite.pipeline.partition import cell_ranges
 from suite.pipeline.recipe import Recipe
 from suite.pipeline.stage import Stage
+from suite.pipeline.step import Executor
 from suite.pipeline.topology import Place
 from suite.pipeline.transport import explain
 from suite.training import checkpoint
@@ -49,6 +55,10 @@ class Job:
     """What is walked, as planned."""
     use_gpu: bool
     resume: bool
+    attempt: int = 1
+    """Counts over the whole life of the run."""
+    faults: str = ""
+    """What a test plans (``suite.pipeline.faults``)."""
 
     @property
     def run(self) -> RunFolder:
@@ -57,8 +67,12 @@ class Job:
 
     def experiment(self) -> Experiment:
         """The resolved experiment; of a resumed run that has not started yet, the draft."""
-        draft = self.run.experiment.with_suffix(".draft")
-        return read_experiment((draft if draft.exists() else self.run.experiment).read_text())
+        return read_experiment((self.draft if self.draft.exists() else self.run.experiment).read_text())
+
+    @property
+    def draft(self) -> Path:
+        """What the experiment will be once the workers stand that it asks for."""
+        return self.run.experiment.with_suffix(".draft")
 
 
 def threads_of(experiment: Experiment) -> int:
@@ -67,29 +81,62 @@ def threads_of(experiment: Experiment) -> int:
     return experiment.train.threads or max(1, cores() // workers)
 
 
-def work(job: Job, rank: int) -> None:
+COLLATERAL_S = 2.0
+"""Seconds for which a worker keeps to itself that others left it waiting: theirs is the first cause, and told first."""
+
+
+def work(job: Job, rank: int, node: str = "") -> None:
     """Runs one worker to the end of the job. torch.distributed must stand already.
 
-    Raises whatever SuiteError ends the run; the same on all workers where all know it.
+    Raises whatever SuiteError ends the run, the same on all workers where all know it; ProgramError for any other
+    exception.
     """
     experiment = job.experiment()
     place = Place(rank, experiment.pipeline.stages, experiment.pipeline.replicas)
     log_to(job.run.log(place.replica, place.stage))
-    try:
-        _work(job, experiment, place)
-    except Exception as error:
-        traceback.print_exc()  # into this worker's log; elsewhere only one sentence is shown
-        if isinstance(error, RuntimeError):
-            explained = explain(error, f"the other workers ({place})", GROUP_TIMEOUT)
-            if explained is not error:
-                raise explained from error
-        raise
+    doing = Doing(faults=planned(job.faults, place, job.attempt, job.run.checkpoints))
+    with Beating(job.run.beats, place, job.attempt, doing, node):
+        try:
+            if doing.faults is not None:
+                doing.turn("start", None)
+            _work(job, experiment, place, doing)
+        except Exception as error:
+            traceback.print_exc()  # into this worker's log; elsewhere only one sentence is shown
+            told = _told(error, job, place, doing)
+            if isinstance(told, StallError):
+                time.sleep(COLLATERAL_S)
+            raise told from error
 
 
-def _work(job: Job, experiment: Experiment, place: Place) -> None:
+def _told(error: Exception, job: Job, place: Place, doing: Doing) -> SuiteError:
+    """Returns what the supervisor is told of an exception."""
+    if isinstance(error, SuiteError):
+        return error
+    if isinstance(error, RuntimeError):
+        explained = explain(error, f"the other workers ({place})", GROUP_TIMEOUT)
+        if isinstance(explained, SuiteError):
+            return explained
+    action, layer = doing.what, doing.layer
+    log, host = str(job.run.log(place.replica, place.stage)), socket.gethostname()
+    where = Where(place.replica, place.stage, doing.step, str(action), layer, host, log)
+    at = str(action) + (f" of step {doing.step}" if doing.step is not None else "")
+    if isinstance(action, Action):
+        at += f", micro-batch {action.micro_batch}"
+    if layer is not None and doing.stage is not None:
+        kind = type(doing.stage.layers[doing.stage.indices.index(layer)]).__name__
+        at += f", in layer {layer} ({kind})"
+    elif isinstance(action, Action) and action.kind in "BW" and doing.stage is not None:
+        cell = doing.stage.cells[action.turn]
+        at += f", in one of layers {cell.start}-{cell.stop - 1}"
+    what = type(error).__name__
+    first = (str(error).strip().splitlines() or ["no message"])[0]
+    return ProgramError(f"{place} on {host}, {at}: {what}: {first}; its log is {log}", what, where)
+
+
+def _work(job: Job, experiment: Experiment, place: Place, doing: Doing) -> None:
     torch.set_num_threads(threads_of(experiment))
     keep_freed_memory()
-    say = _speaker(job.run.messages)
+    say = speaker(job.run.messages)
     layers, loss = experiment.build()
     device = torch.device("cuda", torch.cuda.current_device()) if job.use_gpu else torch.device("cpu")
     cells = cell_ranges(job.cells, len(layers))
@@ -97,13 +144,15 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
         place, layers, loss, cells, device, job.recipe, experiment.optimizer, experiment.train.seed,
         lambda stage: checkpoint.newest_valid(place_of(job.run, experiment), stage.indices, len(layers), say)
         if job.resume else None,
-        getattr(experiment.train, "averages_over_replicas", True), lambda stage: _begin(experiment, stage, say),
+        getattr(experiment.train, "averages_over_replicas", True), lambda stage: _begin(experiment, stage, say), doing,
     )  # fmt: skip
+    doing.start = engine.start
+    _plan_faults(engine.executor)
     feed = feed_of(experiment, job.data, place)
     feed.check(engine.notes)
     dist.barrier()  # every worker has read the experiment, and its checkpoint where it resumes
-    if job.resume and place.rank == 0:
-        job.run.experiment.with_suffix(".draft").rename(job.run.experiment)
+    if job.resume and place.rank == 0 and job.draft.exists():
+        job.draft.rename(job.run.experiment)
     if job.resume and place.rank == 0:
         say(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
     trackers, wandb = _trackers(job, experiment, engine, say) if place.speaks else ([], None)
@@ -124,17 +173,29 @@ def _work(job: Job, experiment: Experiment, place: Place) -> None:
     )  # fmt: skip
     progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("units", 0))))
     batches.close()
-    held_out = feed.held_out()
-    score = evaluate(engine.executor, held_out)
-    memory = peak_memory(job.use_gpu)
-    if place.speaks:
-        scores = {f"valid_{experiment.measure}": score, f"baseline_{experiment.measure}": feed.baseline(held_out)}
-        record = make_record(job.run, experiment, layers, progress, scores, memory, run_id, feed.counts())
-        write_record(job.run, record)
-    dist.barrier()
-    if place.speaks:
-        for tracker in trackers:
-            tracker.finish(record)
+    with doing.waits("the end of the run", GROUP_TIMEOUT):
+        held_out = feed.held_out()
+        score = evaluate(engine.executor, held_out)
+        memory = peak_memory(job.use_gpu)
+        if place.speaks:
+            scores = {f"valid_{experiment.measure}": score, f"baseline_{experiment.measure}": feed.baseline(held_out)}
+            record = make_record(job.run, experiment, layers, progress, scores, memory, run_id, feed.counts())
+            write_record(job.run, record)
+        dist.barrier()
+        if place.speaks:
+            for tracker in trackers:
+                tracker.finish(record)
+
+
+def _plan_faults(executor: Executor) -> None:
+    """Gives a test's plan the layers and lanes it may strike."""
+    faults = executor.doing.faults
+    if faults is None:
+        return
+    faults.layers = dict(zip(executor.stage.indices, executor.stage.layers, strict=True))
+    for way in executor.ways:
+        if way.transport is not None and faults.latest:
+            way.transport.late = faults.late
 
 
 def _begin(experiment: Experiment, stage: Stage, say: Callable[[str], None]) -> None:
@@ -165,7 +226,9 @@ def _from_speaker(run_id: str | None, place: Place) -> str | None:
     return shared[0]  # type: ignore[no-any-return]
 
 
-def _speaker(messages: Path) -> Callable[[str], None]:
+def speaker(messages: Path) -> Callable[[str], None]:
+    """Returns what tells a person at the terminal something, and keeps it in the run's folder."""
+
     def say(text: str) -> None:
         with messages.open("a") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {text}\n")

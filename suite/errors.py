@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 
 class SuiteError(Exception):
@@ -50,6 +52,41 @@ class NeighbourLostError(StallError):
 
 class WorkerError(SuiteError):
     """A worker process ended without a result."""
+
+
+class DiedError(WorkerError):
+    """A worker's process is gone and said nothing: killed, out of memory, or its node was lost."""
+
+    def __init__(self, rank: int, how: str, kind: Literal["death", "node", "preemption"] = "death") -> None:
+        self.rank, self.how, self.kind = rank, how, kind
+        super().__init__(rank, how, kind)
+
+    def __str__(self) -> str:
+        return f"worker {self.rank} gave no result: {self.how}"
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where in a run something went wrong, as far as it is known."""
+
+    replica: int
+    stage: int
+    step: int | None = None
+    action: str | None = None
+    layer: int | None = None
+    host: str = ""
+    log: str = ""
+
+
+class ProgramError(WorkerError):
+    """An exception of the program itself in a worker, such as one that a layer raised: what, and where."""
+
+    def __init__(self, told: str, what: str, where: Where) -> None:
+        self.what, self.where = what, where
+        super().__init__(told, what, where)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class NumbersError(SuiteError):

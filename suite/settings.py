@@ -78,6 +78,8 @@ class LoopSettings(Frozen):
     )  # fmt: skip
     bad_steps_allowed: int = Field(3, ge=0, description="steps in a row with non-finite gradients that are skipped")
     threads: int | None = Field(None, ge=1, description="compute threads a stage; otherwise cores / stages")
+    restarts: int = Field(10, ge=0, description="faults survived without a new checkpoint between them; 0 for none")
+    elastic: bool = Field(False, description="whether a run goes on with a smaller K or R when devices are lost")
 
 
 class TrainSettings(LoopSettings):

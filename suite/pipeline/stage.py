@@ -59,6 +59,8 @@ class Stage:
         made = iter(self.layers)
         self._cells = [nn.ModuleList(next(made) for _ in cell) for cell in cells]
         self._fronts = [Fronts([layers[index] for index in cell], self._mixed) for cell in cells]
+        self.now: int | None = None
+        """The layer whose forward runs; what fails or stands still there is told by it."""
         self.splits = splits
         self._splits = [Splits(splitting(cell)) for cell in self._cells] if splits else []
 
@@ -89,13 +91,16 @@ class Stage:
         self.averages.begin(micro_batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
             for index, layer in zip(self.cells[turn], self._cells[turn], strict=True):
+                self.now = index
                 set_seed(layer_seed(self.seed, step, micro_batch, index), self.device)
                 if leaving is None and index == self.cells[turn][-1]:
                     assert self.loss is not None
                     taken = tuple(stash.pop(name) for name in takes_of(layer))
                     objective, measure = scored(layer, self.loss, (*tensors, *taken), targets)
+                    self.now = None
                     return (objective,), measure.detach()
                 tensors = call(layer, tensors, stash, narrow=self._mixed)
+        self.now = None
         assert leaving is not None
         return leaving.pack(tensors, stash), None
 

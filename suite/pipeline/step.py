@@ -18,6 +18,7 @@ from torch import Tensor
 from suite.errors import StallError
 from suite.pipeline.action import Action, closing_in, put_off_in, rebuilt_in
 from suite.pipeline.boundary import Announcement, Front, TensorSpec, announced
+from suite.pipeline.doing import Doing
 from suite.pipeline.layers import Tensors
 from suite.pipeline.microbatch import MiniBatch
 from suite.pipeline.put_off import Later
@@ -82,12 +83,15 @@ class Executor:
     of the summed objective, times R, divided by the mini-batch's weight, so that their mean over replicas is the
     gradient of the mini-batch's mean."""
 
-    def __init__(self, place: Place, stage: Stage, ways: Sequence[Way], recipe: Recipe) -> None:
-        """``ways`` are those of the stage's cells."""
+    def __init__(
+        self, place: Place, stage: Stage, ways: Sequence[Way], recipe: Recipe, doing: Doing | None = None
+    ) -> None:
+        """``ways`` are those of the stage's cells; ``doing`` is told every action."""
         assert len(ways) == len(stage.cells) == recipe.turns, (len(ways), len(stage.cells), recipe)
         assert all((way.transport is None) == (place.stages == 1) for way in ways)
         self.place, self.stage, self.ways, self.recipe = place, stage, ways, recipe
-        self.doing: Action | None = None
+        self.doing = doing or Doing()
+        self.doing.stage = stage
         self.recorder: Recorder | None = None
         """Set for the steps of which a trace is wanted."""
         self.reduction: Reduction | None = None
@@ -119,23 +123,26 @@ class Executor:
         for way in self.ways:
             if way.transport is not None:
                 way.transport.recorder = self.recorder
+        told = step if train else None
+        self.doing.turn("open", told)
         try:
             flight = self._begin(batch, step, train)
             for action in flight.actions:
-                self.doing = action
+                self.doing.turn(action, told)
                 if action.turn == len(flight.passages):
                     self._open(flight)
                 _DO[action.kind](self, flight, action)
                 if self.reduction is not None and action in flight.closing:
                     self.reduction.whole(self.stage.parameters(action.turn))
-            self.doing = None
+            self.doing.turn("close", told)
             while len(flight.passages) < len(self.ways):  # a replica without micro-batches has no action to open them
                 self._open(flight)
             for way in self.ways:
                 if way.transport is not None:
                     way.transport.flush()
         except StallError as error:
-            at = f"at {self.doing}" if self.doing else "at its first or last messages"
+            doing = self.doing.what
+            at = f"at {doing}" if isinstance(doing, Action) else "at its first or last messages"
             when = f"step {step}" if train else "evaluation"
             raise type(error)(f"{self.place}, {when}, {at}: {error}") from error
         sums = [torch.stack(pair).double() for _, pair in sorted(flight.results.items())]
@@ -221,6 +228,9 @@ class Executor:
                     action.turn,
                 )  # fmt: skip
         self._note(action, start)
+        if self.doing.faults is not None:
+            of = "activation" if measure is None else "loss"
+            outputs = self.doing.faults.spoil(of, str(action), self.doing.step, outputs)
         if measure is not None:
             flight.results[i] = (outputs[0].detach(), measure)
         else:
@@ -248,6 +258,8 @@ class Executor:
         else:
             objective = flight.results[i][0]
             gradients = (torch.full_like(objective, flight.scale),)
+        if self.doing.faults is not None:
+            gradients = self.doing.faults.spoil("gradient", str(action), self.doing.step, gradients)
         start = self._mark()
         if (action.turn, i) in flight.put_off:
             returned, passage.later[i] = self.stage.input_backward(kept, gradients, passage.arriving[i], action.turn)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -54,14 +54,18 @@ class Deadline:
     """How long any single wait may last, in seconds; the loop shortens it once it knows how long a step takes."""
 
     seconds: float
+    waiting: str = ""
+    """The message that is waited for now."""
 
 
 def wait(work: dist.Work, deadline: Deadline, what: str) -> None:
     """Waits for one message. Raises StallError when the deadline passes or the other side is gone."""
+    deadline.waiting = what
     try:
         work.wait(timedelta(seconds=deadline.seconds))
     except RuntimeError as error:
         raise explain(error, what, deadline.seconds) from error
+    deadline.waiting = ""
 
 
 def explain(error: RuntimeError, what: str, seconds: float) -> RuntimeError | StallError:
@@ -168,6 +172,8 @@ class Transport:
         self.cell, self._unsent = turn * place.stages + place.stage, unsent
         self.recorder: Recorder | None = None
         """Told of waits for room; those for messages are the executor's."""
+        self.late: Callable[[], None] | None = None
+        """What a test plans to hold up each message with."""
         self._sent: dict[int, deque[tuple[list[tuple[dist.Work, Tensor]], str]]] = {}
 
     def announce(self, announcement: Announcement, names: Sequence[str]) -> None:
@@ -249,6 +255,8 @@ class Transport:
                     wait(work, self.deadline, f"{what} to be taken by the stage they were sent to")
 
     def _send(self, tensors: Sequence[Tensor], peer: int, group: Group, tag: int, what: str) -> None:
+        if self.late is not None:
+            self.late()
         works = []
         for at, tensor in enumerate(tensors):
             if tensor.numel() == 0:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from suite.pipeline.action import Action
 from suite.pipeline.layers import as_tuple
 from suite.pipeline.step import Executor
 
@@ -126,7 +127,8 @@ def _looker(
         low, high = torch.aminmax(tensor.detach())  # NaN where one is; a mask of a large tensor might find no room
         if math.isfinite(low) and math.isfinite(high):
             return
-        micro_batch = executor.doing.micro_batch if executor.doing is not None else -1
+        action = executor.doing.what
+        micro_batch = action.micro_batch if isinstance(action, Action) else -1
         order = -index if backward else index
         seen.append(Sighting(backward, order, micro_batch, index, place.replica, place.stage, what))
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from suite.errors import NumbersError
+from suite.pipeline.doing import FIRST_PATIENCE
 from suite.pipeline.microbatch import MiniBatch
 from suite.pipeline.step import Executor
 from suite.pipeline.transport import Deadline
@@ -20,10 +21,15 @@ from suite.training.optimizer import Outcome, StageOptimizer
 from suite.training.trace import TraceWriter
 from suite.training.trackers import Tracker
 
-FIRST_DEADLINE = 300.0
-"""Seconds any wait may last before a step's length is known: workers start, compile and read at different speeds."""
+FIRST_DEADLINE = FIRST_PATIENCE
+"""Seconds any wait may last before a step's length is known."""
 
 SHORTEST_DEADLINE, STEPS_A_DEADLINE = 60.0, 10.0
+"""Afterwards. Longer than what the supervisor allows one action (``suite.pipeline.doing``): who waits too long is not
+the cause, and is to be found waiting when the cause is named."""
+
+SAVE_PATIENCE = 300.0
+"""Seconds that a checkpoint may take: as long as its barriers wait."""
 
 
 class Saving(Protocol):
@@ -80,18 +86,23 @@ def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progres
     the same step, StallError when a neighbour does not deliver in time, and CheckpointError when checkpoints cannot be
     written.
     """
-    bad = 0
+    bad, doing = 0, worker.executor.doing
     for step in range(progress.step, settings.steps):
         begin = time.perf_counter()
+        doing.turn("batch", step)
         recorder = worker.trace.recorder(step) if worker.trace is not None else None
-        batch = worker.batches(step)
+        with doing.waits("its mini-batch", SHORTEST_DEADLINE):
+            batch = worker.batches(step)
         worker.executor.recorder = recorder
         sums = worker.executor.train(batch, step)
-        outcome = worker.optimizer.update(sums, step, recorder)
+        doing.turn("update", step)
+        with doing.waits("the other workers' gradients and norms"):
+            outcome = worker.optimizer.update(sums, step, recorder)
         if worker.trace is not None and recorder is not None:
             worker.trace.write(step, recorder)
         seconds = time.perf_counter() - begin
         worker.deadline.seconds = max(SHORTEST_DEADLINE, STEPS_A_DEADLINE * seconds)
+        doing.stepped(seconds)
         progress.step, progress.seconds = step + 1, progress.seconds + seconds
         bad = 0 if outcome.applied else bad + 1
         origin = "" if outcome.applied else _origin(worker, batch, step, outcome)
@@ -108,9 +119,14 @@ def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progres
                 f"step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
             )
         if worker.saver is not None and progress.step % settings.checkpoint_every == 0:
-            worker.saver.save(progress.step, progress.units)
+            doing.turn("save", step)
+            with doing.waits("the checkpoint", SAVE_PATIENCE):
+                worker.saver.save(progress.step, progress.units)
     if worker.saver is not None:
-        worker.saver.finish(progress.step, progress.units)
+        doing.turn("save", None)
+        with doing.waits("the last checkpoint", SAVE_PATIENCE):
+            worker.saver.finish(progress.step, progress.units)
+    doing.turn("end", None)
     return progress
 
 

@@ -1,19 +1,20 @@
 """What is said when a run on Ray ends badly; the decisions alone, without a cluster."""
 
-from pathlib import Path
-
 import pytest
 
-from experiments.cluster import Cluster
-from experiments.registry import find
-from experiments.scales import laptop
 from launch.ray_train import check_room, first_cause
-from launch.worker import Job
-from suite.errors import NeighbourLostError, NumbersError, PlacementError, StallError, WorkerError
-from suite.pipeline.recipe import Recipe
+from suite.errors import (
+    DiedError,
+    NeighbourLostError,
+    NumbersError,
+    PlacementError,
+    ProgramError,
+    StallError,
+    Where,
+    WorkerError,
+)
 
-JOB = Job(Path("runs/x/1"), Path("text"), (66, 65), Recipe(), use_gpu=False, resume=False)
-EXPERIMENT = laptop(find("t128_6b"), Cluster(2, 2**33, "cpu"))
+BUG = ProgramError("stage 1: KeyError", "KeyError", Where(0, 1))
 
 
 class WorkerGroupError(Exception):
@@ -33,13 +34,15 @@ class ActorDiedError(Exception):
     [
         ({0: NeighbourLostError("lost 1"), 1: NumbersError("not finite")}, NumbersError, "^not finite$"),
         ({0: StallError("waited"), 1: NeighbourLostError("lost 0")}, StallError, "^waited$"),
-        ({0: NeighbourLostError("lost 1"), 1: ActorDiedError("a\nb")}, WorkerError, "replica 0, stage 1: its process"),
-        ({0: NeighbourLostError("lost 1"), 1: KeyError("x\ny")}, WorkerError, "stage 1: KeyError: .*resume RUN"),
+        ({0: NeighbourLostError("lost 1"), 1: ActorDiedError("a\nb")}, DiedError, "worker 1 .* its process ended"),
+        ({0: StallError("waited"), 1: ActorDiedError("a\nb")}, DiedError, "worker 1 .* its process ended"),
+        ({0: StallError("waited"), 1: BUG}, ProgramError, "^stage 1: KeyError$"),
+        ({0: NeighbourLostError("lost 1"), 1: KeyError("x\ny")}, DiedError, "worker 1 .* KeyError: "),
         ({}, WorkerError, "many lines of Ray's own"),
     ],
 )
 def test_the_first_cause_is_one_sentence_and_collateral_is_not_it(failures, kind, message):
-    cause = first_cause(WorkerGroupError(failures), JOB, EXPERIMENT)
+    cause = first_cause(WorkerGroupError(failures))
     assert type(cause) is kind
     with pytest.raises(kind, match=message):
         raise cause
@@ -54,3 +57,10 @@ def test_too_few_devices_in_all_or_free_are_told_in_numbers():
         check_room("CPU", 4, {"CPU": 8.0}, {"CPU": 1.0})
     with pytest.raises(PlacementError, match="need 1 GPUs; the Ray cluster has 0"):
         check_room("GPU", 1, {"CPU": 8.0}, {"CPU": 8.0})
+
+
+def test_a_node_that_was_taken_back_is_told_from_a_death():
+    death = ActorDiedError("gone")
+    death.preempted = True
+    cause = first_cause(WorkerGroupError({0: NeighbourLostError("lost 1"), 1: death}))
+    assert (type(cause), cause.rank, cause.kind) == (DiedError, 1, "preemption")

@@ -83,7 +83,7 @@ def departures(executor, ties, named, groups, batch):
         parameter.grad = None
 
     def noting(tensor, **others):
-        seen.append((str(executor.doing), first.grad is None))
+        seen.append((str(executor.doing.what), first.grad is None))
         return begin(tensor, **others)
 
     dist.all_reduce = noting

@@ -102,11 +102,11 @@ def poisoned(executor, kind, layer, micro_batch):
     module = executor.stage.layers[executor.stage.indices.index(layer)]
 
     def spoil(tensor):
-        return tensor * torch.nan if executor.doing.micro_batch == micro_batch else None
+        return tensor * torch.nan if executor.doing.what.micro_batch == micro_batch else None
 
     def on_output(module, inputs, output):
         first, *others = as_tuple(output)
-        return (first * torch.nan, *others) if executor.doing.micro_batch == micro_batch else None
+        return (first * torch.nan, *others) if executor.doing.what.micro_batch == micro_batch else None
 
     def on_input(module, inputs):
         if inputs[0].requires_grad:

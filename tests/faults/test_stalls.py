@@ -1,0 +1,90 @@
+"""Workers that stand still, raise, or answer late."""
+
+import re
+import time
+
+import pytest
+
+from suite.errors import WorkerError
+from tests.faults.test_kills import struck_at
+from tests.faults.trial import assert_same
+
+SETTINGS = "train.steps=6 train.checkpoint_every=2"
+NAMED_S, RECOVERED_S, STOPPED_S = 10.0, 60.0, 5.0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trials):
+    with pytest.MonkeyPatch.context() as patch:
+        return trials.train(patch, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("stage", "action"), [(0, "F0"), (1, "F2"), (2, "B3"), (0, "B0"), (1, "update"), (2, "save"), (0, "save")]
+)
+def test_a_stopped_process_is_named_and_replaced(trials, undisturbed, monkeypatch, stage, action):
+    fault = {"fault": "stop", "stage": stage, "step": 3, "action": action}
+    trial = trials.train(monkeypatch, SETTINGS, [fault])
+    assert trial.error is None, trial.said
+    first, _ = trial.ends
+    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("stall", stage, 3, action)
+    assert f"replica 0, stage {stage} on" in first["told"]
+    assert "has not answered for" in first["told"]
+    rows = [line for line in first["told"].splitlines() if line.startswith("  stage ")]
+    assert [bool(re.search(r"first cause", row)) for row in rows] == [k == stage for k in range(3)]
+    assert f"[{action}]" in rows[stage]
+    named = first["ended"] - struck_at(trial, stage)
+    print(
+        f"stage {stage} stopped at {action}: named after {named:.1f} s, training again {trial.recovered[0]:.1f} s later"
+    )
+    assert named < NAMED_S
+    assert named + trial.recovered[0] < RECOVERED_S
+    assert_same(trial, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("stage", "action", "layer"), [(1, "F2", 3), (0, "R1", 1), (2, "B2", None), (1, "update", None)]
+)
+def test_an_endless_action_is_named_with_its_layer(trials, undisturbed, monkeypatch, stage, action, layer):
+    fault = {"fault": "sleep", "stage": stage, "step": 3, "action": action, "layer": layer}
+    trial = trials.train(monkeypatch, SETTINGS, [fault])
+    assert trial.error is None, trial.said
+    first, _ = trial.ends
+    assert (first["kind"], first["stage"], first["action"], first.get("layer")) == ("stall", stage, action, layer)
+    named = first["ended"] - struck_at(trial, stage)
+    print(
+        f"stage {stage} asleep at {action}: named after {named:.1f} s, training again {trial.recovered[0]:.1f} s later"
+    )
+    assert named < NAMED_S
+    assert_same(trial, undisturbed)
+
+
+@pytest.mark.parametrize(("stage", "action", "layer"), [(0, "F3", 0), (1, "R2", 4), (2, "F1", 5)])
+def test_an_exception_in_a_layer_is_told_and_survived_once(trials, undisturbed, monkeypatch, stage, action, layer):
+    fault = {"fault": "raise", "stage": stage, "step": 3, "action": action, "layer": layer}
+    trial = trials.train(monkeypatch, SETTINGS, [fault])
+    assert trial.error is None, trial.said
+    first, _ = trial.ends
+    for words in (f"replica 0, stage {stage} on", f"micro-batch {action[1:]}", f"in layer {layer} (", "PlannedError"):
+        assert words in first["told"]
+    stopped = first["ended"] - struck_at(trial, stage)
+    print(f"exception in layer {layer}: all stages stopped after {stopped:.1f} s")
+    assert stopped < STOPPED_S
+    assert_same(trial, undisturbed)
+
+
+def test_an_exception_that_comes_again_ends_the_run(trials, monkeypatch):
+    begin = time.monotonic()
+    fault = {"fault": "raise", "attempt": None, "stage": 1, "step": 3, "action": "B2"}
+    trial = trials.train(monkeypatch, SETTINGS, [fault])
+    assert isinstance(trial.error, WorkerError)
+    assert "Attempt 2 was the last: the same failure came twice at the same place" in str(trial.error)
+    assert len(trial.ends) == 2
+    assert time.monotonic() - begin < 120
+
+
+def test_late_messages_change_no_bit(trials, undisturbed, monkeypatch):
+    trial = trials.train(monkeypatch, SETTINGS, [{"fault": "delay", "attempt": None, "seconds": 0.2}])
+    assert trial.error is None, trial.said
+    assert len(trial.ends) == 1
+    assert_same(trial, undisturbed)

@@ -1,0 +1,67 @@
+"""Which failures are worth another attempt."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.cluster import Cluster
+from experiments.planning import shrunk_to
+from experiments.registry import find
+from experiments.scales import laptop
+from launch.attempts import Attempts
+from launch.causes import Cause, reason_to_stop
+
+KILLED = Cause("death", "killed", "SIGKILL", 0, 1, 17, "B3")
+BUG = Cause("program", "a bug", "ZeroDivisionError", 0, 1, 17, "F2")
+LOST = Cause("node", "its node is gone", "gone", 0, 1, 17, "B3")
+
+
+@pytest.mark.parametrize(
+    ("causes", "new", "restarts", "reason"),
+    [
+        ([KILLED], 1, 10, None),
+        ([BUG], 1, 10, None),  # it may be a flaky device
+        ([BUG, replace(BUG, action="F3")], 2, 10, "the same failure"),  # of an exception the kind of action counts
+        ([BUG, BUG], 1, 10, "the same failure"),  # the checkpoint before it does not make it another one
+        ([BUG, replace(BUG, what="KeyError")], 2, 10, None),
+        ([BUG, replace(BUG, step=18)], 2, 10, None),
+        ([KILLED, replace(KILLED, action="B2")], 2, 10, None),
+        ([KILLED, KILLED], 2, 10, "the same failure"),
+        ([KILLED, BUG, KILLED], 3, 10, None),
+        ([KILLED, BUG, KILLED], 3, 2, "3 faults without a new checkpoint"),
+        ([KILLED, BUG, KILLED], 1, 2, None),
+        ([KILLED], 1, 0, "1 faults"),
+        ([LOST, LOST, LOST], 3, 10, None),
+        ([LOST, KILLED, LOST], 3, 1, "2 lost machines"),
+        ([LOST, KILLED], 2, 1, None),  # counted apart
+        ([Cause("user", "no such setting")], 1, 10, "no fault that another attempt would mend"),
+    ],
+)
+def test_reasons_to_stop(causes, new, restarts, reason):
+    found = reason_to_stop(causes, new, restarts)
+    assert found is None if reason is None else found is not None and reason in found
+
+
+def test_attempts_are_numbered_over_the_whole_life_of_a_run(tmp_path):
+    experiment = laptop(find("t24_1_3b_wide"), Cluster(2, 2**33, "cpu"))
+    path = tmp_path / "attempts.jsonl"
+    attempts = Attempts(path)
+    assert attempts.last() == 0
+    attempts.begin(1, experiment)
+    attempts.end(1, 0, 17, "failed", KILLED)
+    attempts.begin(2, experiment)  # and its driver was killed
+    assert Attempts(path).last() == 2
+
+
+def test_a_run_shrinks_with_its_mini_batch_and_micro_batches():
+    asked = laptop(find("t24_1_3b_wide"), Cluster(2, 2**33, "cpu")).with_settings(
+        "pipeline.stages=3 pipeline.replicas=4 pipeline.micro_batches=2"
+    )
+
+    def sizes(devices):
+        return [(e.pipeline.stages, e.pipeline.replicas, e.pipeline.micro_batches) for e in shrunk_to(asked, devices)]
+
+    assert sizes(12)[0] == (3, 4, 2)
+    assert sizes(11) == [(3, 2, 4), (3, 1, 8), (2, 1, 8), (1, 1, 8)]  # eight cannot be dealt to three
+    assert sizes(2) == [(2, 1, 8), (1, 1, 8)]
+    assert sizes(0) == []

@@ -1,0 +1,50 @@
+"""A short choice of tests/faults: a run that is struck goes on by itself, its result the undisturbed one."""
+
+import pytest
+
+from suite.errors import WorkerError
+from tests.faults.trial import Trials, assert_same
+
+STEPS = "train.steps=6 train.checkpoint_every=2 pipeline.stages=2 pipeline.micro_batches=2"
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    return Trials(tmp_path_factory.mktemp("supervised"))
+
+
+def test_a_killed_and_a_stopped_worker_are_replaced_and_no_bit_is_lost(trials, monkeypatch):
+    undisturbed = trials.train(monkeypatch, STEPS)
+    assert undisturbed.error is None
+    assert [line["outcome"] for line in undisturbed.ends] == ["done"]
+    struck = trials.train(monkeypatch, STEPS, [
+        {"fault": "kill", "stage": 1, "step": 3, "action": "B1"},
+        {"fault": "stop", "stage": 0, "step": 5, "action": "F1", "attempt": 2},
+    ])  # fmt: skip
+    assert struck.error is None, struck.said
+    first, second, third = struck.ends
+    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("death", 1, 3, "B1")
+    assert "replica 0, stage 1 on" in first["told"]
+    assert "ended by SIGKILL, last seen at B1 of step 3" in first["told"]
+    assert (second["kind"], second["stage"], second["step"], second["action"]) == ("stall", 0, 5, "F1")
+    assert "has not answered for" in second["told"]
+    assert "[F1]" in second["told"]
+    assert (third["outcome"], second["start"], third["start"]) == ("done", 2, 4)
+    assert "training again" in struck.said
+    assert_same(struck, undisturbed)
+
+
+def test_an_exception_in_a_layer_names_it_and_is_tried_once_more(trials, monkeypatch):
+    struck = trials.train(
+        monkeypatch, STEPS, [{"fault": "raise", "attempt": None, "stage": 1, "step": 3, "action": "F1", "layer": 5}]
+    )
+    assert isinstance(struck.error, WorkerError)
+    for words in (
+        "replica 0, stage 1 on",
+        "F1 of step 3, micro-batch 1, in layer 5 (",
+        "PlannedError: a planned exception",
+        "Attempt 2 was the last: the same failure came twice at the same place",
+        "make resume RUN=",
+    ):
+        assert words in str(struck.error)
+    assert [line["kind"] for line in struck.ends] == ["program", "program"]

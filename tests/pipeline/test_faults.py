@@ -1,0 +1,82 @@
+"""The plan of faults: who is meant, what strikes once, what is spoiled. The deadly ones are in tests/faults."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from suite.pipeline.faults import PlannedError, plan_text, planned
+from suite.pipeline.topology import Place
+
+PLACE = Place(1, 3, 1)
+
+
+def of(tmp_path, *faults, place=PLACE, attempt=1):
+    return planned(json.dumps(faults), place, attempt, tmp_path)
+
+
+def test_without_a_plan_for_this_worker_there_is_no_hook(tmp_path, monkeypatch):
+    assert planned("", PLACE, 1, tmp_path) is None
+    assert of(tmp_path, {"fault": "kill", "stage": 2}) is None
+    assert of(tmp_path, {"fault": "kill"}, attempt=2) is None  # of the first attempt, unless it says otherwise
+    assert of(tmp_path, {"fault": "kill", "attempt": None}, attempt=2) is not None
+    with pytest.raises(ValidationError):
+        of(tmp_path, {"fault": "flood"})
+    (tmp_path / "plan.json").write_text('[{"fault": "kill"}]\n')
+    monkeypatch.setenv("GPIPE_FAULTS", str(tmp_path / "plan.json"))
+    assert planned(plan_text(), PLACE, 1, tmp_path) is not None
+
+
+def test_a_fault_strikes_once_and_only_where_it_is_meant(tmp_path):
+    faults = of(tmp_path, {"fault": "raise", "step": 3, "action": "F2"})
+    for action, step in (("F2", 2), ("F1", 3), ("F2", None)):
+        faults.strike(action, step)
+    with pytest.raises(PlannedError):
+        faults.strike("F2", 3)
+    faults.strike("F2", 3)
+
+
+def test_a_fault_of_a_layer_waits_for_its_forward(tmp_path):
+    layer = nn.Linear(2, 2)
+    faults = of(tmp_path, {"fault": "raise", "action": "F0", "layer": 4})
+    faults.layers = {4: layer}
+    faults.strike("F0", 0)
+    with pytest.raises(PlannedError):
+        layer(torch.zeros(1, 2))
+    layer(torch.zeros(1, 2))
+
+
+def test_what_is_spoiled(tmp_path):
+    faults = of(tmp_path, {"fault": "nan", "of": "gradient", "step": 1, "action": "B0"}, {"fault": "inf", "of": "loss"})
+    tensors = (torch.ones(2), torch.ones(2, dtype=torch.int64))
+    assert torch.equal(faults.spoil("activation", "B0", 1, tensors)[0], torch.ones(2))
+    assert torch.equal(faults.spoil("gradient", "B0", 2, tensors)[0], torch.ones(2))
+    spoiled = faults.spoil("gradient", "B0", 1, tensors)
+    assert spoiled[0].isnan().all()
+    assert torch.equal(spoiled[1], tensors[1])
+    assert faults.spoil("loss", "F0", 7, tensors)[0].isinf().all()
+
+
+def test_messages_are_late_by_chance(tmp_path):
+    faults = of(tmp_path, {"fault": "delay", "seconds": 0.01})
+    begin = time.monotonic()
+    for _ in range(20):
+        faults.late()
+    assert time.monotonic() - begin > 0.03
+
+
+def test_a_full_disk_is_an_error_of_writing_and_kills_nobody(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from suite.pipeline.faults import planned; "
+        "from suite.pipeline.topology import Place; folder = Path(sys.argv[1]); "
+        """planned('[{"fault": "full", "bytes": 100}]', Place(0, 1, 1), 1, folder).strike('save', 0); """
+        "(folder / 'small').write_text('x' * 100); (folder / 'large').write_text('x' * 101)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "OSError" in done.stderr
+    assert (tmp_path / "small").stat().st_size == 100
