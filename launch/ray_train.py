@@ -28,7 +28,6 @@ START_DEADLINE = 180
 ANSWER_S = 2.0
 """Seconds in which a node that is there takes a connection."""
 
-
 SPARE_S = 20.0
 """Seconds for which lost devices are waited for before a run goes on with fewer, or ends."""
 
@@ -88,7 +87,8 @@ class RaySession:
             alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
             there = [node for node in alive if _answers(node)]
             total = sum(node["Resources"].get(self._kind, 0) for node in there)
-            count = int(min(total, _resources(ray)[1].get(self._kind, 0)))
+            _, free = _resources(ray)
+            count = int(min(total, free.get(self._kind, 0)))
             if (count >= workers and len(there) == len(alive)) or time.monotonic() > until:
                 return min(count, workers)
             time.sleep(0.25)
