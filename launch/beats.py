@@ -17,6 +17,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -26,8 +27,9 @@ from suite.pipeline.topology import Place
 
 PERIOD = 1.0
 _SIZE = 1024
-_PRESENT = struct.Struct("<qqqd16s")
-"""Turns, step (-1 for none), steps done, how long an action may last, and the action; behind the text."""
+_PRESENT = struct.Struct("<qqqqd16s")
+"""Turns, step and first step (-1 for none), steps done, how long an action may last, and the action; behind the
+text."""
 
 ENDED = ("failed", "gone")
 """What a worker does that will do nothing more."""
@@ -104,8 +106,9 @@ class Beating:
         doing = self._doing
 
         def tell() -> None:
-            step = -1 if doing.step is None else doing.step
-            _PRESENT.pack_into(present, _SIZE, doing.turns, step, doing.steps, doing.usual, str(doing.what).encode())
+            step, start = (-1 if one is None else one for one in (doing.step, doing.start))
+            what = str(doing.what).encode()
+            _PRESENT.pack_into(present, _SIZE, doing.turns, step, start, doing.steps, doing.usual, what)
 
         doing.tell = tell
 
@@ -123,14 +126,20 @@ class Beating:
         )  # fmt: skip
         # in place and of one size: on a full disk nothing new can be written, and a worker is not to fall silent for it
         text = json.dumps(asdict(beat)).encode().ljust(_SIZE)
-        try:
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        with suppress(OSError):  # the next one may succeed; a worker that cannot be heard is found silent
             try:
-                os.pwrite(file, text, 0)
-            finally:
-                os.close(file)
-        except OSError:
-            pass  # the next one may succeed; a worker that cannot be heard is found silent
+                self._write(text)
+            except FileNotFoundError:  # somebody has removed the folder
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._write(text)
+                self._map()
+
+    def _write(self, text: bytes) -> None:
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(file, text, 0)
+        finally:
+            os.close(file)
 
 
 def path_of(folder: Path, replica: int, stage: int) -> Path:
@@ -154,10 +163,14 @@ def _brought_up(beat: Beat, present: bytes) -> Beat:
     """Returns a beat with the turn that began since, if one did."""
     if len(present) < _PRESENT.size:
         return beat
-    turns, step, steps, usual, what = _PRESENT.unpack(present)
+    turns, step, start, steps, usual, what = _PRESENT.unpack(present)
     if turns <= beat.turns:
         return beat
     return replace(
-        beat, turns=turns, step=None if step < 0 else step, steps=steps, what=what.rstrip(b"\0").decode(),
+        beat, turns=turns, step=_known(step), start=_known(start), steps=steps, what=what.rstrip(b"\0").decode(),
         usual_s=usual, patience_s=max(usual, beat.patience_s), layer=None, waiting="", since_s=0.0,
     )  # fmt: skip
+
+
+def _known(number: int) -> int | None:
+    return None if number < 0 else number

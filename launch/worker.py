@@ -150,7 +150,8 @@ def _work(job: Job, experiment: Experiment, place: Place, doing: Doing) -> None:
     _plan_faults(engine.executor)
     feed = feed_of(experiment, job.data, place)
     feed.check(engine.notes)
-    dist.barrier()  # every worker has read the experiment, and its checkpoint where it resumes
+    with doing.waits("the other workers' start", GROUP_TIMEOUT):
+        dist.barrier()  # every worker has read the experiment, and its checkpoint where it resumes
     if job.resume and place.rank == 0 and job.draft.exists():
         job.draft.rename(job.run.experiment)
     if job.resume and place.rank == 0:
@@ -192,7 +193,7 @@ def _plan_faults(executor: Executor) -> None:
     faults = executor.doing.faults
     if faults is None:
         return
-    faults.layers = dict(zip(executor.stage.indices, executor.stage.layers, strict=True))
+    faults.arm(dict(zip(executor.stage.indices, executor.stage.layers, strict=True)))
     for way in executor.ways:
         if way.transport is not None and faults.latest:
             way.transport.late = faults.late

@@ -5,7 +5,7 @@
     kill, stop, exit   the process, by SIGKILL, SIGSTOP, exit code 1
     raise, sleep       in the main thread; with ``layer`` in its forward
     delay              of each message, 0 to ``seconds`` at random
-    nan, inf           an activation, a gradient or the loss
+    nan, inf           a layer's output, the gradient of its input, or the loss
     full               no file can grow beyond ``bytes`` from here on
     torn               half of the newest checkpoint's newest file is cut off, and the process killed
 
@@ -21,11 +21,11 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, model_validator
 from torch import Tensor, nn
 
 from suite.pipeline.layers import Tensors
@@ -49,13 +49,19 @@ class Fault(Frozen):
     step: int | None = None
     action: str | None = None
     layer: int | None = None
-    """Of raise and sleep: not at the action's begin but where it comes to this layer. The last one's forward is done in
-    parts and is never struck."""
+    """Of raise and sleep: not at the action's begin but where it comes to this layer. Of nan and inf: the layer whose
+    output or gradient is spoiled. The last one's forward is done in parts and is never struck."""
     of: Literal["activation", "gradient", "loss"] = "activation"
-    """What nan and inf spoil: what leaves a forward, what comes to a backward, the loss."""
+    """What nan and inf spoil."""
     seconds: float = 86400.0
     """How long a sleep is, how late the latest message."""
     bytes: int = 0
+
+    @model_validator(mode="after")
+    def _names_its_layer(self) -> Fault:
+        if self.fault in ("nan", "inf") and self.of != "loss" and self.layer is None:
+            raise ValueError(f"{self.fault} of {self.of} needs a layer")
+        return self
 
 
 def plan_text() -> str:
@@ -88,13 +94,36 @@ class Faults:
         late = [fault.seconds for fault in plan if fault.fault == "delay"]
         self.latest = max(late, default=0.0)
         """Seconds that a message may be late."""
-        self.layers: dict[int, nn.Module] = {}
-        """Those of the stage, once it stands."""
+        self._layers: Mapping[int, nn.Module] = {}
+        self._now: tuple[str, int | None] = ("start", None)
         self._checkpoints = checkpoints
         self._random = random.Random(place.rank)
 
+    def arm(self, layers: Mapping[int, nn.Module]) -> None:
+        """Takes the layers of the stage, once it stands, which may be struck themselves."""
+        self._layers = layers
+        for fault in self._spoils:
+            if fault.layer is not None and fault.layer in layers:
+                self._arm(fault, layers[fault.layer])
+
+    def _arm(self, fault: Fault, layer: nn.Module) -> None:
+        def on_output(module: nn.Module, inputs: Tensors, output: Tensor | Tensors) -> Tensor | Tensors | None:
+            if not _meant(fault, *self._now):
+                return None
+            return _times(output, fault) if isinstance(output, Tensor) else tuple(_times(one, fault) for one in output)
+
+        def on_input(module: nn.Module, inputs: Tensors) -> None:
+            if inputs[0].requires_grad:
+                inputs[0].register_hook(lambda grad: _times(grad, fault) if _meant(fault, *self._now) else None)
+
+        if fault.of == "activation":
+            layer.register_forward_hook(on_output)
+        else:
+            layer.register_forward_pre_hook(on_input)
+
     def strike(self, action: str, step: int | None) -> None:
         """Carries out what is planned for an action."""
+        self._now = action, step
         for fault in [fault for fault in self._left if _meant(fault, action, step)]:
             self._left.remove(fault)
             # a test reads when it was; the log is flushed because the process may have no later
@@ -128,24 +157,23 @@ class Faults:
             handle.remove()
             self._do(fault)
 
-        handle = self.layers[layer].register_forward_pre_hook(once)
+        handle = self._layers[layer].register_forward_pre_hook(once)
 
     def late(self) -> None:
         """Holds up a message that is about to be sent."""
         if self.latest:
             time.sleep(self._random.uniform(0.0, self.latest))
 
-    def spoil(self, of: str, action: str, step: int | None, tensors: Tensors) -> Tensors:
-        """Returns an action's tensors, or what is planned in their place."""
+    def spoil_loss(self, objective: Tensor) -> Tensor:
+        """Returns a micro-batch's objective, or what is planned in its place."""
         for fault in self._spoils:
-            if fault.of == of and _meant(fault, action, step):
-                factor = math.nan if fault.fault == "nan" else math.inf
-                tensors = tuple(_times(tensor, factor) for tensor in tensors)
-        return tensors
+            if fault.of == "loss" and _meant(fault, *self._now):
+                objective = _times(objective, fault)
+        return objective
 
 
-def _times(tensor: Tensor, factor: float) -> Tensor:
-    return tensor * factor if tensor.is_floating_point() else tensor
+def _times(tensor: Tensor, fault: Fault) -> Tensor:
+    return tensor * (math.nan if fault.fault == "nan" else math.inf) if tensor.is_floating_point() else tensor
 
 
 def _meant(fault: Fault, action: str, step: int | None) -> bool:

@@ -228,10 +228,9 @@ class Executor:
                     action.turn,
                 )  # fmt: skip
         self._note(action, start)
-        if self.doing.faults is not None:
-            of = "activation" if measure is None else "loss"
-            outputs = self.doing.faults.spoil(of, str(action), self.doing.step, outputs)
         if measure is not None:
+            if self.doing.faults is not None:
+                outputs = (self.doing.faults.spoil_loss(outputs[0]),)
             flight.results[i] = (outputs[0].detach(), measure)
         else:
             transport, cargo = self.ways[action.turn].transport, passage.leaving[i]
@@ -258,8 +257,6 @@ class Executor:
         else:
             objective = flight.results[i][0]
             gradients = (torch.full_like(objective, flight.scale),)
-        if self.doing.faults is not None:
-            gradients = self.doing.faults.spoil("gradient", str(action), self.doing.step, gradients)
         start = self._mark()
         if (action.turn, i) in flight.put_off:
             returned, passage.later[i] = self.stage.input_backward(kept, gradients, passage.arriving[i], action.turn)

@@ -28,8 +28,8 @@ SHORTEST_DEADLINE, STEPS_A_DEADLINE = 60.0, 10.0
 """Afterwards. Longer than what the supervisor allows one action (``suite.pipeline.doing``): who waits too long is not
 the cause, and is to be found waiting when the cause is named."""
 
-SAVE_PATIENCE = 300.0
-"""Seconds that a checkpoint may take: as long as its barriers wait."""
+SAVE_PATIENCE = 420.0
+"""Seconds that a save point may take: three waits of ``checkpoint.Saver`` for the save before, and the copy."""
 
 
 class Saving(Protocol):
@@ -137,7 +137,9 @@ def _origin(worker: Worker, batch: MiniBatch | None, step: int, outcome: Outcome
         worker.executor.train(batch, step)
     worker.optimizer.forget()
     everybodys: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, min(seen, default=None))
+    worker.executor.doing.turn("look", step)
+    with worker.executor.doing.waits("what the other workers saw of the bad numbers"):
+        dist.all_gather_object(everybodys, min(seen, default=None))
     found = min((one for one in everybodys if one is not None), default=None)
     if found is not None:
         told = f"the first bad number was at {found}"

@@ -95,7 +95,7 @@ class Wandb:
             self._run = wandb.init(
                 dir=str(folder), project=settings.project, name=name, id=run_id, resume="allow" if run_id else None,
                 mode=mode, config=config,  # type: ignore[arg-type]
-                settings=wandb.Settings(console="off", silent=True, init_timeout=60, finish_timeout=60),
+                settings=wandb.Settings(console="off", silent=True, init_timeout=20, finish_timeout=60),
             )  # fmt: skip
             self._run.define_metric("step")
             self._run.define_metric("*", step_metric="step")

@@ -1,5 +1,7 @@
 """NaN in an activation, a gradient, a loss, at each layer of K = 3: no stage updates, and where it began is named."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -37,3 +39,39 @@ def test_steps_left_out_leave_all_weights_as_they_were(replicas):
     assert all(np.isfinite(value).all() for value in weights.values())
     for key in weights:
         assert np.array_equal(weights[key], unspoiled[key]), key
+
+
+KINDS = [
+    *(("activation", f"F{stage}", layer, "its output") for stage, layer in ((0, 1), (1, 4), (2, 5))),
+    *(("gradient", f"B{stage}", layer, "its input's gradient") for stage, layer in ((0, 1), (1, 4), (2, 5))),
+]
+
+
+@pytest.mark.parametrize("fault", ["nan", "inf"])
+@pytest.mark.parametrize(("of", "action", "layer", "what"), KINDS)
+def test_a_spoiled_step_of_a_whole_run_is_left_out_and_told(trials, monkeypatch, fault, of, action, layer, what):
+    """Through settings, launcher and supervisor: one attempt, one step without an update, finite weights."""
+    plan = {"fault": fault, "of": of, "layer": layer, "step": 3, "action": action}
+    trial = trials.train(monkeypatch, "train.steps=6 train.checkpoint_every=3", [plan])
+    assert trial.error is None, trial.said
+    assert len(trial.ends) == 1
+    stage = int(action[1:])
+    told = f"step 4 had non-finite numbers and was left out; the first bad number was at replica 0, stage {stage}"
+    assert f"{told}, micro-batch {stage}, layer {layer}: " in trial.said
+    assert f"coderLayer, {what}" in trial.said
+    assert applied(trial) == [1, 1, 1, 0, 1, 1]
+    assert all(np.isfinite(value).all() for value in trial.state.values())
+
+
+def test_a_spoiled_loss_is_left_out_and_told(trials, monkeypatch):
+    plan = {"fault": "nan", "of": "loss", "step": 3, "action": "F2"}
+    trial = trials.train(monkeypatch, "train.steps=6 train.checkpoint_every=3", [plan])
+    assert trial.error is None, trial.said
+    assert "step 4 had non-finite numbers and was left out" in trial.said
+    assert "none, the loss alone" in trial.said
+    assert applied(trial) == [1, 1, 1, 0, 1, 1]
+    assert all(np.isfinite(value).all() for value in trial.state.values())
+
+
+def applied(trial):
+    return [json.loads(line)["applied"] for line in trial.run.metrics.read_text().splitlines()]

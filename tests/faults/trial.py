@@ -34,6 +34,8 @@ class Trial:
 
     run: RunFolder
     error: Exception | None
+    published: list[int]
+    """The newest checkpoint that was whole when each attempt began, by its step."""
 
     @property
     def attempts(self):
@@ -70,10 +72,17 @@ class Watched(Processes):
 
     def __init__(self, each) -> None:
         self._each = each
+        self.published = []
 
     def run(self, job, experiment, watch):
+        self.published.append(newest(job.run))
         self._each()
         super().run(job, experiment, watch)
+
+
+def newest(run: RunFolder) -> int:
+    """Returns the step of the newest checkpoint that has its manifest, written last; 0 without one."""
+    return max((int(path.parent.name) for path in run.checkpoints.glob("*/manifest.json")), default=0)
 
 
 class Trials:
@@ -108,12 +117,12 @@ class Trials:
         job, experiment = self.job(settings)
         monkeypatch.setenv(VARIABLE, json.dumps(list(faults)) if faults else "")
         messages = speaker(job.run.messages)
-        error = None
+        error, launcher = None, Watched(each)
         try:
-            Supervisor(job, experiment, Watched(each), None, messages).run()
+            Supervisor(job, experiment, launcher, None, messages).run()
         except Exception as raised:
             error = raised
-        return Trial(job.run, error)
+        return Trial(job.run, error, launcher.published)
 
 
 def assert_same(one: Trial, other: Trial) -> None:

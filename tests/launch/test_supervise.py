@@ -29,7 +29,10 @@ def test_a_killed_and_a_stopped_worker_are_replaced_and_no_bit_is_lost(trials, m
     assert (second["kind"], second["stage"], second["step"], second["action"]) == ("stall", 0, 5, "F1")
     assert "has not answered for" in second["told"]
     assert "[F1]" in second["told"]
-    assert (third["outcome"], second["start"], third["start"]) == ("done", 2, 4)
+    assert third["outcome"] == "done"
+    assert [end["start"] for end in struck.ends] == struck.published
+    assert struck.published[1] in (0, 2)  # a checkpoint is written while the next steps are done
+    assert struck.published[2] in (2, 4)
     assert "training again" in struck.said
     assert_same(struck, undisturbed)
 

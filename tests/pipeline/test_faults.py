@@ -44,7 +44,7 @@ def test_a_fault_strikes_once_and_only_where_it_is_meant(tmp_path):
 def test_a_fault_of_a_layer_waits_for_its_forward(tmp_path):
     layer = nn.Linear(2, 2)
     faults = of(tmp_path, {"fault": "raise", "action": "F0", "layer": 4})
-    faults.layers = {4: layer}
+    faults.arm({4: layer})
     faults.strike("F0", 0)
     with pytest.raises(PlannedError):
         layer(torch.zeros(1, 2))
@@ -52,14 +52,32 @@ def test_a_fault_of_a_layer_waits_for_its_forward(tmp_path):
 
 
 def test_what_is_spoiled(tmp_path):
-    faults = of(tmp_path, {"fault": "nan", "of": "gradient", "step": 1, "action": "B0"}, {"fault": "inf", "of": "loss"})
-    tensors = (torch.ones(2), torch.ones(2, dtype=torch.int64))
-    assert torch.equal(faults.spoil("activation", "B0", 1, tensors)[0], torch.ones(2))
-    assert torch.equal(faults.spoil("gradient", "B0", 2, tensors)[0], torch.ones(2))
-    spoiled = faults.spoil("gradient", "B0", 1, tensors)
-    assert spoiled[0].isnan().all()
-    assert torch.equal(spoiled[1], tensors[1])
-    assert faults.spoil("loss", "F0", 7, tensors)[0].isinf().all()
+    faults = of(
+        tmp_path,
+        {"fault": "nan", "of": "gradient", "step": 1, "action": "B0", "layer": 4},
+        {"fault": "inf", "step": 2, "action": "F1", "layer": 4},
+        {"fault": "nan", "layer": 9},
+        {"fault": "inf", "of": "loss", "step": 3},
+    )
+    layer, there = nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    faults.arm({4: layer})
+    for step, spoiled in ((0, False), (1, True)):
+        faults.strike("F0", step)
+        output = layer(there)
+        assert output.isfinite().all()
+        faults.strike("B0", step)
+        assert bool(torch.autograd.grad(output.sum(), there)[0].isnan().all()) == spoiled
+    faults.strike("F1", 2)
+    assert layer(there).isinf().all()
+    assert faults.spoil_loss(torch.ones(())) == 1
+    faults.strike("F0", 3)
+    assert layer(there).isfinite().all()
+    assert faults.spoil_loss(torch.ones(())).isinf()
+
+
+def test_a_layer_must_be_named_where_one_is_spoiled(tmp_path):
+    with pytest.raises(ValidationError, match="nan of gradient needs a layer"):
+        of(tmp_path, {"fault": "nan", "of": "gradient"})
 
 
 def test_messages_are_late_by_chance(tmp_path):
