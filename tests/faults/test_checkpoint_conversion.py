@@ -1,5 +1,6 @@
 """A checkpoint of any K, R, schedule and ZeRO stage, read at any other: the same state, and the same losses after."""
 
+import shutil
 from functools import partial
 from itertools import product
 
@@ -62,9 +63,10 @@ def undisturbed():
 
 def check(saved, undisturbed, there, here, tmp_path, optimizer="adamw"):
     """Resumes at ``here`` what was saved at ``there``: the state read is the state written, to the bit."""
-    folder = saved(*there, optimizer=optimizer)
-    resumed, _ = train(*here, until=2 * STEPS, folder=str(folder), again=str(tmp_path), optimizer=optimizer)
-    written, read = (files_of(place / f"{STEPS:08d}") for place in (folder, tmp_path))
+    folder = shutil.copytree(saved(*there, optimizer=optimizer), tmp_path / "copy")  # the run adds its own to it
+    again = tmp_path / "again"
+    resumed, _ = train(*here, until=2 * STEPS, folder=str(folder), again=str(again), optimizer=optimizer)
+    written, read = (files_of(place / f"{STEPS:08d}") for place in (folder, again))
     for layer, tensors in written.items():
         assert tensors.keys() == read[layer].keys()
         for name, value in tensors.items():
