@@ -16,7 +16,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,9 +26,9 @@ from suite.pipeline.topology import Place
 
 PERIOD = 1.0
 _SIZE = 1024
-_PRESENT = struct.Struct("<qqqqd16s")
-"""Turns, step and first step (-1 for none), steps done, how long an action may last, and the action; behind the
-text."""
+_PRESENT = struct.Struct("<qqqqqd16s")
+"""Attempt, turns, step and first step (-1 for none), steps done, how long an action may last, the action. It stands
+behind the text."""
 
 ENDED = ("failed", "gone")
 """What a worker does that will do nothing more."""
@@ -82,7 +81,7 @@ class Beating:
 
     def __enter__(self) -> Beating:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._beat()
+        self._beat(bytes(_PRESENT.size))
         self._map()
         self._thread.start()
         return self
@@ -99,7 +98,6 @@ class Beating:
         """Has every turn written to the file as it begins."""
         try:
             with self._path.open("r+b") as file:
-                os.pwrite(file.fileno(), bytes(_PRESENT.size), _SIZE)
                 present = mmap.mmap(file.fileno(), _SIZE + _PRESENT.size)
         except (OSError, ValueError):  # not every storage can be mapped; then the beats alone tell
             return
@@ -108,7 +106,7 @@ class Beating:
         def tell() -> None:
             step, start = (-1 if one is None else one for one in (doing.step, doing.start))
             what = str(doing.what).encode()
-            _PRESENT.pack_into(present, _SIZE, doing.turns, step, start, doing.steps, doing.usual, what)
+            _PRESENT.pack_into(present, _SIZE, self._attempt, doing.turns, step, start, doing.steps, doing.usual, what)
 
         doing.tell = tell
 
@@ -116,22 +114,22 @@ class Beating:
         while not self._stop.wait(PERIOD):
             self._beat()
 
-    def _beat(self) -> None:
+    def _beat(self, behind: bytes = b"") -> None:
         self._number += 1
         doing, place = self._doing, self._place
         beat = Beat(
             place.replica, place.stage, self._attempt, os.getpid(), self._host, self._node, self._number,
             doing.turns, str(doing.what), doing.step, doing.start, doing.steps, doing.layer, doing.waiting,
-            time.monotonic() - doing.began, doing.patience, doing.usual,
+            doing.since, doing.patience, doing.usual,
         )  # fmt: skip
         # in place and of one size: on a full disk nothing new can be written, and a worker is not to fall silent for it
-        text = json.dumps(asdict(beat)).encode().ljust(_SIZE)
+        text = json.dumps(asdict(beat)).encode().ljust(_SIZE) + behind
         with suppress(OSError):  # the next one may succeed; a worker that cannot be heard is found silent
             try:
                 self._write(text)
             except FileNotFoundError:  # somebody has removed the folder
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._write(text)
+                self._write(text[:_SIZE] + bytes(_PRESENT.size))
                 self._map()
 
     def _write(self, text: bytes) -> None:
@@ -163,8 +161,8 @@ def _brought_up(beat: Beat, present: bytes) -> Beat:
     """Returns a beat with the turn that began since, if one did."""
     if len(present) < _PRESENT.size:
         return beat
-    turns, step, start, steps, usual, what = _PRESENT.unpack(present)
-    if turns <= beat.turns:
+    attempt, turns, step, start, steps, usual, what = _PRESENT.unpack(present)
+    if attempt != beat.attempt or turns <= beat.turns:
         return beat
     return replace(
         beat, turns=turns, step=_known(step), start=_known(start), steps=steps, what=what.rstrip(b"\0").decode(),

@@ -44,9 +44,12 @@ class Cause:
     log: str = ""
 
     def same(self, other: Cause) -> bool:
-        """Whether both are one failure at one place. Of an exception the micro-batch does not matter."""
-        if self.kind in LOST:
+        """Whether both are one failure at one place. Of an exception the micro-batch does not matter; a stall without
+        a place is like no other."""
+        if self.kind in LOST or (self.kind == "stall" and self.action is None):
             return False
+        if self.kind == "start":
+            return other.kind == "start" and self.told == other.told
         one, two = ((c.kind, c.what, c.replica, c.stage, c.step, _place(c)) for c in (self, other))
         return one == two
 
@@ -56,9 +59,11 @@ def _place(cause: Cause) -> str | None:
 
 
 def find_cause(error: SuiteError, run: RunFolder, watch: Watch) -> Cause:
-    """Returns why an attempt ended: what the watch saw comes first, since what followed from it was reported too."""
+    """Returns why an attempt ended: what the watch saw comes first, since what followed from it was reported too; but
+    for an exception, which tells more, and a lost machine."""
     verdict = watch.verdict
-    if verdict is not None:
+    lost = isinstance(error, DiedError) and error.kind in LOST
+    if verdict is not None and not lost and not isinstance(error, ProgramError):
         place, beat = verdict.place, verdict.beat
         log = str(run.log(place.replica, place.stage))
         told = f"{verdict.told}; its log is {log}\n{watch.grid()}"

@@ -6,6 +6,7 @@ sentence, no traceback), 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from enum import StrEnum
@@ -141,6 +142,13 @@ def main() -> None:
         app()
     except SuiteError as error:
         complaints.print(f"error: {error}")
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        complaints.print(
+            f"error: {error.filename or 'a file'} cannot be written: {error.strerror}; make room, and go on"
+        )
         sys.exit(2)
 
 

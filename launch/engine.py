@@ -24,7 +24,7 @@ from suite.training.loop import FIRST_DEADLINE
 from suite.training.optimizer import StageOptimizer, named_parameters
 
 GROUP_TIMEOUT = 300.0
-"""Seconds a collective may last: far beyond what a save point waits, far below torch's half hour."""
+"""Seconds a collective may last, unless planned steps are long: far beyond what a save point waits."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ def assemble(
     Weights come before DeepSpeed, which may flatten them; optimizer state after. A stage that is new is given to
     ``begin``, which may fill it with other weights. ``doing`` is told what the worker does.
     """
-    groups = make_groups(place, GROUP_TIMEOUT, recipe.turns)
+    deadline = doing.deadline if doing is not None else Deadline(FIRST_DEADLINE)
+    timeout = max(GROUP_TIMEOUT, deadline.seconds)
+    groups = make_groups(place, timeout, recipe.turns)
     mine, end = cells[place.stage :: place.stages], loss if place.last else None
     stage = Stage(layers, mine, end, device, settings.precision, seed, recipe.splits)
     found = find(stage)
@@ -75,14 +77,13 @@ def assemble(
     else:
         begin(stage)
     named = named_parameters(stage.indices, stage.layers)
-    ties = Ties(find_ties(layers, cells, place.stages), place, named, GROUP_TIMEOUT)
+    ties = Ties(find_ties(layers, cells, place.stages), place, named, timeout)
     ties.equalise()
     update = StageOptimizer(
         stage.layers, named, len(layers), ties, place, groups, device, settings, stage.averages, averages_over_replicas
     )
     if found is not None:
         checkpoint.load_optimizer(found, stage, update)
-    deadline = doing.deadline if doing is not None else Deadline(FIRST_DEADLINE)
     executor = Executor(place, stage, make_ways(place, layers, cells, groups, device, deadline), recipe, doing)
     executor.reduction = update.reduction
     return Engine(executor, update, deadline, found.step if found else 0, found.notes if found else {})

@@ -16,7 +16,6 @@ from typing import Any
 from experiments.experiment import Experiment
 from launch.beats import Beat
 from launch.devices import cores
-from launch.engine import GROUP_TIMEOUT
 from launch.watch import Verdict, Watch
 from launch.worker import Job, threads_of
 from suite.errors import DiedError, NeighbourLostError, PlacementError, StallError, SuiteError, WorkerError
@@ -83,15 +82,27 @@ class RaySession:
 
         until = time.monotonic() + SPARE_S
         while True:
-            self._connect()
-            alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-            there = [node for node in alive if _answers(node)]
-            total = sum(node["Resources"].get(self._kind, 0) for node in there)
-            _, free = _resources(ray)
-            count = int(min(total, free.get(self._kind, 0)))
-            if (count >= workers and len(there) == len(alive)) or time.monotonic() > until:
+            try:
+                count, settled = self._count(ray)
+            except SuiteError:
+                raise
+            except Exception as error:
+                raise WorkerError(
+                    f"Ray could not say which devices are left: {_first_line(error)}; see that its head runs, and "
+                    "resume"
+                ) from error
+            if (count >= workers and settled) or time.monotonic() > until:
                 return min(count, workers)
             time.sleep(0.25)
+
+    def _count(self, ray: Any) -> tuple[int, bool]:
+        """Returns the free devices of the nodes that answer, and whether those are all that Ray counts."""
+        self._connect()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        there = [node for node in alive if _answers(node)]
+        total = sum(node["Resources"].get(self._kind, 0) for node in there)
+        _, free = _resources(ray)
+        return int(min(total, free.get(self._kind, 0))), len(there) == len(alive)
 
     def _connect(self) -> None:
         if self._connected:
@@ -130,16 +141,24 @@ class RaySession:
         thread.start()
         while thread.is_alive():
             thread.join(0.25)
-            if watch.verdict is not None:
+            if watch.verdict is not None and not failures:
                 self._end(thread, watch.verdict)
                 raise WorkerError("the workers were ended")
         if failures:
             raise failures[0]
 
     def _end(self, thread: threading.Thread, verdict: Verdict) -> None:
-        """Ends an attempt that stands still: by the process that is to blame, or by the whole session."""
-        if verdict.beat is not None:
-            _kill(verdict.beat)
+        """Ends an attempt that stands still: by the process that is to blame, or by the whole session.
+
+        Raises DiedError where that process's machine is gone: one that loses its power says nothing, and Ray takes up
+        to half a minute to see it.
+        """
+        beat = verdict.beat
+        if beat is not None and beat.node and _node_lost(beat.node):
+            self._disconnect()
+            raise DiedError(verdict.place.rank, "its node is gone", "node")
+        if beat is not None:
+            _kill(beat)
             thread.join(END_S)
         if thread.is_alive():
             self._disconnect()
@@ -161,12 +180,12 @@ def _trainer(job: Job, workers: int) -> Any:
     config = {
         "folder": str(job.folder), "data": str(job.data), "cells": list(job.cells), "recipe": asdict(job.recipe),
         "use_gpu": job.use_gpu, "resume": job.resume, "attempt": job.attempt,
-        "faults": job.faults,
+        "faults": job.faults, "step_s": job.step_s, "shrunk": job.shrunk,
     }  # fmt: skip
     return TorchTrainer(
         _loop,
         train_loop_config=config,
-        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if job.use_gpu else "gloo", timeout_s=int(GROUP_TIMEOUT)),
+        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if job.use_gpu else "gloo", timeout_s=int(job.timeout_s)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers,
             use_gpu=job.use_gpu,
@@ -268,7 +287,7 @@ def _loop(config: dict[str, Any]) -> None:
     folder, data = Path(config["folder"]), Path(config["data"])
     job = Job(
         folder, data, cells, recipe, bool(config["use_gpu"]), bool(config["resume"]), int(config["attempt"]),
-        str(config["faults"]),
+        str(config["faults"]), float(config["step_s"]), bool(config["shrunk"]),
     )  # fmt: skip
     work(job, ray.train.get_context().get_world_rank(), ray.get_runtime_context().get_node_id())
 

@@ -14,8 +14,8 @@ from torch import nn
 from experiments.experiment import Experiment
 from launch.runs import RunFolder
 from suite.pipeline.layers import count_parameters
+from suite.training.lines import read_lines
 from suite.training.loop import Progress
-from suite.training.trackers import read_lines
 
 
 def make_record(

@@ -28,6 +28,11 @@ class RunFolder:
         return self.path / "experiment.toml"
 
     @property
+    def shrunk(self) -> Path:
+        """What the experiment is while devices are missing."""
+        return self.path / "shrunk.toml"
+
+    @property
     def plan(self) -> Path:
         """Cells and sizes, as printed at the start."""
         return self.path / "plan.txt"

@@ -85,6 +85,8 @@ def _as_walked(run: RunFolder, before: Experiment, chosen: Experiment) -> Experi
     if chosen.pipeline != before.pipeline or chosen.pipeline.schedule != "auto" or not run.plan_record.exists():
         return chosen
     plan = json.loads(run.plan_record.read_text())
+    if plan.get("pipeline") != chosen.pipeline.model_dump(mode="json"):  # its driver was killed before it was written
+        return chosen
     walked = {"schedule": plan["schedule"], "turns": plan["turns"]}
     return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=walked)})
 
@@ -155,18 +157,29 @@ class Course:
                 continue
             if experiment != self.experiment:
                 self.experiment, self.planned = experiment, planned
-                self.job = replace(_job(self.job.run, experiment, planned, True))
-                self.job.draft.write_text(experiment.to_toml())
+                self.job = replace(_job(self.job.run, experiment, planned, True), shrunk=experiment != self._asked)
+                if self.job.shrunk:
+                    self.job.run.shrunk.write_text(experiment.to_toml())
             return self.job, experiment
         raise PlacementError(
             f"{devices} devices are left, and no plan of {self._asked.name} fits them; when more are back, `make "
             f"resume RUN={self.job.folder}` goes on from the newest checkpoint"
         )
 
+    def keep_plan(self) -> None:
+        """Writes the plan of what was asked for, beside it in the run's folder."""
+        run, plan = self.job.run, self._first
+        run.plan.write_text("\n".join(plan.lines()) + "\n")
+        record = plan.as_dict() | {"pipeline": self._asked.pipeline.model_dump(mode="json")}
+        run.plan_record.write_text(json.dumps(record, indent=1) + "\n")
+
 
 def _job(run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool) -> Job:
     plan = planned.plan
-    return Job(run.path, _data_of(chosen), plan.cells, plan.recipe, this_machine().kind == "gpu", resumed)
+    return Job(
+        run.path, _data_of(chosen), plan.cells, plan.recipe, this_machine().kind == "gpu", resumed,
+        step_s=plan.timeline.seconds,
+    )  # fmt: skip
 
 
 def _launch(course: Course, launcher: str, console: Console) -> None:
@@ -176,13 +189,13 @@ def _launch(course: Course, launcher: str, console: Console) -> None:
     job.draft.write_text(chosen.to_toml())
     if not job.resume:
         job.draft.rename(job.run.experiment)
+        course.keep_plan()
     try:
         with Follower(job.run, chosen.train.steps, chosen.unit, console), started(launcher, chosen, job) as workers:
             Supervisor(job, chosen, workers, course.fit, speaker(job.run.messages)).run()
     finally:
         if not job.draft.exists():
-            job.run.plan.write_text("\n".join(course.planned.lines()) + "\n")
-            job.run.plan_record.write_text(json.dumps(course.planned.as_dict(), indent=1) + "\n")
+            course.keep_plan()
 
 
 @contextmanager

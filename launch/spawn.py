@@ -16,7 +16,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from experiments.experiment import Experiment
-from launch.engine import GROUP_TIMEOUT
 from launch.watch import Watch
 from launch.worker import Job, threads_of, work
 from suite.errors import DiedError, NeighbourLostError, SuiteError, WorkerError
@@ -176,7 +175,7 @@ def _work(rank: int, world: int, rendezvous: str, job: Job) -> None:
         init_method=rendezvous,
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=GROUP_TIMEOUT),
+        timeout=timedelta(seconds=job.timeout_s),
     )
     work(job, rank)
     dist.destroy_process_group()

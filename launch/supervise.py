@@ -6,7 +6,6 @@ attempt 2                 checkpoint 50 ---- steps ------------------ done  go o
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from launch.causes import Cause, find_cause, reason_to_stop
 from launch.watch import Watch
 from launch.worker import Job
 from suite.errors import PlacementError, SuiteError, WorkerError
-from suite.pipeline.faults import plan_text
+from suite.pipeline.faults import plan_text, read_plan
 
 
 class Launcher(Protocol):
@@ -46,8 +45,10 @@ class Supervisor:
     ) -> None:
         """``say`` tells a person of each failure, and what is done about it."""
         self._job, self._experiment = job, experiment
-        self._faults = plan_text()
         self._launcher, self._replan, self._say = launcher, replan, say
+        self._faults = plan_text()
+        if self._faults:
+            say(f"GPIPE_FAULTS plans {len(read_plan(self._faults))} faults for this run")
         self._asked = _workers(experiment)
         self._attempts = Attempts(job.run.attempts)
         self._causes: list[Cause] = []
@@ -75,17 +76,16 @@ class Supervisor:
     def _attempt(self) -> SuiteError | None:
         """Runs one attempt; returns what ended it early, having noted why."""
         again = self._job.resume or bool(self._causes)
-        self._job = job = replace(self._job, attempt=self._attempts.last() + 1, resume=again, faults=self._faults)
-        shutil.rmtree(job.run.beats, ignore_errors=True)
-        self._attempts.begin(job.attempt, self._experiment)
+        number = self._attempts.begin(self._experiment)
+        self._job = job = replace(self._job, attempt=number, resume=again, faults=self._faults)
         outcome, failure = "done", None
         watch = Watch(job, self._experiment, self._stepped)
         try:
             with watch:
                 self._launcher.run(job, self._experiment, watch)
-        except SuiteError as error:
+        except Exception as error:
             # its traceback would hold on to this attempt's processes and pipes; the workers' logs have their own
-            outcome, failure = "failed", error.with_traceback(None)
+            outcome, failure = "failed", _as_fault(error).with_traceback(None)
             failure.__context__ = failure.__cause__ = None
             self._failed_at = time.monotonic()
         except BaseException:
@@ -93,9 +93,9 @@ class Supervisor:
             raise
         finally:
             cause = find_cause(failure, job.run, watch) if failure is not None else None
-            start, reached = watch.began_with, watch.reached
-            self._attempts.end(job.attempt, start, reached, outcome, cause)
+            self._attempts.end(job.attempt, watch, outcome, cause)
         if cause is not None:
+            start = watch.began_with
             if start is not None and self._start is not None and start > self._start:
                 self._new = 0
             self._start = start if start is not None else self._start
@@ -108,7 +108,7 @@ class Supervisor:
         if self._failed_at is not None:
             seconds = time.monotonic() - self._failed_at
             self._attempts.recovered(self._job.attempt, seconds)
-            self._say(f"training again, {seconds:.1f} s after the failure")
+            self._say(f"training again, {seconds:.1f} s after the failure was noticed")
             self._failed_at = None
 
     def _stopped(self, error: SuiteError, cause: Cause, reason: str) -> SuiteError:
@@ -128,8 +128,9 @@ class Supervisor:
         there = self._launcher.room(self._asked)
         train = self._experiment.train
         if there < self._asked and not train.elastic:
+            told = cause.told.splitlines()[0]
             raise PlacementError(
-                f"{cause.told}. Of the {self._asked} devices that the run needs {there} are left, and no other came; "
+                f"{told}. Of the {self._asked} devices that the run needs {there} are left, and no other came; "
                 f"when they are back, `make resume RUN={self._job.folder}` goes on from the newest checkpoint; with "
                 'SET="train.elastic=true" it goes on with those that are there'
             )
@@ -144,6 +145,13 @@ class Supervisor:
                 f"R {before.replicas} -> {now.replicas}, M {before.micro_batches} -> {now.micro_batches}; "
                 "the mini-batch stays"
             )
+
+
+def _as_fault(error: Exception) -> SuiteError:
+    if isinstance(error, SuiteError):
+        return error
+    first = (str(error).strip().splitlines() or ["no message"])[0]
+    return WorkerError(f"the workers could not be started: {type(error).__name__}: {first}")
 
 
 def _workers(experiment: Experiment) -> int:

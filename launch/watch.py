@@ -29,6 +29,9 @@ FIRST_BEAT_S = 300.0
 START_SILENCE_S = 30.0
 """Seconds that a worker may be silent before its first step: it imports and compiles."""
 
+END_S = 60.0
+"""Seconds after the last worker was done, or failed, in which its launcher is to come back."""
+
 FRESH_S = 2.5
 """Who was heard so lately is alive: two beats and a half."""
 
@@ -63,7 +66,16 @@ class Judge:
             else:
                 self._quiet[place.rank] += elapsed
         working = [place for place in self._places if not _ended(beats.get(place.rank))]
+        if not working:
+            return self._unended(beats)
         return self._silent(working, beats) or self._stuck(working, beats)
+
+    def _unended(self, beats: Mapping[int, Beat]) -> Verdict | None:
+        place = min(self._places, key=lambda place: self._quiet[place.rank])
+        if (quiet := self._quiet[place.rank]) <= END_S:
+            return None
+        told = f"all workers came to their end, and {quiet:.0f} s later their processes have not"
+        return Verdict(place, beats[place.rank], told, "its process does not end")
 
     def _silent(self, working: Sequence[Place], beats: Mapping[int, Beat]) -> Verdict | None:
         alone = len(self._places) == 1
@@ -71,7 +83,9 @@ class Judge:
             beat, quiet = beats.get(place.rank), self._quiet[place.rank]
             if beat is None:
                 if quiet > FIRST_BEAT_S:
-                    told = f"{place} gave no sign of life in the first {quiet:.0f} s"
+                    mute = sum(other.rank not in beats for other in working)
+                    among = f" ({mute} of {len(self._places)} workers gave none)" if mute > 1 else ""
+                    told = f"{place} gave no sign of life in the first {quiet:.0f} s{among}"
                     return Verdict(place, None, told, "never heard")
                 continue
             allowed = START_SILENCE_S if beat.steps == 0 else beat.usual_s
@@ -92,7 +106,7 @@ class Judge:
                 told += f", more than the {beat.patience_s:.0f} s that one action may take"
                 layer = f" in layer {beat.layer}" if beat.layer is not None else ""
                 return Verdict(place, beat, told, f"stuck{layer} for {beat.since_s:.0f} s")
-        if late and len(late) == len(working) == len(self._places):
+        if late and len(late) == len(working):
             place, beat = late[0]
             waits = f"{beat.since_s:.0f} s for {beat.waiting}"
             told = f"all workers wait for one another, {place} on {beat.host} the longest: at {beat.at}, {waits}"
@@ -117,6 +131,8 @@ class Watch:
         """The last of each worker, by rank."""
         self.verdict: Verdict | None = None
         """Once there is one, the launcher ends the attempt."""
+        self.named: float | None = None
+        """The time of day at which it fell."""
         self._stepped: Callable[[], None] | None = stepped
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
@@ -163,5 +179,7 @@ class Watch:
             self.look()
             now = time.monotonic()
             # time in which this process itself did not run is no silence of others
-            self.verdict = judge.see(self.beats, min(now - before, 4 * PERIOD))
+            verdict = judge.see(self.beats, min(now - before, 4 * PERIOD))
             before = now
+            if verdict is not None:
+                self.named, self.verdict = time.time(), verdict

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from launch.beats import Beating
 from launch.checkpoints import place_of, place_of_run
 from launch.devices import cores
 from launch.engine import GROUP_TIMEOUT, Engine, assemble
-from launch.feeds import feed_of
+from launch.feeds import Feed, feed_of
 from launch.record import make_record, peak_memory, write_record
 from launch.runs import RunFolder
 from suite.errors import CheckpointError, ProgramError, StallError, SuiteError, Where
@@ -35,9 +36,9 @@ from suite.pipeline.recipe import Recipe
 from suite.pipeline.stage import Stage
 from suite.pipeline.step import Executor
 from suite.pipeline.topology import Place
-from suite.pipeline.transport import explain
+from suite.pipeline.transport import Deadline, explain
 from suite.training import checkpoint
-from suite.training.loop import Progress, Worker, evaluate, train
+from suite.training.loop import STEPS_A_DEADLINE, Progress, Worker, evaluate, train
 from suite.training.spikes import Spikes
 from suite.training.trace import TraceWriter
 from suite.training.trackers import JsonLines, Tracker, Wandb
@@ -59,15 +60,26 @@ class Job:
     """Counts over the whole life of the run."""
     faults: str = ""
     """What a test plans (``suite.pipeline.faults``)."""
+    step_s: float = 0.0
+    """How long a step takes, as planned."""
+    shrunk: bool = False
+    """Whether the run has fewer devices than it was asked for."""
 
     @property
     def run(self) -> RunFolder:
         """The run's folder by name."""
         return RunFolder(self.folder)
 
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that a wait, a collective or one action may last before a step's real length is known."""
+        return max(GROUP_TIMEOUT, STEPS_A_DEADLINE * self.step_s)
+
     def experiment(self) -> Experiment:
-        """The resolved experiment; of a resumed run that has not started yet, the draft."""
-        return read_experiment((self.draft if self.draft.exists() else self.run.experiment).read_text())
+        """The resolved experiment; of a resumed run that has not started yet, the draft; of a run on fewer devices
+        than it was asked for, what it is meanwhile."""
+        asked = self.draft if self.draft.exists() else self.run.experiment
+        return read_experiment((self.run.shrunk if self.shrunk else asked).read_text())
 
     @property
     def draft(self) -> Path:
@@ -80,6 +92,9 @@ def threads_of(experiment: Experiment) -> int:
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
     return experiment.train.threads or max(1, cores() // workers)
 
+
+LOAD_PATIENCE = 1800.0
+"""Seconds that all workers together may take to read a checkpoint; each may be GROUP_TIMEOUT behind another."""
 
 COLLATERAL_S = 2.0
 """Seconds for which a worker keeps to itself that others left it waiting: theirs is the first cause, and told first."""
@@ -94,14 +109,16 @@ def work(job: Job, rank: int, node: str = "") -> None:
     experiment = job.experiment()
     place = Place(rank, experiment.pipeline.stages, experiment.pipeline.replicas)
     log_to(job.run.log(place.replica, place.stage))
-    doing = Doing(faults=planned(job.faults, place, job.attempt, job.run.checkpoints))
+    faults = planned(job.faults, place, job.attempt, job.run.checkpoints)
+    doing = Doing(Deadline(job.timeout_s), faults, usual=job.timeout_s)
     with Beating(job.run.beats, place, job.attempt, doing, node):
         try:
             if doing.faults is not None:
                 doing.turn("start", None)
             _work(job, experiment, place, doing)
         except Exception as error:
-            traceback.print_exc()  # into this worker's log; elsewhere only one sentence is shown
+            with suppress(OSError):  # the log may lie on a full disk
+                traceback.print_exc()  # into this worker's log; elsewhere only one sentence is shown
             told = _told(error, job, place, doing)
             if isinstance(told, StallError):
                 time.sleep(COLLATERAL_S)
@@ -113,7 +130,7 @@ def _told(error: Exception, job: Job, place: Place, doing: Doing) -> SuiteError:
     if isinstance(error, SuiteError):
         return error
     if isinstance(error, RuntimeError):
-        explained = explain(error, f"the other workers ({place})", GROUP_TIMEOUT)
+        explained = explain(error, f"the other workers ({place})", job.timeout_s)
         if isinstance(explained, SuiteError):
             return explained
     action, layer = doing.what, doing.layer
@@ -136,56 +153,81 @@ def _told(error: Exception, job: Job, place: Place, doing: Doing) -> SuiteError:
 def _work(job: Job, experiment: Experiment, place: Place, doing: Doing) -> None:
     torch.set_num_threads(threads_of(experiment))
     keep_freed_memory()
+    with doing.waits("the other workers' start", job.timeout_s):
+        run = _begin(job, experiment, place, doing)
+    progress = train(run.worker, experiment.train, Progress(run.engine.start, int(run.engine.notes.get("units", 0))))
+    run.batches.close()
+    with doing.waits("the end of the run", job.timeout_s):
+        held_out = run.feed.held_out()
+        score = evaluate(run.engine.executor, held_out)
+        memory = peak_memory(job.use_gpu)
+        if place.speaks:
+            measure = experiment.measure
+            scores = {f"valid_{measure}": score, f"baseline_{measure}": run.feed.baseline(held_out)}
+            record = make_record(
+                job.run, experiment, run.layers, progress, scores, memory, run.wandb_run, run.feed.counts()
+            )
+            write_record(job.run, record)
+        dist.barrier()
+        if place.speaks:
+            for tracker in run.worker.trackers:
+                tracker.finish(record)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a worker trains with."""
+
+    layers: list[torch.nn.Module]
+    engine: Engine
+    feed: Feed
+    batches: Ahead
+    worker: Worker
+    wandb_run: str | None
+
+
+def _begin(job: Job, experiment: Experiment, place: Place, doing: Doing) -> Begun:
+    """Builds the engine, from a checkpoint where the job resumes, and all that it trains with. All workers must call
+    it."""
     say = speaker(job.run.messages)
     layers, loss = experiment.build()
     device = torch.device("cuda", torch.cuda.current_device()) if job.use_gpu else torch.device("cpu")
-    cells = cell_ranges(job.cells, len(layers))
+
+    def newest(stage: Stage) -> checkpoint.Checkpoint | None:
+        if not job.resume:
+            return None
+        with doing.waits("all workers to read the checkpoint", LOAD_PATIENCE):
+            return checkpoint.newest_valid(place_of(job.run, experiment), stage.indices, len(layers), say)
+
     engine = assemble(
-        place, layers, loss, cells, device, job.recipe, experiment.optimizer, experiment.train.seed,
-        lambda stage: checkpoint.newest_valid(place_of(job.run, experiment), stage.indices, len(layers), say)
-        if job.resume else None,
-        getattr(experiment.train, "averages_over_replicas", True), lambda stage: _begin(experiment, stage, say), doing,
+        place, layers, loss, cell_ranges(job.cells, len(layers)), device, job.recipe, experiment.optimizer,
+        experiment.train.seed, newest, getattr(experiment.train, "averages_over_replicas", True),
+        lambda stage: _fill(experiment, stage, say), doing,
     )  # fmt: skip
     doing.start = engine.start
     _plan_faults(engine.executor)
     feed = feed_of(experiment, job.data, place)
     feed.check(engine.notes)
-    with doing.waits("the other workers' start", GROUP_TIMEOUT):
-        dist.barrier()  # every worker has read the experiment, and its checkpoint where it resumes
-    if job.resume and place.rank == 0 and job.draft.exists():
-        job.draft.rename(job.run.experiment)
+    dist.barrier()  # every worker has read the experiment, and its checkpoint where it resumes
     if job.resume and place.rank == 0:
+        if job.draft.exists():
+            job.draft.rename(job.run.experiment)
         say(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
     trackers, wandb = _trackers(job, experiment, engine, say) if place.speaks else ([], None)
     run_id = _from_speaker(wandb.run_id if wandb else None, place)
-
     fixed = {"name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id} | feed.notes()
     saver = checkpoint.Saver(
         checkpoint.Storage(place_of(job.run, experiment)), engine.executor.stage, engine.optimizer, place,
         lambda units: {"units": units} | fixed, say, engine.start,
     )  # fmt: skip
-    trace = TraceWriter(
-        job.run.traces, place, device, engine.start, experiment.trace, str((experiment.pipeline, job.cells, job.recipe))
-    )
+    walked = str((experiment.pipeline, job.cells, job.recipe))
+    trace = TraceWriter(job.run.traces, place, device, engine.start, experiment.trace, walked)
     batches = Ahead(feed.batch, experiment.train.steps, engine.executor.foresee)
     worker = Worker(
         engine.executor, engine.optimizer, engine.deadline, batches, saver, trackers, trace,
         experiment.unit, experiment.measure, say,
     )  # fmt: skip
-    progress = train(worker, experiment.train, Progress(engine.start, int(engine.notes.get("units", 0))))
-    batches.close()
-    with doing.waits("the end of the run", GROUP_TIMEOUT):
-        held_out = feed.held_out()
-        score = evaluate(engine.executor, held_out)
-        memory = peak_memory(job.use_gpu)
-        if place.speaks:
-            scores = {f"valid_{experiment.measure}": score, f"baseline_{experiment.measure}": feed.baseline(held_out)}
-            record = make_record(job.run, experiment, layers, progress, scores, memory, run_id, feed.counts())
-            write_record(job.run, record)
-        dist.barrier()
-        if place.speaks:
-            for tracker in trackers:
-                tracker.finish(record)
+    return Begun(layers, engine, feed, batches, worker, run_id)
 
 
 def _plan_faults(executor: Executor) -> None:
@@ -199,7 +241,7 @@ def _plan_faults(executor: Executor) -> None:
             way.transport.late = faults.late
 
 
-def _begin(experiment: Experiment, stage: Stage, say: Callable[[str], None]) -> None:
+def _fill(experiment: Experiment, stage: Stage, say: Callable[[str], None]) -> None:
     """Fills a new stage with another run's weights where the experiment asks for that; not the last layer's."""
     source = getattr(experiment.train, "start_from", None)
     if source is None:
@@ -231,8 +273,12 @@ def speaker(messages: Path) -> Callable[[str], None]:
     """Returns what tells a person at the terminal something, and keeps it in the run's folder."""
 
     def say(text: str) -> None:
-        with messages.open("a") as file:
-            file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        try:
+            with messages.open("a") as file:
+                file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        except OSError as error:  # a full disk must not end the run for a word about it
+            with suppress(OSError):
+                print(f"{text} ({error})", file=sys.stderr, flush=True)
 
     return say
 

@@ -45,7 +45,7 @@ class Doing:
     """The step that this attempt began with; None before that is known."""
     turns: int = 0
     began: float = field(default_factory=time.monotonic)
-    """When this turn began."""
+    """When this turn began, or its last wait for all others was over."""
     usual: float = FIRST_PATIENCE
     """Seconds that one turn may last."""
     _longer: float = 0.0
@@ -64,13 +64,27 @@ class Doing:
             self.faults.strike(str(what), step)
 
     @contextmanager
-    def waits(self, what: str, patience: float | None = None) -> Iterator[None]:
-        """A context in which this worker may wait for all others, for longer than an action may last if so given."""
-        self._waiting, self._longer = what, patience or 0.0
-        try:
+    def waits(self, what: str, patience: float = 0.0) -> Iterator[None]:
+        """A context in which this worker may wait for all others, for longer than an action may last if so given.
+
+        After an exception it waits on: what it says then is that others left it waiting.
+        """
+        before = self._waiting, self._longer
+        self._waiting, self._longer = what, patience
+        yield
+        self._waiting, self._longer = before
+        self.began = time.monotonic()
+
+    @contextmanager
+    def takes(self, patience: float) -> Iterator[None]:
+        """A context in which this worker alone may take longer than an action otherwise may."""
+        with self.waits("", patience):
             yield
-        finally:
-            self._waiting, self._longer = "", 0.0
+
+    @property
+    def since(self) -> float:
+        """Seconds that this turn has lasted since its last wait, or that the present wait has."""
+        return time.monotonic() - max(self.began, self.deadline.ended)
 
     @property
     def patience(self) -> float:

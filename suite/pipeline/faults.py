@@ -22,12 +22,14 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, model_validator
+from pydantic import TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 
+from suite.errors import SettingError
 from suite.pipeline.layers import Tensors
 from suite.pipeline.topology import Place
 from suite.settings import Frozen
@@ -67,17 +69,30 @@ class Fault(Frozen):
 def plan_text() -> str:
     """Returns the plan of GPIPE_FAULTS, which may be a file's name; empty without one."""
     text = os.environ.get(VARIABLE, "").strip()
-    return Path(text).read_text() if text and not text.startswith("[") else text
+    if not text or text.startswith("["):
+        return text
+    try:
+        return Path(text).read_text()
+    except OSError as error:
+        raise SettingError(f"{VARIABLE} is neither a list of faults nor a file of one: {error}") from None
+
+
+def read_plan(text: str) -> list[Fault]:
+    """Returns the faults of a plan. Raises SettingError for what is none."""
+    try:
+        return TypeAdapter(list[Fault]).validate_json(text)
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise SettingError(f"{VARIABLE} holds no plan of faults: {told}") from None
 
 
 def planned(text: str, place: Place, attempt: int, checkpoints: Path) -> Faults | None:
-    """Returns what a plan has for a worker, or None. Raises pydantic's ValidationError for what is no plan."""
+    """Returns what a plan has for a worker, or None. Raises SettingError for what is no plan."""
     if not text:
         return None
-    plan = TypeAdapter(list[Fault]).validate_json(text)
     mine = [
         fault
-        for fault in plan
+        for fault in read_plan(text)
         if fault.attempt in (None, attempt)
         and fault.replica in (None, place.replica)
         and fault.stage in (None, place.stage)
@@ -127,7 +142,8 @@ class Faults:
         for fault in [fault for fault in self._left if _meant(fault, action, step)]:
             self._left.remove(fault)
             # a test reads when it was; the log is flushed because the process may have no later
-            print(f"fault {fault.fault} at {action} of step {step}, {time.time():.3f}", file=sys.stderr, flush=True)
+            with suppress(OSError):
+                print(f"fault {fault.fault} at {action} of step {step}, {time.time():.3f}", file=sys.stderr, flush=True)
             if fault.layer is None:
                 self._do(fault)
             else:

@@ -11,6 +11,7 @@ a deadline. A wait that fails says which message of which stage was missing.
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -56,6 +57,8 @@ class Deadline:
     seconds: float
     waiting: str = ""
     """The message that is waited for now."""
+    ended: float = 0.0
+    """When the last wait was over."""
 
 
 def wait(work: dist.Work, deadline: Deadline, what: str) -> None:
@@ -65,7 +68,7 @@ def wait(work: dist.Work, deadline: Deadline, what: str) -> None:
         work.wait(timedelta(seconds=deadline.seconds))
     except RuntimeError as error:
         raise explain(error, what, deadline.seconds) from error
-    deadline.waiting = ""
+    deadline.waiting, deadline.ended = "", time.monotonic()
 
 
 def explain(error: RuntimeError, what: str, seconds: float) -> RuntimeError | StallError:

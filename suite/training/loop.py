@@ -31,6 +31,9 @@ the cause, and is to be found waiting when the cause is named."""
 SAVE_PATIENCE = 420.0
 """Seconds that a save point may take: three waits of ``checkpoint.Saver`` for the save before, and the copy."""
 
+LAST_SAVE_PATIENCE = 4 * SAVE_PATIENCE
+"""The last one is tried again: ``checkpoint.writing.LIMIT`` times."""
+
 
 class Saving(Protocol):
     """What the loop asks of ``checkpoint.Saver``. All workers call all of it, in the same order."""
@@ -91,7 +94,7 @@ def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progres
         begin = time.perf_counter()
         doing.turn("batch", step)
         recorder = worker.trace.recorder(step) if worker.trace is not None else None
-        with doing.waits("its mini-batch", SHORTEST_DEADLINE):
+        with doing.takes(SHORTEST_DEADLINE):
             batch = worker.batches(step)
         worker.executor.recorder = recorder
         sums = worker.executor.train(batch, step)
@@ -113,7 +116,9 @@ def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progres
             worker.saver.stepped(progress.step, outcome.applied)
         if bad > settings.bad_steps_allowed:
             if worker.saver is not None:
-                worker.saver.settle()
+                doing.turn("save", step)
+                with doing.waits("the checkpoint", SAVE_PATIENCE):
+                    worker.saver.settle()
             raise NumbersError(
                 f"{bad} steps in a row had non-finite numbers, {settings.bad_steps_allowed} are allowed; stopped at "
                 f"step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
@@ -124,7 +129,7 @@ def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progres
                 worker.saver.save(progress.step, progress.units)
     if worker.saver is not None:
         doing.turn("save", None)
-        with doing.waits("the last checkpoint", SAVE_PATIENCE):
+        with doing.waits("the last checkpoint", LAST_SAVE_PATIENCE):
             worker.saver.finish(progress.step, progress.units)
     doing.turn("end", None)
     return progress
@@ -135,10 +140,10 @@ def _origin(worker: Worker, batch: MiniBatch | None, step: int, outcome: Outcome
     worker.executor.recorder = None
     with watching(worker.executor) as seen:
         worker.executor.train(batch, step)
-    worker.optimizer.forget()
     everybodys: list[Any] = [None] * dist.get_world_size()
     worker.executor.doing.turn("look", step)
     with worker.executor.doing.waits("what the other workers saw of the bad numbers"):
+        worker.optimizer.forget()
         dist.all_gather_object(everybodys, min(seen, default=None))
     found = min((one for one in everybodys if one is not None), default=None)
     if found is not None:

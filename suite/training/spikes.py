@@ -7,14 +7,14 @@ that stands still leaps at no last bit.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from suite.training.trackers import Values, reopened
+from suite.training.lines import reopened
+from suite.training.trackers import Values
 
 WINDOW, LEAST = 100, 20
 """Losses looked back at, and how many there must be."""
@@ -45,7 +45,7 @@ class Spikes:
         leaps = bound is not None and loss > bound
         if leaps:
             line = {"step": step, "bound": bound, **{name: values[name] for name in ("loss", "norm", "rate")}}
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(line)
             if not self._leaping:
                 median = statistics.median(self._last)
                 self._say(

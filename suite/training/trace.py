@@ -23,6 +23,7 @@ import torch.distributed as dist
 from suite.pipeline.recorder import Recorder
 from suite.pipeline.timeline import Span, Timeline
 from suite.pipeline.topology import Place
+from suite.training.lines import Lines
 
 FIRST, COUNT = 2, 5
 """Steps traced unless all are: the first two after a start warm up, and five show how much steps differ."""
@@ -45,9 +46,9 @@ class TraceWriter:
         head = {
             "replica": place.replica, "stage": place.stage, "stages": place.stages, "run": run, "clock": clock_offset(),
         }  # fmt: skip
-        self._file = path.open("w", buffering=1)
+        self._file = Lines(path)
         for line in (*kept, head):
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(line)
         self._recorder = Recorder(device)
         self._traced = None if every_step else range(start + FIRST, start + FIRST + COUNT)
 
@@ -64,7 +65,7 @@ class TraceWriter:
             [span.kind, span.micro_batch, round(span.start, 6), round(span.end, 6), span.turn]
             for span in recorder.spans()
         ]
-        self._file.write(json.dumps({"step": step, "began": round(recorder.began, 6), "spans": spans}) + "\n")
+        self._file.write({"step": step, "began": round(recorder.began, 6), "spans": spans})
 
 
 def _remove_others(folder: Path, place: Place) -> None:

@@ -6,14 +6,14 @@ own counter drops what goes back after a resume, so it is told to plot against o
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from suite.settings import TrackingSettings
+from suite.training.lines import reopened
 
 Values = Mapping[str, float]
 
@@ -37,33 +37,11 @@ class JsonLines:
     def log(self, step: int, values: Values) -> None:
         """Appends one line, at once visible to whoever follows the file; JSON knows no NaN, so that becomes null."""
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+        self._file.write({"step": step, **finite})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Closes the file; the summary is ``record.json``'s business."""
         self._file.close()
-
-
-def reopened(path: Path, start: int) -> TextIO:
-    """Opens a file of lines to go on from a step; those of later steps are of a future that was given up."""
-    kept = [line for line in read_lines(path) if line["step"] <= start]
-    draft = path.with_suffix(".draft")
-    draft.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    draft.rename(path)
-    return path.open("a", buffering=1)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the whole lines of a metrics file; a last line cut off by a crash is left out."""
-    if not path.exists():
-        return []
-    lines = []
-    for line in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
-    return lines
 
 
 def wandb_mode(settings: TrackingSettings) -> str:

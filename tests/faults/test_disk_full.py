@@ -2,26 +2,39 @@
 
 import os
 import subprocess
+import threading
+import time
 
 import pytest
 
 from launch.spawn import run_processes
 from suite.errors import CheckpointError
+from tests.faults.trial import Trials, assert_same
 from tests.training.fuzz import files_of
 from tests.training.saves import list_checkpoints
 from tests.training.work import run
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of its own, with room for four checkpoints of the toy model."""
+def disk(tmp_path):
+    """Returns a function from a size to a file system of its own."""
     if os.geteuid() != 0:
         pytest.skip("mounting a file system takes root; files that cannot grow are tested in tests/training")
     folder = tmp_path / "disk"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192k", "none", folder], check=True)
-    yield folder
+
+    def mounted(size):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=True)
+        return folder
+
+    yield mounted
     subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def small_disk(disk):
+    """Room for four checkpoints of the toy model."""
+    return disk("192k")
 
 
 class Ballast:
@@ -44,6 +57,37 @@ class Ballast:
 
 def nothing(step):
     """The disk stays as it is."""
+
+
+def test_a_whole_run_goes_on_over_a_full_disk_with_all_its_lines(disk, tmp_path, monkeypatch):
+    """Metrics, messages and checkpoints on one disk, full from step 6 on for two seconds."""
+    settings = "train.steps=40 train.checkpoint_every=10 pipeline.stages=2"
+    undisturbed = Trials(tmp_path).train(monkeypatch, settings)
+    place = disk("8m")
+    filled = threading.Event()
+
+    def fill():
+        metrics = place / "run-1" / "metrics.jsonl"
+        until = time.monotonic() + 60
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 6:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        ballast = Ballast(place / "ballast", 0, 1)
+        ballast(0)
+        filled.set()
+        time.sleep(2)
+        ballast(1)
+
+    beside = threading.Thread(target=fill)
+    beside.start()
+    planned = [{"fault": "sleep", "seconds": 3, "stage": 0, "step": 25, "action": "F1"}]
+    disturbed = Trials(tmp_path, place).train(monkeypatch, settings, planned)
+    beside.join()
+    assert filled.is_set()
+    assert disturbed.error is None, disturbed.said
+    assert [line["outcome"] for line in disturbed.ends] == ["done"], disturbed.said
+    assert "was not written" in disturbed.said
+    assert_same(disturbed, undisturbed)
 
 
 def trained(stages, until, folder, at=nothing):

@@ -33,12 +33,12 @@ def test_a_stopped_process_is_named_and_replaced(trials, undisturbed, monkeypatc
     rows = [line for line in first["told"].splitlines() if line.startswith("  stage ")]
     assert [bool(re.search(r"first cause", row)) for row in rows] == [k == stage for k in range(3)]
     assert f"[{action}]" in rows[stage]
-    named = first["ended"] - struck_at(trial, stage)
+    named = first["named"] - struck_at(trial, stage)
     print(
         f"stage {stage} stopped at {action}: named after {named:.1f} s, training again {trial.recovered[0]:.1f} s later"
     )
     assert named < NAMED_S
-    assert named + trial.recovered[0] < RECOVERED_S
+    assert first["ended"] - struck_at(trial, stage) + trial.recovered[0] < RECOVERED_S
     assert_same(trial, undisturbed)
 
 
@@ -51,7 +51,7 @@ def test_an_endless_action_is_named_with_its_layer(trials, undisturbed, monkeypa
     assert trial.error is None, trial.said
     first, _ = trial.ends
     assert (first["kind"], first["stage"], first["action"], first.get("layer")) == ("stall", stage, action, layer)
-    named = first["ended"] - struck_at(trial, stage)
+    named = first["named"] - struck_at(trial, stage)
     print(
         f"stage {stage} asleep at {action}: named after {named:.1f} s, training again {trial.recovered[0]:.1f} s later"
     )
@@ -87,4 +87,35 @@ def test_late_messages_change_no_bit(trials, undisturbed, monkeypatch):
     trial = trials.train(monkeypatch, SETTINGS, [{"fault": "delay", "attempt": None, "seconds": 0.2}])
     assert trial.error is None, trial.said
     assert len(trial.ends) == 1
+    assert_same(trial, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fault", "action", "kind"),
+    [
+        (
+            "pipeline.stages=2 pipeline.replicas=2 pipeline.micro_batches=2 pipeline.schedule=1f1b",
+            "kill",
+            "B1",
+            "death",
+        ),
+        (
+            "pipeline.stages=2 pipeline.replicas=2 pipeline.micro_batches=2 pipeline.schedule=1f1b",
+            "stop",
+            "F1",
+            "stall",
+        ),
+        ("pipeline.stages=2 pipeline.schedule=interleaved pipeline.turns=2", "stop", "F2.1", "stall"),
+        ("pipeline.stages=2 pipeline.schedule=zero_bubble", "kill", "W2", "death"),
+    ],
+)
+def test_other_schedules_and_replicas_are_struck_too(trials, monkeypatch, shape, fault, action, kind):
+    undisturbed = trials.train(monkeypatch, f"{SETTINGS} {shape}")
+    assert undisturbed.error is None
+    replica = 1 if "replicas=2" in shape else 0
+    plan = {"fault": fault, "replica": replica, "stage": 1, "step": 3, "action": action}
+    trial = trials.train(monkeypatch, f"{SETTINGS} {shape}", [plan])
+    assert trial.error is None, trial.said
+    first, _ = trial.ends
+    assert (first["kind"], first["replica"], first["stage"], first["action"]) == (kind, replica, 1, action)
     assert_same(trial, undisturbed)

@@ -86,10 +86,10 @@ def newest(run: RunFolder) -> int:
 
 
 class Trials:
-    """Makes trials below a folder, all on one text."""
+    """Makes trials below a folder, or with their runs below another one, all on one text."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, runs: Path | None = None) -> None:
+        self.root, self.runs = root, runs or root
         self._count = 0
 
     def experiment(self, settings: str):
@@ -100,7 +100,7 @@ class Trials:
         experiment = self.experiment(settings)
         prepare(experiment.text, self.root / "cache", lambda _: None)
         self._count += 1
-        run = RunFolder(self.root / f"run-{self._count}")
+        run = RunFolder(self.runs / f"run-{self._count}")
         run.path.mkdir()
         run.experiment.write_text(experiment.to_toml())
         return self.job_of(run, experiment), experiment
@@ -108,9 +108,10 @@ class Trials:
     def job_of(self, run, experiment, resume=False):
         layers, _ = experiment.build()
         pipeline = experiment.pipeline
-        cells = tuple(partition([parameters_of(layer) for layer in layers], pipeline.stages))
+        recipe = Recipe.of(pipeline)
+        cells = tuple(partition([parameters_of(layer) for layer in layers], pipeline.stages * recipe.turns))
         data = folder_of(experiment.text, self.root / "cache")
-        return Job(run.path, data, cells, Recipe.of(pipeline), False, resume)
+        return Job(run.path, data, cells, recipe, False, resume)
 
     def train(self, monkeypatch, settings: str, faults=(), each=lambda: None):
         """Runs to the end under a plan of faults; calls ``each`` before every attempt."""

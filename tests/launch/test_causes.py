@@ -1,5 +1,6 @@
 """Which failures are worth another attempt."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,15 @@ from experiments.registry import find
 from experiments.scales import laptop
 from launch.attempts import Attempts
 from launch.causes import Cause, reason_to_stop
+from launch.watch import Watch
+from launch.worker import Job
+from suite.pipeline.recipe import Recipe
+from suite.training.lines import read_lines
 
 KILLED = Cause("death", "killed", "SIGKILL", 0, 1, 17, "B3")
 BUG = Cause("program", "a bug", "ZeroDivisionError", 0, 1, 17, "F2")
+STALL = Cause("stall", "lost the connection", "NeighbourLostError")
+NO_START = Cause("start", "no room", "WorkerError")
 LOST = Cause("node", "its node is gone", "gone", 0, 1, 17, "B3")
 
 
@@ -20,6 +27,10 @@ LOST = Cause("node", "its node is gone", "gone", 0, 1, 17, "B3")
     ("causes", "new", "restarts", "reason"),
     [
         ([KILLED], 1, 10, None),
+        ([STALL, STALL], 2, 10, None),  # where it was is not known
+        ([replace(STALL, stage=1, action="B3")] * 2, 2, 10, "the same failure"),
+        ([NO_START, NO_START], 2, 10, "the same failure"),
+        ([NO_START, replace(NO_START, told="the head does not answer")], 2, 10, None),
         ([BUG], 1, 10, None),  # it may be a flaky device
         ([BUG, replace(BUG, action="F3")], 2, 10, "the same failure"),  # of an exception the kind of action counts
         ([BUG, BUG], 1, 10, "the same failure"),  # the checkpoint before it does not make it another one
@@ -46,11 +57,16 @@ def test_attempts_are_numbered_over_the_whole_life_of_a_run(tmp_path):
     experiment = laptop(find("t24_1_3b_wide"), Cluster(2, 2**33, "cpu"))
     path = tmp_path / "attempts.jsonl"
     attempts = Attempts(path)
-    assert attempts.last() == 0
-    attempts.begin(1, experiment)
-    attempts.end(1, 0, 17, "failed", KILLED)
-    attempts.begin(2, experiment)  # and its driver was killed
-    assert Attempts(path).last() == 2
+    assert attempts.begin(experiment) == 1
+    attempts.end(1, Watch(Job(tmp_path, tmp_path, (1,), Recipe(), False, False), experiment), "failed", KILLED)
+    assert attempts.begin(experiment) == 2  # and its driver was killed
+    path.write_text(path.read_text() + '{"attempt": 3, "beg')  # while it wrote this
+    later = Attempts(path)
+    assert later.begin(experiment) == 3
+    later.recovered(3, 1.5)
+    assert [line["attempt"] for line in read_lines(path)] == [1, 1, 2, 3, 3]
+    shutil.rmtree(tmp_path)
+    assert later.begin(experiment) == 4  # nothing can be written: the run is supervised all the same
 
 
 def test_a_run_shrinks_with_its_mini_batch_and_micro_batches():

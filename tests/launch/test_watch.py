@@ -1,14 +1,15 @@
 """Who holds up an attempt, decided from beats alone."""
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from launch.beats import Beat, Beating, path_of, read_beat
 from launch.grid import grid
-from launch.watch import FIRST_BEAT_S, Judge
+from launch.watch import END_S, FIRST_BEAT_S, Judge
 from suite.pipeline.action import Action
-from suite.pipeline.doing import Doing
+from suite.pipeline.doing import FIRST_PATIENCE, Doing
 from suite.pipeline.recipe import Recipe
 from suite.pipeline.topology import Place
 
@@ -83,6 +84,41 @@ def test_a_worker_that_failed_or_is_done_is_not_silent():
         return beat(stage, 1, what=("gone", "failed")[stage]) if stage < 2 else beat(2, int(now) + 1)
 
     assert seen(course, 100)[0] is None
+
+
+def test_the_last_one_that_works_is_named_when_it_waits_for_those_that_are_done():
+    def course(now, stage):
+        if stage != 2:
+            return beat(stage, 1, what="gone")
+        return beat(2, int(now) + 1, what="end", since_s=now, patience_s=300.0, waiting="the end of the run")
+
+    verdict, when = seen(course, 400)
+    assert verdict.place.stage == 2
+    assert 300 <= when < 302
+
+
+def test_processes_that_do_not_end_have_an_end():
+    verdict, when = seen(lambda now, stage: beat(stage, 1, what="gone"), 100)
+    assert "all workers came to their end" in verdict.told
+    assert END_S <= when < END_S + 2
+
+
+def test_a_wait_does_not_count_as_work_when_it_is_over():
+    doing = Doing()
+    doing.turn(Action("B", 2), 17)
+    doing.began -= 20
+    assert doing.since > 19
+    with doing.waits("the gradients", 30):
+        with doing.takes(40):
+            assert (doing.waiting, doing.patience) == ("", FIRST_PATIENCE)
+        assert doing.waiting == "the gradients"
+    assert doing.since < 1
+    doing.began -= 20
+    doing.deadline.ended = time.monotonic()  # that of a message
+    assert doing.since < 1
+    with pytest.raises(KeyError), doing.waits("the gradients"):
+        raise KeyError
+    assert doing.waiting == "the gradients"  # others left it waiting: it is not the cause
 
 
 def test_a_worker_that_never_begins_has_an_end():

@@ -7,9 +7,9 @@ import time
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
+from suite.errors import SettingError
 from suite.pipeline.faults import PlannedError, plan_text, planned
 from suite.pipeline.topology import Place
 
@@ -25,7 +25,7 @@ def test_without_a_plan_for_this_worker_there_is_no_hook(tmp_path, monkeypatch):
     assert of(tmp_path, {"fault": "kill", "stage": 2}) is None
     assert of(tmp_path, {"fault": "kill"}, attempt=2) is None  # of the first attempt, unless it says otherwise
     assert of(tmp_path, {"fault": "kill", "attempt": None}, attempt=2) is not None
-    with pytest.raises(ValidationError):
+    with pytest.raises(SettingError):
         of(tmp_path, {"fault": "flood"})
     (tmp_path / "plan.json").write_text('[{"fault": "kill"}]\n')
     monkeypatch.setenv("GPIPE_FAULTS", str(tmp_path / "plan.json"))
@@ -76,7 +76,7 @@ def test_what_is_spoiled(tmp_path):
 
 
 def test_a_layer_must_be_named_where_one_is_spoiled(tmp_path):
-    with pytest.raises(ValidationError, match="nan of gradient needs a layer"):
+    with pytest.raises(SettingError, match="nan of gradient needs a layer"):
         of(tmp_path, {"fault": "nan", "of": "gradient"})
 
 

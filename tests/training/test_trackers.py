@@ -5,7 +5,8 @@ import json
 import pytest
 
 from suite.settings import TrackingSettings
-from suite.training.trackers import JsonLines, Wandb, read_lines, wandb_mode
+from suite.training.lines import read_lines
+from suite.training.trackers import JsonLines, Wandb, wandb_mode
 
 
 def test_a_line_a_step_at_once_on_disk_and_null_for_what_is_not_finite(tmp_path):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from fsspec.implementations.local import LocalFileSystem
 from suite.errors import CheckpointError
 
 MANIFEST = "manifest.json"
+
+PAUSES_S = (0.3, 3.0)
+"""Seconds before a read that failed is tried again."""
 
 
 class Storage:
@@ -50,22 +54,20 @@ class Storage:
 
     def names(self, folder: str) -> set[str]:
         """Returns what lies directly in a folder; nothing in one that is not there."""
-        with self._named(folder):
-            try:
-                return {str(path).rstrip("/").rpartition("/")[2] for path in self._files.ls(self._at(folder), False)}
-            except FileNotFoundError:
-                return set()
+        try:
+            paths = self._tried(folder, lambda: self._files.ls(self._at(folder), False))
+        except FileNotFoundError:
+            return set()
+        return {str(path).rstrip("/").rpartition("/")[2] for path in paths}
 
     def size(self, path: str) -> int:
         """Returns the bytes of a file. Raises FileNotFoundError when there is none."""
-        with self._named(path):
-            return int(self._files.info(self._at(path))["size"])
+        return int(self._tried(path, lambda: self._files.info(self._at(path)))["size"])
 
     def read(self, path: str, size: int) -> bytes:
         """Returns a file, or its first ``size`` bytes, so that a file of another size cannot fill the memory."""
-        with self._named(path):
-            data: bytes = self._files.cat_file(self._at(path), end=size) if size else b""
-            return data
+        data: bytes = self._tried(path, lambda: self._files.cat_file(self._at(path), end=size)) if size else b""
+        return data
 
     def write(self, path: str, data: bytes) -> None:
         """Puts a file in place, whole or not at all; one of the same name is replaced."""
@@ -112,6 +114,19 @@ class Storage:
 
     def _at(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}".rstrip("/")
+
+    def _tried(self, path: str, read: Callable[[], Any]) -> Any:
+        """Returns what a read gives, tried again where the store fails: one failure of a network ends no run."""
+        for pause in PAUSES_S:
+            try:
+                with self._named(path):
+                    return read()
+            except FileNotFoundError:
+                raise
+            except OSError:
+                time.sleep(pause)
+        with self._named(path):
+            return read()
 
     @contextmanager
     def _named(self, path: str) -> Iterator[None]:
