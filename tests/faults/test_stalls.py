@@ -93,28 +93,18 @@ def test_late_messages_change_no_bit(trials, undisturbed, monkeypatch):
 @pytest.mark.parametrize(
     ("shape", "fault", "action", "kind"),
     [
-        (
-            "pipeline.stages=2 pipeline.replicas=2 pipeline.micro_batches=2 pipeline.schedule=1f1b",
-            "kill",
-            "B1",
-            "death",
-        ),
-        (
-            "pipeline.stages=2 pipeline.replicas=2 pipeline.micro_batches=2 pipeline.schedule=1f1b",
-            "stop",
-            "F1",
-            "stall",
-        ),
-        ("pipeline.stages=2 pipeline.schedule=interleaved pipeline.turns=2", "stop", "F2.1", "stall"),
-        ("pipeline.stages=2 pipeline.schedule=zero_bubble", "kill", "W2", "death"),
+        ("pipeline.replicas=2 pipeline.micro_batches=2 pipeline.schedule=1f1b", "kill", "B1", "death"),
+        ("pipeline.replicas=2 pipeline.micro_batches=2 pipeline.schedule=1f1b", "stop", "F1", "stall"),
+        ("pipeline.schedule=interleaved pipeline.turns=2", "stop", "F2.1", "stall"),
+        ("pipeline.schedule=zero_bubble", "kill", "W2", "death"),
     ],
 )
 def test_other_schedules_and_replicas_are_struck_too(trials, monkeypatch, shape, fault, action, kind):
-    undisturbed = trials.train(monkeypatch, f"{SETTINGS} {shape}")
+    undisturbed = trials.train(monkeypatch, f"{SETTINGS} pipeline.stages=2 {shape}")
     assert undisturbed.error is None
     replica = 1 if "replicas=2" in shape else 0
     plan = {"fault": fault, "replica": replica, "stage": 1, "step": 3, "action": action}
-    trial = trials.train(monkeypatch, f"{SETTINGS} {shape}", [plan])
+    trial = trials.train(monkeypatch, f"{SETTINGS} pipeline.stages=2 {shape}", [plan])
     assert trial.error is None, trial.said
     first, _ = trial.ends
     assert (first["kind"], first["replica"], first["stage"], first["action"]) == (kind, replica, 1, action)
