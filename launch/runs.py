@@ -68,6 +68,11 @@ class RunFolder:
         return self.path / "spikes.jsonl"
 
     @property
+    def layers(self) -> Path:
+        """Each layer's gradient norm and kurtosis, a line every ``train.sharpness_every`` steps."""
+        return self.path / "layers.jsonl"
+
+    @property
     def record(self) -> Path:
         """The run in one record, written at its end."""
         return self.path / "record.json"

@@ -39,6 +39,7 @@ from suite.pipeline.topology import Place
 from suite.pipeline.transport import Deadline, explain
 from suite.training import checkpoint
 from suite.training.loop import STEPS_A_DEADLINE, Progress, Worker, evaluate, train
+from suite.training.sharpness import Sharpness
 from suite.training.spikes import Spikes
 from suite.training.trace import TraceWriter
 from suite.training.trackers import JsonLines, Tracker, Wandb
@@ -225,9 +226,17 @@ def _begin(job: Job, experiment: Experiment, place: Place, doing: Doing) -> Begu
     batches = Ahead(feed.batch, experiment.train.steps, engine.executor.foresee)
     worker = Worker(
         engine.executor, engine.optimizer, engine.deadline, batches, saver, trackers, trace,
-        experiment.unit, experiment.measure, say,
+        experiment.unit, experiment.measure, _sharpness(job, experiment, engine), say,
     )  # fmt: skip
     return Begun(layers, engine, feed, batches, worker, run_id)
+
+
+def _sharpness(job: Job, experiment: Experiment, engine: Engine) -> Sharpness | None:
+    every = experiment.train.sharpness_every
+    if every is None:
+        return None
+    path = job.run.layers if engine.executor.place.speaks else None
+    return Sharpness(engine.executor, every, engine.start, path)
 
 
 def _plan_faults(executor: Executor) -> None:

@@ -55,6 +55,11 @@ class LanguageModelShape:
             raise ValueError(f"heads must divide the width, {self.width}, evenly, which {self.heads} does not")
 
     @property
+    def scaled_start(self) -> bool:
+        """Feed-forward layers start the smaller, the deeper the model, as in the Transformer of section 5."""
+        return True
+
+    @property
     def head_width(self) -> int:
         """Columns of one head."""
         return self.width // self.heads

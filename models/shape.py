@@ -25,6 +25,8 @@ class BlockShape(Protocol):
     def head_width(self) -> int: ...
     @property
     def attention_width(self) -> int: ...
+    @property
+    def scaled_start(self) -> bool: ...
 
 
 def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str]) -> None:
@@ -59,6 +61,8 @@ class TransformerShape:
     dropout: float = 0.1
     label_smoothing: float = 0.1
     logit_clip: float | None = 30.0
+    scaled_start: bool = True
+    """Whether feed-forward layers start the smaller, the deeper the model (``models.feed_forward``)."""
 
     def __post_init__(self) -> None:
         counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "head_width")

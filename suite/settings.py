@@ -77,6 +77,9 @@ class LoopSettings(Frozen):
         "s3://bucket/runs, each run below it by its name and id; otherwise the run's own folder"
     )  # fmt: skip
     bad_steps_allowed: int = Field(3, ge=0, description="steps in a row with non-finite gradients that are skipped")
+    sharpness_every: int | None = Field(
+        None, ge=1, description="steps between records of each layer's gradient norm and kurtosis; otherwise none"
+    )
     threads: int | None = Field(None, ge=1, description="compute threads a stage; otherwise cores / stages")
     restarts: int = Field(10, ge=0, description="faults survived without a new checkpoint between them; 0 for none")
     elastic: bool = Field(False, description="whether a run goes on with a smaller K or R when devices are lost")

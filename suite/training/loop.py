@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from suite.pipeline.transport import Deadline
 from suite.pipeline.watch import watching
 from suite.settings import LoopSettings
 from suite.training.optimizer import Outcome, StageOptimizer
+from suite.training.sharpness import Sharpness
 from suite.training.trace import TraceWriter
 from suite.training.trackers import Tracker
 
@@ -68,6 +70,7 @@ class Worker:
     """What a mini-batch's weight counts."""
     measure: str = "nll"
     """What the loss reports beside its objective, for each unit."""
+    sharpness: Sharpness | None = None
     say: Callable[[str], None] = print
     """Tells the person who watches the run."""
 
@@ -97,10 +100,13 @@ def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progres
         with doing.takes(SHORTEST_DEADLINE):
             batch = worker.batches(step)
         worker.executor.recorder = recorder
-        sums = worker.executor.train(batch, step)
+        with worker.sharpness.looking(step) if worker.sharpness is not None else nullcontext():
+            sums = worker.executor.train(batch, step)
         doing.turn("update", step)
         with doing.waits("the other workers' gradients and norms"):
             outcome = worker.optimizer.update(sums, step, recorder)
+            if worker.sharpness is not None:
+                worker.sharpness.note(step, outcome.norms)
         if worker.trace is not None and recorder is not None:
             worker.trace.write(step, recorder)
         seconds = time.perf_counter() - begin

@@ -53,8 +53,13 @@ class Outcome:
     norm: float
     rate: float
     applied: bool
-    culprits: tuple[int, ...] = ()
-    """Layers with non-finite gradients, in order."""
+    norms: tuple[float, ...] = ()
+    """Of each layer's gradient."""
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """Layers with non-finite gradients, in order."""
+        return tuple(layer for layer, norm in enumerate(self.norms) if not math.isfinite(norm))
 
 
 class StageOptimizer:
@@ -108,8 +113,8 @@ class StageOptimizer:
         self.clear()
         if recorder is not None:
             recorder.note("U", -1, start)
-        culprits = tuple(layer for layer, square in enumerate(squares) if not math.isfinite(square))
-        return Outcome(totals[0], totals[1], norm, rate, applied, culprits)
+        norms = tuple(math.sqrt(square) if math.isfinite(square) else square for square in squares)
+        return Outcome(totals[0], totals[1], norm, rate, applied, norms)
 
     def reduce(self) -> list[tuple[tuple[int, str], Tensor]]:
         """Sums gradients over ties and averages them over replicas: what an update begins with.
