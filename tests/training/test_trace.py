@@ -11,6 +11,7 @@ from launch.spawn import run_processes
 from suite.pipeline.timeline import Span
 from suite.pipeline.topology import Place
 from suite.training import trace
+from suite.training.lines import Lines
 from suite.training.trace import TraceWriter, perfetto, read_traces
 from tests.pipeline.build import CPU, join
 
@@ -154,10 +155,9 @@ def test_a_step_that_begins_with_its_first_action_begins_at_zero(tmp_path):
             return [Span("F", 0, 1.00000043, 1.0000009)]
 
     writer = object.__new__(TraceWriter)
-    with (tmp_path / "0-0.jsonl").open("w") as file:
-        file.write(json.dumps(head(0, 0, stages=1)) + "\n")
-        writer._file = file
-        writer.write(0, Now())
+    writer._file = Lines(tmp_path / "0-0.jsonl")
+    writer._file.write(head(0, 0, stages=1))
+    writer.write(0, Now())
     (found,) = read_traces(tmp_path)
     assert found.timeline.rows[0][0].start >= 0
 
