@@ -128,6 +128,16 @@ def test_finished_but_all_damaged_is_no_beginning_from_nothing(folder):
     assert "00000040 is not used: " in said[0]
 
 
+def test_manifests_that_are_all_damaged_are_no_beginning_from_nothing_either(folder):
+    (folder / "00000060/layer-0002.safetensors").unlink()
+    (folder / "00000040/manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints .* is whole .*bad manifest"):
+        newest(folder)
+    (folder / "00000060/manifest.json").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+        newest(folder)
+
+
 def test_an_audit_names_every_fault(folder):
     flip(folder / "00000060/layer-0004.safetensors")
     (folder / "00000060/layer-0001.safetensors").unlink()

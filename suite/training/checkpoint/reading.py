@@ -19,6 +19,8 @@ from suite.training.checkpoint.storage import MANIFEST, Storage
 
 PARTS = ("value/", "state/")
 
+UNFINISHED = "no manifest, it was never finished"
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -105,7 +107,7 @@ def survey(storage: Storage) -> Iterator[tuple[str, Checkpoint | str | Checkpoin
                 raise DamagedError(f"it is of step {manifest.step}")
             yield folder, Checkpoint(storage, folder, manifest)
         except FileNotFoundError:
-            yield folder, "no manifest, it was never finished"
+            yield folder, UNFINISHED
         except (DamagedError, OSError) as error:
             yield folder, f"bad manifest: {error}"
         except CheckpointError as error:
@@ -117,7 +119,12 @@ def list_checkpoints(location: str | Path, say: Callable[[str], None]) -> list[C
 
     Raises CheckpointError when another version of the suite wrote one, or the place cannot be listed.
     """
-    storage, found = Storage(location), []
+    return _found(Storage(location), say, [])
+
+
+def _found(storage: Storage, say: Callable[[str], None], bad: list[str]) -> list[Checkpoint]:
+    """As ``list_checkpoints``; what is wrong with manifests that are there goes to ``bad``."""
+    found = []
     for folder, one in survey(storage):
         if isinstance(one, CheckpointError):
             raise one
@@ -125,6 +132,8 @@ def list_checkpoints(location: str | Path, say: Callable[[str], None]) -> list[C
             found.append(one)
         else:
             say(f"checkpoint {storage.shown(folder)} is not used: {one}")
+            if one != UNFINISHED:
+                bad.append(f"{storage.shown(folder)}: {one}")
     return found
 
 
@@ -138,8 +147,9 @@ def newest_valid(
 
     Raises CheckpointError, on all workers, when all of several are damaged, or one is of another model or version.
     """
-    storage, first = Storage(location), ""
-    offered = _offered(storage, say)
+    storage = Storage(location)
+    offered, bad = _offered(storage, say)
+    first = bad[0] if bad else ""
     for folder, manifest in offered:
         checkpoint = Checkpoint(storage, folder, manifest)
         checkpoint.check_layers(count)
@@ -157,20 +167,23 @@ def newest_valid(
         if dist.get_rank() == 0:
             for line in told:
                 say(f"checkpoint {checkpoint} is not used: {line}")
-    if len(offered) > 1:
+    if (count := len(offered) + len(bad)) > 1:
         raise CheckpointError(
-            f"none of the {len(offered)} checkpoints in {storage.location} is whole ({first}); bring the files back, "
+            f"none of the {count} checkpoints in {storage.location} is whole ({first}); bring the files back, "
             "or start a new run"
         )
     return None
 
 
-def _offered(storage: Storage, say: Callable[[str], None]) -> list[tuple[str, Manifest]]:
-    """Returns the checkpoints that the first rank lists; raises on all what it raises there."""
+def _offered(storage: Storage, say: Callable[[str], None]) -> tuple[list[tuple[str, Manifest]], list[str]]:
+    """Returns the checkpoints that the first rank lists, and what is wrong with finished ones that are not among them;
+    raises on all what it raises there."""
     shared: list[Any] = [None]
     if dist.get_rank() == 0:
+        bad: list[str] = []
         try:
-            shared = [[(one.folder, one.manifest) for one in list_checkpoints(storage.location, say)]]
+            found = _found(storage, say, bad)
+            shared = [([(one.folder, one.manifest) for one in found], bad)]
         except CheckpointError as error:
             shared = [error]
     dist.broadcast_object_list(shared, src=0)
