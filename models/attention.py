@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -27,11 +28,26 @@ class SelfAttention(nn.Module):
 
         A causal layer needs no ``visible``: padding stands at the right end, so no token ever looks at it.
         """
+        mixed: Tensor = self.outward(_attend(*self._parts(x), visible, self.causal))
+        return mixed
+
+    def begin(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """As ``forward`` of a causal layer; returns also keys and values, (batch, heads, time, head width) each."""
+        query, key, value = self._parts(x)
+        return self.outward(_attend(query, key, value, None, self.causal)), (key, value)
+
+    def extend(self, x: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Returns x (batch, 1, width) mixed with the keys and values so far and its own, and these with its own."""
+        query, new_key, new_value = self._parts(x)
+        key, value = torch.cat((key, new_key), dim=2), torch.cat((value, new_value), dim=2)
+        return self.outward(_attend(query, key, value, None, causal=False)), (key, value)
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch, time, width) -> query, key, value, (batch, heads, time, head width) each."""
         batch, time, _ = x.shape
         joint = self.inward(x).view(batch, time, 3, self.heads, self.head_width)
         query, key, value = (part.transpose(1, 2) for part in joint.unbind(2))
-        mixed: Tensor = self.outward(_attend(query, key, value, visible, self.causal))
-        return mixed
+        return query, key, value
 
     def reset_parameters(self) -> None:
         """Glorot-uniform per matrix, as if the three fused ones stood alone; biases zero."""
@@ -51,11 +67,20 @@ class CrossAttention(nn.Module):
 
     def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
         """y (batch, target time, width), memory (batch, source time, width), visible (batch, source time) -> like y."""
-        query = self.inward(y).unflatten(-1, (self.heads, self.head_width)).transpose(1, 2)
+        return self.recall(y, *self.remember(memory), visible)
+
+    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the keys and values of memory, (batch, heads, source time, head width) each."""
         joint = self.memory_inward(memory).unflatten(-1, (2, self.heads, self.head_width))
         key, value = (part.transpose(1, 2) for part in joint.unbind(2))
+        return key, value
+
+    def recall(self, y: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+        """As ``forward``, with the keys and values of memory. y may have several rows for each of theirs, side by side:
+        hypotheses of one sentence look at it as if they were positions of one."""
+        query = self.inward(y).view(len(key), -1, self.heads, self.head_width).transpose(1, 2)
         mixed: Tensor = self.outward(_attend(query, key, value, visible, causal=False))
-        return mixed
+        return mixed.view_as(y)
 
     def reset_parameters(self) -> None:
         """As in self-attention."""

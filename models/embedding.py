@@ -10,15 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.shape import PADDING, TransformerShape
+from suite.pipeline.incremental import Cache
 
 
-def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
-    """Returns positions as (length, width), sines then cosines of wavelengths 2 pi ... 20000 pi ("Attention is all you
-    need", section 3.5, with its columns in another order). Computed anew each time: a few small operations, any length.
+def sinusoids(length: int, width: int, like: Tensor, start: int = 0) -> Tensor:
+    """Returns positions from ``start`` on as (length, width), sines then cosines of wavelengths 2 pi ... 20000 pi
+    ("Attention is all you need", section 3.5, with its columns in another order). Computed anew each time: a few small
+    operations, any length.
     """
     steps = torch.arange(width // 2, device=like.device, dtype=torch.float32)
     rates = torch.exp(steps * (-math.log(10_000.0) / max(width // 2 - 1, 1)))
-    angles = torch.arange(length, device=like.device, dtype=torch.float32)[:, None] * rates
+    angles = torch.arange(start, start + length, device=like.device, dtype=torch.float32)[:, None] * rates
     return torch.cat((angles.sin(), angles.cos()), dim=1).to(like.dtype)
 
 
@@ -33,10 +35,10 @@ class _Embedding(nn.Module):
         self.width, self.dropout = shape.width, shape.dropout
         self.weight = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """(batch, time) int64 -> (batch, time, width)."""
+    def embed(self, ids: Tensor, start: int = 0) -> Tensor:
+        """(batch, time) int64, at positions from ``start`` on -> (batch, time, width)."""
         tokens = F.embedding(ids, self.weight)
-        placed = torch.add(sinusoids(ids.shape[1], self.width, tokens), tokens, alpha=math.sqrt(self.width))
+        placed = torch.add(sinusoids(ids.shape[1], self.width, tokens, start), tokens, alpha=math.sqrt(self.width))
         return F.dropout(placed, self.dropout, self.training)
 
     def reset_parameters(self) -> None:
@@ -73,6 +75,16 @@ class TargetEmbedding(_Embedding):
     def forward(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (batch, S, width), visible (batch, S), target (batch, T) -> y (batch, T, width), memory like x, visible."""
         return self.embed(target), self.memory_norm(x), visible
+
+    def begin(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Cache]:
+        """As ``forward``, the positions counted."""
+        return self(x, visible, target), Cache(time=target.shape[1])
+
+    def extend(self, cache: Cache, target: Tensor) -> tuple[Tensor]:
+        """target (rows, 1) -> y (rows, 1, width), at the next position."""
+        y = self.embed(target, cache.time)
+        cache.time += target.shape[1]
+        return (y,)
 
     def reset_parameters(self) -> None:
         """The shared matrix as in the source's embedding; the norm starts as the plain one."""

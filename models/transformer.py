@@ -21,6 +21,7 @@ from models.embedding import SourceEmbedding, TargetEmbedding
 from models.feed_forward import FeedForward
 from models.in_chunks import clipped, scored
 from models.shape import PADDING, TransformerShape
+from suite.pipeline.incremental import Cache
 
 __all__ = ["PADDING", "DecoderLayer", "EncoderLayer", "Head", "TransformerShape", "layers"]
 
@@ -87,6 +88,22 @@ class DecoderLayer(_Block):
         y = self.add(y, self.feed(self.feed_norm(y)))
         return y, memory, visible
 
+    def begin(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Cache]:
+        """As ``forward``; keeps the keys and values of the positions, and of the source for all positions to come."""
+        mixed, seen = self.attention.begin(self.attention_norm(y))
+        cache = Cache(rows=seen, sentences=(*self.source.remember(memory), visible))
+        return (self._after_attention(y + mixed, cache), memory, visible), cache
+
+    def extend(self, cache: Cache, y: Tensor) -> tuple[Tensor]:
+        """y (rows, 1, width), the rows of one sentence side by side -> the same, changed."""
+        mixed, cache.rows = self.attention.extend(self.attention_norm(y), *cache.rows)
+        return (self._after_attention(y + mixed, cache),)
+
+    def _after_attention(self, y: Tensor, cache: Cache) -> Tensor:
+        y = y + self.source.recall(self.source_norm(y), *cache.sentences)
+        out: Tensor = y + self.feed(self.feed_norm(y))
+        return out
+
 
 class Head(nn.Module):
     """The decoder's last LayerNorm and the softmax's projection, its logits clipped.
@@ -107,6 +124,15 @@ class Head(nn.Module):
     def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
         """y (batch, T, width) -> logits (batch, T, vocabulary); memory and mask end here unread."""
         return clipped(self.project(self.norm(y)), self.clip)
+
+    def begin(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[tuple[Tensor], Cache]:
+        """y (batch, T, width) -> logits (batch, vocabulary) of the last position."""
+        cache = Cache()
+        return self.extend(cache, y), cache
+
+    def extend(self, cache: Cache, y: Tensor) -> tuple[Tensor]:
+        """y (rows, 1, width) -> logits (rows, vocabulary)."""
+        return (clipped(self.project(self.norm(y[:, -1])), self.clip),)
 
     def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Returns what ``loss(self(*inputs), *targets)`` does; large logits never stand whole."""

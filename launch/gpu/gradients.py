@@ -225,10 +225,10 @@ def _full_precision() -> Iterator[None]:
 def _positions_of_the_cpu() -> Iterator[None]:
     """Both devices get the CPU's positions: these are sines in fp32, which two devices round unlike, and by far more
     than products in fp64."""
-    of_the_device: Callable[[int, int, Tensor], Tensor] = embedding.sinusoids
+    of_the_device: Callable[[int, int, Tensor, int], Tensor] = embedding.sinusoids
 
-    def of_the_cpu(length: int, width: int, like: Tensor) -> Tensor:
-        return of_the_device(length, width, torch.empty(0, dtype=like.dtype)).to(like.device)
+    def of_the_cpu(length: int, width: int, like: Tensor, start: int = 0) -> Tensor:
+        return of_the_device(length, width, torch.empty(0, dtype=like.dtype), start).to(like.device)
 
     embedding.sinusoids = of_the_cpu
     try:

@@ -12,7 +12,9 @@ tuple; ids and masks may be among them) and returns what the next one takes. It 
 ``score(loss, inputs, targets)`` (optional, of the last layer)
     what ``loss(*layer(*inputs), *targets)`` returns, in a way that needs less memory;
 ``takes``, ``gives`` (optional)
-    names of skips: tensors that go past the layers between, see ``suite.pipeline.skip``.
+    names of skips: tensors that go past the layers between, see ``suite.pipeline.skip``;
+``begin(*inputs)``, ``extend(cache, *inputs)`` (optional, of the last layers of a model that writes)
+    forward by positions: the first ones, and one more, see ``suite.pipeline.incremental``.
 
 The loss is a module too: ``loss(*outputs, *targets) -> (objective, measure)``, both *sums* over the micro-batch's
 tokens. The objective is differentiated; the measure (for text: plain negative log likelihood) is only reported.
