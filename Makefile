@@ -7,6 +7,8 @@ RUN      ?=
 LAUNCHER ?= ray
 CLUSTER  ?=
 FORMAT   ?= text
+TO       ?=
+export TEXT
 PYTHON   ?= python3
 
 VENV  := .venv
@@ -14,7 +16,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep list gpu-check test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep score translate list gpu-check test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -41,6 +43,12 @@ bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, tran
 
 sweep: $(READY) ## a family of runs, one after the other: NAME=transfer
 	@$(GPIPE) sweep "$(NAME)"
+
+score: $(READY) ## BLEU and chrF of a trained run, a language and direction: RUN=, SET="score.beam=1 score.max_pairs=100"
+	@$(GPIPE) score "$(RUN)" --set "$(SET)"
+
+translate: $(READY) ## translate a text by a trained run's model: RUN=, TO=de, TEXT="..."
+	@$(GPIPE) translate "$(RUN)" --to "$(TO)" -- "$$TEXT"
 
 list: $(READY) ## list the experiments
 	@$(GPIPE) list

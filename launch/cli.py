@@ -118,6 +118,22 @@ def sweep(name: str, launcher: LauncherOption = Launcher.spawn) -> None:
     sweeps.sweep(name, launcher.value, console)
 
 
+@app.command()
+def score(run: str, settings: SetOption = "") -> None:
+    """Score a trained run: BLEU and chrF a language and direction, on held-out test pairs."""
+    from launch import scoring
+
+    scoring.score_typed(run, settings, console)
+
+
+@app.command()
+def translate(run: str, text: str, to: Annotated[str, typer.Option(help="the language to write, such as de")]) -> None:
+    """Translate a text by a trained run's model."""
+    from launch import translating
+
+    translating.translate(run, to, text, console)
+
+
 @app.command("gpu-check")
 def check_gpu() -> None:
     """Check one GPU: gradients against the CPU's, training steps beside the plan's, faster ways; needs no text."""

@@ -76,3 +76,8 @@ class TextData:
         """Returns (English, translation) of each row as token ids without special tokens; O(rows)."""
         table = self.splits[split].with_format("arrow", columns=["english", "translation"])[list(rows)]
         return list(zip(table["english"].to_pylist(), table["translation"].to_pylist(), strict=True))
+
+    def texts(self, split: str, rows: Sequence[int]) -> list[tuple[str, str]]:
+        """Returns (English, translation) of each row as text; of a held-out split, which keeps it."""
+        table = self.splits[split].with_format("arrow", columns=["english_text", "translation_text"])[list(rows)]
+        return list(zip(table["english_text"].to_pylist(), table["translation_text"].to_pylist(), strict=True))

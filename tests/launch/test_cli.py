@@ -24,7 +24,10 @@ def here(monkeypatch, tmp_path):
 
 def test_the_commands_are_these_and_a_new_one_is_a_decision():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
-    assert names == {"bench", "checkpoints", "experiment", "resume", "list", "gpu-check", "plan", "sweep", "table"}
+    assert names == {
+        "bench", "checkpoints", "experiment", "resume", "list", "gpu-check", "plan", "score", "sweep", "table",
+        "translate",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,20 @@
+"""``make translate RUN=... TO=de TEXT="..."``: one text by a trained run's model."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from launch.decoding import decode, stages_of, text_run
+from launch.model_text import language_of, source_of, text_of
+from launch.runs import find_run
+
+
+def translate(asked: str, to: str, text: str, console: Console) -> None:
+    """Prints the translation. Raises SettingError for a text or language that the model cannot take, CheckpointError
+    for a run without a finished checkpoint."""
+    run = find_run(asked)
+    experiment = text_run(run)
+    data = text_of(run, experiment, console)
+    source = source_of(text, language_of(to, data), data, experiment.text.max_tokens)
+    written = decode(run, [source], stages_of(experiment, None), console)
+    console.print(data.tokenizer.decode(written.tokens[0], skip_special_tokens=True))
