@@ -1,0 +1,148 @@
+"""Scores and translations of a run, from its checkpoint to its files; and what is refused, in a sentence."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save
+
+from experiments.registry import find
+from launch import cli
+from launch.runs import find_run, named_run
+from launch.scoring import score_run
+from suite.data.prepare import folder_of, prepare
+from suite.data.text import TextData
+from suite.pipeline.layers import materialise
+from suite.training.checkpoint import Storage
+from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a run whose weights nobody trained, and one that has no checkpoint."""
+    folder = tmp_path_factory.mktemp("scoring")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        experiment = find("t12_400m").with_settings(
+            "text.corpus=django text.vocabulary=1200 text.max_tokens=24 model.layers=1 model.width=32 model.heads=1 "
+            "model.feed_forward=32 pipeline.stages=1 train.seed=3"
+        )
+        data = prepare(experiment.text, Path(".cache"), lambda _: None)
+        for name in ("made", "bare"):
+            named_run("t12_400m", name)().experiment.write_text(experiment.to_toml())
+        files, storage = {}, Storage(Path("runs/t12_400m/made/checkpoints").resolve())
+        for index, layer in enumerate(experiment.build()[0]):
+            made = materialise(layer, index % 3, torch.device("cpu"))  # the two embeddings alike
+            values = {f"value/{name}": tensor * 3 for name, tensor in made.state_dict().items()}
+            files[layer_file(index)] = File(bytes=len(save(values)), sha256=digest(save(values)))
+            storage.write(f"00000007/{layer_file(index)}", save(values))
+        notes = {"vocabulary": data.digest}
+        manifest = Manifest(step=7, written=time.time(), files=files, notes=notes)
+        storage.write("00000007/manifest.json", manifest.encode())
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def there(place, monkeypatch):
+    monkeypatch.chdir(place)
+
+
+@pytest.fixture(scope="module")
+def scored(place):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        return score_run(find_run("made"), QUIET, beam=2, languages=["de", "zh-tw"], max_pairs=12, stages=2)
+
+
+def texts(kind):
+    folder = find_run("made").path / "scores"
+    return {path.name: path.read_text(encoding="utf-8").splitlines() for path in sorted(folder.glob(f"*.{kind}"))}
+
+
+def test_scores_are_written_as_agreed(scored):
+    assert json.loads((find_run("made").path / "scores.json").read_text()) == scored
+    assert scored | {"step": 7, "split": "test", "beam": 2, "length_penalty": 0.6, "max_pairs": 12} == scored
+    assert scored["sentences_per_second"] == pytest.approx(48 / scored["seconds"])
+    assert list(scored["directions"]) == ["en-de", "de-en", "en-zh_Hant", "zh_Hant-en"]
+    assert all(one["pairs"] == 12 for one in scored["directions"].values())
+    assert scored["directions"]["en-de"]["train_pairs"] > 300
+    assert scored["thirds"].keys() == {"de", "zh_Hant"}
+    chrf = [one["chrf"] for one in scored["directions"].values()]
+    assert scored["macro"]["chrf"]["all"] == pytest.approx(sum(chrf) / 4)
+    assert set(scored["macro"]["bleu"]) == {"all", "high", "middle", "low"}
+
+
+def test_the_texts_are_pairs_of_the_test_split(scored):
+    experiment = find("t12_400m").with_settings("text.corpus=django text.vocabulary=1200 text.max_tokens=24")
+    data = TextData.open(folder_of(experiment.text, Path(".cache")))
+    pairs = {(one["english_text"], one["translation_text"]) for one in data.splits["test"]}
+    sources, references = texts("src"), texts("ref")
+    there = zip(sources["en-de.src"], references["en-de.ref"], strict=True)
+    back = zip(references["de-en.ref"], sources["de-en.src"], strict=True)
+    for english, german in [*there, *back]:
+        assert (english, german) in pairs
+    assert len(set(sources["en-de.src"])) > 6
+
+
+def test_sacrebleus_command_line_gives_the_same_scores(scored):
+    folder = find_run("made").path / "scores"
+    for direction in ("en-de", "zh_Hant-en"):
+        files = [f"{direction}.ref", "-i", f"{direction}.hyp"]
+        command = [str(Path(sys.executable).with_name("sacrebleu")), *files, "-m", "bleu", "chrf", "-w", "12"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+        bleu, chrf = json.loads(done.stdout)
+        ours = scored["directions"][direction]
+        assert (ours["bleu"], ours["chrf"]) == pytest.approx((bleu["score"], chrf["score"]), abs=1e-9)
+        assert scored["signatures"] == {"bleu": bleu["signature"], "chrf": chrf["signature"]}
+
+
+def test_k_is_no_part_of_the_scores(scored):
+    before = texts("hyp")
+    assert len({line for lines in before.values() for line in lines}) > 5
+    again = score_run(find_run("made"), QUIET, beam=2, languages=["de", "zh-tw"], max_pairs=12, stages=1)
+    assert texts("hyp") == before
+    assert again["directions"] == scored["directions"]
+
+
+def test_a_text_is_translated(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "en", "Datei speichern"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr()
+    assert (end.value.code or 0, said.err) == (0, "")
+    assert said.out.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["score", "made", "--set", "score.languages=de,777"], ["no language '777'", "known names"]),
+        (["score", "made", "--set", "score.languages=en"], ["no language 'en'"]),
+        (["score", "made", "--set", "score.languages=udm"], ["50 test pairs or more", "udm has"]),
+        (["score", "made", "--set", "score.beams=2"], ["score.beams", "did you mean score.beam"]),
+        (["score", "made", "--set", "score.beam=0"], ["score.beam", "greater than or equal to 1"]),
+        (["score", "made", "--set", "score.stages=6"], ["stages is 6", "5 layers"]),
+        (["score", "bare"], ["bare has no finished checkpoint", "make resume"]),
+        (["translate", "bare", "--to", "de", "text"], ["no finished checkpoint"]),
+        (["translate", "made", "--to", "dee", "text"], ["no language 'dee'", "did you mean de"]),
+        (["translate", "made", "--to", "de", "  "], ["is empty", "TEXT="]),
+        (["translate", "made", "--to", "de", "word " * 40], ["tokens", "24 at most"]),
+    ],
+)
+def test_a_users_fault_is_one_sentence(arguments, parts, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert said.startswith("error: ")
+    assert len(said.splitlines()) == 1
+    for part in parts:
+        assert part in said
