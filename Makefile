@@ -16,7 +16,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep score translate list gpu-check test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep score translate export list gpu-check test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -49,6 +49,9 @@ score: $(READY) ## BLEU and chrF of a trained run, a language and direction: RUN
 
 translate: $(READY) ## translate a text by a trained run's model: RUN=, TO=de, TEXT="..."
 	@$(GPIPE) translate "$(RUN)" --to "$(TO)" -- "$$TEXT"
+
+export: $(READY) ## a trained run's model as a folder that transformers loads: RUN=, FORMAT=huggingface
+	@$(GPIPE) export "$(RUN)" --format "$(if $(filter file,$(origin FORMAT)),huggingface,$(FORMAT))"
 
 list: $(READY) ## list the experiments
 	@$(GPIPE) list

@@ -134,6 +134,14 @@ def translate(run: str, text: str, to: Annotated[str, typer.Option(help="the lan
     translating.translate(run, to, text, console)
 
 
+@app.command()
+def export(run: str, form: Annotated[str, typer.Option("--format", help="huggingface")] = "huggingface") -> None:
+    """Write a trained run's model as a folder that transformers loads."""
+    from launch import exporting
+
+    exporting.export(run, form, console)
+
+
 @app.command("gpu-check")
 def check_gpu() -> None:
     """Check one GPU: gradients against the CPU's, training steps beside the plan's, faster ways; needs no text."""

@@ -7,6 +7,7 @@ from rich.console import Console
 from launch.decoding import decode, stages_of, text_run
 from launch.model_text import language_of, source_of, text_of
 from launch.runs import find_run
+from suite.evaluation.scores import one_line
 
 
 def translate(asked: str, to: str, text: str, console: Console) -> None:
@@ -17,4 +18,5 @@ def translate(asked: str, to: str, text: str, console: Console) -> None:
     data = text_of(run, experiment, console)
     source = source_of(text, language_of(to, data), data, experiment.text.max_tokens)
     written = decode(run, [source], stages_of(experiment, None), console)
-    console.print(data.tokenizer.decode(written.tokens[0], skip_special_tokens=True))
+    (translation,) = data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)
+    console.print(one_line(translation))

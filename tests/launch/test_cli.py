@@ -25,8 +25,8 @@ def here(monkeypatch, tmp_path):
 def test_the_commands_are_these_and_a_new_one_is_a_decision():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
-        "bench", "checkpoints", "experiment", "resume", "list", "gpu-check", "plan", "score", "sweep", "table",
-        "translate",
+        "bench", "checkpoints", "experiment", "export", "resume", "list", "gpu-check", "plan", "score", "sweep",
+        "table", "translate",
     }  # fmt: skip
 
 

@@ -13,11 +13,16 @@ from safetensors.torch import save
 
 from experiments.registry import find
 from launch import cli
+from launch.decoding import decode, text_run
+from launch.exporting import export
+from launch.model_text import source_of, text_of
 from launch.runs import find_run, named_run
 from launch.scoring import score_run
 from suite.data.prepare import folder_of, prepare
 from suite.data.text import TextData
-from suite.pipeline.layers import materialise
+from suite.data.tokenizer import END_ID
+from suite.evaluation.scores import one_line
+from suite.pipeline.layers import materialise, ties_of
 from suite.training.checkpoint import Storage
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
 
@@ -32,15 +37,17 @@ def place(tmp_path_factory):
         patch.chdir(folder)
         experiment = find("t12_400m").with_settings(
             "text.corpus=django text.vocabulary=1200 text.max_tokens=24 model.layers=1 model.width=32 model.heads=1 "
-            "model.feed_forward=32 pipeline.stages=1 train.seed=3"
+            "model.feed_forward=32 pipeline.stages=1 optimizer.precision=fp32"
         )
         data = prepare(experiment.text, Path(".cache"), lambda _: None)
         for name in ("made", "bare"):
             named_run("t12_400m", name)().experiment.write_text(experiment.to_toml())
         files, storage = {}, Storage(Path("runs/t12_400m/made/checkpoints").resolve())
         for index, layer in enumerate(experiment.build()[0]):
-            made = materialise(layer, index % 3, torch.device("cpu"))  # the two embeddings alike
+            made = materialise(layer, 0 if ties_of(layer) else index, torch.device("cpu"))
             values = {f"value/{name}": tensor * 3 for name, tensor in made.state_dict().items()}
+            if index == 4:
+                values["value/project.bias"][END_ID] = 5.0  # some texts end before they must
             files[layer_file(index)] = File(bytes=len(save(values)), sha256=digest(save(values)))
             storage.write(f"00000007/{layer_file(index)}", save(values))
         notes = {"vocabulary": data.digest}
@@ -111,13 +118,47 @@ def test_k_is_no_part_of_the_scores(scored):
     assert again["directions"] == scored["directions"]
 
 
-def test_a_text_is_translated(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "en", "Datei speichern"])
+def test_a_text_is_translated(scored, monkeypatch, capsys):
+    run = find_run("made")
+    data = text_of(run, text_run(run), QUIET)
+    lines = texts("src")["de-en.src"]
+    tokens = decode(run, [source_of(line, "en", data, 24) for line in lines], 1, QUIET).tokens
+    written = [one_line(text) for text in data.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+    at = next(at for at, text in enumerate(written) if text)
+    monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "en", lines[at]])
     with pytest.raises(SystemExit) as end:
         cli.main()
     said = capsys.readouterr()
     assert (end.value.code or 0, said.err) == (0, "")
-    assert said.out.strip()
+    assert said.out == f"{written[at]}\n"
+
+
+def test_the_exported_model_generates_our_greedy_tokens(scored, tmp_path, monkeypatch):
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    folder = export("made", "huggingface", QUIET)
+    card = (folder / "README.md").read_text()
+    for part in ("for 7 steps", f"| chrF | {scored['macro']['chrf']['all']:.1f} |", "12 pairs", "24 tokens", "fp32"):
+        assert part in card
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules.")
+    run = find_run("made")
+    experiment = text_run(run)
+    data = text_of(run, experiment, QUIET)
+    texts = ["Save the file", "Delete", "Dieser Wert ist %(value)s.", "保存"]
+    sources = [source_of(text, to, data, 24) for text in texts for to in ("de", "en", "zh_Hant")]
+    asked = [f"<2{to}>{text}" for text in texts for to in ("de", "en", "zh_Hant")]
+    batch = tokenizer(asked, return_tensors="pt", padding=True)
+    assert [ids[: len(source)].tolist() for ids, source in zip(batch.input_ids, sources, strict=True)] == sources
+    for options in ({}, {"use_cache": False}):
+        found = model.generate(**batch, num_beams=1, do_sample=False, **options)[:, 1:].tolist()
+        found = [row[: row.index(END_ID)] if END_ID in row else row for row in found]
+        assert found == decode(run, sources, 1, QUIET, beam=1).tokens
+    assert len({tuple(row) for row in found}) > 5
+    lengths = {len(row) for row in found}
+    assert len(lengths) > 1, lengths
 
 
 @pytest.mark.parametrize(
@@ -129,6 +170,8 @@ def test_a_text_is_translated(monkeypatch, capsys):
         (["score", "made", "--set", "score.beams=2"], ["score.beams", "did you mean score.beam"]),
         (["score", "made", "--set", "score.beam=0"], ["score.beam", "greater than or equal to 1"]),
         (["score", "made", "--set", "score.stages=6"], ["stages is 6", "5 layers"]),
+        (["export", "bare"], ["no finished checkpoint"]),
+        (["export", "made", "--format", "onnx"], ["no format is called 'onnx'", "huggingface"]),
         (["score", "bare"], ["bare has no finished checkpoint", "make resume"]),
         (["translate", "bare", "--to", "de", "text"], ["no finished checkpoint"]),
         (["translate", "made", "--to", "dee", "text"], ["no language 'dee'", "did you mean de"]),

@@ -1,0 +1,1 @@
+"""A trained translation model as a folder that ``transformers`` loads."""

@@ -1,0 +1,81 @@
+"""The model card: what it was trained on, how well it does, and what not to expect of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.text_experiment import TranslationExperiment
+from suite.data.text import TextData
+from suite.evaluation.thirds import THIRDS
+
+_HEAD = """---
+library_name: transformers
+pipeline_tag: translation
+tags: [gpipe-suite, multilingual]
+---
+
+# {name}: English to and from {count} languages
+
+An encoder-decoder Transformer, {layers} layers a stack, {parameters:,} parameters, trained for {step} steps by the
+GPipe suite (`{name}` at scale `{scale}`).
+
+```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+ids = model.generate(**tokenizer("<2{example}>Save the file", return_tensors="pt"))
+print(tokenizer.batch_decode(ids, skip_special_tokens=True))
+```
+
+The token at the beginning of the source names the language to write: `<2en>` for English, and {languages}.
+
+## Data
+
+`{corpus}`: {train:,} training pairs of English and another language, vocabulary {vocabulary:,}. English strings that
+are held out are held out in all languages. The text keeps the licences of where it comes from.
+"""
+
+_LIMITS = """
+## Limits
+
+- Sources and translations of more than {most} tokens were not seen in training.
+- It knows what its training text is of (of `django` and `catalogues`: short messages of software) and little else.
+- Directions without English were not trained.
+- It may repeat what is in its training text, errors and insults included; nobody has reviewed its translations.
+- `generate` computes in the precision it is loaded in; training computed in {precision}.
+"""
+
+
+def card(
+    experiment: TranslationExperiment, data: TextData, step: int, parameters: int, scores: dict[str, Any] | None
+) -> str:
+    """Returns the card as Markdown; ``scores`` is the content of a run's ``scores.json``."""
+    example = "de" if "de" in data.languages else data.languages[0]
+    head = _HEAD.format(
+        name=experiment.name, count=len(data.languages), layers=experiment.model.layers, parameters=parameters,
+        step=step, scale=experiment.scale, example=example, corpus=data.corpus, train=sum(data.pairs.values()),
+        vocabulary=data.vocabulary, languages=", ".join(f"`<2{language}>`" for language in data.languages),
+    )  # fmt: skip
+    return head + _scores(step, scores) + _LIMITS.format(
+        most=experiment.text.max_tokens, precision=experiment.optimizer.precision
+    )  # fmt: skip
+
+
+def _scores(step: int, scores: dict[str, Any] | None) -> str:
+    if scores is None or scores["step"] != step:
+        return "\n## Scores\n\nThis checkpoint was not scored.\n"
+    columns, most = ("all", *THIRDS), scores["max_pairs"]
+    pairs = "all pairs" if most is None else f"at most {most} pairs a direction"
+    lines = [
+        "\n## Scores\n",
+        f"Means over both directions of {len(scores['thirds'])} languages, beam {scores['beam']}, on {pairs} of the "
+        "held-out test split. High, middle and low are thirds of the languages by training pairs.\n",
+        f"| | {' | '.join(columns)} |",
+        f"|---|{'---|' * len(columns)}",
+    ]
+    for measure, shown in (("bleu", "BLEU"), ("chrf", "chrF")):
+        means = [scores["macro"][measure][column] for column in columns]
+        lines.append(f"| {shown} | {' | '.join('-' if mean is None else f'{mean:.1f}' for mean in means)} |")
+    signatures = scores["signatures"]
+    return "\n".join([*lines, f"\n`{signatures['bleu']}`, `{signatures['chrf']}`\n"])

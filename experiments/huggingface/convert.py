@@ -1,0 +1,69 @@
+"""From the suite's list of layers to the exported model, and its tokenizer.
+
+layer 0          the source's embedding      -> encoder.embedding      (the target's is the same matrix)
+layers 1 .. L    encoder layers              -> encoder.layers.0 .. L-1
+layer L + 1      the target's embedding      -> encoder.norm
+then             decoder layers, head        -> decoder.0 .. L-1, head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from experiments.huggingface.modeling_gpipe_translation import GPipeTranslationConfig, GPipeTranslationModel
+from experiments.text_experiment import TranslationExperiment
+from suite.data.text import TextData
+from suite.data.tokenizer import BEGIN, BEGIN_ID, END, END_ID, ENGLISH, PAD, PAD_ID, UNKNOWN, language_token
+
+
+def exported_name(layer: int, name: str, depth: int) -> str | None:
+    """Returns what a tensor of a layer is called in the exported model of ``depth`` layers a stack; None for the
+    second copy of the vocabulary matrix."""
+    if layer == 0:
+        return f"encoder.embedding.{name}"
+    if layer <= depth:
+        return f"encoder.layers.{layer - 1}.{name}"
+    if layer == depth + 1:
+        return f"encoder.norm.{name.removeprefix('memory_norm.')}" if name.startswith("memory_norm.") else None
+    return f"decoder.{layer - depth - 2}.{name}" if layer < 2 * depth + 2 else f"head.{name}"
+
+
+def exported_model(
+    experiment: TranslationExperiment, layers: Mapping[int, Mapping[str, Tensor]]
+) -> GPipeTranslationModel:
+    """Returns the model with the values of each layer by name. Raises RuntimeError for a value that has no place."""
+    shape = experiment.model
+    config = GPipeTranslationConfig(
+        vocab_size=shape.vocabulary, hidden_size=shape.width, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, head_dim=shape.head_width, intermediate_size=shape.feed_forward,
+        logit_clip=shape.logit_clip, max_tokens=experiment.text.max_tokens, pad_token_id=PAD_ID, bos_token_id=BEGIN_ID,
+        eos_token_id=END_ID, decoder_start_token_id=BEGIN_ID,
+    )  # fmt: skip
+    model = GPipeTranslationModel(config)
+    values = {
+        called: tensor
+        for layer, tensors in layers.items()
+        for name, tensor in tensors.items()
+        if (called := exported_name(layer, name, shape.layers)) is not None
+    }
+    model.load_state_dict(values)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=experiment.text.max_tokens, pad_token_id=PAD_ID, bos_token_id=BEGIN_ID, eos_token_id=END_ID,
+        decoder_start_token_id=BEGIN_ID,
+    )  # fmt: skip
+    return model
+
+
+def exported_tokenizer(data: TextData) -> PreTrainedTokenizerFast:
+    """Returns the tokenizer, which ends each text with the end mark as the model expects: ``<2de>Save`` is enough."""
+    backend = type(data.tokenizer.backend_tokenizer).from_str(data.tokenizer.backend_tokenizer.to_str())
+    backend.post_processor = TemplateProcessing(single=f"$A {END}", special_tokens=[(END, END_ID)])
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, pad_token=PAD, unk_token=UNKNOWN, bos_token=BEGIN, eos_token=END,
+        extra_special_tokens=[language_token(language) for language in sorted({ENGLISH, *data.languages})],
+        clean_up_tokenization_spaces=False, model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
