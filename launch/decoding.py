@@ -112,13 +112,13 @@ def decode(
 
 def _work(rank: int, world: int, rendezvous: str, task: Task) -> Written | None:
     """One stage; the last one returns what was written."""
-    torch.set_num_threads(max(1, cores() // world))
+    experiment, place = text_run(task.run), Place(rank, world, 1)
+    torch.set_num_threads(experiment.train.threads or max(1, cores() // world))
     if task.use_gpu:
         torch.cuda.set_device(rank)
     device = torch.device("cuda", rank) if task.use_gpu else torch.device("cpu")
     span = timedelta(seconds=GROUP_TIMEOUT)
     dist.init_process_group(backend_of(device), init_method=rendezvous, rank=rank, world_size=world, timeout=span)
-    experiment, place = text_run(task.run), Place(rank, world, 1)
     layers, _ = experiment.build()
     first = entry(layers)
     cells = cell_ranges(partition([_cost(layer, at < first, task.beam) for at, layer in enumerate(layers)], world),

@@ -13,7 +13,7 @@ HYPOTHESES = 256
 
 def grouped(sources: Sequence[Sequence[int]], beam: int) -> list[list[int]]:
     """Returns the places of the sources in groups, the longest first: what comes last, and leaves stages idle, is
-    short. The groups depend neither on K nor on the order of the sources, but for sources of one length."""
+    short. The groups do not depend on K."""
     order = sorted(range(len(sources)), key=lambda place: -len(sources[place]))
     rows = max(1, HYPOTHESES // beam)
     return [order[start : start + rows] for start in range(0, len(order), rows)]

@@ -17,7 +17,7 @@ K is not part of the result: the same layers compute on the same tensors, whoeve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -51,8 +51,6 @@ class _UnderWay:
     sentences: int
     caches: list[Cache]
     hypotheses: int = 1
-    moves: list[Move] = field(default_factory=list)
-    """On the last stage: its choice, until the group's next turn."""
 
     def apply(self, move: Move) -> None:
         move.apply(self.caches, self.sentences, self.hypotheses)
@@ -110,10 +108,9 @@ class Decoder:
             group = _UnderWay(number, len(sources[number]), caches)
             chooser = search(number) if self._place.last else None
             while True:
-                if chooser is not None:
-                    self._choose(group, chooser, outputs[0])
+                chosen = self._chosen(chooser, outputs[0]) if chooser is not None else None
                 yield True
-                move = group.moves.pop() if chooser is not None else self._heard(number)
+                move = chosen if chosen is not None else self._heard(number)
                 if move.over:
                     break
                 outputs = self._extend(group, move)
@@ -143,12 +140,11 @@ class Decoder:
             self._behind.send(outputs)
         return outputs
 
-    def _choose(self, group: _UnderWay, chooser: Search, logits: Tensor) -> None:
+    def _chosen(self, chooser: Search, logits: Tensor) -> Move:
         move = chooser.advance(logits)
-        group.moves.append(move)
-        told = move.to(torch.device("cpu")) if self._writers else move
         for writer in self._writers:
-            writer.send((told.kept, told.parents, told.tokens))
+            writer.send(tuple(part.cpu() for part in (move.kept, move.parents, move.tokens)))
+        return move
 
     def _heard(self, number: int) -> Move:
         assert self._choices is not None
