@@ -59,6 +59,8 @@ def describe(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) is tuple:
+        if str in get_args(kind):
+            return "names joined by commas, such as de,fr"
         return "integers joined by commas, such as 10,12"
     return _KINDS.get(kind, str(kind))
 

@@ -64,6 +64,10 @@ class TextSettings(Frozen):
     vocabulary: int = Field(8000, ge=300, description="entries of the vocabulary shared by all languages")
     temperature: float = Field(5.0, gt=0, description="T of p_l ~ D_l^(1/T), D_l the pairs of language l")
     max_tokens: int = Field(64, ge=4, description="longest side of a pair; longer pairs are left out")
+    languages: tuple[str, ...] | None = Field(
+        None, min_length=1, description="those beside English that are drawn, otherwise all; vocabulary, split and "
+        "test text stay those of the whole corpus"
+    )  # fmt: skip
 
 
 class LoopSettings(Frozen):

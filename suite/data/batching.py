@@ -50,11 +50,11 @@ class TranslationBatches:
         self, data: TextData, text: TextSettings, train: TrainSettings, replicas: int, micro_batches: int
     ) -> None:
         self._data = data
-        self._temperature = text.temperature
+        self._text = text
         self._batch_tokens = train.batch_tokens
         self._replicas = replicas
         self._micro_batches = micro_batches
-        self._sampler = PairSampler(data.sizes[TRAIN], text.temperature, train.seed)
+        self._sampler = PairSampler(data.sizes_of(TRAIN, text.languages), text.temperature, train.seed)
         self._language_ids = [data.language_id(language) for language in data.languages]
 
     def batch(self, step: int, replica: int) -> MiniBatch:
@@ -78,12 +78,15 @@ class TranslationBatches:
     def held_out(self, pairs: int, micro_batches: int) -> list[MiniBatch]:
         """Returns a fixed sample of ``pairs`` validation pairs in either direction, fewer if there are not as many.
 
-        For one replica: mini-batches of about ``train.batch_tokens`` labels, each cut into ``micro_batches``.
+        Of the languages that are trained on, for one replica: mini-batches of about ``train.batch_tokens`` labels, each
+        cut into ``micro_batches``.
         Raises DataError when no pair is held out.
         """
-        if not any(self._data.sizes[VALID]):
-            raise DataError("the text has no validation pairs; take a larger corpus")
-        sampler = PairSampler(self._data.sizes[VALID], self._temperature, _HELD_OUT_SEED)
+        counts = self._data.sizes_of(VALID, self._text.languages)
+        if not any(counts):
+            of = f" in {', '.join(self._text.languages)}" if self._text.languages else ""
+            raise DataError(f"the text has no validation pairs{of}; take a larger corpus, or other languages")
+        sampler = PairSampler(counts, self._text.temperature, _HELD_OUT_SEED)
         tries = islice(sampler.draws(0), _PATIENCE * pairs)
         draws = list(islice(dict.fromkeys(tries), pairs))
         examples = sorted(self._examples(VALID, draws), key=lambda example: example.order)

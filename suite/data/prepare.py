@@ -74,7 +74,10 @@ def _build(settings: TextSettings, building: Path, cache: Path, say: Say) -> Non
     for name in SPLITS:
         rows, sizes[name] = tokenised(parts[name], tokenizer, settings.max_tokens, with_text=name != TRAIN)
         save_rows(rows, building / name)
-    facts = {"corpus": settings.corpus, "languages": languages, "sizes": sizes, "settings": settings.model_dump()}
+    facts = {
+        "corpus": settings.corpus, "languages": languages, "sizes": sizes,
+        "settings": settings.model_dump(exclude={"languages"}),  # a run's own choice of what it draws
+    }  # fmt: skip
     (building / FACTS).write_text(json.dumps(facts, indent=1))
     kept = {name: sum(sizes[name]) for name in SPLITS}
     say(

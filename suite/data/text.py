@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from suite.data.splitting import SPLITS, TRAIN
 from suite.data.tokenizer import ENGLISH, language_token
+from suite.errors import SettingError, nearest
 
 FACTS, TOKENIZER = "text.json", "tokenizer"
 
@@ -53,6 +54,29 @@ class TextData:
     def pairs(self) -> dict[str, int]:
         """Training pairs of each language: the D_l of temperature sampling."""
         return dict(zip(self.languages, self.sizes[TRAIN], strict=True))
+
+    def sizes_of(self, split: str, languages: Sequence[str] | None) -> tuple[int, ...]:
+        """Returns the pairs of each language in a split, 0 for those that are not among ``languages``; None: all are.
+
+        Raises SettingError for a language that the text does not have, or one without a pair to train on.
+        """
+        if languages is None:
+            return self.sizes[split]
+        for language in languages:
+            if language not in self.languages:
+                raise SettingError(
+                    f"text.languages names {language}, and {self.corpus} has {len(self.languages)} languages without "
+                    f"it; {nearest(language, self.languages)}"
+                )
+            if not self.pairs[language]:
+                raise SettingError(
+                    f"text.languages names {language}, of which {self.corpus} has no pair short enough to train on; "
+                    "raise text.max_tokens or leave it out"
+                )
+        return tuple(
+            count if language in languages else 0
+            for language, count in zip(self.languages, self.sizes[split], strict=True)
+        )
 
     def language_id(self, language: str | int) -> int:
         """Returns the id of the token that asks for a language, given by its code or its index in ``languages``."""

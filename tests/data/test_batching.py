@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from suite.data.batching import TranslationBatches
+from suite.data.prepare import folder_of
 from suite.data.text import TextData
 from suite.errors import SettingError
 from suite.pipeline.microbatch import MiniBatch
@@ -68,6 +71,29 @@ def test_rows_are_pairs_of_the_training_split(data: TextData, settings: TextSett
                 assert (tuple(text), target, language_of[wanted]) in pairs
             directions.add(wanted == data.english_id)
     assert directions == {True, False}
+
+
+def test_with_some_languages_only_these_are_drawn_and_the_rest_stays(data: TextData, settings: TextSettings):
+    few = settings.model_copy(update={"languages": ("fi", "ga")})
+    loader = batches(data, few, 1, 4)
+    held = loader.held_out(60, 4)
+    asked = {
+        int(i)
+        for part in (*held, *map(lambda step: loader.batch(step, 0), range(3)))
+        for source, _ in part.inputs
+        for i in source[:, 0]
+    }
+    assert asked == {data.english_id, data.language_id("fi"), data.language_id("ga")}
+    assert folder_of(few, Path()) == folder_of(settings, Path())  # the same vocabulary, split and test text
+
+
+@pytest.mark.parametrize(
+    ("languages", "said"),
+    [(("fi", "gaa"), "gaa.*did you mean ga"), (("en",), "text.languages names en")],
+)
+def test_a_language_that_is_not_there_is_an_error(data: TextData, settings: TextSettings, languages, said):
+    with pytest.raises(SettingError, match=said):
+        batches(data, settings.model_copy(update={"languages": languages}), 1, 4)
 
 
 def test_replicas_divide_a_mini_batch_and_do_not_change_it(data: TextData, settings: TextSettings):

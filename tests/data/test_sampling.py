@@ -45,6 +45,25 @@ def test_languages_and_directions_come_in_their_proportions():
     assert abs(sum(draw.from_english for draw in found) - count / 2) < 4 * np.sqrt(count) / 2
 
 
+SKEWED = [27_723, 12_069, 2001, 1396, 690, 493, 110]
+"""Pairs of languages of the default corpus, de to lzh, a few hundred to one."""
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.43, 5.0, 100.0])
+def test_a_million_draws_have_the_shares_of_their_temperature(temperature: float):
+    """Each share is within 1% of D^(1/T) / sum: of itself where it is a twentieth or more, in points below."""
+    count = 1_000_000
+    sampler = PairSampler(SKEWED, temperature, seed=11)
+    seen = np.zeros(len(SKEWED))
+    for step in range(10):  # as runs draw: each step its own stream
+        seen += np.bincount([draw.language for draw in islice(sampler.draws(step), count // 10)], minlength=len(SKEWED))
+    wanted = np.array(SKEWED, dtype=float) ** (1 / temperature)
+    wanted /= wanted.sum()
+    off = np.abs(seen / count - wanted)
+    assert (off <= 0.01 * np.where(wanted >= 0.05, wanted, 1)).all(), off / wanted
+    assert (seen > 0).all()
+
+
 def test_rows_are_drawn_evenly_within_their_language():
     rows = np.array([draw.row for draw in draws(1, 1, 100_000) if draw.language == 2])
     assert rows.min() == 900
