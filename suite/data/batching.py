@@ -54,7 +54,7 @@ class TranslationBatches:
         self._batch_tokens = train.batch_tokens
         self._replicas = replicas
         self._micro_batches = micro_batches
-        self._sampler = PairSampler(data.sizes_of(TRAIN, text.languages), text.temperature, train.seed)
+        self._sampler = PairSampler(data.sizes[TRAIN], text.temperature, train.seed, data.drawn(text.languages))
         self._language_ids = [data.language_id(language) for language in data.languages]
 
     def batch(self, step: int, replica: int) -> MiniBatch:
@@ -82,11 +82,11 @@ class TranslationBatches:
         cut into ``micro_batches``.
         Raises DataError when no pair is held out.
         """
-        counts = self._data.sizes_of(VALID, self._text.languages)
-        if not any(counts):
+        counts, drawn = self._data.sizes[VALID], self._data.drawn(self._text.languages)
+        if not any(counts[language] for language in drawn):
             of = f" in {', '.join(self._text.languages)}" if self._text.languages else ""
             raise DataError(f"the text has no validation pairs{of}; take a larger corpus, or other languages")
-        sampler = PairSampler(counts, self._text.temperature, _HELD_OUT_SEED)
+        sampler = PairSampler(counts, self._text.temperature, _HELD_OUT_SEED, drawn)
         tries = islice(sampler.draws(0), _PATIENCE * pairs)
         draws = list(islice(dict.fromkeys(tries), pairs))
         examples = sorted(self._examples(VALID, draws), key=lambda example: example.order)

@@ -40,15 +40,21 @@ def temperature_weights(sizes: Sequence[int], temperature: float) -> NDArray[np.
 
 
 class PairSampler:
-    """Draws the pairs of a step. Rows of a split lie together by language: ``sizes[l]`` of them for language l."""
+    """Draws the pairs of a step. Rows of a split lie together by language: ``sizes[l]`` of them for language l.
 
-    def __init__(self, sizes: Sequence[int], temperature: float, seed: int) -> None:
+    With ``among`` only these languages are drawn.
+    """
+
+    def __init__(self, sizes: Sequence[int], temperature: float, seed: int, among: Sequence[int] | None = None) -> None:
         self._seed = seed
         self._sizes = np.asarray(sizes, dtype=np.int64)
         self._starts = np.cumsum(self._sizes) - self._sizes
-        self.weights = temperature_weights(sizes, temperature)
+        drawn = self._sizes if among is None else np.zeros_like(self._sizes)
+        if among is not None:
+            drawn[list(among)] = self._sizes[list(among)]
+        self.weights = temperature_weights(drawn.tolist(), temperature)
         self._bounds = np.cumsum(self.weights)
-        self._bounds[np.flatnonzero(self._sizes)[-1] :] = 1.0  # rounding must not leave a gap below 1
+        self._bounds[np.flatnonzero(drawn)[-1] :] = 1.0  # rounding must not leave a gap below 1
 
     def draws(self, step: int) -> Iterator[Draw]:
         """Yields draws for ever; the same (seed, step) always yields the same ones. Cost: O(1) a draw."""

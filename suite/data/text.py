@@ -55,13 +55,13 @@ class TextData:
         """Training pairs of each language: the D_l of temperature sampling."""
         return dict(zip(self.languages, self.sizes[TRAIN], strict=True))
 
-    def sizes_of(self, split: str, languages: Sequence[str] | None) -> tuple[int, ...]:
-        """Returns the pairs of each language in a split, 0 for those that are not among ``languages``; None: all are.
+    def drawn(self, languages: Sequence[str] | None) -> list[int]:
+        """Returns the indices of these languages; of None, of all.
 
         Raises SettingError for a language that the text does not have, or one without a pair to train on.
         """
         if languages is None:
-            return self.sizes[split]
+            return list(range(len(self.languages)))
         for language in languages:
             if language not in self.languages:
                 raise SettingError(
@@ -73,10 +73,7 @@ class TextData:
                     f"text.languages names {language}, of which {self.corpus} has no pair short enough to train on; "
                     "raise text.max_tokens or leave it out"
                 )
-        return tuple(
-            count if language in languages else 0
-            for language, count in zip(self.languages, self.sizes[split], strict=True)
-        )
+        return sorted({self.languages.index(language) for language in languages})
 
     def language_id(self, language: str | int) -> int:
         """Returns the id of the token that asks for a language, given by its code or its index in ``languages``."""

@@ -52,37 +52,36 @@ def test_a_micro_batch_says_what_to_translate_into_what(data: TextData, settings
     assert len(known) > 10
 
 
-def test_rows_are_pairs_of_the_training_split(data: TextData, settings: TextSettings):
+@pytest.mark.parametrize("languages", [None, ("fi", "ga")])
+def test_rows_are_pairs_of_the_training_split(data: TextData, settings: TextSettings, languages):
     table = data.splits["train"].with_format("arrow")[:]
     rows = zip(
         table["english"].to_pylist(), table["translation"].to_pylist(), table["language"].to_pylist(), strict=True
     )
     pairs = {(tuple(e), tuple(t), data.languages[language]) for e, t, language in rows}
-    part = batches(data, settings, 1, 2).batch(0, 0)
+    part = batches(data, settings.model_copy(update={"languages": languages}), 1, 2).batch(0, 0)
     language_of = {data.language_id(language): language for language in data.languages}
-    directions = set()
+    seen, directions = set(), set()
     for (source, _), (labels,) in zip(part.inputs, part.targets, strict=True):
         for row, after in zip(source.tolist(), labels.tolist(), strict=True):
             wanted, *text = [i for i in row if i != 0][:-1]
             target = tuple([i for i in after if i != 0][:-1])
             if wanted == data.english_id:
-                assert any((target, tuple(text), language) in pairs for language in data.languages)
+                among = languages or data.languages
+                assert any((target, tuple(text), language) in pairs for language in among)
             else:
                 assert (tuple(text), target, language_of[wanted]) in pairs
+                seen.add(language_of[wanted])
             directions.add(wanted == data.english_id)
     assert directions == {True, False}
+    assert languages is None or seen == set(languages)
 
 
 def test_with_some_languages_only_these_are_drawn_and_the_rest_stays(data: TextData, settings: TextSettings):
     few = settings.model_copy(update={"languages": ("fi", "ga")})
     loader = batches(data, few, 1, 4)
-    held = loader.held_out(60, 4)
-    asked = {
-        int(i)
-        for part in (*held, *map(lambda step: loader.batch(step, 0), range(3)))
-        for source, _ in part.inputs
-        for i in source[:, 0]
-    }
+    parts = [*loader.held_out(60, 4), *(loader.batch(step, 0) for step in range(3))]
+    asked = {int(row[0]) for part in parts for source, _ in part.inputs for row in source}
     assert asked == {data.english_id, data.language_id("fi"), data.language_id("ga")}
     assert folder_of(few, Path()) == folder_of(settings, Path())  # the same vocabulary, split and test text
 
