@@ -16,7 +16,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep score translate export list gpu-check test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report score translate export list gpu-check test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -35,14 +35,17 @@ checkpoints: $(READY) ## list a run's checkpoints, every file verified: RUN=
 plan: $(READY) ## what a run would cost: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=
 	@$(GPIPE) plan "$(NAME)" --cluster "$(CLUSTER)" --scale "$(SCALE)" --set "$(SET)" --format "$(FORMAT)"
 
-table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, breakdown (RUN=), partition, efficiency, prediction
+table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), partition, efficiency, prediction
 	@$(GPIPE) table "$(NAME)" --run "$(RUN)"
 
 bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas; all of them without
 	@$(GPIPE) bench "$(if $(filter file,$(origin NAME)),all,$(NAME))"
 
-sweep: $(READY) ## a family of runs, one after the other: NAME=transfer
-	@$(GPIPE) sweep "$(NAME)"
+sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, transfer; SCALE=laptop, tiny
+	@$(GPIPE) sweep "$(NAME)" --scale "$(SCALE)"
+
+report: $(READY) ## what sweeps came to, from their runs' records: NAME=, SCALE=; all of them without
+	@$(GPIPE) report "$(if $(filter file,$(origin NAME)),,$(NAME))" --scale "$(SCALE)"
 
 score: $(READY) ## BLEU and chrF of a trained run, a language and direction: RUN=, SET="score.beam=1 score.max_pairs=100"
 	@$(GPIPE) score "$(RUN)" --set "$(SET)"

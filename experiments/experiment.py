@@ -21,7 +21,7 @@ from suite.pipeline import recipe
 from suite.pipeline.partition import cell_ranges
 from suite.settings import Frozen, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
 
-Scale = Literal["paper", "laptop"]
+Scale = Literal["paper", "laptop", "tiny"]
 
 
 def checked_shape(kind: type) -> Any:

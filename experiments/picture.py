@@ -17,16 +17,15 @@ _LEGIBLE = 0.012
 
 def draw(rows: Sequence[tuple[str, Timeline]], path: Path, title: str) -> None:
     """Writes a PNG with one panel for each (title, timeline), below one another, on one scale of time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    # not pyplot, which keeps its figures for the whole process: several runs may draw at once
+    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     stages = max(len(timeline.rows) for _, timeline in rows)
     longest = max(timeline.seconds for _, timeline in rows)
     height = 1.1 + len(rows) * (0.75 + 0.42 * stages)
-    figure, axes = plt.subplots(len(rows), 1, figsize=(13, height), sharex=True, squeeze=False)
+    figure = Figure(figsize=(13, height))
+    axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False)
     for axis, (name, timeline) in zip(axes[:, 0], rows, strict=True):
         _panel(axis, timeline, longest)
         axis.set_title(f"{name}: {timeline.seconds:.3f} s a step, idle {timeline.bubble:.1%}", loc="left", fontsize=10)
@@ -38,7 +37,6 @@ def draw(rows: Sequence[tuple[str, Timeline]], path: Path, title: str) -> None:
     figure.legend(handles=handles, loc="upper right", ncols=6, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.97))
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def _panel(axis: Any, timeline: Timeline, longest: float) -> None:

@@ -1,4 +1,8 @@
-"""From the paper's numbers to the devices at hand, by one declared rule for all runs, and never silently."""
+"""From the paper's numbers to the devices at hand, by one declared rule for all runs, and never silently.
+
+Single runs keep their depth. Sweeps (``experiments/sweep.py``) have rules of their own, ``SWEEPS``: many runs share an
+hour, so they divide the depth as well, all runs alike.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,9 @@ Asked = Literal["auto", "paper", "laptop"]
 
 @dataclass(frozen=True)
 class TextRule:
-    """What ``laptop`` divides the sizes of a run on text by, and what it sets. Depth is never touched."""
+    """What ``laptop`` divides the sizes of a run on text by, and what it sets. Only sweeps touch the depth."""
 
+    layers_by: float = 1
     width_by: int = 16
     feed_forward_by: int = 64
     heads_by: int = 16
@@ -31,6 +36,7 @@ class TextRule:
     vocabulary_by: int = 32
     corpus: str = "catalogues"
     max_tokens: int = 48
+    languages: tuple[str, ...] | None = None
     micro_batches: int = 8
     batch_tokens: int = 1024
     steps: int = 140
@@ -42,8 +48,36 @@ class TextRule:
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     learning_rate: float = 1e-2
     warmup_steps: int = 30
+    decay: Literal["inverse_sqrt", "cosine"] = "inverse_sqrt"
     clip_norm: float | None = 1.0
     precision: Literal["fp32", "bf16"] = "fp32"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class SweepRule:
+    """How a scale shrinks the runs of a sweep on text, and what it makes of the sweep.
+
+    Equal for all that are compared: the tokens (``batch_tokens`` x ``steps``), the text, the update and the seeds. Deep
+    and wide have equal parameters: all depths are divided by one number, all widths by one number, and of T(24, H, A)
+    and T(12, 2H, 2A) that leaves T(24/n, h, a) and T(12/n, 2h, 2a).
+
+    A bilingual baseline has the shape of T(6, 8192, 16), the smallest of the five (the paper's baselines have 350M
+    parameters, its smallest model 400M), and one language in both directions. It trains as many steps of as many tokens
+    as a multilingual run, so on several times as much of its own language: the paper's are trained until they are good,
+    and one that saw only its share of the tokens would be beaten by being stopped early.
+    """
+
+    text: TextRule | None
+    """None: the paper's numbers."""
+    baselines: tuple[str, ...]
+    """Languages that get a bilingual baseline."""
+    seeds: int
+    beam: int = 4
+    max_pairs: int | None = None
+    """Test pairs of each direction that are decoded; None for all."""
+    batches: tuple[float, float, float] = (0.26, 1.0, 4.0)
+    """Mini-batches of the batch-size sweep in ``batch_tokens``: the paper's 260K, 1M and 4M."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +101,35 @@ class ImageRule:
 
 TEXT, IMAGES = TextRule(), ImageRule()
 
+SWEEPS = {
+    # Two languages of each third of the default corpus, all with 50 test pairs or more and in Latin script: the low
+    # ones, Friulian and Interlingua, have relatives among the high ones.
+    "laptop": SweepRule(
+        TextRule(
+            layers_by=6, languages=("af", "de", "es", "fur", "ia", "lb"), max_tokens=20, micro_batches=4,
+            batch_tokens=1024, steps=600, checkpoint_every=300, valid_pairs=512, dropout=0.1, learning_rate=1e-2,
+            warmup_steps=60, decay="cosine", threads=1,
+        ),
+        baselines=("af", "de", "es", "fur", "ia", "lb"),
+        seeds=2,
+        max_pairs=100,
+    ),
+    # Whether all of it works, in two minutes: nothing is learned.
+    "tiny": SweepRule(
+        TextRule(
+            layers_by=12, width_by=64, feed_forward_by=512, head_width_by=8, vocabulary_by=50, corpus="django",
+            languages=("es", "ga", "tk"), max_tokens=16, micro_batches=2, batch_tokens=128, steps=4, checkpoint_every=2,
+            valid_pairs=16, warmup_steps=2, threads=1,
+        ),
+        baselines=("es", "tk"),
+        seeds=1,
+        beam=1,
+        max_pairs=3,
+    ),
+    "paper": SweepRule(None, baselines=("de", "fr", "cy", "ka", "gd", "yo"), seeds=1),
+}  # fmt: skip
+"""Scales of sweeps on text, by name."""
+
 
 def laptop(paper: Experiment, cluster: Cluster) -> Experiment:
     """Returns the experiment small enough for a few CPU cores, every change listed in ``shrunk``.
@@ -76,12 +139,26 @@ def laptop(paper: Experiment, cluster: Cluster) -> Experiment:
     """
     if paper.scale == "laptop":
         return paper
-    least = min(paper.pipeline.stages, 2) if cluster.kind == "cpu" else 1
-    stages = max(min(paper.pipeline.stages, cluster.devices), least)
     if isinstance(paper, TranslationExperiment):
-        return with_changes(paper, _small_text(paper, stages, TEXT))
+        return with_changes(paper, _small_text(paper, _stages(paper, cluster), TEXT))
     assert isinstance(paper, ImageExperiment), type(paper)
-    return with_changes(paper, _small_images(paper, stages, IMAGES))
+    return with_changes(paper, _small_images(paper, _stages(paper, cluster), IMAGES))
+
+
+def swept(paper: TranslationExperiment, scale: str, cluster: Cluster) -> TranslationExperiment:
+    """Returns a run as the sweeps of a scale have it, every change listed in ``shrunk``."""
+    rule = SWEEPS[scale].text
+    if rule is None:
+        return paper
+    small = _small_text(paper, _stages(paper, cluster), rule).model_copy(update={"scale": scale})
+    changed = with_changes(paper, small)
+    assert isinstance(changed, TranslationExperiment)
+    return changed
+
+
+def _stages(paper: Experiment, cluster: Cluster) -> int:
+    least = min(paper.pipeline.stages, 2) if cluster.kind == "cpu" else 1
+    return max(min(paper.pipeline.stages, cluster.devices), least)
 
 
 def onto(experiment: Experiment, cluster: Cluster) -> Experiment:
@@ -100,6 +177,7 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
             "scale": "laptop",
             "model": replace(
                 paper.model,
+                layers=max(1, round(paper.model.layers / rule.layers_by)),
                 width=paper.model.width // rule.width_by,
                 feed_forward=paper.model.feed_forward // rule.feed_forward_by,
                 heads=paper.model.heads // rule.heads_by,
@@ -108,7 +186,12 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
                 dropout=rule.dropout,
             ),
             "text": paper.text.model_copy(
-                update={"corpus": rule.corpus, "vocabulary": vocabulary, "max_tokens": rule.max_tokens}
+                update={
+                    "corpus": rule.corpus,
+                    "vocabulary": vocabulary,
+                    "max_tokens": rule.max_tokens,
+                    "languages": rule.languages,
+                }
             ),
             "pipeline": paper.pipeline.model_copy(
                 update={"stages": stages, "micro_batches": rule.micro_batches, "replicas": 1}
@@ -117,6 +200,8 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
                 name=rule.optimizer,
                 learning_rate=rule.learning_rate,
                 warmup_steps=rule.warmup_steps,
+                decay=rule.decay,
+                decay_steps=rule.steps - rule.warmup_steps if rule.decay == "cosine" else paper.optimizer.decay_steps,
                 clip_norm=rule.clip_norm,
                 precision=rule.precision,
             ),
@@ -126,6 +211,7 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
                     "batch_tokens": rule.batch_tokens,
                     "checkpoint_every": rule.checkpoint_every,
                     "valid_pairs": rule.valid_pairs,
+                    "threads": rule.threads,
                 }
             ),
         }

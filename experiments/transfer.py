@@ -8,16 +8,18 @@ A run differs from its baseline in ``train.start_from`` alone, and from its sist
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from experiments.cluster import Cluster
 from experiments.image_experiment import ImageExperiment
 from experiments.images import amoebanet_fashion
+from experiments.page import Page, Section
 from experiments.paper import printed
+from experiments.results import read_record
+from experiments.sweep import Member
 from experiments.table import Table, Value
 from suite.settings import ImageSettings, ImageTrainSettings, OptimizerSettings
 
@@ -30,22 +32,19 @@ PRETRAINING = "fashion"
 STARTS = ("pretrained", "scratch")
 
 
-@dataclass(frozen=True)
-class SweepRun:
-    """One run of the sweep: the folder that it has below the sweep's, and what it is."""
-
-    id: str
-    experiment: ImageExperiment
-
-
-def transfer_runs(folder: Path) -> Iterator[SweepRun]:
+def transfer_runs(folder: Path) -> Iterator[Member]:
     """Yields all runs below a folder, the one that the others begin with first."""
-    yield SweepRun(PRETRAINING, amoebanet_fashion().model_copy(update={"name": NAME}))
+    first = f"{NAME}/{PRETRAINING}"
+    yield Member(first, PRETRAINING, amoebanet_fashion().model_copy(update={"name": NAME}))
     for source in SETS:
         for start in STARTS:
-            begin = str(folder / PRETRAINING) if start == "pretrained" else None
+            pretrained = start == STARTS[0]
+            begin = str(folder / PRETRAINING) if pretrained else None
             for seed in SEEDS:
-                yield SweepRun(run_id(source, start, seed), fine_tuning(source, seed, begin))
+                yield Member(
+                    f"{NAME}/{run_id(source, start, seed)}", f"{source} {start}", fine_tuning(source, seed, begin),
+                    after=first if pretrained else None,
+                )  # fmt: skip
 
 
 def run_id(source: str, start: str, seed: int) -> str:
@@ -105,26 +104,18 @@ def _row(folder: Path, source: str) -> list[Value]:
 
 def _accuracies(folder: Path, source: str, start: str) -> list[float]:
     """Returns the test accuracies of the finished runs, in per cent."""
-    records = (_record(folder / run_id(source, start, seed)) for seed in SEEDS)
+    records = (read_record(folder / run_id(source, start, seed)) for seed in SEEDS)
     return [100 * float(record["valid_accuracy"]) for record in records if record]
 
 
 def _counts(folder: Path, source: str) -> dict[str, int]:
-    record = next((r for s in STARTS for seed in SEEDS if (r := _record(folder / run_id(source, s, seed)))), {})
+    record = next((r for s in STARTS for seed in SEEDS if (r := read_record(folder / run_id(source, s, seed)))), {})
     counts: dict[str, int] = record.get("counts", {})
     return counts
 
 
-def _record(folder: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads((folder / "record.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return record
-
-
 def _notes(folder: Path) -> list[str]:
-    pretrained = _record(folder / PRETRAINING)
+    pretrained = read_record(folder / PRETRAINING)
     if not pretrained:
         return ["No run of the sweep is finished yet: make sweep NAME=transfer."]
     one = fine_tuning(SETS[0], 0, None)
@@ -134,3 +125,25 @@ def _notes(folder: Path) -> list[str]:
         f"{one.train.steps} steps of {one.train.batch_images} images, the softmax new, shifted crops and cutout. From "
         "scratch is the same without the first part. Means and standard deviations over seeds.",
     ]
+
+
+class Transfer:
+    """The sweep."""
+
+    name = NAME
+    scales: tuple[str, ...] = ()
+
+    def members(self, scale: str, cluster: Cluster, runs: Path) -> list[Member]:
+        """The pretraining, then all that follows."""
+        return list(transfer_runs(runs / NAME))
+
+    def page(self, scale: str, cluster: Cluster, runs: Path) -> Page:
+        """One table."""
+        return Page("What pretraining is worth", [Section("Scores", tables=self.tables(scale, cluster, runs))])
+
+    def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
+        """Table 4."""
+        return [transfer_table(runs)]
+
+
+SWEEP = Transfer()

@@ -1,6 +1,6 @@
 """The one command line. The Makefile is a thin face of it; new behaviour is a field of an experiment, not an option.
 
-Exit codes: 0 done, 1 a benchmark found wrong gradients or no checkpoint is whole, 2 a fault the user can mend (one
+Exit codes: 0 done, 1 a benchmark found wrong gradients, no checkpoint is whole or a sweep's run failed, 2 a fault the user can mend (one
 sentence, no traceback), 130 interrupted.
 """
 
@@ -92,7 +92,7 @@ def plan(
 
 @app.command()
 def table(name: str, run: Annotated[str, typer.Option(help="of the breakdown; empty: the newest")] = "") -> None:
-    """Make one of the paper's tables: 1, 2, 3, 4, partition, breakdown, efficiency, prediction."""
+    """Make one of the paper's tables: 1, 2, 3, 4, 5, partition, breakdown, efficiency, prediction."""
     from launch import tables
 
     tables.table(name, run, console)
@@ -111,11 +111,30 @@ def bench(name: Annotated[str, typer.Argument(help="sleeping, layers, translatio
 
 
 @app.command()
-def sweep(name: str, launcher: LauncherOption = Launcher.spawn) -> None:
-    """Run a family of experiments, one after the other: transfer. What is finished is not run again."""
+def sweep(
+    name: str,
+    scale: Annotated[str, typer.Option(help="auto, or one that the sweep has: laptop, tiny, paper")] = "auto",
+    launcher: LauncherOption = Launcher.spawn,
+) -> None:
+    """Run a family of runs and report on it: depth_width, capacity, batch_size, temperature, bilingual, transfer."""
     from launch import sweep as sweeps
 
-    sweeps.sweep(name, launcher.value, console)
+    failures = sweeps.sweep(name, scale, launcher.value, console)
+    for sentence in failures:
+        complaints.print(sentence)
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    name: Annotated[str, typer.Argument(help="a sweep; empty: all that have runs")] = "",
+    scale: Annotated[str, typer.Option(help="auto: every scale that has runs")] = "auto",
+) -> None:
+    """Report on a sweep from the records and scores of its runs: one HTML page, and Markdown."""
+    from launch import report as reports
+
+    reports.report(name, scale, console)
 
 
 @app.command()

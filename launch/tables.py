@@ -10,12 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from experiments import batch_size
 from experiments.amoebanet_memory import amoebanet_table
 from experiments.amoebanet_speed import amoebanet_speeds, partition_table
 from experiments.breakdown import breakdown_table
 from experiments.image_workload import Classification
 from experiments.memory_table import memory_table
 from experiments.prediction import Round, Work, prediction_table
+from experiments.results import read_results
 from experiments.table import Table
 from experiments.throughput import Measurement, SleepingWork, efficiency_table, table_2, table_3
 from experiments.transfer import transfer_table
@@ -45,6 +47,7 @@ def table(name: str, run: str, console: Console) -> None:
         "2": lambda: [table_2(measure), amoebanet_speeds(measure, _measured(console))],
         "3": lambda: [table_3(measure)],
         "4": lambda: [transfer_table(RUNS)],
+        "5": lambda: _batch_sizes(),
         "partition": lambda: [partition_table(measure, _measured(console))],
         "efficiency": lambda: [efficiency_table(measure)],
         "prediction": lambda: [prediction_table(_predictor(console))],
@@ -56,6 +59,15 @@ def table(name: str, run: str, console: Console) -> None:
         console.print(made.shown() if console.is_terminal else made.markdown())
         for path in made.write(FOLDER):
             console.print(f"written: {path}")
+
+
+def _batch_sizes() -> list[Table]:
+    """Table 5 at each scale that has runs of the sweep; without any, the paper's columns."""
+    results = [
+        read_results(scale, batch_size.SWEEP.members(scale, this_machine(), RUNS), RUNS)
+        for scale in batch_size.SWEEP.scales
+    ]
+    return [batch_size.batch_table(one) for one in [one for one in results if one.runs] or results[:1]]
 
 
 def _sleeper(console: Console) -> Callable[[SleepingWork], Measurement]:

@@ -71,7 +71,7 @@ def test_the_sweep_has_five_runs_a_row_that_differ_in_their_start_alone(tmp_path
     assert len({run.id for run in runs}) == len(runs)
     assert runs[0].experiment.train.start_from is None
     for source in SETS:
-        tuned, scratch = (fine_tuning(source, 3, begin) for begin in (str(tmp_path / runs[0].id), None))
+        tuned, scratch = (fine_tuning(source, 3, begin) for begin in (str(tmp_path / "fashion"), None))
         assert tuned.model_copy(update={"train": scratch.train}) == scratch
         train = tuned.train.model_copy(update={"start_from": None})
         assert train == scratch.train

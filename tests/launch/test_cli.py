@@ -25,8 +25,8 @@ def here(monkeypatch, tmp_path):
 def test_the_commands_are_these_and_a_new_one_is_a_decision():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
-        "bench", "checkpoints", "experiment", "export", "resume", "list", "gpu-check", "plan", "score", "sweep",
-        "table", "translate",
+        "bench", "checkpoints", "experiment", "export", "gpu-check", "list", "plan", "report", "resume", "score",
+        "sweep", "table", "translate",
     }  # fmt: skip
 
 
@@ -52,8 +52,15 @@ def test_the_commands_are_these_and_a_new_one_is_a_decision():
         (["plan", "transformer_3", "--cluster", "2x1GiB"], ["alone needs", "has 1.00 GiB"]),
         (["plan", "transformer_3", "--set", "pipeline.stagez=2"], ["pipeline.stagez", "pipeline.stages"]),
         (["sweep", "transfr"], ["transfr", "did you mean transfer"]),
+        (["sweep", "depth_wide"], ["no sweep is called 'depth_wide'", "did you mean depth_width"]),
+        (["sweep", "depth_width", "--scale", "laptp"], ["no scale 'laptp'", "did you mean laptop"]),
+        (["sweep", "depth_width", "--scale", "paper"], ["SCALE=paper", "needs 8 GPUs", "CPU core"]),
+        (["sweep", "transfer", "--scale", "laptop"], ["no scale 'laptop'", "leave SCALE out"]),
+        (["report", "capasity"], ["no sweep is called 'capasity'", "did you mean capacity"]),
+        (["report", "capacity"], ["no run of the sweep capacity is finished yet"]),
+        (["report"], ["no run of any sweep"]),
         (["bench", "sleepin"], ["no benchmark is called 'sleepin'", "sleeping"]),
-        (["table", "5"], ["no table is called '5'", "efficiency"]),
+        (["table", "6"], ["no table is called '6'", "efficiency"]),
         (["table", "breakdown"], ["has a trace yet"]),
         (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
         (["gpu-check"], ["needs a CUDA device", "torch sees none", "nvidia-smi"]),

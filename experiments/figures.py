@@ -1,0 +1,89 @@
+"""The pictures of a sweep on text: the paper's figure, and the loss curves."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.multilingual import baseline_label
+from experiments.page import Picture
+from experiments.results import Results
+
+POINTS = 200
+"""Of a loss curve: each is the mean of the steps up to it."""
+
+
+def against_bilingual(results: Results) -> Picture | None:
+    """Returns the paper's figure: BLEU above the bilingual baseline against training pairs, a line a model."""
+    codes = results.baselines
+    if not codes or not results.many:
+        return None
+    figure, axis = _figure()
+    pairs = [results.train_pairs(code) for code in codes]
+    for label in results.many:
+        lines = [[_above(results, label, code, seed) for code in codes] for seed in range(len(results.of(label)))]
+        middle = [statistics.fmean(column) for column in zip(*lines, strict=True)]
+        (drawn,) = axis.plot(pairs, middle, marker="o", label=label)
+        lowest, highest = ([pick(column) for column in zip(*lines, strict=True)] for pick in (min, max))
+        axis.fill_between(pairs, lowest, highest, color=drawn.get_color(), alpha=0.12, linewidth=0)
+    axis.axhline(0, color="#444", linewidth=1, linestyle="--", label="bilingual")
+    for count, code in zip(pairs, codes, strict=True):
+        axis.annotate(code, (count, 0), textcoords="offset points", xytext=(0, 4), ha="center", fontsize=8)
+    axis.set_xscale("log")
+    axis.set_xlabel("training pairs of the language")
+    axis.set_ylabel("BLEU above the bilingual baseline")
+    axis.invert_xaxis()  # as the paper has it: the richest languages on the left
+    axis.legend(frameon=False, fontsize=8)
+    caption = (
+        "BLEU above the bilingual baseline by training pairs, mean of both directions and all seeds; shaded: from the "
+        "lowest to the highest seed, against the baselines' mean."
+    )
+    return Picture("bilingual", _png(figure), caption)
+
+
+def loss_curves(results: Results) -> Picture | None:
+    """Returns the training loss of every run against the tokens seen, a colour a label."""
+    if not results.runs:
+        return None
+    figure, axis = _figure()
+    colours: dict[str, Any] = {}
+    for run in results.runs:
+        label = run.member.label
+        tokens, losses = _thinned(run.losses)
+        (drawn,) = axis.plot(
+            tokens, losses, linewidth=1, color=colours.get(label), label=None if label in colours else label
+        )
+        colours.setdefault(label, drawn.get_color())
+    axis.set_xlabel("target tokens seen")
+    axis.set_ylabel("training loss, nats a token (label-smoothed)")
+    axis.legend(frameon=False, fontsize=7, ncols=2)
+    return Picture("loss", _png(figure), "Training loss by target tokens, every seed a line, every model a colour.")
+
+
+def _above(results: Results, label: str, code: str, seed: int) -> float:
+    """Of one run over the mean of the baseline's."""
+    return results.means(label, [code])[seed] - statistics.fmean(results.means(baseline_label(code), [code]))
+
+
+def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    width = max(1, len(losses) // POINTS)
+    parts = [losses[at : at + width] for at in range(0, len(losses), width)]
+    return [part[-1][0] for part in parts], [statistics.fmean(loss for _, loss in part) for part in parts]
+
+
+def _figure() -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.8), layout="constrained")
+    axis = figure.subplots()
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    return figure, axis
+
+
+def _png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return file.getvalue()

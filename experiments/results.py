@@ -1,0 +1,141 @@
+"""What the runs of a sweep on text left behind: records, scores and losses, and nothing else, seed beside seed.
+
+Means are over both directions of a language, then over the languages of a third, then over seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.multilingual import baseline_label
+from experiments.sweep import Member
+
+Third = Literal["high", "middle", "low"]
+THIRDS: tuple[Third, ...] = ("high", "middle", "low")
+
+METRICS = {"bleu": "BLEU", "chrf": "chrF"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished and scored member."""
+
+    member: Member
+    record: dict[str, Any]
+    scores: dict[str, Any]
+    losses: tuple[tuple[int, float], ...]
+    """(tokens seen, loss in nats a token) of each step."""
+
+    @property
+    def languages(self) -> list[str]:
+        """Those it was scored in, beside English."""
+        return sorted({direction.replace("en-", "").replace("-en", "") for direction in self.scores["directions"]})
+
+    def score(self, language: str, metric: str = "bleu") -> float | None:
+        """Returns the mean of both directions; None where there is none."""
+        directions = self.scores["directions"]
+        found = [directions[way][metric] for way in (f"en-{language}", f"{language}-en") if way in directions]
+        return statistics.fmean(found) if found else None
+
+
+@dataclass(frozen=True)
+class Results:
+    """All of a sweep that is there, and what is not."""
+
+    scale: str
+    runs: tuple[Run, ...]
+    missing: tuple[Member, ...]
+
+    def of(self, label: str) -> list[Run]:
+        """Returns the runs of a label, seed by seed."""
+        return [run for run in self.runs if run.member.label == label]
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """All labels in the order of the sweep."""
+        return list(dict.fromkeys(run.member.label for run in self.runs))
+
+    @cached_property
+    def many(self) -> list[str]:
+        """The labels of multilingual runs."""
+        return [label for label in self.labels if len(self.of(label)[0].languages) > 1]
+
+    @cached_property
+    def thirds(self) -> dict[str, Third]:
+        """The third of each language, as a multilingual run's scores have it."""
+        sources = [self.of(label)[0].scores["thirds"] for label in self.many]
+        return {language: third for source in reversed(sources) for language, third in source.items()}
+
+    @cached_property
+    def languages(self) -> list[str]:
+        """All that multilingual runs were scored in, the one with most training pairs first."""
+        found = {language for label in self.many for run in self.of(label) for language in run.languages}
+        return sorted(found, key=lambda language: (-self.train_pairs(language), language))
+
+    @cached_property
+    def baselines(self) -> list[str]:
+        """Those with a bilingual baseline."""
+        return [language for language in self.languages if self.of(baseline_label(language))]
+
+    def train_pairs(self, language: str) -> int:
+        """Returns D_l."""
+        for run in self.runs:
+            if found := run.scores["directions"].get(f"en-{language}"):
+                return int(found["train_pairs"])
+        return 0
+
+    def in_third(self, third: Third | None, among: Iterable[str] | None = None) -> list[str]:
+        """Returns the languages of a third, or of all."""
+        chosen = self.languages if among is None else list(among)
+        return [language for language in chosen if third is None or self.thirds.get(language) == third]
+
+    def means(self, label: str, languages: Sequence[str], metric: str = "bleu") -> list[float]:
+        """Returns the mean over the languages of each run of a label; of those without a score none."""
+        found = []
+        for run in self.of(label):
+            scores = [run.score(language, metric) for language in languages]
+            present = [score for score in scores if score is not None]
+            if present and len(present) == len(scores):
+                found.append(statistics.fmean(present))
+        return found
+
+    def bilingual_means(self, languages: Sequence[str], metric: str = "bleu") -> list[float]:
+        """Returns the mean over the languages' own baselines, for each seed that all of them have."""
+        columns = [self.means(baseline_label(language), [language], metric) for language in languages]
+        return [statistics.fmean(row) for row in zip(*columns, strict=False)] if all(columns) else []
+
+
+def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:
+    """Reads what there is of a sweep's members, below the folder of all runs."""
+    found, missing = [], []
+    for member in members:
+        run = _read(member, runs / member.folder)
+        if run is None:
+            missing.append(member)
+        else:
+            found.append(run)
+    return Results(scale, tuple(found), tuple(missing))
+
+
+def read_record(folder: Path, name: str = "record.json") -> dict[str, Any] | None:
+    """Returns a run's record, or None where there is none."""
+    try:
+        record: dict[str, Any] = json.loads((folder / name).read_text())
+    except (OSError, ValueError):
+        return None
+    return record
+
+
+def _read(member: Member, folder: Path) -> Run | None:
+    record, scores = read_record(folder), read_record(folder, "scores.json")
+    if record is None or scores is None:
+        return None
+    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    losses = tuple((int(line["tokens"]), float(line["loss"])) for line in lines if line["loss"] is not None)
+    return Run(member, record, scores, losses)
