@@ -53,13 +53,9 @@ def by_third(results: Results) -> Table:
     return Table(
         "by-third", "Models by resource third", [*headings, "validation nats a token", "BLEU all (paper)"], rows,
         [
-            "Means over both directions and the languages of a third, then over seeds; ± the standard deviation between "
-            f"seeds. The paper's BLEU, over 102 languages: {numbers['note']}",
-            *(
-                f"{third}: "
-                + ", ".join(f"{code} ({results.train_pairs(code):,} training pairs)" for code in results.in_third(third))
-                for third in THIRDS
-            ),
+            "Means over both directions and the languages of a third, then over seeds; ± the standard deviation "
+            f"between seeds. The paper's BLEU, over 102 languages: {numbers['note']}",
+            *(f"{third}: {_sized(results, results.in_third(third))}" for third in THIRDS),
         ],
     )  # fmt: skip
 
@@ -84,6 +80,10 @@ def by_language(results: Results) -> Table:
         ["A model's column is its difference to the baseline; without a sign, its BLEU where there is no baseline. "
          "Means over both directions and seeds."],
     )  # fmt: skip
+
+
+def _sized(results: Results, codes: Sequence[str]) -> str:
+    return ", ".join(f"{code} ({results.train_pairs(code):,} training pairs)" for code in codes) or "none"
 
 
 def _test_pairs(results: Results, code: str) -> int | None:

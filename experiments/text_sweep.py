@@ -1,4 +1,4 @@
-"""A sweep on text, and its report: verdicts first, then the paper's figure, tables, loss curves, and what is missing."""
+"""A sweep on text, and its report: verdicts, then the paper's figure, tables, loss curves, and what is missing."""
 
 from __future__ import annotations
 
