@@ -1,7 +1,7 @@
 """The one command line. The Makefile is a thin face of it; new behaviour is a field of an experiment, not an option.
 
-Exit codes: 0 done, 1 a benchmark found wrong gradients, no checkpoint is whole, or a run of a sweep failed, 2 a fault the
-user can mend (one sentence, no traceback), 130 interrupted.
+Exit codes: 0 done, 1 a benchmark found wrong gradients, no checkpoint is whole, or a run of a sweep failed, 2 a fault
+the user can mend (one sentence, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations

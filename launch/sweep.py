@@ -10,7 +10,7 @@ import shutil
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -29,12 +29,10 @@ from launch.devices import this_machine
 from launch.lanes import Task, run_tasks
 from launch.report import write_report
 from launch.runs import CACHE, RUNS, RunFolder, held, named_run
+from launch.scoring import score_run
 from launch.session import resume, run_experiment
 from suite.errors import PlacementError, SettingError, SuiteError
 from suite.training.checkpoint import list_checkpoints
-
-SCORING_S = 4 * 3600.0
-"""Seconds that the scoring of one member may take."""
 
 
 def sweep(name: str, asked: str, launcher: str, console: Console) -> list[str]:
@@ -186,7 +184,7 @@ class _Work:
         folder = RUNS / member.folder
         family, _, id = member.folder.rpartition("/")
         with self._log(member.folder).open("a", buffering=1) as log:
-            console = Console(file=log, width=120, markup=False, highlight=False, soft_wrap=True)
+            console = _console(log)
             if list_checkpoints(place_of_run(folder), console.print):
                 resume(str(folder), "", self._launcher, console)
                 return
@@ -197,20 +195,17 @@ class _Work:
             run_experiment(member.experiment, named_run(family, id), self._launcher, console)
 
     def _score(self, member: Member, scoring: Scoring) -> None:
-        """Scores one member, in a process of its own."""
-        from launch.spawn import run_processes
-
+        """Scores one member, on one core: translating at one stage leaves no bubble, and the others' cores are busy."""
         assert isinstance(member.experiment, TranslationExperiment)
-        languages = member.experiment.text.languages
-        run_processes(
-            _score_here,
-            1,
-            (RUNS / member.folder).resolve(),
-            scoring,
-            languages,
-            self._log(member.folder).resolve(),
-            deadline_s=SCORING_S,
-        )
+        with self._log(member.folder).open("a", buffering=1) as log:
+            score_run(
+                RunFolder((RUNS / member.folder).resolve()), _console(log), beam=scoring.beam,
+                languages=member.experiment.text.languages, max_pairs=scoring.max_pairs, stages=1,
+            )  # fmt: skip
+
+
+def _console(log: TextIO) -> Console:
+    return Console(file=log, width=120, markup=False, highlight=False, soft_wrap=True)
 
 
 def _training(member: Member) -> str:
@@ -221,16 +216,3 @@ def _told(error: Exception) -> str:
     """Returns a fault in a line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0] if isinstance(error, SuiteError) else lines[-1]  # of a worker's traceback the last says what it was
-
-
-def _score_here(
-    rank: int, world: int, rendezvous: str, folder: Path, scoring: Scoring, languages: tuple[str, ...] | None, log: Path
-) -> None:
-    import torch
-
-    from launch.scoring import score_run
-
-    torch.set_num_threads(1)
-    with log.open("a", buffering=1) as file:
-        console = Console(file=file, width=120, markup=False, highlight=False, soft_wrap=True)
-        score_run(RunFolder(folder), console, beam=scoring.beam, languages=languages, max_pairs=scoring.max_pairs)

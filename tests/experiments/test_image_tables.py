@@ -68,7 +68,8 @@ def test_the_papers_networks_fit_its_devices_at_its_bytes_and_twice_as_wide_ones
 def test_the_sweep_has_five_runs_a_row_that_differ_in_their_start_alone(tmp_path):
     runs = list(transfer_runs(tmp_path))
     assert len(runs) == 1 + 2 * 2 * 5
-    assert len({run.id for run in runs}) == len(runs)
+    assert len({run.folder for run in runs}) == len(runs)
+    assert {run.after for run in runs[1:]} == {None, runs[0].folder}
     assert runs[0].experiment.train.start_from is None
     for source in SETS:
         tuned, scratch = (fine_tuning(source, 3, begin) for begin in (str(tmp_path / "fashion"), None))
