@@ -21,7 +21,7 @@ GPIPE := $(VENV)/bin/gpipe
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
-	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn'
+	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop|tiny SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn'
 
 experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=
 	@$(GPIPE) experiment "$(NAME)" --scale "$(SCALE)" --set "$(SET)" --launcher "$(LAUNCHER)"

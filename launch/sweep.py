@@ -6,6 +6,7 @@ others go on. Everything that a member has to say while it runs is in ``logs/`` 
 
 from __future__ import annotations
 
+import os
 import shutil
 import traceback
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ from launch.session import resume, run_experiment
 from suite.errors import PlacementError, SettingError, SuiteError
 from suite.training.checkpoint import list_checkpoints
 
+OF_NO_EFFECT = ("threads", "checkpoint_every", "checkpoints", "restarts", "elastic")
+"""Settings in which a member's folder may differ from what would be run now."""
+
 
 def sweep(name: str, asked: str, launcher: str, console: Console) -> list[str]:
     """Runs what is left of a sweep, writes its report and returns a sentence for each member that failed.
@@ -47,7 +51,12 @@ def sweep(name: str, asked: str, launcher: str, console: Console) -> list[str]:
     fitted = [_fitted(member, scale, cluster, console) for member in members.values()]
     folder = RUNS / folder_name(name, scale)
     work = _Work(fitted, launcher, folder, console)
-    work.run(_room(cluster, launcher))
+    try:
+        work.run(_room(cluster, launcher))
+    except KeyboardInterrupt:
+        console.print(f"interrupted; make sweep NAME={name} goes on with what is left")
+        # threads that wait for processes cannot be interrupted; the processes end with this one, which they watch
+        os._exit(130)
     for table in family.tables(scale, cluster, RUNS):
         console.print(table.shown() if console.is_terminal else table.markdown())
     write_report(family, scale, cluster, console)
@@ -88,19 +97,17 @@ def _left(member: Member) -> _Left:
 
 
 def _check_same(there: Experiment, here: Experiment, run: RunFolder) -> None:
-    """The pipeline is no part of the result; everything else is."""
-    parts = [*here.fixed, "optimizer", "train"]
-    for part in parts:
+    """Raises SettingError where two runs would not have the same result. The pipeline is no part of it."""
+    for part in (*here.fixed, "optimizer", "train"):
         old, new = (one.model_dump()[part] for one in (there, here))
         differ = [
             f"{part}.{name} is {old.get(name)} there and {value} here"
             for name, value in new.items()
-            if old.get(name) != value
+            if name not in OF_NO_EFFECT and old.get(name) != value
         ]
         if differ:
-            raise SettingError(
-                f"{run.path} holds a run with other settings ({'; '.join(differ)}); move it or delete it"
-            )
+            told = "; ".join(differ)
+            raise SettingError(f"{run.path} holds a run with other settings ({told}); move it away or delete it")
 
 
 def _is_scored(run: RunFolder, member: Member, record: dict[str, Any]) -> bool:
