@@ -8,7 +8,7 @@ from experiments import images, toml_text, translation
 from experiments.cluster import Cluster
 from experiments.experiment import Experiment
 from experiments.image_experiment import ImageExperiment
-from experiments.scales import Asked, choose_scale
+from experiments.scale_choice import Asked, choose_scale
 from experiments.text_experiment import TranslationExperiment
 from suite.errors import SettingError, nearest
 

@@ -12,7 +12,7 @@ from experiments.image_workload import find_amoebanet
 from experiments.language import find_language_model
 from experiments.planning import Planned, adapted, make
 from experiments.registry import experiments, find, resolve
-from experiments.scales import Asked
+from experiments.scale_choice import Asked
 from experiments.tasks import data_folder, workload
 from experiments.text_experiment import TranslationExperiment
 from experiments.workload import Workload

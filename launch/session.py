@@ -16,7 +16,8 @@ from experiments.experiment import Experiment
 from experiments.picture import draw
 from experiments.planning import Planned, make, shrunk_to
 from experiments.registry import find, read_experiment, resolve
-from experiments.scales import Asked, with_changes
+from experiments.scale_choice import Asked
+from experiments.scales import with_changes
 from experiments.tasks import data_folder, prepare_data, workload
 from launch.checkpoints import place_of_run
 from launch.devices import this_machine

@@ -19,7 +19,8 @@ from experiments.cluster import Cluster
 from experiments.experiment import Experiment
 from experiments.registry import read_experiment
 from experiments.results import read_record
-from experiments.scales import find_lack, onto
+from experiments.scale_choice import find_lack
+from experiments.scales import onto
 from experiments.sweep import Member, Scoring, folder_name
 from experiments.sweeps import find_scale, find_sweep
 from experiments.tasks import prepare_data
