@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from experiments.cluster import Cluster
 from experiments.planning import Price, Pricer, estimated_price
@@ -65,7 +66,7 @@ def measured_price(
     say(f"measuring the layers on {where}")
     cache.mkdir(parents=True, exist_ok=True)
     costs, machine = _measure(work, cluster, workers, threads, cache / "measuring.log")
-    draft = path.with_suffix(".draft")
+    draft = path.with_suffix(f".draft-{uuid4().hex}")  # runs of a sweep may measure the same at the same time
     draft.write_text(json.dumps({"costs": [asdict(cost) for cost in costs], "machine": asdict(machine)}))
     draft.rename(path)
     return Price(costs, machine, f"measured on {where}", measured=True)
