@@ -65,7 +65,7 @@ def sweep(name: str, asked: str, launcher: str, console: Console) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Left:
+class Left:
     """What a member still needs."""
 
     member: Member
@@ -87,14 +87,14 @@ def _fitted(member: Member, scale: str, cluster: Cluster, console: Console) -> M
     return Member(member.folder, member.label, onto(changed, cluster), member.scoring, member.after)
 
 
-def _left(member: Member) -> _Left:
+def what_is_left(member: Member) -> Left:
     """Returns what is left of a member. Raises SettingError when its folder holds a run with other settings."""
     run = RunFolder((RUNS / member.folder).resolve())
     if run.experiment.exists():
         _check_same(read_experiment(run.experiment.read_text()), member.experiment, run)
     record = read_record(run.path)
     trained = record is not None and record["steps"] >= member.experiment.train.steps
-    return _Left(member, trained, trained and _is_scored(run, member, record or {}))
+    return Left(member, trained, trained and _is_scored(run, member, record or {}))
 
 
 def _check_same(there: Experiment, here: Experiment, run: RunFolder) -> None:
@@ -129,7 +129,7 @@ class _Work:
     """The tasks of a sweep: for each member to train, then to score."""
 
     def __init__(self, members: list[Member], launcher: str, folder: Path, console: Console) -> None:
-        self._left = [_left(member) for member in members]
+        self._left = [what_is_left(member) for member in members]
         self._launcher, self._console = launcher, console
         self._logs = folder / "logs"
         self.failures: list[str] = []
@@ -163,7 +163,7 @@ class _Work:
             read_steps = {_training(left.member): left.member.experiment.train.steps for left in self._left}
             run_tasks(tasks, room, ended, begun, board.look)
 
-    def _tasks(self, left: _Left, room: int) -> list[Task]:
+    def _tasks(self, left: Left, room: int) -> list[Task]:
         member, pipeline = left.member, left.member.experiment.pipeline
         tasks = []
         if not left.trained:

@@ -7,12 +7,15 @@ import json
 
 import pytest
 
+from experiments.cluster import Cluster
+from experiments.sweeps import SWEEPS
+from launch.sweep import what_is_left
+from suite.errors import SettingError
 from tests.launch.test_end_to_end import gpipe
-
-pytest.importorskip("suite.evaluation.scores")  # until runs can be scored
 
 
 def test_a_sweep_reports_the_rest_where_a_member_fails_and_then_runs_what_is_left(tmp_path):
+    pytest.importorskip("suite.evaluation.scores")  # until runs can be scored
     broken = tmp_path / "runs/bilingual-tiny/es-0"
     broken.parent.mkdir(parents=True)
     broken.write_text("where the folder of a run should be")
@@ -33,7 +36,19 @@ def test_a_sweep_reports_the_rest_where_a_member_fails_and_then_runs_what_is_lef
     assert "train bilingual-tiny/de-0" not in said
     assert "left out" not in (tmp_path / "runs/bilingual-tiny/report.md").read_text()
 
-    run = tmp_path / "runs/bilingual-tiny/de-0/experiment.toml"
-    run.write_text(run.read_text().replace("steps = 4\n", "steps = 5\n"))
-    said = gpipe(tmp_path, "sweep", "bilingual", "--scale", "tiny", code=2)
-    assert "de-0 holds a run with other settings (train.steps is 5 there and 4 here)" in said
+
+def test_a_folder_that_holds_another_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    member = SWEEPS["bilingual"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
+    assert not what_is_left(member).trained
+    folder = tmp_path / "runs" / member.folder
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps({"steps": member.experiment.train.steps}))
+    same = member.experiment.with_settings("train.threads=2 train.checkpoint_every=3")
+    (folder / "experiment.toml").write_text(same.to_toml())
+    left = what_is_left(member)
+    assert left.trained
+    assert not left.scored
+    (folder / "experiment.toml").write_text(member.experiment.with_settings("train.steps=5").to_toml())
+    with pytest.raises(SettingError, match=r"es-0 holds a run with other settings \(train.steps is 5 there and 4 here"):
+        what_is_left(member)
