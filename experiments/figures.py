@@ -29,13 +29,13 @@ def against_bilingual(results: Results) -> Picture | None:
         lowest, highest = ([pick(column) for column in zip(*lines, strict=True)] for pick in (min, max))
         axis.fill_between(pairs, lowest, highest, color=drawn.get_color(), alpha=0.12, linewidth=0)
     axis.axhline(0, color="#444", linewidth=1, linestyle="--", label="bilingual")
-    for count, code in zip(pairs, codes, strict=True):
-        axis.annotate(code, (count, 0), textcoords="offset points", xytext=(0, 4), ha="center", fontsize=8)
+    for at, (count, code) in enumerate(zip(pairs, codes, strict=True)):  # at two heights: neighbours may lie close
+        axis.annotate(code, (count, 0), textcoords="offset points", xytext=(0, 4 + 10 * (at % 2)), ha="center")
     axis.set_xscale("log")
     axis.set_xlabel("training pairs of the language")
     axis.set_ylabel("BLEU above the bilingual baseline")
     axis.invert_xaxis()  # as the paper has it: the richest languages on the left
-    axis.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     caption = (
         "BLEU above the bilingual baseline by training pairs, mean of both directions and all seeds; shaded: from the "
         "lowest to the highest seed, against the baselines' mean."
@@ -53,13 +53,16 @@ def loss_curves(results: Results) -> Picture | None:
         label = run.member.label
         tokens, losses = _thinned(run.losses)
         (drawn,) = axis.plot(
-            tokens, losses, linewidth=1, color=colours.get(label), label=None if label in colours else label
-        )
+            tokens, losses, linewidth=1, linestyle="--" if len(run.languages) == 1 else "-",
+            color=colours.get(label), label=None if label in colours else label,
+        )  # fmt: skip
         colours.setdefault(label, drawn.get_color())
     axis.set_xlabel("target tokens seen")
     axis.set_ylabel("training loss, nats a token (label-smoothed)")
-    axis.legend(frameon=False, fontsize=7, ncols=2)
-    return Picture("loss", _png(figure), "Training loss by target tokens, every seed a line, every model a colour.")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return Picture(
+        "loss", _png(figure), "Training loss by target tokens; every seed is a line, dashed for one language."
+    )
 
 
 def _above(results: Results, label: str, code: str, seed: int) -> float:
@@ -76,7 +79,7 @@ def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[list[int], list[float
 def _figure() -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4.8), layout="constrained")
+    figure = Figure(figsize=(10, 4.8), layout="constrained")
     axis = figure.subplots()
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
