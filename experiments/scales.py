@@ -99,7 +99,7 @@ SWEEPS = {
     "laptop": SweepRule(
         TextRule(
             layers_by=6, vocabulary_by=16, languages=("af", "de", "eo", "es", "fur", "gl"), max_tokens=20,
-            micro_batches=4, batch_tokens=1024, steps=600, checkpoint_every=300, valid_pairs=512, dropout=0.1,
+            micro_batches=4, batch_tokens=1024, steps=700, checkpoint_every=350, valid_pairs=512, dropout=0.1,
             learning_rate=4e-3, warmup_steps=60, decay="cosine", threads=1,
         ),
         baselines=("af", "de", "eo", "es", "fur", "gl"),
