@@ -65,6 +65,32 @@ def loss_curves(results: Results) -> Picture | None:
     )
 
 
+def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
+    """Returns each layer's gradient norm, and each one's kurtosis, a line a run of (label, a line of layers.jsonl)."""
+    if not lines:
+        return []
+    told = {
+        "norms": ("norm of the layer's gradient", "log", "Norm of each layer's gradient at the last step noted."),
+        "kurtosis": (
+            "kurtosis above the normal's",
+            "symlog",
+            "Kurtosis of each layer's values, last step noted.",
+        ),
+    }
+    pictures = []
+    for name, (heading, scale, caption) in told.items():
+        figure, axis = _figure()
+        for label, line in lines:
+            values = [float("nan") if value is None else value for value in line[name]]
+            axis.plot(range(len(values)), values, linewidth=1, label=label)
+        axis.set_yscale(scale)
+        axis.set_xlabel("layer of the list: embedding, encoder, embedding, decoder, head")
+        axis.set_ylabel(heading)
+        axis.legend(frameon=False, fontsize=7, ncols=2)
+        pictures.append(Picture(name, _png(figure), caption))
+    return pictures
+
+
 def _above(results: Results, label: str, code: str, seed: int) -> float:
     """Of one run over the mean of the baseline's."""
     return results.means(label, [code])[seed] - statistics.fmean(results.means(baseline_label(code), [code]))

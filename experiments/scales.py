@@ -140,8 +140,13 @@ def laptop(paper: Experiment, cluster: Cluster) -> Experiment:
 def swept(paper: TranslationExperiment, scale: str, cluster: Cluster) -> TranslationExperiment:
     """Returns a run as the sweeps of a scale have it, every change listed in ``shrunk``."""
     rule = SWEEPS[scale].text
-    if rule is None:
-        return paper
+    return paper if rule is None else shrunk_by(paper, rule, cluster, scale)
+
+
+def shrunk_by(
+    paper: TranslationExperiment, rule: TextRule, cluster: Cluster, scale: str = "laptop"
+) -> TranslationExperiment:
+    """Returns a run made smaller by a rule, every change listed in ``shrunk``."""
     small = _small_text(paper, _stages(paper, cluster), rule).model_copy(update={"scale": scale})
     changed = with_changes(paper, small)
     assert isinstance(changed, TranslationExperiment)

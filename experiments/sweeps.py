@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments import batch_size, bilingual, capacity, depth_width, temperature, transfer
+from experiments import batch_size, bilingual, capacity, depth_width, temperature, trainability, transfer
 from experiments.cluster import Cluster
 from experiments.sweep import Sweep
 from suite.errors import SettingError, nearest
@@ -10,7 +10,8 @@ from suite.errors import SettingError, nearest
 SWEEPS: dict[str, Sweep] = {
     sweep.name: sweep
     for sweep in (
-        depth_width.SWEEP, capacity.SWEEP, batch_size.SWEEP, temperature.SWEEP, bilingual.SWEEP, transfer.SWEEP,
+        depth_width.SWEEP, capacity.SWEEP, batch_size.SWEEP, temperature.SWEEP, bilingual.SWEEP, trainability.SWEEP,
+        transfer.SWEEP,
     )
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from suite.pipeline.layers import count_parameters
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 SMALL = ["laptop", "tiny"]
-TEXT = [name for name in SWEEPS if name != "transfer"]
+TEXT = [name for name in SWEEPS if name not in ("trainability", "transfer")]
 
 
 def members(name, scale):

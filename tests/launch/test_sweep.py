@@ -15,7 +15,6 @@ from tests.launch.test_end_to_end import gpipe
 
 
 def test_a_sweep_reports_the_rest_where_a_member_fails_and_then_runs_what_is_left(tmp_path):
-    pytest.importorskip("suite.evaluation.scores")  # until runs can be scored
     broken = tmp_path / "runs/bilingual-tiny/es-0"
     broken.parent.mkdir(parents=True)
     broken.write_text("where the folder of a run should be")
