@@ -15,7 +15,7 @@ class ScoreSettings(Frozen):
     beam: int = Field(SIZE, ge=1, description="hypotheses of a sentence; 1 is greedy")
     languages: tuple[str, ...] | None = Field(None, description="codes; otherwise all with test pairs enough")
     max_pairs: int | None = Field(None, ge=1, description="test pairs of a direction at most, spread evenly")
-    stages: int | None = Field(None, ge=1, description="K; otherwise the run's, no more than there are devices")
+    stages: int | None = Field(None, ge=1, description="K; otherwise the fewest that hold the weights")
 
 
 class _Record(Frozen):

@@ -32,6 +32,7 @@ from suite.evaluation.beam import LENGTH_PENALTY, SIZE, Beam, limit_of
 from suite.evaluation.grouping import grouped, rectangle
 from suite.pipeline.decode import Decoder
 from suite.pipeline.incremental import Part, entry
+from suite.pipeline.layers import count_parameters
 from suite.pipeline.partition import cell_ranges, partition
 from suite.pipeline.stage import Stage
 from suite.pipeline.topology import Place, backend_of, make_groups
@@ -81,12 +82,16 @@ def text_run(run: RunFolder) -> TranslationExperiment:
 
 
 def stages_of(experiment: Experiment, asked: int | None) -> int:
-    """Returns K: as asked for, or the run's own, no more than this machine has devices.
+    """Returns K: as asked for, or the fewest whose devices hold the weights, each with half of its memory; no more than
+    this machine has. Every stage more costs messages for each token.
 
     Raises SettingError for more stages than layers, or than GPUs.
     """
     machine = this_machine()
-    stages = asked if asked is not None else min(experiment.pipeline.stages, machine.devices)
+    stages = asked
+    if stages is None:
+        weights = 4 * count_parameters(experiment.build()[0])
+        stages = min(machine.devices, experiment.list_length, -(-2 * weights // machine.bytes_per_device))
     if not 1 <= stages <= experiment.list_length:
         raise SettingError(f"stages is {stages}, the model has {experiment.list_length} layers; use 1 to as many")
     if machine.kind == "gpu" and stages > machine.devices:

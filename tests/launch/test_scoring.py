@@ -11,9 +11,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import save
 
+from experiments.cluster import Cluster
 from experiments.registry import find
 from launch import cli
-from launch.decoding import decode, text_run
+from launch.decoding import decode, stages_of, text_run
 from launch.exporting import export
 from launch.model_text import source_of, text_of
 from launch.runs import find_run, named_run
@@ -22,7 +23,7 @@ from suite.data.prepare import folder_of, prepare
 from suite.data.text import TextData
 from suite.data.tokenizer import END_ID
 from suite.evaluation.scores import one_line
-from suite.pipeline.layers import materialise, ties_of
+from suite.pipeline.layers import count_parameters, materialise, ties_of
 from suite.training.checkpoint import Storage
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
 
@@ -189,3 +190,13 @@ def test_a_users_fault_is_one_sentence(arguments, parts, monkeypatch, capsys):
     assert len(said.splitlines()) == 1
     for part in parts:
         assert part in said
+
+
+def test_without_being_asked_stages_are_as_few_as_hold_the_weights(monkeypatch):
+    experiment = text_run(find_run("made"))
+    weights = 4 * count_parameters(experiment.build()[0])
+    for share, expected in ((2.0, 1), (1.9, 2), (0.6, 4), (0.1, 4)):
+        machine = Cluster(4, int(share * weights), "cpu")
+        monkeypatch.setattr("launch.decoding.this_machine", lambda machine=machine: machine)
+        assert stages_of(experiment, None) == expected
+        assert stages_of(experiment, 5) == 5
