@@ -21,7 +21,7 @@ GPIPE := $(VENV)/bin/gpipe
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
-	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop|tiny SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn'
+	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn'
 
 experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=
 	@$(GPIPE) experiment "$(NAME)" --scale "$(SCALE)" --set "$(SET)" --launcher "$(LAUNCHER)"
@@ -41,8 +41,8 @@ table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN
 bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas; all of them without
 	@$(GPIPE) bench "$(if $(filter file,$(origin NAME)),all,$(NAME))"
 
-sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, transfer; SCALE=laptop, tiny
-	@$(GPIPE) sweep "$(NAME)" --scale "$(SCALE)"
+sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, trainability, transfer; SCALE=laptop, tiny, paper
+	@$(GPIPE) sweep "$(NAME)" --scale "$(SCALE)" --launcher "$(if $(filter file,$(origin LAUNCHER)),spawn,$(LAUNCHER))"
 
 report: $(READY) ## what sweeps came to, from their runs' records: NAME=, SCALE=; all of them without
 	@$(GPIPE) report "$(if $(filter file,$(origin NAME)),,$(NAME))" --scale "$(SCALE)"

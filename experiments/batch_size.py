@@ -66,7 +66,8 @@ def larger_batches(results: Results) -> list[Verdict]:
 
 
 def _larger(results: Results, large: str, small: str, kind: str) -> Verdict:
-    groups = [[_bleu(results, one) for one in results.labels], [_nll(results, one) for one in results.labels]]
+    distinct = {tuple(run.member.folder for run in results.of(one)): one for one in results.labels}.values()
+    groups = [[_bleu(results, one) for one in distinct], [_nll(results, one) for one in distinct]]
     bleu = difference(_bleu(results, large), _bleu(results, small), groups[0])
     nll = difference(_nll(results, small), _nll(results, large), groups[1])
     return Verdict(
@@ -98,7 +99,7 @@ def batch_table(results: Results) -> Table:
     each = ("steps", "tokens", f"BLEU {DIRECTION}", "nats a token")
     ours = [f"{one}, {kind}" for kind in (EQUAL_STEPS, EQUAL_TOKENS) for one in each]
     return Table(
-        "table-5", f"Table 5: batch size, German to English, scale {results.scale}",
+        f"table-5-{results.scale}", f"Table 5: batch size, German to English, scale {results.scale}",
         ["batch (paper)", "batch (here)", *ours, "BLEU (paper)", "NLL (paper)"], rows,
         [
             "Measured, but for the paper's columns. Batches in target tokens; nats a token on held-out text of both "

@@ -23,7 +23,9 @@ def against_bilingual(results: Results) -> Picture | None:
     figure, axis = _figure()
     pairs = [results.train_pairs(code) for code in codes]
     for label in results.many:
-        lines = [[_above(results, label, code, seed) for code in codes] for seed in range(len(results.of(label)))]
+        lines = _above(results, label, codes)
+        if not lines:
+            continue
         middle = [statistics.fmean(column) for column in zip(*lines, strict=True)]
         (drawn,) = axis.plot(pairs, middle, marker="o", label=label)
         lowest, highest = ([pick(column) for column in zip(*lines, strict=True)] for pick in (min, max))
@@ -91,9 +93,12 @@ def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
     return pictures
 
 
-def _above(results: Results, label: str, code: str, seed: int) -> float:
-    """Of one run over the mean of the baseline's."""
-    return results.means(label, [code])[seed] - statistics.fmean(results.means(baseline_label(code), [code]))
+def _above(results: Results, label: str, codes: Sequence[str]) -> list[list[float]]:
+    """Returns each seed's scores in the languages over the means of their baselines; of seeds that have all of them."""
+    alone = {code: statistics.fmean(results.means(baseline_label(code), [code])) for code in codes}
+    found = {code: results.by_seed(label, [code]) for code in codes}
+    seeds = sorted(set.intersection(*map(set, found.values())))
+    return [[found[code][seed] - alone[code] for code in codes] for seed in seeds]
 
 
 def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:

@@ -22,8 +22,11 @@ from experiments.results import THIRDS, Results, Third
 
 Word = Literal["confirmed", "not confirmed", "undecided", "no runs"]
 
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t, two-sided 95%, of 1 to 10 degrees of freedom; beyond that 2.1 is near enough and not below."""
+T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+)
+"""Student's t, two-sided 95%, of 1 to 20 degrees of freedom; beyond that the last is taken, which is not below."""
 
 WIDE, DEEP, LARGEST = MODELS[1], MODELS[2], MODELS[-1]
 
@@ -67,7 +70,7 @@ def difference(more: Sequence[float], less: Sequence[float], spread: Iterable[Se
     if not freedom:
         return Difference(value, None)
     squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups)
-    quantile = T95[freedom - 1] if freedom <= len(T95) else 2.1
+    quantile = T95[min(freedom, len(T95)) - 1]
     return Difference(value, quantile * math.sqrt(squares / freedom * (1 / len(more) + 1 / len(less))))
 
 
@@ -85,22 +88,26 @@ def depth_beats_width(results: Results) -> list[Verdict]:
 
 
 def bigger_is_better(results: Results) -> list[Verdict]:
-    """The largest against the smallest, in every third."""
-    found = {third: _models(results, LARGEST, SMALLEST, third) for third in THIRDS}
-    return [
-        Verdict(
-            "bigger is better everywhere",
-            "400M to 1.3B helps every language, 1.3B to 6B further, mostly high-resource ones",
-            f"{_by_third(found, f'{LARGEST} - {SMALLEST}')}; better in {_languages_better(results)}",
-            together(list(found.values())),
-        )
-    ]
+    """The middle one against the smallest, and the largest against the middle one, in every third."""
+    middle = DEEP if DEEP in results.asked else WIDE
+    told = {
+        (middle, SMALLEST): ("400M to 1.3B is better everywhere", "400M to 1.3B helps every language"),
+        (LARGEST, middle): ("1.3B to 6B is better everywhere", "1.3B to 6B helps further, mostly high-resource ones"),
+    }
+    verdicts = []
+    for (more, less), (finding, paper) in told.items():
+        found = {third: _models(results, more, less, third) for third in THIRDS}
+        here = f"{_by_third(found, f'{more} - {less}')}; better in {_languages_better(results, more, less)}"
+        verdicts.append(Verdict(finding, paper, here, together(list(found.values()))))
+    return verdicts
 
 
 def beats_bilingual(results: Results) -> list[Verdict]:
     """Multilingual against bilingual on the low-resource third: the paper's largest, and one of the baselines' size."""
     verdicts = []
     for label, whose in ((LARGEST, "the largest"), (SMALLEST, "one of the baselines' own size")):
+        if label not in results.asked:
+            continue
         found = {}
         for third in THIRDS:
             among = results.in_third(third, results.baselines)
@@ -143,10 +150,10 @@ def _by_third(
     return f"{what}, BLEU: {', '.join(told)}"
 
 
-def _languages_better(results: Results) -> str:
+def _languages_better(results: Results, more: str, less: str) -> str:
     better = compared = 0
     for language in results.languages:
-        large, small = (results.means(label, [language]) for label in (LARGEST, SMALLEST))
+        large, small = (results.means(label, [language]) for label in (more, less))
         if large and small:
             compared += 1
             better += statistics.fmean(large) > statistics.fmean(small)

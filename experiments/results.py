@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from experiments.multilingual import baseline_label
 from experiments.sweep import Member
+from experiments.text_experiment import TranslationExperiment
+from suite.data.tokenizer import ENGLISH
 
 Third = Literal["high", "middle", "low"]
 THIRDS: tuple[Third, ...] = ("high", "middle", "low")
@@ -95,20 +97,30 @@ class Results:
         chosen = self.languages if among is None else list(among)
         return [language for language in chosen if third is None or self.thirds.get(language) == third]
 
-    def means(self, label: str, languages: Sequence[str], metric: str = "bleu") -> list[float]:
-        """Returns the mean over the languages of each run of a label; of those without a score none."""
-        found = []
+    @cached_property
+    def asked(self) -> set[str]:
+        """All labels of the sweep, whether there are runs or not."""
+        return {*self.labels, *(member.label for member in self.missing)}
+
+    def by_seed(self, label: str, languages: Sequence[str], metric: str = "bleu") -> dict[int, float]:
+        """Returns the mean over the languages of each run of a label, by its seed; of those without a score none."""
+        found = {}
         for run in self.of(label):
             scores = [run.score(language, metric) for language in languages]
             present = [score for score in scores if score is not None]
             if present and len(present) == len(scores):
-                found.append(statistics.fmean(present))
+                found[run.member.experiment.train.seed] = statistics.fmean(present)
         return found
+
+    def means(self, label: str, languages: Sequence[str], metric: str = "bleu") -> list[float]:
+        """Returns the same without the seeds."""
+        return list(self.by_seed(label, languages, metric).values())
 
     def bilingual_means(self, languages: Sequence[str], metric: str = "bleu") -> list[float]:
         """Returns the mean over the languages' own baselines, for each seed that all of them have."""
-        columns = [self.means(baseline_label(language), [language], metric) for language in languages]
-        return [statistics.fmean(row) for row in zip(*columns, strict=False)] if all(columns) else []
+        columns = [self.by_seed(baseline_label(language), [language], metric) for language in languages]
+        seeds = sorted(set.intersection(*(set(column) for column in columns))) if columns else []
+        return [statistics.fmean(column[seed] for column in columns) for seed in seeds]
 
 
 def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:
@@ -132,9 +144,24 @@ def read_record(folder: Path, name: str = "record.json") -> dict[str, Any] | Non
     return record
 
 
+def is_scored(member: Member, record: dict[str, Any], scores: dict[str, Any]) -> bool:
+    """Whether scores are those of the finished run, made as the sweep wants them: others are not comparable."""
+    if member.scoring is None:
+        return True
+    wanted = {"step": record["steps"], "beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
+    assert isinstance(member.experiment, TranslationExperiment)
+    languages = member.experiment.text.languages
+    there = {code for way in scores.get("directions", {}) for code in way.split("-")} - {ENGLISH}
+    return (
+        record["steps"] >= member.experiment.train.steps
+        and all(scores.get(name) == value for name, value in wanted.items())
+        and (languages is None or there == set(languages))
+    )
+
+
 def _read(member: Member, folder: Path) -> Run | None:
     record, scores = read_record(folder), read_record(folder, "scores.json")
-    if record is None or scores is None:
+    if record is None or scores is None or not is_scored(member, record, scores):
         return None
     lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     losses = tuple((int(line["tokens"]), float(line["loss"])) for line in lines if line["loss"] is not None)

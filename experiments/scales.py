@@ -118,7 +118,10 @@ SWEEPS = {
         beam=1,
         max_pairs=3,
     ),
-    "paper": SweepRule(None, baselines=("de", "fr", "cy", "ka", "gd", "yo"), seeds=1),
+    # Its runs have the largest of the three batches.
+    "paper": SweepRule(
+        None, baselines=("de", "fr", "cy", "ka", "gd", "yo"), seeds=1, batches=(0.065, 0.25, 1.0)
+    ),
 }  # fmt: skip
 """Scales of sweeps on text, by name."""
 

@@ -13,7 +13,9 @@ class ScoreSettings(Frozen):
     """Which directions are scored, and how they are decoded."""
 
     beam: int = Field(SIZE, ge=1, description="hypotheses of a sentence; 1 is greedy")
-    languages: tuple[str, ...] | None = Field(None, description="codes; otherwise all with test pairs enough")
+    languages: tuple[str, ...] | None = Field(
+        None, min_length=1, description="codes; otherwise all with test pairs enough"
+    )
     max_pairs: int | None = Field(None, ge=1, description="test pairs of a direction at most, spread evenly")
     stages: int | None = Field(None, ge=1, description="K; otherwise the fewest that hold the weights")
 

@@ -15,6 +15,7 @@ from experiments.scales import SWEEPS
 from experiments.score_tables import by_language, by_third
 from experiments.sweep import Member
 from experiments.table import Table, Value
+from experiments.text_experiment import TranslationExperiment
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,9 @@ def _signatures(results: Results) -> list[str]:
         return []
     scores = results.runs[0].scores
     pairs = "all pairs" if scores["max_pairs"] is None else f"{scores['max_pairs']} pairs a direction at most"
+    experiment = results.runs[0].member.experiment
+    assert isinstance(experiment, TranslationExperiment)
+    pairs += f", none with more than {experiment.text.max_tokens} tokens a side"
     signed = "; ".join(f"{name}: {signature}" for name, signature in scores["signatures"].items())
     penalty = scores["length_penalty"]
     return [f"Beam {scores['beam']}, length penalty {penalty:g}, the {scores['split']} split, {pairs}. {signed}."]

@@ -116,7 +116,8 @@ def sweep(
     scale: Annotated[str, typer.Option(help="auto, or one that the sweep has: laptop, tiny, paper")] = "auto",
     launcher: LauncherOption = Launcher.spawn,
 ) -> None:
-    """Run a family of runs and report on it: depth_width, capacity, batch_size, temperature, bilingual, transfer."""
+    """Run a family of runs and report on it: depth_width, capacity, batch_size, temperature, bilingual, trainability,
+    transfer."""
     from launch import sweep as sweeps
 
     failures = sweeps.sweep(name, scale, launcher.value, console)

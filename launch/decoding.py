@@ -28,7 +28,7 @@ from launch.runs import RunFolder
 from launch.spawn import run_processes
 from suite.data.tokenizer import BEGIN_ID, END_ID, PAD_ID
 from suite.errors import CheckpointError, SettingError
-from suite.evaluation.beam import LENGTH_PENALTY, SIZE, Beam, limit_of
+from suite.evaluation.beam import LENGTH_PENALTY, SIZE, Beam
 from suite.evaluation.grouping import grouped, rectangle
 from suite.pipeline.decode import Decoder
 from suite.pipeline.incremental import Part, entry
@@ -111,12 +111,15 @@ def decode(
         task = Task(run, sources, beam, length_penalty, stages, Path(folder) / "progress")
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores() // stages))
         with _watched(task, console):
-            written: Written = run_processes(_work, stages, task, deadline_s=7 * 86400.0)[-1]
-            return written
+            results = run_processes(_work, stages, task, deadline_s=7 * 86400.0)
+            written: Written = results[-1][0]
+    for line in dict.fromkeys(line for _, heard in results for line in heard):
+        console.print(line)
+    return written
 
 
-def _work(rank: int, world: int, rendezvous: str, task: Task) -> Written | None:
-    """One stage; the last one returns what was written."""
+def _work(rank: int, world: int, rendezvous: str, task: Task) -> tuple[Written | None, list[str]]:
+    """One stage; the last one returns what was written, the first what is wrong with checkpoints."""
     experiment, place = text_run(task.run), Place(rank, world, 1)
     torch.set_num_threads(experiment.train.threads or max(1, cores() // world))
     if task.use_gpu:
@@ -129,7 +132,7 @@ def _work(rank: int, world: int, rendezvous: str, task: Task) -> Written | None:
     cells = cell_ranges(partition([_cost(layer, at < first, task.beam) for at, layer in enumerate(layers)], world),
                         len(layers))  # fmt: skip
     stage = Stage(layers, [cells[rank]], None, device, experiment.optimizer.precision, experiment.train.seed)
-    step = _load(task.run, experiment, stage, len(layers))
+    step, heard = _load(task.run, experiment, stage, len(layers))
     part = Part(list(stage.layers), cells[rank].start, first, device, experiment.optimizer.precision == "bf16")
     holder = next(k for k, cell in enumerate(cells) if first in cell)
     groups = make_groups(place, GROUP_TIMEOUT) if world > 1 else None
@@ -138,14 +141,13 @@ def _work(rank: int, world: int, rendezvous: str, task: Task) -> Written | None:
     written = _written(task, decoder, place, experiment.text.max_tokens, step)
     dist.barrier()
     dist.destroy_process_group()
-    return written
+    return written, heard
 
 
 def _written(task: Task, decoder: Decoder, place: Place, most: int, step: int) -> Written | None:
     groups = grouped(task.sources, task.beam)
     beams = {
-        number: Beam([limit_of(task.sources[at], most) for at in group], task.beam, END_ID, task.length_penalty)
-        for number, group in enumerate(groups)
+        number: Beam([most] * len(group), task.beam, END_ID, task.length_penalty) for number, group in enumerate(groups)
     }
     begun = time.monotonic()
     with task.progress.open("ab", buffering=0) as progress:
@@ -171,8 +173,8 @@ def _cost(layer: nn.Module, once: bool, beam: int) -> float:
     return 1.0 + values * (1 if once else beam)
 
 
-def _load(run: RunFolder, experiment: Experiment, stage: Stage, count: int) -> int:
-    """Fills a stage; returns the step of the checkpoint."""
+def _load(run: RunFolder, experiment: Experiment, stage: Stage, count: int) -> tuple[int, list[str]]:
+    """Fills a stage; returns the step of the checkpoint, and what is wrong with later ones."""
     heard: list[str] = []
     found = checkpoint.newest_valid(place_of(run, experiment), stage.indices, count, heard.append)
     if found is None:
@@ -181,7 +183,7 @@ def _load(run: RunFolder, experiment: Experiment, stage: Stage, count: int) -> i
             f"run {run.path} has no finished checkpoint{why}; train it to its first one with make resume RUN={run.path}"
         )
     checkpoint.load_values(found, stage)
-    return found.step
+    return found.step, heard
 
 
 @contextmanager

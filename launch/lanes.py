@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from suite.errors import WorkerError
+
 PERIOD = 0.5
 
 
@@ -29,7 +31,7 @@ class Task:
 def run_tasks(
     tasks: Sequence[Task],
     cores: int,
-    ended: Callable[[Task, Exception | None], None],
+    ended: Callable[[Task, BaseException | None], None],
     begun: Callable[[Task], None] = lambda task: None,
     look: Callable[[], None] = lambda: None,
 ) -> None:
@@ -39,13 +41,13 @@ def run_tasks(
     interrupt ends the wait here at once, and the process that ends then takes the tasks' processes with it.
     """
     waiting, running, done, broken = list(tasks), dict[str, Task](), set[str](), set[str]()
-    news: queue.Queue[tuple[Task, Exception | None]] = queue.Queue()
+    news: queue.Queue[tuple[Task, BaseException | None]] = queue.Queue()
     names = {task.name for task in tasks}
 
     def run(task: Task) -> None:
         try:
             task.work()
-        except Exception as error:
+        except BaseException as error:
             news.put((task, error))
         else:
             news.put((task, None))
@@ -54,6 +56,7 @@ def run_tasks(
         for task in [task for task in waiting if broken & set(task.after)]:
             waiting.remove(task)
             broken.add(task.name)
+            ended(task, WorkerError(f"not begun, since {' and '.join(sorted(broken & set(task.after)))} failed"))
         free = cores - sum(task.cores for task in running.values())
         ready = [task for task in waiting if not (set(task.after) & names) - done]
         fitting = [task for task in ready if task.cores <= free or not running]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from experiments.tasks import data_folder, prepare_data
@@ -10,7 +12,7 @@ from launch.checkpoints import place_of
 from launch.runs import CACHE, RunFolder
 from suite.data.languages import canonical
 from suite.data.text import TextData
-from suite.data.tokenizer import END_ID, ENGLISH
+from suite.data.tokenizer import END_ID
 from suite.errors import CheckpointError, DataError, SettingError, nearest
 from suite.training.checkpoint import list_checkpoints
 
@@ -35,11 +37,16 @@ def text_of(run: RunFolder, experiment: TranslationExperiment, console: Console)
     return data
 
 
-def language_of(asked: str, data: TextData, english: bool = True) -> str:
-    """Returns the suite's code of a language. Raises SettingError with the nearest to one that the text has not."""
-    known = [*data.languages, *([ENGLISH] if english else [])]
+def trained_languages(experiment: TranslationExperiment, data: TextData) -> list[str]:
+    """Returns the languages beside English that a run was trained on."""
+    drawn = experiment.text.languages
+    return [code for code in data.languages if drawn is None or code in drawn]
+
+
+def language_of(asked: str, known: Sequence[str]) -> str:
+    """Returns the suite's code of a language. Raises SettingError with the nearest to one that is not known."""
     for code in (asked, canonical(asked)):
-        if code in known:
+        if code is not None and code in known:
             return code
     raise SettingError(f"the model knows no language {asked!r}; {nearest(asked, known)}")
 

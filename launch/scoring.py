@@ -20,7 +20,7 @@ from rich.console import Console
 from experiments.score_settings import read
 from experiments.table import Table, Value
 from launch.decoding import decode, stages_of, text_run
-from launch.model_text import language_of, text_of
+from launch.model_text import language_of, text_of, trained_languages
 from launch.runs import RunFolder, find_run
 from suite.data.splitting import TEST
 from suite.data.text import TextData
@@ -64,14 +64,14 @@ def score_run(
 ) -> dict[str, Any]:  # fmt: skip
     """Translates a run's test pairs in both directions, writes ``scores.json`` and the texts, and returns the former.
 
-    Without ``languages`` all with ``FEWEST_PAIRS`` test pairs are scored. Thirds are of all these, by training pairs,
-    whichever are asked for. Raises SettingError for an unknown language, DataError for one with fewer pairs,
-    CheckpointError when the run has no finished checkpoint.
+    Without ``languages`` all are scored that the run was trained on and that have ``FEWEST_PAIRS`` test pairs. Thirds
+    are of all languages of the text with so many, by training pairs, whichever are asked for. Raises SettingError for
+    an unknown language, DataError for one with fewer pairs, CheckpointError when the run has no finished checkpoint.
     """
     experiment = text_run(run)
     data = text_of(run, experiment, console)
     sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))
-    chosen = _chosen(sizes, languages, data)
+    chosen = _chosen({code: sizes[code] for code in trained_languages(experiment, data)}, languages, data)
     directions = [one for language in chosen for one in _directions(language, data, max_pairs)]
     sources = [source for one in directions for source in one.sources]
     k = stages_of(experiment, stages)
@@ -92,6 +92,7 @@ def score_run(
         "beam": beam,
         "length_penalty": LENGTH_PENALTY,
         "max_pairs": max_pairs,
+        "max_tokens": experiment.text.max_tokens,
         "seconds": written.seconds,
         "sentences_per_second": len(sources) / written.seconds,
         "signatures": signatures,
@@ -115,13 +116,15 @@ def score_run(
 
 
 def _chosen(sizes: dict[str, int], asked: Sequence[str] | None, data: TextData) -> list[str]:
-    """Returns the languages that are scored."""
+    """Returns the languages that are scored; ``sizes`` are the test pairs of those that the run was trained on."""
     enough = [language for language, pairs in sizes.items() if pairs >= FEWEST_PAIRS]
     if asked is None:
         if not enough:
-            raise DataError(f"no language of {data.corpus} has {FEWEST_PAIRS} test pairs; take a larger corpus")
+            raise DataError(
+                f"no language that the run was trained on has {FEWEST_PAIRS} test pairs; take a larger corpus"
+            )
         return enough
-    codes = list(dict.fromkeys(language_of(code, data, english=False) for code in asked))
+    codes = list(dict.fromkeys(language_of(code, list(sizes)) for code in asked))
     few = [f"{code} has {sizes[code]}" for code in codes if code not in enough]
     if few:
         raise DataError(

@@ -11,14 +11,14 @@ import shutil
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 
 from experiments.cluster import Cluster
 from experiments.experiment import Experiment
 from experiments.registry import read_experiment
-from experiments.results import read_record
+from experiments.results import is_scored, read_record
 from experiments.scale_choice import find_lack
 from experiments.scales import onto
 from experiments.sweep import Member, Scoring, folder_name
@@ -33,7 +33,7 @@ from launch.report import write_report
 from launch.runs import CACHE, RUNS, RunFolder, held, named_run
 from launch.scoring import score_run
 from launch.session import resume, run_experiment
-from suite.errors import PlacementError, SettingError, SuiteError
+from suite.errors import CheckpointError, PlacementError, SettingError, SuiteError
 from suite.training.checkpoint import list_checkpoints
 
 OF_NO_EFFECT = ("threads", "checkpoint_every", "checkpoints", "restarts", "elastic")
@@ -94,7 +94,8 @@ def what_is_left(member: Member) -> Left:
         _check_same(read_experiment(run.experiment.read_text()), member.experiment, run)
     record = read_record(run.path)
     trained = record is not None and record["steps"] >= member.experiment.train.steps
-    return Left(member, trained, trained and _is_scored(run, member, record or {}))
+    scored = record is not None and is_scored(member, record, read_record(run.path, "scores.json") or {})
+    return Left(member, trained, trained and scored)
 
 
 def _check_same(there: Experiment, here: Experiment, run: RunFolder) -> None:
@@ -109,14 +110,6 @@ def _check_same(there: Experiment, here: Experiment, run: RunFolder) -> None:
         if differ:
             told = "; ".join(differ)
             raise SettingError(f"{run.path} holds a run with other settings ({told}); move it away or delete it")
-
-
-def _is_scored(run: RunFolder, member: Member, record: dict[str, Any]) -> bool:
-    if member.scoring is None:
-        return True
-    scores = read_record(run.path, "scores.json") or {}
-    wanted = {"step": record.get("steps"), "beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
-    return all(scores.get(name) == value for name, value in wanted.items())
 
 
 def _room(cluster: Cluster, launcher: str) -> int:
@@ -154,7 +147,7 @@ class _Work:
                 if not self._console.is_terminal:
                     board.say(f"{task.name}: begun")
 
-            def ended(task: Task, error: Exception | None) -> None:
+            def ended(task: Task, error: BaseException | None) -> None:
                 board.end(task.name)
                 board.say(f"{task.name}: {'done' if error is None else f'failed: {_told(error)}'}")
                 if error is not None:
@@ -176,7 +169,7 @@ class _Work:
             tasks.append(Task(f"score {member.folder}", 1, lambda: self._score(member, scoring), (_training(member),)))
         return tasks
 
-    def _note(self, task: str, error: Exception) -> None:
+    def _note(self, task: str, error: BaseException) -> None:
         """Keeps what went wrong: a sentence here, a bug's traceback in the log."""
         self.failures.append(f"{task} failed: {_told(error)}")
         if not isinstance(error, SuiteError):
@@ -206,10 +199,16 @@ class _Work:
         """Scores one member, on one core: translating at one stage leaves no bubble, and the others' cores are busy."""
         assert isinstance(member.experiment, TranslationExperiment)
         with self._log(member.folder).open("a", buffering=1) as log:
-            score_run(
-                RunFolder((RUNS / member.folder).resolve()), _console(log), beam=scoring.beam,
-                languages=member.experiment.text.languages, max_pairs=scoring.max_pairs, stages=1,
+            run, steps = RunFolder((RUNS / member.folder).resolve()), member.experiment.train.steps
+            found = score_run(
+                run, _console(log), beam=scoring.beam, languages=member.experiment.text.languages,
+                max_pairs=scoring.max_pairs, stages=1,
             )  # fmt: skip
+        if found["step"] < steps:
+            raise CheckpointError(
+                f"{run.path} was scored at step {found['step']} of {steps}, its later checkpoints are not whole; move "
+                "the run away, and the sweep trains it again"
+            )
 
 
 def _console(log: TextIO) -> Console:
@@ -220,7 +219,7 @@ def _training(member: Member) -> str:
     return f"train {member.folder}"
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """Returns a fault in a line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0] if isinstance(error, SuiteError) else lines[-1]  # of a worker's traceback the last says what it was

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 
 from launch.decoding import decode, stages_of, text_run
-from launch.model_text import language_of, source_of, text_of
+from launch.model_text import language_of, source_of, text_of, trained_languages
 from launch.runs import find_run
+from suite.data.tokenizer import ENGLISH
 from suite.evaluation.scores import one_line
 
 
@@ -16,7 +17,8 @@ def translate(asked: str, to: str, text: str, console: Console) -> None:
     run = find_run(asked)
     experiment = text_run(run)
     data = text_of(run, experiment, console)
-    source = source_of(text, language_of(to, data), data, experiment.text.max_tokens)
+    language = language_of(to, [*trained_languages(experiment, data), ENGLISH])
+    source = source_of(text, language, data, experiment.text.max_tokens)
     written = decode(run, [source], stages_of(experiment, None), console)
     (translation,) = data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)
     console.print(one_line(translation))

@@ -32,8 +32,9 @@ The token at the beginning of the source names the language to write: `<2en>` fo
 
 ## Data
 
-`{corpus}`: {train:,} training pairs of English and another language, vocabulary {vocabulary:,}. English strings that
-are held out are held out in all languages. The text keeps the licences of where it comes from.
+`{corpus}`: {train:,} training pairs of English and another language, vocabulary {vocabulary:,}, pairs
+of at most {most} tokens a side. English strings that are held out are held out in all languages. The text keeps the
+licences of where it comes from.
 """
 
 _LIMITS = """
@@ -51,11 +52,13 @@ def card(
     experiment: TranslationExperiment, data: TextData, step: int, parameters: int, scores: dict[str, Any] | None
 ) -> str:
     """Returns the card as Markdown; ``scores`` is the content of a run's ``scores.json``."""
-    example = "de" if "de" in data.languages else data.languages[0]
+    drawn = experiment.text.languages or tuple(data.languages)
+    example = "de" if "de" in drawn else drawn[0]
     head = _HEAD.format(
-        name=experiment.name, count=len(data.languages), layers=experiment.model.layers, parameters=parameters,
-        step=step, scale=experiment.scale, example=example, corpus=data.corpus, train=sum(data.pairs.values()),
-        vocabulary=data.vocabulary, languages=", ".join(f"`<2{language}>`" for language in data.languages),
+        name=experiment.name, count=len(drawn), layers=experiment.model.layers, parameters=parameters,
+        step=step, scale=experiment.scale, example=example, corpus=data.corpus,
+        train=sum(data.pairs[code] for code in drawn), vocabulary=data.vocabulary, most=experiment.text.max_tokens,
+        languages=", ".join(f"`<2{code}>`" for code in drawn),
     )  # fmt: skip
     return head + _scores(step, scores) + _LIMITS.format(
         most=experiment.text.max_tokens, precision=experiment.optimizer.precision
@@ -66,7 +69,7 @@ def _scores(step: int, scores: dict[str, Any] | None) -> str:
     if scores is None or scores["step"] != step:
         return "\n## Scores\n\nThis checkpoint was not scored.\n"
     columns, most = ("all", *THIRDS), scores["max_pairs"]
-    pairs = "all pairs" if most is None else f"at most {most} pairs a direction"
+    pairs = "all pairs of that length" if most is None else f"at most {most} pairs of that length a direction"
     lines = [
         "\n## Scores\n",
         f"Means over both directions of {len(scores['thirds'])} languages, beam {scores['beam']}, on {pairs} of the "

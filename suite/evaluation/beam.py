@@ -24,9 +24,6 @@ from suite.pipeline.incremental import Move
 
 SIZE, LENGTH_PENALTY = 4, 0.6
 
-ROOM = 50
-"""Tokens that a translation may be longer than its source ("Attention is all you need", section 6.1)."""
-
 
 class Beam:
     """The search of one group of sentences. Tensors are on the device of the logits."""
@@ -99,9 +96,3 @@ def search(beam: Beam, logits: Tensor, extend: Callable[[Move], Tensor]) -> list
     while not move.over:
         move = beam.advance(extend(move))
     return beam.results
-
-
-def limit_of(source: Sequence[int], most: int) -> int:
-    """Returns the most tokens of a translation: ``ROOM`` more than its source, and no more than ``most``, the longest
-    that the model was trained on."""
-    return min(len(source) + ROOM, most)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.errors import NumbersError
-from suite.evaluation.beam import Beam, limit_of, search
+from suite.evaluation.beam import Beam, search
 
 END = 1
 
@@ -130,8 +130,3 @@ def test_a_done_sentence_leaves_the_batch():
 def test_logits_that_are_no_numbers_are_told():
     with pytest.raises(NumbersError, match="not all numbers"):
         Beam([5], 2, END).advance(torch.tensor([[0.0, math.nan]]))
-
-
-def test_a_translation_may_be_longer_than_its_source_but_not_than_what_was_trained():
-    assert limit_of([0] * 10, 512) == 60
-    assert limit_of([0] * 10, 32) == 32

@@ -30,7 +30,8 @@ def finish(runs: Path, member, bleu, nll=3.0):
     experiment = member.experiment
     (folder / "experiment.toml").write_text(experiment.to_toml())
     record = {
-        "name": experiment.name, "data": "catalogues", "K": 1, "parameters": 445_104, "steps": 10, "tokens": 10_240,
+        "name": experiment.name, "data": "catalogues", "K": 1, "parameters": 445_104,
+        "steps": experiment.train.steps, "tokens": 10_240,
         "seconds": 2.0, "tokens_per_second": 5120.0, "loss_last": 3.5, "valid_nll": nll,
         "shrunk": ["model.width 1 -> 2"],
     }  # fmt: skip
@@ -43,7 +44,8 @@ def finish(runs: Path, member, bleu, nll=3.0):
         for way, shift in ((f"en-{code}", -1.0), (f"{code}-en", 1.0))
     }
     scores = {
-        "step": 10, "split": "test", "beam": 4, "length_penalty": 0.6, "max_pairs": 100, "seconds": 3.0,
+        "step": experiment.train.steps, "split": "test", "beam": 4, "length_penalty": 0.6, "max_pairs": 100,
+        "seconds": 3.0,
         "sentences_per_second": 40.0, "signatures": {"bleu": "nrefs:1|case:mixed", "chrf": "nrefs:1"},
         "directions": directions, "thirds": {code: THIRDS[code] for code in experiment.text.languages},
     }  # fmt: skip
@@ -69,7 +71,7 @@ def test_findings_are_confirmed_by_clear_scores(tmp_path):
     depth_width(tmp_path, GOOD)
     found, table = words(tmp_path)
     assert set(found.values()) == {"confirmed"}
-    assert len(found) == 4
+    assert len(found) == 5
     here = {row[0]: row[2] for row in table.rows}
     depth = next(text for name, text in here.items() if "depth beats width" in name)
     assert re.search(r"low \+3\.00 ± 0\.\d\d", depth)
@@ -98,7 +100,8 @@ def test_missing_members_are_named_and_the_rest_is_reported(tmp_path):
     depth_width(tmp_path, GOOD, leave_out=("t128_6b", "bilingual fur"))
     found, _ = words(tmp_path)
     assert found["at equal size depth beats width on low-resource languages"] == "confirmed"
-    assert found["bigger is better everywhere"] == "no runs"
+    assert found["1.3B to 6B is better everywhere"] == "no runs"
+    assert found["400M to 1.3B is better everywhere"] == "confirmed"
     text = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path).markdown()
     for folder in ("depth_width-laptop/t128_6b-0", "bilingual-laptop/fur-1"):
         assert folder in text
@@ -106,6 +109,27 @@ def test_missing_members_are_named_and_the_rest_is_reported(tmp_path):
     empty = SWEEPS["capacity"].page("laptop", LAPTOP, tmp_path / "nothing")
     assert "No member of this sweep is finished" in empty.markdown()
     assert "no runs" in empty.html()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"step": 350}, {"beam": 1}, {"max_pairs": None},
+        {"directions": {"en-de": {"pairs": 60, "train_pairs": 9, "bleu": 99.0, "chrf": 99.0}}},
+    ],
+)  # fmt: skip
+def test_scores_made_otherwise_are_left_out_of_all_numbers_and_named(tmp_path, other):
+    depth_width(tmp_path, GOOD)
+    untouched = words(tmp_path)[1].rows
+    folder = tmp_path / "depth_width-laptop" / "t128_6b-1"
+    scores = json.loads((folder / "scores.json").read_text())
+    (folder / "scores.json").write_text(json.dumps(scores | other))
+    results = read_results("laptop", members("depth_width"), tmp_path)
+    assert [member.folder for member in results.missing] == ["depth_width-laptop/t128_6b-1"]
+    assert list(results.by_seed("t128_6b", ["de"])) == [0]
+    page = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path)
+    assert "left out of all numbers: depth_width-laptop/t128_6b-1" in page.markdown()
+    assert words(tmp_path)[1].rows != untouched
 
 
 def test_the_page_needs_no_other_file_and_has_all_models(tmp_path):

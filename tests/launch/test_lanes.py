@@ -43,6 +43,22 @@ def test_every_task_is_done_once_in_the_room_there_is(sizes, room):
     assert {name for name, error in log.ended.items() if error} == {str(at) for at, (_, bad) in enumerate(sizes) if bad}
 
 
+def test_two_that_fit_are_at_work_at_once_and_a_third_waits_for_room():
+    meeting, third = threading.Barrier(2, timeout=20), threading.Event()
+    seen = []
+
+    def meet():
+        meeting.wait()  # a serial runner never gets here
+        seen.append(third.is_set())
+        meeting.wait()
+
+    tasks = [Task("a", 2, meet), Task("b", 2, meet), Task("c", 1, third.set)]
+    ended = {}
+    run_tasks(tasks, 4, lambda task, error: ended.update({task.name: error}))
+    assert ended == {"a": None, "b": None, "c": None}
+    assert seen == [False, False]
+
+
 def test_what_needs_most_goes_first_and_what_comes_after_waits():
     log = Log()
     tasks = [
@@ -63,6 +79,8 @@ def test_a_failure_takes_what_comes_after_it_and_nothing_else():
     assert sorted(log.order) == ["a", "d"]
     assert str(log.ended["a"]) == "a"
     assert log.ended["d"] is None
+    assert str(log.ended["b"]) == "not begun, since a failed"
+    assert str(log.ended["c"]) == "not begun, since b failed"
 
 
 def test_a_task_after_one_that_is_not_in_the_list_may_begin():

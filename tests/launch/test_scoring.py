@@ -1,6 +1,8 @@
 """Scores and translations of a run, from its checkpoint to its files; and what is refused, in a sentence."""
 
+import io
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -19,9 +21,11 @@ from launch.exporting import export
 from launch.model_text import source_of, text_of
 from launch.runs import find_run, named_run
 from launch.scoring import score_run
+from launch.translating import translate
 from suite.data.prepare import folder_of, prepare
 from suite.data.text import TextData
 from suite.data.tokenizer import END_ID
+from suite.errors import SettingError
 from suite.evaluation.scores import one_line
 from suite.pipeline.layers import count_parameters, materialise, ties_of
 from suite.training.checkpoint import Storage
@@ -200,3 +204,33 @@ def test_without_being_asked_stages_are_as_few_as_hold_the_weights(monkeypatch):
         monkeypatch.setattr("launch.decoding.this_machine", lambda machine=machine: machine)
         assert stages_of(experiment, None) == expected
         assert stages_of(experiment, 5) == 5
+
+
+def copied(name, change=lambda text: text):
+    """Returns a copy of the run with other settings."""
+    run = named_run("t12_400m", name)()
+    made = find_run("made")
+    run.experiment.write_text(change(made.experiment.read_text()))
+    shutil.copytree(made.checkpoints, run.checkpoints)
+    return run
+
+
+def test_a_damaged_checkpoint_is_not_left_out_in_silence():
+    run = copied("damaged")
+    shutil.copytree(run.checkpoints / "00000007", run.checkpoints / "00000009")
+    heard = Console(record=True, width=500, file=io.StringIO())
+    written = decode(run, [[1, END_ID]], 1, heard, 1)
+    assert written.step == 7
+    assert "00000009 is not used: bad manifest" in heard.export_text()
+
+
+def test_a_language_that_was_not_drawn_is_not_one_that_the_model_knows():
+    """The vocabulary has a mark for each language of the corpus; the model learned those it was given."""
+    run = copied("german", lambda text: text.replace("[text]", '[text]\nlanguages = ["de"]'))
+    assert text_run(run).text.languages == ("de",)
+    found = score_run(run, QUIET, beam=1, max_pairs=2, stages=1)
+    assert set(found["directions"]) == {"en-de", "de-en"}
+    with pytest.raises(SettingError, match="the model knows no language 'fr'"):
+        score_run(run, QUIET, beam=1, languages=["fr"], max_pairs=2, stages=1)
+    with pytest.raises(SettingError, match="the model knows no language 'fr'"):
+        translate("german", "fr", "Save the file", QUIET)
