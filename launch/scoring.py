@@ -72,16 +72,16 @@ def score_run(
     data = text_of(run, experiment, console)
     sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))
     chosen = _chosen({code: sizes[code] for code in trained_languages(experiment, data)}, languages, data)
-    directions = [one for language in chosen for one in _directions(language, data, max_pairs)]
-    sources = [source for one in directions for source in one.sources]
+    ways = [one for language in chosen for one in directions(language, data, max_pairs)]
+    sources = [source for one in ways for source in one.sources]
     k = stages_of(experiment, stages)
-    console.print(f"translating {len(sources):,} sentences in {len(directions)} directions, beam {beam}, K = {k}")
+    console.print(f"translating {len(sources):,} sentences in {len(ways)} directions, beam {beam}, K = {k}")
     written = decode(run, sources, k, console, beam)
     texts = iter([one_line(text) for text in data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)])
     shutil.rmtree(run.path / "scores", ignore_errors=True)
     (run.path / "scores").mkdir()
     found: dict[str, Scores] = {}
-    for one in directions:
+    for one in ways:
         hypotheses = [next(texts) for _ in one.sources]
         _write(run.path / "scores", one, hypotheses)
         found[one.name], signatures = score(hypotheses, one.references)
@@ -103,10 +103,10 @@ def score_run(
                 "bleu": found[one.name].bleu,
                 "chrf": found[one.name].chrf,
             }
-            for one in directions
+            for one in ways
         },
         "thirds": {language: third_of[language] for language in chosen},
-        "macro": macro(found, {one.name: third_of[one.language] for one in directions}),
+        "macro": macro(found, {one.name: third_of[one.language] for one in ways}),
     }
     draft = run.path / "scores.json.draft"
     draft.write_text(json.dumps(record, indent=1) + "\n")
@@ -134,7 +134,7 @@ def _chosen(sizes: dict[str, int], asked: Sequence[str] | None, data: TextData) 
     return codes
 
 
-def _directions(language: str, data: TextData, most: int | None) -> Iterator[Direction]:
+def directions(language: str, data: TextData, most: int | None) -> Iterator[Direction]:
     """Yields both directions of a language's test pairs, ``most`` of them at even distances."""
     at = data.languages.index(language)
     start, count = sum(data.sizes[TEST][:at]), data.sizes[TEST][at]

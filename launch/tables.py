@@ -21,6 +21,7 @@ from experiments.results import read_results
 from experiments.table import Table
 from experiments.throughput import Measurement, SleepingWork, efficiency_table, table_2, table_3
 from experiments.transfer import transfer_table
+from launch.decoding_speed import decoding_table
 from launch.devices import this_machine
 from launch.pricing import measured_price
 from launch.runs import CACHE, RUNS, RunFolder, find_run
@@ -52,6 +53,7 @@ def table(name: str, run: str, console: Console) -> None:
         "efficiency": lambda: [efficiency_table(measure)],
         "prediction": lambda: [prediction_table(_predictor(console))],
         "breakdown": lambda: [_breakdown(run)],
+        "decoding": lambda: [decoding_table(run, console)],
     }
     if name not in tables:
         raise SettingError(f"no table is called {name!r}; {nearest(name, tables)}")

@@ -17,6 +17,7 @@ from experiments.cluster import Cluster
 from experiments.registry import find
 from launch import cli
 from launch.decoding import decode, stages_of, text_run
+from launch.decoding_speed import decoding_table
 from launch.exporting import export
 from launch.model_text import source_of, text_of
 from launch.runs import find_run, named_run
@@ -234,3 +235,14 @@ def test_a_language_that_was_not_drawn_is_not_one_that_the_model_knows():
         score_run(run, QUIET, beam=1, languages=["fr"], max_pairs=2, stages=1)
     with pytest.raises(SettingError, match="the model knows no language 'fr'"):
         translate("german", "fr", "Save the file", QUIET)
+
+
+def test_decoding_is_timed_beside_generate_on_the_same_tokens(scored, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    for name, value in (("LANGUAGES", 2), ("PAIRS", 4), ("ROUNDS", 1)):
+        monkeypatch.setattr(f"launch.decoding_speed.{name}", value)
+    table = decoding_table("made", QUIET)
+    greedy, beam = (dict(zip(table.headings, row, strict=True)) for row in table.rows)
+    assert greedy["equal, of 16"] == 16
+    assert (greedy["search"], beam["search"]) == ("greedy", "beam 4")
+    assert beam["ratio"] == pytest.approx(beam["sentences/s, ours"] / beam["sentences/s, generate"])
