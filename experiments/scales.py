@@ -118,6 +118,17 @@ SWEEPS = {
         beam=1,
         max_pairs=3,
     ),
+    # One GPU, all depths and all languages; about half an hour is what it was made for. It has not run.
+    "gpu": SweepRule(
+        TextRule(
+            width_by=4, feed_forward_by=16, heads_by=8, head_width_by=1, vocabulary_by=4, max_tokens=48,
+            micro_batches=1, batch_tokens=16_384, steps=1500, checkpoint_every=750, valid_pairs=2048, dropout=0.1,
+            learning_rate=2e-3, warmup_steps=150, decay="cosine", precision="bf16",
+        ),
+        baselines=("af", "de", "eo", "es", "fur", "gl"),
+        seeds=2,
+        max_pairs=100,
+    ),
     # Its runs have the largest of the three batches.
     "paper": SweepRule(
         None, baselines=("de", "fr", "cy", "ka", "gd", "yo"), seeds=1, batches=(0.065, 0.25, 1.0)

@@ -113,7 +113,7 @@ def bench(name: Annotated[str, typer.Argument(help="sleeping, layers, translatio
 @app.command()
 def sweep(
     name: str,
-    scale: Annotated[str, typer.Option(help="auto, or one that the sweep has: laptop, tiny, paper")] = "auto",
+    scale: Annotated[str, typer.Option(help="auto, or one that the sweep has: laptop, gpu, tiny, paper")] = "auto",
     launcher: LauncherOption = Launcher.spawn,
 ) -> None:
     """Run a family of runs and report on it: depth_width, capacity, batch_size, temperature, bilingual, trainability,

@@ -82,6 +82,8 @@ def _fitted(member: Member, scale: str, cluster: Cluster, console: Console) -> M
     experiment = member.experiment
     if scale == "paper" and (lack := find_lack(experiment, cluster)) is not None:
         raise PlacementError(f"the sweep at SCALE=paper: {experiment.name} {lack}; take SCALE=laptop")
+    if scale == "gpu" and cluster.kind != "gpu":
+        raise PlacementError(f"the sweep at SCALE=gpu is made for a GPU, and there are {cluster}; take SCALE=laptop")
     data = prepare_data(experiment, CACHE, console.print)
     changed = experiment if data == experiment.data else experiment.with_data(data)
     return Member(member.folder, member.label, onto(changed, cluster), member.scoring, member.after)

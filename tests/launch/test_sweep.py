@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from rich.console import Console
 
-from experiments.cluster import Cluster
+from experiments.cluster import GIB, Cluster
 from experiments.sweeps import SWEEPS
-from launch.sweep import what_is_left
-from suite.errors import SettingError
+from launch.sweep import sweep, what_is_left
+from suite.errors import PlacementError, SettingError
 from tests.launch.test_end_to_end import gpipe
 
 
@@ -51,3 +52,10 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path, monkeypatch):
     (folder / "experiment.toml").write_text(member.experiment.with_settings("train.steps=5").to_toml())
     with pytest.raises(SettingError, match=r"es-0 holds a run with other settings \(train.steps is 5 there and 4 here"):
         what_is_left(member)
+
+
+def test_the_scale_for_a_gpu_is_refused_without_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("launch.sweep.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
+    with pytest.raises(PlacementError, match="made for a GPU, and there are 2 CPU cores"):
+        sweep("depth_width", "gpu", "spawn", Console(quiet=True))
