@@ -61,7 +61,7 @@ def undisturbed():
     return losses
 
 
-def check(saved, undisturbed, there, here, tmp_path, optimizer="adamw"):
+def assert_same_state_and_losses(saved, undisturbed, there, here, tmp_path, optimizer="adamw"):
     """Resumes at ``here`` what was saved at ``there``: the state read is the state written, to the bit."""
     folder = shutil.copytree(saved(*there, optimizer=optimizer), tmp_path / "copy")  # the run adds its own to it
     again = tmp_path / "again"
@@ -76,13 +76,13 @@ def check(saved, undisturbed, there, here, tmp_path, optimizer="adamw"):
 
 
 @pytest.fixture
-def converted(saved, undisturbed, tmp_path):
-    return partial(check, saved, undisturbed, tmp_path=tmp_path)
+def assert_converts(saved, undisturbed, tmp_path):
+    return partial(assert_same_state_and_losses, saved, undisturbed, tmp_path=tmp_path)
 
 
 @pytest.mark.parametrize(("there", "here"), list(product((1, 2, 3, 4), repeat=2)))
-def test_from_every_k_to_every_k(converted, there, here):
-    converted((there,), (here,))
+def test_from_every_k_to_every_k(assert_converts, there, here):
+    assert_converts((there,), (here,))
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_from_every_k_to_every_k(converted, there, here):
                         ((1, 2), (2, 2)), ((2, 2), (4, 1))]
 )  # fmt: skip
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_from_one_replica_to_two_and_back_with_zero_and_without(converted, there, here, optimizer):
+def test_from_one_replica_to_two_and_back_with_zero_and_without(assert_converts, there, here, optimizer):
     """AdamW's state is sharded over replicas (ZeRO-1), Adafactor's never."""
-    converted(there, here, optimizer=optimizer)
+    assert_converts(there, here, optimizer=optimizer)
 
 
 @pytest.mark.parametrize(
     ("there", "here"), [("fill_drain", "interleaved"), ("interleaved", "zero_bubble"), ("zero_bubble", "1f1b"),
                         ("1f1b", "fill_drain"), ("zero_bubble", "interleaved")]
 )  # fmt: skip
-def test_from_one_schedule_to_another(converted, there, here):
-    converted((2, 1, there), (2, 1, here))
+def test_from_one_schedule_to_another(assert_converts, there, here):
+    assert_converts((2, 1, there), (2, 1, here))

@@ -132,7 +132,10 @@ def test_interleaved_zero_bubble_is_short_in_both_ways(stages, turns):
 def test_stages_of_several_cells_do_not_deadlock_where_there_are_many(stages, name):
     for micro_batches in (stages + 1, 3 * stages // 2, 2 * stages):
         for turns in (2, 3):
-            Recipe(name, (1,), turns).actions(stages, micro_batches)
+            rows = Recipe(name, (1,), turns).actions(stages, micro_batches)  # played before it is given out
+            for row in rows:
+                assert sum(action.kind == "F" for action in row) == turns * micro_batches
+            assert len(rows) == stages
 
 
 def test_too_many_messages_under_way_are_a_deadlock_too():
