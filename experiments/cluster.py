@@ -9,6 +9,7 @@ from typing import Literal
 
 from suite.errors import SettingError
 from suite.pipeline.devices import DEVICES, Device, find_device
+from suite.pipeline.placement import Node, Placement, place
 from suite.pipeline.simulate import Link
 
 GIB = 2**30
@@ -24,28 +25,32 @@ class Cluster:
     devices: int
     bytes_per_device: int
     kind: Literal["cpu", "gpu"]
-    nodes: int = 1
+    nodes: tuple[Node, ...] = ()
+    """Of several machines, what each has; none: one machine."""
     device: Device | None = None
-    """What a declared device can do; None for the machine at hand, where it is measured."""
+    """What a declared device can do; None for devices at hand, where it is measured."""
+    network: Link | None = None
+    """Between nodes, as it was measured."""
+    name: str = ""
+    """Of the devices at hand, where that is known."""
 
     def __str__(self) -> str:
+        where = f" on {len(self.nodes)} nodes" if len(self.nodes) > 1 else ""
         word = ("GPU" if self.kind == "gpu" else "CPU core") if self.device is None else self.device.name
         return (
             f"{self.devices} {word}{'' if self.devices == 1 or self.device is not None else 's'} "
-            f"with {self.bytes_per_device / GIB:.1f} GiB each"
+            f"with {self.bytes_per_device / GIB:.1f} GiB each{where}"
         )
 
-    def link(self, stages: int) -> Link:
-        """Returns the slowest link between neighbouring stages; replicas lie whole on nodes where they fit."""
-        assert self.device is not None
-        return self.device.messages if stages <= self.devices // self.nodes else NETWORK
+    def place(self, stages: int, replicas: int) -> Placement | None:
+        """Returns where workers would go; None on one machine. Raises PlacementError when nodes have too few devices
+        free."""
+        return place(self.nodes, stages, replicas) if self.nodes else None
 
     @property
-    def reduce_bytes_per_s(self) -> float:
-        """Of the reduction over replicas: over the network as soon as there are nodes."""
-        if self.device is None:
-            return math.inf
-        return self.device.link if self.nodes == 1 else NETWORK.bytes_per_s
+    def between(self) -> Link | None:
+        """The link between nodes: measured, or of a declared cluster; None where it is not known."""
+        return self.network or (NETWORK if self.device is not None else None)
 
 
 def parse_cluster(text: str, this: Cluster) -> Cluster:
@@ -65,4 +70,6 @@ def parse_cluster(text: str, this: Cluster) -> Cluster:
         raise SettingError(f"CLUSTER={text!r} is no cluster: {fault}; {form}") from None
     numbers = [int(count) for count in counts]
     kind = this.kind if name.strip().lower() == "this" else "gpu"
-    return Cluster(math.prod(numbers), device.memory, kind, numbers[0] if len(numbers) == 2 else 1, device)
+    count = numbers[0] if len(numbers) == 2 else 1
+    nodes = tuple(Node(str(at), f"node {at}", numbers[-1], numbers[-1]) for at in range(count)) if count > 1 else ()
+    return Cluster(math.prod(numbers), device.memory, kind, nodes, device)

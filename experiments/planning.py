@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,13 +13,15 @@ from typing import Any
 from experiments.cluster import GIB, Cluster
 from experiments.experiment import Experiment
 from experiments.workload import Measurable, Workload
-from suite.errors import PlanError, SettingError, SuiteError
+from suite.errors import PlacementError, PlanError, SettingError, SuiteError
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import DEVICES, Device
 from suite.pipeline.estimate import estimate
 from suite.pipeline.layers import count_parameters
 from suite.pipeline.memory import bytes_per_parameter
+from suite.pipeline.placement import Placement
 from suite.pipeline.plan import Machine, Plan, make_plan
+from suite.pipeline.simulate import Link, Links
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Planned:
     plan: Plan
     parameters: int
     notes: tuple[str, ...] = ()
+    placement: Placement | None = None
+    """Of several nodes, which worker goes where."""
 
     @property
     def step_s(self) -> float:
@@ -76,6 +82,7 @@ class Planned:
             "step_s": self.step_s, "limit_s": plan.limit_s,
             f"{self.work.unit}_per_second": self.units_per_second, "bubble": plan.timeline.bubble,
             "steps": self.work.steps, "hours": self.hours, "device_bytes": plan.limit, "notes": list(self.notes),
+            "nodes": [node.name for node in self.placement.nodes] if self.placement is not None else [],
             "stages": [
                 {
                     "first_layer": stage.begin, "last_layer": stage.end - 1, "parameters": stage.parameters,
@@ -102,6 +109,7 @@ class Planned:
             f"{self.units_per_second:,.0f} {self.work.unit}/s, "
             f"heaviest stage {most / GIB:.2f} of {plan.limit / GIB:.2f} GiB",
             f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {self.hours:,.2f} hours",
+            *(self.placement.lines() if self.placement is not None else ()),
         ]
 
 
@@ -150,8 +158,8 @@ def estimated_price(work: Measurable, cluster: Cluster) -> Price:
     """
     device = cluster.device or replace(DEVICES["TPUv3"], memory=cluster.bytes_per_device)
     costs = _estimated(_Keyed.of(work), device)
-    link = cluster.link(work.pipeline.stages) if cluster.device is not None else device.messages
-    machine = Machine(cluster.bytes_per_device, device.process, link, cluster.reduce_bytes_per_s)
+    reduce = device.link if cluster.device is not None else math.inf
+    machine = Machine(cluster.bytes_per_device, device.process, device.messages, reduce)
     return Price(costs, machine, _source(device), measured=False)
 
 
@@ -221,7 +229,7 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
     if faults:
         raise PlanError(faults)
     # cores at hand can take turns; of what is declared there is no more
-    share_cores = cluster.kind == "cpu" and cluster.device is None
+    share_cores = cluster.kind == "cpu" and cluster.device is None and not cluster.nodes
     if pipeline.stages * pipeline.replicas > cluster.devices and not share_cores:
         faults.append(
             f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need "
@@ -235,11 +243,14 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
     try:
         price = pricer(work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
+        placement = cluster.place(pipeline.stages, pipeline.replicas) if not faults else None
         machine = _on_one_host(price.machine, work, cluster) if share_cores else price.machine
+        if placement is not None:
+            machine = _over_nodes(machine, placement, cluster)
         plan = make_plan(price.costs, len(price.costs), pipeline, each, machine)
     except PlanError as fault:
         raise PlanError([*faults, *fault.faults]) from None
-    except SettingError as fault:
+    except (SettingError, PlacementError) as fault:
         raise PlanError([*faults, str(fault)]) from None
     if faults:
         raise PlanError(faults)
@@ -248,7 +259,23 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
         notes += (
             f"{workers} workers share {cluster.devices} cores and take turns: the step takes all they do at least",
         )
-    return Planned(work, cluster, price, plan, count_parameters(work.build()[0]), notes)
+    return Planned(work, cluster, price, plan, count_parameters(work.build()[0]), notes, placement)
+
+
+def _over_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Machine:
+    """Returns the machine with the network where workers are on different nodes; where that was not measured, its links
+    are taken to be like those inside a node."""
+    if cluster.kind == "cpu" and cluster.device is None:  # workers of one node share its memory
+        used = Counter(placement.ids)
+        share = min(cluster.bytes_per_device * node.total // used[node.id] for node in placement.nodes)
+        machine = replace(machine, limit=share)
+    network = cluster.between
+    if network is None:
+        return machine
+    assert isinstance(machine.link, Link)
+    link = Links(machine.link, network, placement.cuts) if placement.cuts else machine.link
+    reduce = min(machine.reduce_bytes_per_s, network.bytes_per_s) if placement.spread else machine.reduce_bytes_per_s
+    return replace(machine, link=link, reduce_bytes_per_s=reduce)
 
 
 def _on_one_host(machine: Machine, work: Workload, cluster: Cluster) -> Machine:

@@ -17,8 +17,15 @@ def this_machine() -> Cluster:
     import torch
 
     if torch.cuda.is_available():
-        devices = torch.cuda.device_count()
-        smallest = min(torch.cuda.get_device_properties(at).total_memory for at in range(devices))
-        return Cluster(devices, smallest, "gpu")
+        return gpus()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Cluster(cores(), memory // cores(), "cpu")
+
+
+def gpus() -> Cluster:
+    """Returns the GPUs that this process sees: their number, the bytes of the smallest, their name."""
+    import torch
+
+    count = torch.cuda.device_count()
+    smallest = min(torch.cuda.get_device_properties(at).total_memory for at in range(count))
+    return Cluster(count, smallest, "gpu", name=torch.cuda.get_device_name(0))

@@ -10,18 +10,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from experiments.cluster import Cluster
 from experiments.planning import Price, Pricer, estimated_price
 from experiments.workload import Measurable
 from launch.devices import cores
+from suite.errors import PlacementError
 from suite.pipeline.costs import LayerCost, Taken
 from suite.pipeline.devices import this_device
 from suite.pipeline.plan import Machine
 from suite.pipeline.profile import COPIES, LEAST_ROUNDS, WARM_UPS
 from suite.pipeline.simulate import Link
+
+if TYPE_CHECKING:
+    from launch.measure import Measured
 
 VERSION = 2
 """Of what is measured and how. Raise it when that changes, or old costs stay in use."""
@@ -30,28 +34,42 @@ PATIENCE_S = 60.0
 """Measuring that would take longer than this, by estimate, is not begun: the estimate stands, and is marked."""
 
 
-def pricer(cache: Path, say: Callable[[str], None]) -> Pricer:
-    """Returns what finds the costs of a workload: over the declared device of a cluster, or measured here."""
+Measure = Callable[[Measurable, Cluster, int, int, Path], list["Measured"]]
+"""Measures a workload's layers in so many processes at once, of so many threads each; what libraries print goes to a
+file."""
+
+
+def measure_here(work: Measurable, cluster: Cluster, workers: int, threads: int, log: Path) -> list[Measured]:
+    """Measures on this machine."""
+    from launch.measure import measure_layers
+    from launch.spawn import run_processes
+
+    return run_processes(measure_layers, workers, work, threads, cluster.kind == "gpu", log)
+
+
+def pricer(cache: Path, say: Callable[[str], None], measure: Measure = measure_here) -> Pricer:
+    """Returns what finds the costs of a workload: over the declared device of a cluster, or measured."""
 
     def price(work: Measurable, cluster: Cluster) -> Price:
         if cluster.device is not None:
             return estimated_price(work, cluster)
-        return measured_price(work, cluster, cache, say)
+        return measured_price(work, cluster, cache, say, measure=measure)
 
     return price
 
 
 def measured_price(
-    work: Measurable, cluster: Cluster, cache: Path, say: Callable[[str], None], patience_s: float = PATIENCE_S
-) -> Price:
-    """Returns costs measured on this machine, in as many processes at once as will compute at once.
+    work: Measurable, cluster: Cluster, cache: Path, say: Callable[[str], None], patience_s: float = PATIENCE_S,
+    measure: Measure = measure_here,
+) -> Price:  # fmt: skip
+    """Returns costs measured on one node, in as many processes at once as will compute there at once.
 
     What would take longer than ``patience_s``, by estimate, is estimated.
     """
     # two at least where there is a link to measure; cores can take turns
     least = 2 if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
-    workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, cluster.devices))
-    threads = work.threads or max(1, cores() // workers)
+    workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, _at_once(work, cluster)))
+    threads = work.threads or max(1, _cores(cluster) // workers)
     device = _device_name(cluster)
     path = cache / f"{_digest(work.key(), device, workers, threads)}.json"
     where = f"{device}, {workers} at once, {threads} threads each"
@@ -65,20 +83,29 @@ def measured_price(
         return too_long
     say(f"measuring the layers on {where}")
     cache.mkdir(parents=True, exist_ok=True)
-    costs, machine = _measure(work, cluster, workers, threads, cache / "measuring.log")
+    found = measure(work, cluster, workers, threads, cache / "measuring.log")
+    costs, machine = _joined_all(found, cluster)
     draft = path.with_suffix(f".draft-{uuid4().hex}")  # runs of a sweep may measure the same at the same time
     draft.write_text(json.dumps({"costs": [asdict(cost) for cost in costs], "machine": asdict(machine)}))
     draft.rename(path)
     return Price(costs, machine, f"measured on {where}", measured=True)
 
 
-def _measure(
-    work: Measurable, cluster: Cluster, workers: int, threads: int, log: Path
-) -> tuple[tuple[LayerCost, ...], Machine]:
-    from launch.measure import Measured, measure_layers
-    from launch.spawn import run_processes
+def _at_once(work: Measurable, cluster: Cluster) -> int:
+    """Returns how many workers one node has at most; of those that cannot be placed, as many as it could have."""
+    try:
+        placement = cluster.place(work.pipeline.stages, work.pipeline.replicas)
+    except PlacementError:
+        return max(node.total for node in cluster.nodes)
+    return cluster.devices if placement is None else max(Counter(placement.ids).values())
 
-    found: list[Measured] = run_processes(measure_layers, workers, work, threads, cluster.kind == "gpu", log)
+
+def _cores(cluster: Cluster) -> int:
+    """Returns the cores of a node: of a cluster of CPUs what Ray says it has, otherwise this machine's."""
+    return min(node.total for node in cluster.nodes) if cluster.nodes and cluster.kind == "cpu" else cores()
+
+
+def _joined_all(found: Sequence[Measured], cluster: Cluster) -> tuple[tuple[LayerCost, ...], Machine]:
     costs = tuple(_joined(layer) for layer in zip(*(one.costs for one in found), strict=True))
     process = max(one.process for one in found)
     return costs, Machine(cluster.bytes_per_device, process, found[0].link, found[0].link.bytes_per_s)
@@ -132,14 +159,11 @@ def _digest(*parts: object) -> str:
 
 
 def _device_name(cluster: Cluster) -> str:
-    import torch
-
-    if cluster.kind == "gpu":
-        return torch.cuda.get_device_name(0)
-    return f"this machine's {_cpu_model()} ({cores()} cores)"
+    return cluster.name or f"this machine's {cpu_model()} ({cores()} cores)"
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Returns the name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,10 @@ from experiments.scale_choice import Asked
 from experiments.scales import with_changes
 from experiments.tasks import data_folder, prepare_data, workload
 from launch.checkpoints import place_of_run
-from launch.devices import this_machine
 from launch.follow import Follower
-from launch.pricing import pricer
 from launch.runs import CACHE, RunFolder, find_run, held, new_run
-from launch.supervise import Launcher, Supervisor
+from launch.site import Site, site_of
+from launch.supervise import Supervisor
 from launch.worker import Job, speaker, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError
 from suite.pipeline.timeline import text
@@ -35,22 +32,21 @@ from suite.training.trace import perfetto, read_traces
 def start(name: str, scale: Asked, settings: str, launcher: str, console: Console) -> None:
     """Runs an experiment from nothing. Raises a SuiteError for whatever the user can mend."""
     find(name)  # an unknown name is told before anything is looked for
-    chosen, shrunk = resolve(name, scale, this_machine(), settings)
-    if os.environ.get("RAY_ADDRESS"):
-        console.print("RAY_ADDRESS is set: the scale is chosen by this machine's devices, not by that cluster's")
+    site = site_of(launcher)
+    chosen, shrunk = resolve(name, scale, site.cluster(), settings)
     console.print(shrunk)
     prepared = _prepared(chosen, console)
     if prepared != chosen:
         chosen = with_changes(find(name), prepared)
-    planned = _planned(chosen, settings, console)
-    _train(new_run(name), chosen, planned, False, launcher, console)
+    planned = _planned(chosen, settings, site, console)
+    _train(new_run(name), chosen, planned, False, site, console)
 
 
 def run_experiment(chosen: Experiment, run: Callable[[], RunFolder], launcher: str, console: Console) -> None:
     """Runs an experiment as it is, in a folder made once it is planned. Raises a SuiteError as ``start`` does."""
-    chosen = _prepared(chosen, console)
-    planned = _planned(chosen, "", console)
-    _train(run(), chosen, planned, False, launcher, console)
+    chosen, site = _prepared(chosen, console), site_of(launcher)
+    planned = _planned(chosen, "", site, console)
+    _train(run(), chosen, planned, False, site, console)
 
 
 def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
@@ -76,8 +72,9 @@ def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
             f"run {run.path} was trained on {chosen.data}, which cannot be had now; it is not taken up on "
             f"{prepared}. Restore the cache or the network and resume again"
         )
-    planned = _planned(_as_walked(run, before, chosen), settings, console)
-    _train(run, chosen, planned, True, launcher, console)
+    site = site_of(launcher)
+    planned = _planned(_as_walked(run, before, chosen), settings, site, console)
+    _train(run, chosen, planned, True, site, console)
 
 
 def _as_walked(run: RunFolder, before: Experiment, chosen: Experiment) -> Experiment:
@@ -120,14 +117,12 @@ def _data_of(chosen: Experiment) -> Path:
     return data_folder(chosen, CACHE).resolve()
 
 
-def _train(
-    run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool, launcher: str, console: Console
-) -> None:
+def _train(run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool, site: Site, console: Console) -> None:
     with held(run.path):
         console.print(f"folder: {run.path}")
-        course = Course(run, chosen, planned, resumed, console)
+        course = Course(run, chosen, planned, resumed, site, console)
         try:
-            _launch(course, launcher, console)
+            _launch(course, site, console)
         except KeyboardInterrupt:
             console.print(f"interrupted; the workers are gone. Go on with: make resume RUN={run.path}")
             raise
@@ -139,10 +134,12 @@ def _train(
 class Course:
     """What a run is now: the experiment as it was asked for, and its plan, which lost devices may change."""
 
-    def __init__(self, run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool, console: Console) -> None:
+    def __init__(
+        self, run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool, site: Site, console: Console
+    ) -> None:
         self._asked, self._first = chosen, planned
         self.experiment, self.planned, self.job = chosen, planned, _job(run, chosen, planned, resumed)
-        self._console = console
+        self._site, self._console = site, console
 
     def fit(self, devices: int) -> tuple[Job, Experiment]:
         """Returns the job that needs no more devices and is most like what was asked for.
@@ -153,7 +150,7 @@ class Course:
         for experiment in shrunk_to(self._asked, devices):
             try:
                 if experiment != self._asked:
-                    planned = _planned(experiment, "", self._console)
+                    planned = _planned(experiment, "", self._site, self._console)
             except PlanError:
                 continue
             if experiment != self.experiment:
@@ -178,12 +175,12 @@ class Course:
 def _job(run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool) -> Job:
     plan = planned.plan
     return Job(
-        run.path, _data_of(chosen), plan.cells, plan.recipe, this_machine().kind == "gpu", resumed,
+        run.path, _data_of(chosen), plan.cells, plan.recipe, planned.cluster.kind == "gpu", resumed,
         step_s=plan.timeline.seconds,
     )  # fmt: skip
 
 
-def _launch(course: Course, launcher: str, console: Console) -> None:
+def _launch(course: Course, site: Site, console: Console) -> None:
     """Runs the workers to the end. What was resolved and planned becomes the run's record of itself only once they are
     placed: a resume that cannot start leaves the old one."""
     job, chosen = course.job, course.experiment
@@ -192,37 +189,22 @@ def _launch(course: Course, launcher: str, console: Console) -> None:
         job.draft.rename(job.run.experiment)
         course.keep_plan()
     try:
-        with Follower(job.run, chosen.train.steps, chosen.unit, console), started(launcher, chosen, job) as workers:
+        with (
+            Follower(job.run, chosen.train.steps, chosen.unit, console),
+            site.started(job, course.planned.placement) as workers,
+        ):
             Supervisor(job, chosen, workers, course.fit, speaker(job.run.messages)).run()
     finally:
         if not job.draft.exists():
             course.keep_plan()
 
 
-@contextmanager
-def started(launcher: str, chosen: Experiment, job: Job) -> Iterator[Launcher]:
-    """A context with what starts workers: Ray, or plain processes of this machine."""
-    if launcher == "ray":
-        from launch.ray_train import RaySession
-
-        with RaySession(job, chosen) as session:
-            yield session
-    else:
-        from launch.spawn import Processes
-
-        yield Processes()
-
-
-def _planned(chosen: Experiment, settings: str, console: Console) -> Planned:
-    """Plans a run on devices like this machine's and prints the plan. Raises PlanError when it does not fit."""
-    machine = this_machine()
+def _planned(chosen: Experiment, settings: str, site: Site, console: Console) -> Planned:
+    """Plans a run on the devices there are and prints the plan. Raises PlanError when it does not fit."""
     workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
     notes = [f"{chosen.name} at scale {chosen.scale}; {workers} workers, {threads} threads each"]
-    if os.environ.get("RAY_ADDRESS") and workers > machine.devices:
-        notes.append(f"RAY_ADDRESS is set: the cluster's {workers} devices are taken to be like this machine's")
-        machine = replace(machine, devices=workers)
-    prices = pricer(CACHE / "costs", _say(console))
-    planned = make(workload(chosen, _data_of(chosen)), machine, prices, tuple(notes), settings)
+    prices = site.pricer(CACHE / "costs", _say(console))
+    planned = make(workload(chosen, _data_of(chosen)), site.cluster(), prices, tuple(notes), settings)
     for line in planned.lines():
         console.print(line)
     return planned

@@ -86,6 +86,11 @@ class LoopSettings(Frozen):
     )
     threads: int | None = Field(None, ge=1, description="compute threads a stage; otherwise cores / stages")
     restarts: int = Field(10, ge=0, description="faults survived without a new checkpoint between them; 0 for none")
+    wait_for_devices: float = Field(
+        60.0,
+        ge=0,
+        description="seconds that a run waits for devices that others hold or that are to come",
+    )
     elastic: bool = Field(False, description="whether a run goes on with a smaller K or R when devices are lost")
 
 

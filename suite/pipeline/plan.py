@@ -23,7 +23,7 @@ from suite.pipeline.memory import SUNDRIES, CellBytes, Crowd, StageBytes, peak_b
 from suite.pipeline.partition import cell_ranges, fewest_stages, partition
 from suite.pipeline.rebuild import ALL, with_rebuilds
 from suite.pipeline.recipe import FEWEST_TURNS, TURNING, Recipe, faults
-from suite.pipeline.simulate import Link, StageCost, simulate
+from suite.pipeline.simulate import Link, Links, StageCost, simulate
 from suite.pipeline.timeline import Timeline
 from suite.pipeline.transport import outstanding
 from suite.settings import PipelineSettings, ScheduleName
@@ -37,7 +37,7 @@ class Machine:
 
     limit: int
     process: int = 0
-    link: Link = field(default_factory=Link)
+    link: Link | Links = field(default_factory=Link)
     reduce_bytes_per_s: float = float("inf")
     """Of the reduction of gradients over replicas."""
     cores: int | None = None

@@ -34,6 +34,20 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """The links of a pipeline that goes over several nodes: ``near`` inside a node, ``far`` between two."""
+
+    near: Link
+    far: Link
+    cuts: frozenset[int]
+    """The boundaries k, from stage k to k + 1, that lie between nodes (``suite.pipeline.placement``)."""
+
+    def between(self, one: int, other: int) -> Link:
+        """Returns the link between two stages."""
+        return self.far if self.cuts.intersection(range(min(one, other), max(one, other))) else self.near
+
+
+@dataclass(frozen=True, slots=True)
 class StageCost:
     """One cell on its stage and one micro-batch: seconds, and bytes of its messages and of its memory."""
 
@@ -63,7 +77,7 @@ class StageCost:
         return self.forward_s if kind == "F" and rebuilt else self.rebuild_s
 
 
-def simulate(schedule: Sequence[Sequence[Action]], cells: Sequence[StageCost], link: Link = Link()) -> Timeline:
+def simulate(schedule: Sequence[Sequence[Action]], cells: Sequence[StageCost], link: Link | Links = Link()) -> Timeline:
     """Returns the timeline of one step; ``cells`` hold the costs of cell v * K + k, the v-th of stage k. The update
     begins when all stages are done: all agree on the norm first.
 
@@ -81,7 +95,9 @@ def simulate(schedule: Sequence[Sequence[Action]], cells: Sequence[StageCost], l
 
     lanes = [Lane(k, k + 1, cells[k].sends, cells[k + 1].returns) for k in range(len(cells) - 1)]
     lanes += [Lane(k, far.to, far.sends, far.returns) for k, cell in enumerate(cells) for far in cell.far]
-    rows = play(schedule, seconds, [lane.timed(link) for lane in lanes])
+    links = link if isinstance(link, Links) else Links(link, link, frozenset())
+    timed = [lane.timed(links.between(lane.giver % stages, lane.taker % stages)) for lane in lanes]
+    rows = play(schedule, seconds, timed)
     end = max((row[-1].end for row in rows if row), default=0.0)
     for k, row in enumerate(rows):
         update = sum(cell.update_s for cell in cells[k::stages])
@@ -90,7 +106,7 @@ def simulate(schedule: Sequence[Sequence[Action]], cells: Sequence[StageCost], l
     return Timeline(tuple(tuple(row) for row in rows))
 
 
-def _check(schedule: Sequence[Sequence[Action]], cells: Sequence[StageCost], link: Link) -> None:
+def _check(schedule: Sequence[Sequence[Action]], cells: Sequence[StageCost], link: Link | Links) -> None:
     faults, turns = [], turns_of(schedule)
     if len(schedule) * turns != len(cells):
         each = f" of {turns} cells" if turns > 1 else ""
@@ -103,8 +119,9 @@ def _check(schedule: Sequence[Sequence[Action]], cells: Sequence[StageCost], lin
                 faults.append(f"{name_of} has {name} = {value}")
         if cell.weight_s > cell.backward_s:
             faults.append(f"{name_of} puts off {cell.weight_s} s of a backward of {cell.backward_s} s")
-    if not (math.isfinite(link.latency_s) and link.latency_s >= 0 and link.bytes_per_s > 0):
-        faults.append(f"the link has a latency of {link.latency_s} s and {link.bytes_per_s} bytes/s")
+    for one in (link.near, link.far) if isinstance(link, Links) else (link,):
+        if not (math.isfinite(one.latency_s) and one.latency_s >= 0 and one.bytes_per_s > 0):
+            faults.append(f"the link has a latency of {one.latency_s} s and {one.bytes_per_s} bytes/s")
     if faults:
         raise SettingError(f"a step cannot be played: {'; '.join(faults)}; give finite costs that are not negative")
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from experiments.cluster import GIB, NETWORK, Cluster, parse_cluster
 from suite.errors import SettingError
-from suite.pipeline.devices import DEVICES
+from suite.pipeline.placement import Node
 from suite.pipeline.simulate import Link
 
 THIS = Cluster(4, 3 * GIB, "cpu")
@@ -30,7 +28,9 @@ THIS = Cluster(4, 3 * GIB, "cpu")
 )
 def test_a_cluster_is_devices_with_memory_on_nodes(text: str, devices: int, memory: int, nodes: int) -> None:
     found = parse_cluster(text, THIS)
-    assert (found.devices, found.bytes_per_device, found.nodes, found.kind) == (devices, memory, nodes, "gpu")
+    assert (found.devices, found.bytes_per_device, max(1, len(found.nodes)), found.kind) == (
+        devices, memory, nodes, "gpu",
+    )  # fmt: skip
     assert found.device is not None
     assert found.device.memory == memory
 
@@ -44,12 +44,12 @@ def test_neither_case_nor_blanks_count(one: str, other: str) -> None:
     assert (found.devices, found.nodes, found.bytes_per_device) == (
         expected.devices, expected.nodes, expected.bytes_per_device,
     )  # fmt: skip
-    assert found.link(1) == expected.link(1)
+    assert found.between == expected.between
 
 
 def test_more_of_this_machines_devices_are_as_large_and_of_its_kind() -> None:
     found = parse_cluster("8xthis", THIS)
-    assert (found.devices, found.bytes_per_device, found.kind, found.nodes) == (8, 3 * GIB, "cpu", 1)
+    assert (found.devices, found.bytes_per_device, found.kind, found.nodes) == (8, 3 * GIB, "cpu", ())
     assert found.device is not None
     assert found.device.fp32 > 0
     assert parse_cluster("THIS", Cluster(1, 80 * GIB, "gpu")).kind == "gpu"
@@ -90,20 +90,22 @@ def test_the_examples_of_that_sentence_are_good(example: str) -> None:
     assert parse_cluster(example, THIS).devices >= 8
 
 
-def test_stages_of_one_node_use_its_links_and_more_stages_the_network() -> None:
-    h100 = DEVICES["H100"]
+def test_stages_of_one_node_stay_there_and_more_stages_go_over_the_network() -> None:
     pair = parse_cluster("2x8xH100", THIS)
-    own = Link(h100.latency_s, h100.link)
-    assert [pair.link(stages) for stages in (1, 8, 9, 16)] == [own, own, NETWORK, NETWORK]
-    assert own.seconds(450 * 10**6) == pytest.approx(1e-3 + 10e-6)  # 450 GB/s and 10 us
+    cuts = {stages: pair.place(stages, 16 // stages) for stages in (1, 4, 5, 8, 9, 16)}
+    assert {stages: sorted(found.cuts) for stages, found in cuts.items() if found} == {
+        1: [], 4: [], 5: [2], 8: [], 9: [7], 16: [7],
+    }  # fmt: skip
+    assert [found.spread for stages, found in cuts.items() if found] == [True, True, True, True, False, False]
+    assert pair.between == NETWORK
     assert NETWORK.seconds(25 * 10**6) == pytest.approx(1e-3 + 20e-6)
-    assert parse_cluster("16xH100", THIS).link(16) == own
+    assert parse_cluster("16xH100", THIS).place(16, 1) is None
 
 
-def test_gradients_are_reduced_over_the_network_where_there_are_nodes() -> None:
-    assert parse_cluster("2x8xH100", THIS).reduce_bytes_per_s == NETWORK.bytes_per_s
-    assert parse_cluster("16xH100", THIS).reduce_bytes_per_s == DEVICES["H100"].link
-    assert THIS.reduce_bytes_per_s == math.inf
+def test_on_nodes_at_hand_the_network_is_what_was_measured_of_it() -> None:
+    nodes = (Node("1", "a", 2, 2), Node("2", "b", 2, 2))
+    assert Cluster(4, GIB, "cpu", nodes).between is None
+    assert Cluster(4, GIB, "cpu", nodes, network=Link(1e-3, 1e8)).between == Link(1e-3, 1e8)
 
 
 def test_it_says_what_it_is() -> None:

@@ -19,6 +19,7 @@ from models.language_model import LanguageModelShape
 from suite.errors import PlanError
 from suite.pipeline.layers import count_parameters
 from suite.pipeline.memory import bytes_per_parameter
+from suite.pipeline.placement import Node
 from suite.pipeline.simulate import Link
 from suite.settings import OptimizerSettings, PipelineSettings
 
@@ -89,7 +90,7 @@ def test_bytes_of_a_parameter(name: Any, precision: Any, replicas: int, each: fl
 KEYS = {
     "name", "cluster", "costs", "measured", "parameters", "layers", "K", "M", "R", "remat", "cells", "step_s",
     "limit_s", "tokens_per_second", "bubble", "steps", "hours", "device_bytes", "notes", "stages", "schedule", "turns",
-    "rebuilt", "forwards",
+    "rebuilt", "forwards", "nodes",
 }  # fmt: skip
 STAGE_KEYS = {
     "first_layer", "last_layer", "parameters", "forward_s", "rebuild_s", "backward_s", "update_s", "sends_bytes",
@@ -346,3 +347,26 @@ def test_the_papers_6b_fits_its_own_devices_and_not_a_quarter_of_their_memory() 
     work = Translation(find("t128_6b"))
     assert make(work, parse_cluster("128x16GiB", LAPTOP), estimated_price).parameters == 6_040_979_968
     assert "needs" in refused(work, parse_cluster("128x4GiB", LAPTOP)).faults[0]
+
+
+def test_a_plan_over_nodes_says_where_workers_go_and_plays_the_network_at_the_cuts() -> None:
+    work = translation("pipeline.stages=4 pipeline.micro_batches=4")
+    device = parse_cluster("4xH100", LAPTOP).device
+    slow = Link(0.0, 1e6)
+
+    def step(nodes: tuple[int, ...]) -> float:
+        held = tuple(Node(str(at), f"node {at}", count, count) for at, count in enumerate(nodes))
+        return make(work, Cluster(4, 80 * GIB, "gpu", held, device, slow), estimated_price).step_s
+
+    assert step((4,)) == step((8,)) == make(work, parse_cluster("4xH100", LAPTOP), estimated_price).step_s
+    assert step((4,)) < step((3, 1)) < step((1, 1, 1, 1))
+    planned = make(work, parse_cluster("2x2xH100", LAPTOP), estimated_price)
+    assert "  replica 0: stages 0-1 on node 0, stages 2-3 on node 1" in planned.lines()
+    assert planned.as_dict()["nodes"] == ["node 0", "node 0", "node 1", "node 1"]
+
+
+def test_workers_of_one_node_of_cpus_share_its_memory() -> None:
+    work = translation("pipeline.stages=2 pipeline.micro_batches=2")
+    one, two = (Node("a", "a", 4, 4),), (Node("a", "a", 1, 4), Node("b", "b", 1, 4))
+    limits = [make(work, Cluster(4, GIB, "cpu", nodes), estimated_price).plan.limit for nodes in (one, two)]
+    assert limits == [2 * GIB, 4 * GIB]

@@ -138,7 +138,7 @@ def small_machine(tmp_path, monkeypatch):
         raise StartedError("workers were started")
 
     def of(limit):
-        monkeypatch.setattr("launch.session.this_machine", lambda: Cluster(4, limit, "cpu"))
+        monkeypatch.setattr("launch.site.this_machine", lambda: Cluster(4, limit, "cpu"))
 
     monkeypatch.setattr("launch.pricing.PATIENCE_S", 0.0)
     monkeypatch.setattr("launch.pricing.this_device", lambda memory: DEVICES["TPUv3"])

@@ -9,6 +9,7 @@ from experiments.cluster import GIB, Cluster, parse_cluster
 from experiments.language import LanguageModel
 from experiments.planning import estimated_price, make
 from launch import pricing
+from launch.measure import Measured
 from models.language_model import LanguageModelShape
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import DEVICES
@@ -31,11 +32,11 @@ def measured(monkeypatch):
     """Returns the calls of what would start processes to measure; it gives numbers of its own instead."""
     calls = []
 
-    def measure(work, cluster, workers, threads, log):
+    def run(target, workers, work, threads, use_gpu, log):
         calls.append((workers, threads))
-        return COSTS, Machine(cluster.bytes_per_device, 300_000_000, Link(2e-4, 1.5e9), 1.5e9)
+        return [Measured(COSTS, Link(2e-4, 1.5e9), 300_000_000)] * workers
 
-    monkeypatch.setattr(pricing, "_measure", measure)
+    monkeypatch.setattr("launch.spawn.run_processes", run)
     monkeypatch.setattr(pricing, "cores", lambda: 2)
     monkeypatch.setattr(pricing, "this_device", lambda memory: replace(DEVICES["H100"], memory=memory, attained=1.0))
     return calls
@@ -108,10 +109,9 @@ def test_a_damaged_file_is_measured_again_and_mended(measured, tmp_path, harm):
 
 
 def test_a_worker_alone_whose_link_has_no_bound_is_kept_too(monkeypatch, tmp_path, measured):
-    alone = COSTS, Machine(4 * GIB, 0, Link(), float("inf"))
-    monkeypatch.setattr(pricing, "_measure", lambda *_: alone)
+    monkeypatch.setattr("launch.spawn.run_processes", lambda *_: [Measured(COSTS, Link(), 0)])
     price = pricing.pricer(tmp_path, ignore)
-    assert price(work(1), THIS).machine == price(work(1), THIS).machine == alone[1]
+    assert price(work(1), THIS).machine == price(work(1), THIS).machine == Machine(4 * GIB, 0, Link(), float("inf"))
 
 
 def test_a_declared_device_is_never_measured(measured, tmp_path):

@@ -2,12 +2,11 @@
 
 import pytest
 
-from launch.ray_train import check_room, first_cause
+from launch.cluster.causes import first_cause
 from suite.errors import (
     DiedError,
     NeighbourLostError,
     NumbersError,
-    PlacementError,
     ProgramError,
     StallError,
     Where,
@@ -47,16 +46,6 @@ def test_the_first_cause_is_one_sentence_and_collateral_is_not_it(failures, kind
     with pytest.raises(kind, match=message):
         raise cause
     assert "\n" not in str(cause)
-
-
-def test_too_few_devices_in_all_or_free_are_told_in_numbers():
-    check_room("CPU", 2, {"CPU": 4.0}, {"CPU": 2.0})
-    with pytest.raises(PlacementError, match="4 workers need 4 CPUs; the Ray cluster has 2, of which 2 are free"):
-        check_room("CPU", 4, {"CPU": 2.0}, {"CPU": 2.0})
-    with pytest.raises(PlacementError, match="has 8, of which 1 are free"):
-        check_room("CPU", 4, {"CPU": 8.0}, {"CPU": 1.0})
-    with pytest.raises(PlacementError, match="need 1 GPUs; the Ray cluster has 0"):
-        check_room("GPU", 1, {"CPU": 8.0}, {"CPU": 8.0})
 
 
 def test_a_node_that_was_taken_back_is_told_from_a_death():

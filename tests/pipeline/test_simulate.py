@@ -13,7 +13,7 @@ from suite.pipeline.crossing import Message
 from suite.pipeline.rebuild import ALL
 from suite.pipeline.recipe import Recipe
 from suite.pipeline.schedule import forward_only
-from suite.pipeline.simulate import Lane, Link, StageCost, play, simulate
+from suite.pipeline.simulate import Lane, Link, Links, StageCost, play, simulate
 from suite.pipeline.validate import validate
 from tests.pipeline.walks import fill_drain
 
@@ -299,3 +299,26 @@ def test_messages_of_a_far_lane_leave_one_after_the_other():
     timeline = simulate(fill_drain(3, 3, "never"), costs, Link(0.0, 10.0))
     starts = [span.start for span in timeline.rows[2] if span.kind == "F"]
     assert starts == [4, 7, 10]
+
+
+def test_only_messages_between_nodes_take_what_the_network_takes():
+    cells = [StageCost(1.0, 1.0, 2.0, sends=10, returns=10) for _ in range(4)]
+    cells[0] = replace(cells[0], returns=0)
+    cells[3] = replace(cells[3], sends=0)
+    schedule = Recipe().actions(4, 1)
+    alone = simulate(schedule, cells).seconds
+    far = Link(0.5, 10.0)  # 1.5 s for 10 bytes
+    for cuts, messages in ((frozenset(), 0), (frozenset({1}), 2), (frozenset({0, 2}), 4)):
+        assert simulate(schedule, cells, Links(Link(), far, cuts)).seconds == pytest.approx(alone + 1.5 * messages)
+
+
+def test_stages_on_either_side_of_a_cut_are_linked_by_the_network():
+    links = Links(Link(1.0), Link(2.0), frozenset({1}))
+    found = {(one, other): links.between(one, other).latency_s for one in range(4) for other in range(one + 1, 4)}
+    assert found == {(0, 1): 1.0, (0, 2): 2.0, (0, 3): 2.0, (1, 2): 2.0, (1, 3): 2.0, (2, 3): 1.0}
+    assert links.between(3, 0) == links.between(0, 3)
+
+
+def test_a_network_of_impossible_numbers_is_refused():
+    with pytest.raises(SettingError, match="latency of -1"):
+        simulate([[]], [StageCost(0.0, 0.0, 0.0)], Links(Link(), Link(-1.0), frozenset()))

@@ -1,0 +1,185 @@
+"""One connection to Ray: the cluster of RAY_ADDRESS, or one started here and ended with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from launch.devices import cores
+from suite.errors import PlacementError, WorkerError
+from suite.pipeline.placement import Node
+
+ANSWER_S = 2.0
+"""Seconds in which a node that is there takes a connection."""
+
+REACH_S = 5.0
+"""Seconds in which the head of a cluster does."""
+
+END_S = 15.0
+"""Seconds that Ray may take to see that a worker was ended."""
+
+
+def address() -> str | None:
+    """Returns the cluster that is asked for; None for a Ray of this run's own, on this machine."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
+class Connection:
+    """Connected at the first question, and again after ``close``."""
+
+    def __init__(self) -> None:
+        self._connected = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether Ray can be asked without a wait."""
+        return self._connected
+
+    def open(self, workers: int = 1) -> None:
+        """Connects. A Ray of this machine gets room for ``workers``: more of them than cores take turns.
+
+        Raises PlacementError when nothing answers at RAY_ADDRESS, or it is no cluster that this Ray can join.
+        """
+        if self._connected:
+            return
+        import ray
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray warns of a coming change in what a worker without a GPU sees; ours are told their device, and do not look
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        on_terminate = signal.getsignal(signal.SIGTERM)
+        try:
+            _connect(ray, workers)
+        finally:
+            signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
+        self._connected = True
+
+    def close(self) -> None:
+        """Disconnects, which ends all that was started over this connection."""
+        import ray
+
+        ray.shutdown()
+        self._connected = False
+
+    def nodes(self, kind: str) -> list[Node]:
+        """Returns the nodes with devices of a kind, ``GPU`` or ``CPU``, that are alive and answer."""
+        return [node for node, answers in self._looked_at(kind) if answers]
+
+    def settled(self, kind: str) -> bool:
+        """Whether all nodes that Ray counts answer. It takes up to half a minute to see that a machine is gone."""
+        return all(answers for _, answers in self._looked_at(kind))
+
+    def _looked_at(self, kind: str) -> Iterator[tuple[Node, bool]]:
+        import ray
+        from ray._private.state import available_resources_per_node
+
+        self.open()
+        free = available_resources_per_node()  # type: ignore[no-untyped-call]
+        for node in ray.nodes():  # type: ignore[no-untyped-call]
+            total = int(node["Resources"].get(kind, 0))
+            if node["Alive"] and total:
+                left = int(free.get(node["NodeID"], {}).get(kind, 0))
+                yield Node(node["NodeID"], _name(node), left, total), _answers(node)
+
+    def lost(self, node: str) -> bool:
+        """Whether a node is gone, be it that Ray has noticed or that it answers no more."""
+        import ray
+
+        known = [one for one in ray.nodes() if one["NodeID"] == node]  # type: ignore[no-untyped-call]
+        return not any(one["Alive"] and _answers(one) for one in known)
+
+    def kill(self, node: str, pid: int) -> None:
+        """Ends a process by SIGKILL, which ends a stopped one as well, from a task on its own node."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        def kill() -> None:
+            os.kill(pid, signal.SIGKILL)
+
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = ray.remote(kill).options(num_cpus=0, scheduling_strategy=where, max_retries=0)
+        try:
+            ray.get(task.remote(), timeout=END_S)
+        except Exception as error:  # gone already, or its node does not answer either: then the session ends
+            logging.getLogger(__name__).warning("could not end process %d: %s", pid, error)
+
+
+def _name(node: dict[str, Any]) -> str:
+    """Returns what a person knows a node by: its host's name where that says which, otherwise its address."""
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    """Whether a node's own Ray process can be reached."""
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=ANSWER_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _connect(ray: Any, workers: int) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    asked = address()
+    if asked is None:
+        # more stages than cores are allowed here: they take turns, and the plan says so
+        ray.init(address="local", num_cpus=max(cores(), workers), include_dashboard=False, **quiet)
+        return
+    _check_reachable(asked)
+    with _explained(asked):
+        ray.init(**quiet)
+
+
+@contextmanager
+def _explained(asked: str) -> Iterator[None]:
+    """A context in which Ray's errors of connecting become one sentence."""
+    from ray.exceptions import AuthenticationError
+
+    try:
+        yield
+    except AuthenticationError:
+        raise PlacementError(
+            f"the Ray cluster at {asked} refuses this token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
+            "RAY_AUTH_TOKEN_PATH) to those of the cluster"
+        ) from None
+    except (ConnectionError, RuntimeError) as error:
+        raise PlacementError(
+            f"the Ray cluster at {asked} cannot be joined: {first_line(error)}; see that its Ray and Python are of the "
+            "same versions as here"
+        ) from None
+
+
+def _check_reachable(asked: str) -> None:
+    """Raises PlacementError when nothing answers at ``host:port``: Ray itself would try for minutes."""
+    host, _, port = asked.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_S).close()
+    except OSError as error:
+        raise PlacementError(
+            f"no Ray cluster answers at {asked} ({error}); start one there, or unset RAY_ADDRESS to use this machine"
+        ) from None
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what an error says, or its kind."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def answering(what: str) -> Iterator[None]:
+    """A context in which a cluster that does not answer is one sentence. Raises WorkerError."""
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except (RayError, ConnectionError, TimeoutError) as error:
+        raise WorkerError(
+            f"Ray could not say {what}: {first_line(error)}; see that its head runs, and resume"
+        ) from error

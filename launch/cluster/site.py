@@ -1,0 +1,135 @@
+"""A Ray cluster as the place of a run: its devices, layer costs measured on them, its workers started by Ray Train."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.cluster import Cluster
+from experiments.planning import Pricer
+from experiments.workload import Measurable
+from launch.cluster.connection import Connection, address, answering, first_line
+from launch.cluster.ray_train import RaySession
+from launch.devices import gpus, this_machine
+from launch.measure import Measured
+from launch.pricing import cpu_model, measure_here, pricer
+from launch.site import Site, said
+from launch.supervise import Launcher
+from launch.worker import Job
+from suite.errors import PlacementError
+from suite.pipeline.placement import Node, Placement
+
+LOOK_AT_S = 60.0
+"""Seconds for a look at one node's devices; a worker process of Ray starts for it."""
+
+MEASURING_S = 300.0
+"""Seconds for measuring layers on a node, the wait for its devices included."""
+
+
+class LocalRay(Site):
+    """This machine, its workers started by a Ray of the run's own."""
+
+    @contextmanager
+    def started(self, job: Job, planned: Placement | None) -> Iterator[Launcher]:
+        """A context with what starts workers, where they were planned or where there is room now."""
+        with RaySession(Connection(), job.use_gpu, planned, said(job)) as session:
+            yield session
+
+
+class RayCluster(Site):
+    """The cluster of RAY_ADDRESS. GPUs are its devices where it has any, else its CPUs."""
+
+    def __init__(self) -> None:
+        self._connection = Connection()
+        self._seen: dict[str, _Devices] = {}
+
+    def cluster(self) -> Cluster:
+        """Returns the devices of the nodes that answer, whoever holds them now.
+
+        Raises PlacementError when the cluster is away, or has none.
+        """
+        with answering("which devices it has"):
+            kind = "GPU" if self._connection.nodes("GPU") else "CPU"
+            nodes = tuple(replace(node, free=node.total) for node in self._connection.nodes(kind))
+            if not nodes:
+                raise PlacementError(f"the Ray cluster at {address()} has no node with a device; add one")
+            seen = [self._look_at(node, kind) for node in nodes]
+        smallest = min(seen, key=lambda one: one.bytes)
+        count = sum(node.total for node in nodes)
+        return Cluster(count, smallest.bytes, "gpu" if kind == "GPU" else "cpu", nodes, name=smallest.name)
+
+    def pricer(self, cache: Path, say: Callable[[str], None]) -> Pricer:
+        """Returns what measures layer costs on a node of the cluster, kept in ``cache``."""
+        return pricer(cache, say, self._measure)
+
+    @contextmanager
+    def started(self, job: Job, planned: Placement | None) -> Iterator[Launcher]:
+        """A context with what starts workers, where they were planned or where there is room now."""
+        with RaySession(self._connection, job.use_gpu, planned, said(job)) as session:
+            yield session
+
+    def _look_at(self, node: Node, kind: str) -> _Devices:
+        """Returns what a node's devices are, asked once."""
+        if node.id not in self._seen:
+            self._seen[node.id] = _on(node, _devices, LOOK_AT_S, kind, node.total)
+        return self._seen[node.id]
+
+    def _measure(self, work: Measurable, cluster: Cluster, workers: int, threads: int, log: Path) -> list[Measured]:
+        """Measures on the node with the most devices free. Raises PlacementError when none has enough of them."""
+        kind = "GPU" if cluster.kind == "gpu" else "CPU"
+        until = time.monotonic() + MEASURING_S
+        while True:
+            node = max(self._connection.nodes(kind), key=lambda node: node.free, default=None)
+            if node is not None and node.free >= workers:
+                break
+            if time.monotonic() > until:
+                most = f"{node.free} are free on {node.name}, the most of all nodes" if node else "no node answers"
+                raise PlacementError(
+                    f"layers are measured with {workers} workers on one node, and {most}; wait until devices are free"
+                )
+            time.sleep(1.0)
+        left = max(LOOK_AT_S, until - time.monotonic())
+        resources = {"num_gpus": workers} if kind == "GPU" else {"num_cpus": workers}
+        return _on(node, measure_here, left, work, cluster, workers, threads, log.resolve(), **resources)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Devices:
+    """What a node has: bytes of each device, and their name."""
+
+    bytes: int
+    name: str
+
+
+def _devices(kind: str, count: int) -> _Devices:
+    """Runs on the node."""
+    if kind == "GPU":
+        found = gpus()
+        return _Devices(found.bytes_per_device, found.name)
+    memory = this_machine().bytes_per_device * this_machine().devices
+    return _Devices(memory // count, f"{cpu_model()} of {os.uname().nodename}")
+
+
+def _on(node: Node, what: Callable[..., Any], deadline_s: float, *args: Any, **resources: float) -> Any:
+    """Returns what a function returns on a node. Raises PlacementError when that does not come in time."""
+    import ray
+    from ray.exceptions import GetTimeoutError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    where = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    task = ray.remote(what).options(scheduling_strategy=where, max_retries=0, **({"num_cpus": 0} | resources))
+    result = task.remote(*args)
+    try:
+        return ray.get(result, timeout=deadline_s)
+    except GetTimeoutError:
+        ray.cancel(result, force=True)
+        raise PlacementError(
+            f"node {node.name} did not answer within {deadline_s:.0f} s; see `make doctor`, or remove it"
+        ) from None
+    except RayTaskError as error:
+        raise PlacementError(f"node {node.name} failed at {what.__name__}: {first_line(error.cause)}") from error
