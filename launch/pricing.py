@@ -67,7 +67,8 @@ def measured_price(
     What would take longer than ``patience_s``, by estimate, is estimated.
     """
     # two at least where there is a link to measure; cores can take turns
-    least = 2 if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
+    largest = max((node.total for node in cluster.nodes), default=2)
+    least = min(2, largest) if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
     workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, _at_once(work, cluster)))
     threads = work.threads or max(1, _cores(cluster) // workers)
     device = _device_name(cluster)

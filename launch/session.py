@@ -203,7 +203,7 @@ def _planned(chosen: Experiment, settings: str, site: Site, console: Console) ->
     """Plans a run on the devices there are and prints the plan. Raises PlanError when it does not fit."""
     workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
     notes = [f"{chosen.name} at scale {chosen.scale}; {workers} workers, {threads} threads each"]
-    prices = site.pricer(CACHE / "costs", _say(console))
+    prices = site.pricer(CACHE / "costs", _data_of(chosen), _say(console))
     planned = make(workload(chosen, _data_of(chosen)), site.cluster(), prices, tuple(notes), settings)
     for line in planned.lines():
         console.print(line)

@@ -14,6 +14,7 @@ from typing import Any
 from experiments.experiment import Experiment
 from launch.cluster.causes import first_cause
 from launch.cluster.connection import END_S, Connection, answering
+from launch.cluster.mirror import Mirror
 from launch.watch import Verdict, Watch
 from launch.worker import Job, threads_of
 from suite.errors import DiedError, PlacementError, SuiteError, WorkerError
@@ -61,7 +62,9 @@ class RaySession:
         try:
             self._connection.open(len(watch.places))
             placement = self._place(pipeline.stages, pipeline.replicas, experiment.train.wait_for_devices)
-            self._fit(_trainer(job, experiment, placement.ids), watch)
+            at_url = "://" in (experiment.train.checkpoints or "")
+            with Mirror(job.folder, job.data, placement.nodes, at_url, self._say):
+                self._fit(_trainer(job, experiment, placement.ids), watch)
         except Exception as error:
             raise self._first_cause(error, watch) from error
 

@@ -14,6 +14,8 @@ from experiments.cluster import Cluster
 from experiments.planning import Pricer
 from experiments.workload import Measurable
 from launch.cluster.connection import Connection, address, answering, first_line
+from launch.cluster.mirror import keep
+from launch.cluster.parcels import packed
 from launch.cluster.ray_train import RaySession
 from launch.devices import gpus, this_machine
 from launch.measure import Measured
@@ -28,7 +30,7 @@ LOOK_AT_S = 60.0
 """Seconds for a look at one node's devices; a worker process of Ray starts for it."""
 
 MEASURING_S = 300.0
-"""Seconds for measuring layers on a node, the wait for its devices included."""
+"""Seconds for measuring layers on a node, and as many before for its devices to be free."""
 
 
 class LocalRay(Site):
@@ -63,9 +65,18 @@ class RayCluster(Site):
         count = sum(node.total for node in nodes)
         return Cluster(count, smallest.bytes, "gpu" if kind == "GPU" else "cpu", nodes, name=smallest.name)
 
-    def pricer(self, cache: Path, say: Callable[[str], None]) -> Pricer:
-        """Returns what measures layer costs on a node of the cluster, kept in ``cache``."""
-        return pricer(cache, say, self._measure)
+    def pricer(self, cache: Path, data: Path, say: Callable[[str], None]) -> Pricer:
+        """Returns what measures layer costs on a node of the cluster, kept in ``cache``, on prepared ``data``."""
+
+        def measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log: Path) -> list[Measured]:
+            kind = "GPU" if cluster.kind == "gpu" else "CPU"
+            node = self._free(kind, workers)
+            if not _on(node, os.path.exists, LOOK_AT_S, str(data)):
+                _on(node, keep, LOOK_AT_S, data, packed(data))
+            resources = {f"num_{kind.lower()}s": workers}
+            return _on(node, measure_here, MEASURING_S, work, cluster, workers, threads, log.resolve(), **resources)  # type: ignore[no-any-return]
+
+        return pricer(cache, say, measure)
 
     @contextmanager
     def started(self, job: Job, planned: Placement | None) -> Iterator[Launcher]:
@@ -79,23 +90,20 @@ class RayCluster(Site):
             self._seen[node.id] = _on(node, _devices, LOOK_AT_S, kind, node.total)
         return self._seen[node.id]
 
-    def _measure(self, work: Measurable, cluster: Cluster, workers: int, threads: int, log: Path) -> list[Measured]:
-        """Measures on the node with the most devices free. Raises PlacementError when none has enough of them."""
-        kind = "GPU" if cluster.kind == "gpu" else "CPU"
+    def _free(self, kind: str, workers: int) -> Node:
+        """Returns the node with the most devices free, having waited for so many. Raises PlacementError when none has
+        enough of them."""
         until = time.monotonic() + MEASURING_S
         while True:
             node = max(self._connection.nodes(kind), key=lambda node: node.free, default=None)
             if node is not None and node.free >= workers:
-                break
+                return node
             if time.monotonic() > until:
                 most = f"{node.free} are free on {node.name}, the most of all nodes" if node else "no node answers"
                 raise PlacementError(
                     f"layers are measured with {workers} workers on one node, and {most}; wait until devices are free"
                 )
             time.sleep(1.0)
-        left = max(LOOK_AT_S, until - time.monotonic())
-        resources = {"num_gpus": workers} if kind == "GPU" else {"num_cpus": workers}
-        return _on(node, measure_here, left, work, cluster, workers, threads, log.resolve(), **resources)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

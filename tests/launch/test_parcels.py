@@ -1,0 +1,121 @@
+"""A folder that follows another one by its pieces is the same folder, whatever is done to the first."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.cluster import parcels
+from launch.cluster.mirror import keep
+from launch.cluster.parcels import Changes, packed, put, unpack
+
+NAMES = ("metrics.jsonl", "logs/a.log", "beats/0-0.json", "experiment.toml", "wandb/run/x.wandb")
+ACTIONS = st.tuples(st.sampled_from(NAMES), st.sampled_from(["add", "cut", "anew", "none"]), st.binary(max_size=200))
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in parcels.files_of(folder)}
+
+
+def act(path, what, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if what == "add":
+        with path.open("ab") as file:
+            file.write(data)
+    elif what == "cut" and path.exists():
+        os.truncate(path, path.stat().st_size // 2)
+    elif what == "anew":
+        path.write_bytes(data)
+
+
+@given(st.lists(st.lists(ACTIONS, max_size=4), max_size=6))
+def test_a_folder_that_follows_is_the_same(tmp_path_factory, rounds):
+    first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
+    (first / "metrics.jsonl").write_bytes(b"before\n")
+    unpack(packed(first), second)
+    changes = Changes(first)
+    clock = 1
+    for actions in rounds:
+        for name, what, data in actions:
+            act(first / name, what, data)
+        for path in parcels.files_of(first):  # clocks of files are coarse
+            clock += 1
+            os.utime(path, ns=(clock, clock))
+        for piece in changes.take():
+            put(second, piece)
+        assert contents(second) == contents(first)
+
+
+def test_what_only_grows_is_not_sent_again(tmp_path, monkeypatch):
+    log = tmp_path / "logs" / "stage-0-0.log"
+    log.parent.mkdir()
+    log.write_bytes(b"x" * 100)
+    changes = Changes(tmp_path)
+    assert list(changes.take()) == []
+    with log.open("ab") as file:
+        file.write(b"new")
+    (piece,) = changes.take()
+    assert (piece.at, piece.data, piece.whole) == (100, b"new", False)
+    monkeypatch.setattr(parcels, "MOST", 4)
+    with log.open("ab") as file:
+        file.write(b"0123456789")
+    assert [next(changes.take()).data for _ in range(3)] == [b"0123", b"4567", b"89"]
+    assert list(changes.take()) == []
+
+
+def test_what_all_nodes_say_is_added_and_nobody_is_overwritten(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "messages.log").write_text("both\n")
+    changes = Changes(there)
+    with (here / "messages.log").open("a") as file:
+        file.write("said here\n")
+    with (there / "messages.log").open("a") as file:
+        file.write("said there\n")
+    for piece in changes.take():
+        put(here, piece)
+    assert (here / "messages.log").read_text() == "both\nsaid here\nsaid there\n"
+
+
+def test_a_beat_is_sent_though_its_time_stands_still(tmp_path):
+    beat = tmp_path / "beats" / "0-0.json"
+    beat.parent.mkdir()
+    beat.write_bytes(b"a")
+    changes, before = Changes(tmp_path), beat.stat()
+    beat.write_bytes(b"b")
+    os.utime(beat, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [piece.data for piece in changes.take()] == [b"b"]
+
+
+def test_checkpoints_and_the_lock_stay_where_they_are(tmp_path):
+    for name in ("checkpoints/5/manifest.json", "lock", "ray-train/1/x", "plan.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert list(contents(tmp_path)) == ["plan.txt"]
+    unpack(packed(tmp_path), tmp_path / "copy")
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["plan.txt"]
+
+
+def test_data_that_is_there_stays(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").write_text("new")
+    sent = packed(tmp_path / "data")
+    keep(tmp_path / "there" / "data", sent)
+    assert (tmp_path / "there" / "data" / "x").read_text() == "new"
+    (tmp_path / "data" / "x").write_text("other")
+    keep(tmp_path / "there" / "data", packed(tmp_path / "data"))
+    assert (tmp_path / "there" / "data" / "x").read_text() == "new"
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["data"]
+
+
+def test_nothing_is_laid_out_beyond_the_folder(tmp_path):
+    import io
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
+    with pytest.raises(tarfile.OutsideDestinationError):
+        unpack(buffer.getvalue(), tmp_path / "inside")
