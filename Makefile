@@ -8,6 +8,9 @@ LAUNCHER ?= ray
 CLUSTER  ?=
 FORMAT   ?= text
 TO       ?=
+ADDRESS  ?=
+STORAGE  ?=
+JOB      ?=
 export TEXT
 PYTHON   ?= python3
 
@@ -16,7 +19,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep report score translate export list gpu-check test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report score translate export list submit jobs logs stop fetch gpu-check test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -58,6 +61,21 @@ export: $(READY) ## a trained run's model as a folder that transformers loads: R
 
 list: $(READY) ## list the experiments
 	@$(GPIPE) list
+
+submit: $(READY) ## run it as a job on a Ray cluster: NAME= (or RUN=, there), ADDRESS=http://head:8265, STORAGE=, SCALE=, SET=, JOB=
+	@$(GPIPE) submit "$(NAME)" --address "$(ADDRESS)" --scale "$(SCALE)" --set "$(SET)" --storage "$(STORAGE)" --job "$(JOB)" --run "$(RUN)"
+
+jobs: $(READY) ## the jobs on a cluster: ADDRESS=
+	@$(GPIPE) jobs --address "$(ADDRESS)"
+
+logs: $(READY) ## follow a job to its end: JOB=, ADDRESS=
+	@$(GPIPE) logs "$(JOB)" --address "$(ADDRESS)"
+
+stop: $(READY) ## end a job: JOB=, ADDRESS=; its run can be taken up again by make submit RUN=
+	@$(GPIPE) stop "$(JOB)" --address "$(ADDRESS)"
+
+fetch: $(READY) ## bring what a job left, checkpoints aside, into runs/: JOB=, ADDRESS=
+	@$(GPIPE) fetch "$(JOB)" --address "$(ADDRESS)"
 
 gpu-check: $(READY) ## check one GPU: gradients, training steps, faster ways; without this environment: python -m launch.gpu_check
 	@$(GPIPE) gpu-check

@@ -7,6 +7,7 @@ the user can mend (one sentence, no traceback), 130 interrupted.
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 from enum import StrEnum
@@ -170,6 +171,57 @@ def check_gpu() -> None:
     gpu_check.check(console.print, lambda table: console.print(table.shown()), "gpipe gpu-check")
 
 
+AddressOption = Annotated[str, typer.Option(help="of the cluster's dashboard; empty: RAY_API_SERVER_ADDRESS")]
+
+
+@app.command()
+def submit(
+    name: Annotated[str, typer.Argument(help="an experiment or a sweep")] = "",
+    address: AddressOption = "",
+    scale: Annotated[str, typer.Option(help="as of the experiment or the sweep")] = "auto",
+    settings: SetOption = "",
+    storage: Annotated[str, typer.Option(help="a folder that all nodes share; one node needs none")] = "",
+    job: Annotated[str, typer.Option(help="its name; empty: what it runs, and the time of day")] = "",
+    run: Annotated[str, typer.Option(help="take this run on the cluster's storage up again, instead of a name")] = "",
+) -> None:
+    """Run an experiment or a sweep as a job on a Ray cluster, and follow it."""
+    from launch.jobs.submit import submit
+
+    raise typer.Exit(submit(name, address, scale, settings, storage, job, run, console))
+
+
+@app.command()
+def jobs(address: AddressOption = "") -> None:
+    """List the jobs of this suite on a Ray cluster."""
+    from launch.jobs import listing
+
+    listing.jobs(address, console)
+
+
+@app.command()
+def logs(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "") -> None:
+    """Follow a job on a Ray cluster to its end; the exit code is the job's."""
+    from launch.jobs import follow
+
+    raise typer.Exit(follow.logs(address, job, console))
+
+
+@app.command()
+def stop(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "") -> None:
+    """End a job on a Ray cluster; its run can be resumed."""
+    from launch.jobs import listing
+
+    listing.stop(address, job, console)
+
+
+@app.command()
+def fetch(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "") -> None:
+    """Fetch what a job's runs left on the cluster, checkpoints aside, into runs/."""
+    from launch.jobs import fetch
+
+    fetch.fetch(address, job, console)
+
+
 @app.command("list")
 def list_experiments() -> None:
     """List the experiments: what they are, and the paper's numbers."""
@@ -183,6 +235,7 @@ def main() -> None:
     # `make` and a terminal send SIGINT, a scheduler SIGTERM: both end the workers and leave a run that can be resumed
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
+        _take_secret()
         app()
     except SuiteError as error:
         complaints.print(f"error: {error}")
@@ -194,6 +247,15 @@ def main() -> None:
             f"error: {error.filename or 'a file'} cannot be written: {error.strerror}; make room, and go on"
         )
         sys.exit(2)
+
+
+def _take_secret() -> None:
+    """A job on a cluster finds its key where the person who submitted it left it."""
+    if "GPIPE_SECRET" in os.environ:
+        from launch.jobs import secrets
+
+        if gone := secrets.take():
+            console.print(gone)
 
 
 def _as_interrupt(number: int, frame: object) -> None:

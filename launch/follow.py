@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from launch.progress import Update, face_of
 from launch.runs import RunFolder
 
 PERIOD = 0.5
@@ -44,22 +45,18 @@ class Follower:
     """A context in which a run's progress is shown, from a thread of its own."""
 
     def __init__(self, run: RunFolder, steps: int, unit: str, console: Console) -> None:
-        self._steps, self._unit, self._console = steps, unit, console
+        self._steps, self._unit = steps, unit
         # a resumed run has lines already, and rewrites them while it starts
         self._metrics, self._messages = Tail(run.metrics, from_end=True), Tail(run.messages, from_end=True)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._bar = Progress(
-            TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(), console=console, transient=False,
-            disable=not console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=steps, numbers="starting workers")
-        self._printed = 0
+        self._face = face_of(console)
+        self._began = time.monotonic()
         self._pace: float | None = None
 
     def __enter__(self) -> Follower:
-        self._bar.start()
+        self._face.start()
+        self._face.show(Update(0, self._steps, "starting workers", 0.0))
         self._thread.start()
         return self
 
@@ -69,7 +66,7 @@ class Follower:
         self._stop.set()
         self._thread.join(5)
         self._look()
-        self._bar.stop()
+        self._face.stop()
 
     def _run(self) -> None:
         while not self._stop.wait(PERIOD):
@@ -77,7 +74,7 @@ class Follower:
 
     def _look(self) -> None:
         for line in self._messages.lines():
-            self._bar.console.print(line)
+            self._face.say(line)
         last: dict[str, Any] | None = None
         for line in self._metrics.lines():
             try:
@@ -93,9 +90,4 @@ class Follower:
         loss = "not finite" if values["loss"] is None else f"{values['loss']:.3f}"
         left = (self._steps - step) * self._pace
         numbers = f"loss {loss}  {values[f'{self._unit}_per_second']:,.0f} {self._unit}/s  about {left:.0f} s left"
-        self._bar.update(self._task, completed=step, numbers=numbers)
-        # without a terminal there is no bar: a line now and then instead
-        due = step // max(1, self._steps // 10)
-        if not self._console.is_terminal and (due > self._printed or step == self._steps):
-            self._printed = due
-            self._console.print(f"step {step}/{self._steps}  {numbers}")
+        self._face.show(Update(step, self._steps, numbers, time.monotonic() - self._began))

@@ -13,7 +13,10 @@ import filelock
 
 from suite.errors import SettingError, nearest
 
-RUNS, CACHE = Path("runs"), Path(".cache")
+STORAGE = os.environ.get("GPIPE_STORAGE", "")
+"""The folder that all nodes of a cluster share, where a submitted run lies; none on one's own machine."""
+
+RUNS, CACHE = (Path(STORAGE) / "runs", Path(STORAGE) / "cache") if STORAGE else (Path("runs"), Path(".cache"))
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,29 @@ def held(run: Path) -> Iterator[None]:
     except filelock.Timeout:
         raise SettingError(f"another process is at run {run}; wait until it ends, or end it") from None
     with taken:
+        _note(run)
         yield
+
+
+def job_notes(storage: Path, job: str) -> Path:
+    """Returns where a job on a cluster notes the folders of its runs, a line each."""
+    return storage / "jobs" / job
+
+
+def _note(run: Path) -> None:
+    """Notes a run as one of this job's, if this is a job: ``make fetch`` brings what is noted."""
+    if STORAGE and (job := os.environ.get("GPIPE_JOB")):
+        notes = job_notes(Path(STORAGE), job)
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        with notes.open("a") as file:
+            file.write(f"{run.resolve()}\n")
+
+
+def how_to_go_on(run: RunFolder) -> str:
+    """Returns the command that takes a run up again, from where a person sits."""
+    if STORAGE:
+        return f"make submit RUN={run.path.parent.name}/{run.path.name} STORAGE={STORAGE} ADDRESS="
+    return f"make resume RUN={run.path}"
 
 
 def find_run(asked: str) -> RunFolder:

@@ -19,7 +19,7 @@ from experiments.scales import with_changes
 from experiments.tasks import data_folder, prepare_data, workload
 from launch.checkpoints import place_of_run
 from launch.follow import Follower
-from launch.runs import CACHE, RunFolder, find_run, held, new_run
+from launch.runs import CACHE, RunFolder, find_run, held, how_to_go_on, new_run
 from launch.site import Site, site_of
 from launch.supervise import Supervisor
 from launch.worker import Job, speaker, threads_of
@@ -124,7 +124,7 @@ def _train(run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool, 
         try:
             _launch(course, site, console)
         except KeyboardInterrupt:
-            console.print(f"interrupted; the workers are gone. Go on with: make resume RUN={run.path}")
+            console.print(f"interrupted; the workers are gone. Go on with: {how_to_go_on(run)}")
             raise
         finally:
             _show_trace(run, course.planned, console)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from launch.devices import cores
+from launch.jobs import secrets
 from suite.errors import PlacementError, WorkerError
 from suite.pipeline.placement import Node
 
@@ -34,6 +35,7 @@ class Connection:
 
     def __init__(self) -> None:
         self._connected = False
+        self._keeper: object | None = None
 
     @property
     def connected(self) -> bool:
@@ -57,12 +59,14 @@ class Connection:
             _connect(ray, workers)
         finally:
             signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
+        self._keeper = secrets.hand_out()
         self._connected = True
 
     def close(self) -> None:
         """Disconnects, which ends all that was started over this connection."""
         import ray
 
+        self._keeper = None
         ray.shutdown()
         self._connected = False
 

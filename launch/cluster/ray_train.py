@@ -15,6 +15,7 @@ from experiments.experiment import Experiment
 from launch.cluster.causes import first_cause
 from launch.cluster.connection import END_S, Connection, answering
 from launch.cluster.mirror import Mirror
+from launch.jobs import secrets
 from launch.watch import Verdict, Watch
 from launch.worker import Job, threads_of
 from suite.errors import DiedError, PlacementError, SuiteError, WorkerError
@@ -206,6 +207,7 @@ def _loop(config: dict[str, Any]) -> None:
 
     from launch.worker import work
 
+    secrets.receive()
     cells = tuple(map(int, config["cells"]))
     recipe = Recipe(**config["recipe"] | {"graphs": tuple(map(int, config["recipe"]["graphs"]))})
     folder, data = Path(config["folder"]), Path(config["data"])

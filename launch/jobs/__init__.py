@@ -1,0 +1,1 @@
+"""Runs as jobs on a Ray cluster: submitted, listed, followed, stopped, fetched."""

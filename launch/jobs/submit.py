@@ -1,0 +1,141 @@
+"""``make submit``: an experiment, a sweep, or a run that is to be taken up again, as a job on a Ray cluster.
+
+name, settings -> package -> address, token, version -> job's name -> probe ----> upload, submit, follow
+-------------- all of this before anything is uploaded; each failure one sentence -------------
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.cluster import GIB, Cluster
+from experiments.registry import experiments, find, resolve
+from experiments.sweep import folder_name
+from experiments.sweeps import SWEEPS, find_scale
+from launch.jobs import secrets
+from launch.jobs.door import OURS, Door, JobError
+from launch.jobs.follow import follow, how_to
+from launch.jobs.listing import STOP_S
+from launch.jobs.package import Package, checkout, pack
+from launch.jobs.pins import pins
+from launch.jobs.preflight import Ground, preflight
+from launch.progress import FOLLOWED
+from suite.errors import PlacementError, SettingError, nearest
+
+PASSED_ON = ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
+"""Variables of this machine that a job gets as well; no secrets."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job runs: the command line's own words."""
+
+    name: str
+    """What the job is called after."""
+    command: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    """Folders below ``runs/`` that it leaves beside its runs."""
+
+
+def submit(
+    name: str, asked: str, scale: str, settings: str, storage: str, job: str, run: str, console: Console
+) -> int:  # fmt: skip
+    """Submits, follows to the end and returns the exit code of the job. Raises a SuiteError for whatever would end it
+    there and can be known here."""
+    work = work_of(name, scale, settings, run)
+    _check_names(job, storage)
+    with tempfile.TemporaryDirectory() as place:
+        package = pack(checkout(), Path(place) / "package.zip")
+        for line in package.lines:
+            console.print(line)
+        door = Door(asked)
+        job = _free(door, job or f"{work.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        ground = preflight(door, pins(checkout()), storage)
+        for line in ground.lines:
+            console.print(line)
+        _send(door, job, work, package, ground, settings)
+    console.print(f"submitted: job {job} on {door.address}; Ctrl-C leaves it running")
+    console.print(how_to(door, job))
+    return follow(door, job, console)
+
+
+def work_of(name: str, scale: str, settings: str, run: str) -> Work:
+    """Returns what is to be run. Raises a SuiteError for an unknown name or scale, or a bad setting."""
+    given = ("--set", settings) if settings else ()
+    if run:
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", run):
+            raise SettingError(f"RUN={run!r} is no run on a cluster's storage: give it as name/id, or by its id")
+        return Work(run.rpartition("/")[2], ("resume", run, *given))
+    if name in SWEEPS:
+        if settings:
+            raise SettingError(f"sweep {name} takes no settings: its members have their own; leave SET out")
+        chosen = find_scale(SWEEPS[name], scale, Cluster(1, GIB, "cpu"))
+        return Work(name, ("sweep", name, "--scale", scale, "--launcher", "ray"), (folder_name(name, chosen),))
+    if name not in experiments():
+        raise SettingError(f"no experiment or sweep is called {name}; {nearest(name, [*experiments(), *SWEEPS])}")
+    _check_settings(name, scale, settings)
+    return Work(name, ("experiment", name, "--scale", scale, *given))
+
+
+def _check_settings(name: str, scale: str, settings: str) -> None:
+    """Raises SettingError for what is wrong whatever the cluster has: only there it is known what fits."""
+    if scale not in ("auto", "paper", "laptop"):
+        raise SettingError(f"no scale {scale!r}; {nearest(scale, ['auto', 'paper', 'laptop'])}")
+    if scale == "paper":
+        find(name).with_settings(settings.split())
+        return
+    with suppress(PlacementError):
+        resolve(name, "laptop", Cluster(64, 64 * GIB, "cpu"), settings)
+
+
+def _check_names(job: str, storage: str) -> None:
+    if job and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", job):
+        raise SettingError(f"JOB={job!r} is no name of a job: letters, digits, and . _ - after the first of them")
+    if storage and not storage.startswith("/"):
+        raise SettingError(f"STORAGE={storage!r} is no place that nodes share: give a folder from / on")
+
+
+def _free(door: Door, job: str) -> str:
+    """Returns a job's name. Raises JobError where the cluster has a job of it."""
+    taken = [one for one in door.list_jobs() if one.submission_id == job]
+    if taken:
+        raise JobError(
+            f"a job {job} is on the cluster at {door.address} already, it is {taken[0].status.value.lower()}; name "
+            "this one by another JOB=, or leave JOB out"
+        )
+    return job
+
+
+def _send(door: Door, job: str, work: Work, package: Package, ground: Ground, settings: str) -> None:
+    """Uploads the package and submits the job. From here on the cluster has it."""
+    command = shlex.join([ground.python, "-m", "launch.cli", *work.command])
+    variables = {
+        "GPIPE_STORAGE": ground.storage, "GPIPE_JOB": job, FOLLOWED: "1", "COLUMNS": "120",
+        "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S),
+        **{name: value for name in PASSED_ON if (value := os.environ.get(name))},
+    }  # fmt: skip
+    door.submit_job(
+        entrypoint=f"exec {command}",
+        submission_id=job,
+        runtime_env={
+            "working_dir": str(package.archive),
+            "env_vars": variables | secrets.leave(door),
+            **ground.install,
+        },
+        metadata={
+            OURS: " ".join(work.command[:2]),
+            "storage": ground.storage,
+            "beside": " ".join(work.beside),
+            "set": settings,
+            "commit": package.commit,
+        },
+    )
