@@ -25,8 +25,8 @@ def here(monkeypatch, tmp_path):
 def test_the_commands_are_these_and_a_new_one_is_a_decision():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
-        "bench", "checkpoints", "experiment", "export", "gpu-check", "list", "plan", "report", "resume", "score",
-        "sweep", "table", "translate",
+        "bench", "checkpoints", "experiment", "export", "fetch", "gpu-check", "jobs", "list", "logs", "plan", "report",
+        "resume", "score", "stop", "submit", "sweep", "table", "translate",
     }  # fmt: skip
 
 
@@ -64,6 +64,8 @@ def test_the_commands_are_these_and_a_new_one_is_a_decision():
         (["table", "breakdown"], ["has a trace yet"]),
         (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
         (["gpu-check"], ["needs a CUDA device", "torch sees none", "nvidia-smi"]),
+        (["submit", "t128_6", "--address", "http://127.0.0.1:1"], ["t128_6", "did you mean t128_6b"]),
+        (["submit", "t128_6b", "--address", "http://127.0.0.1:1"], ["no Ray cluster answers at http://127.0.0.1:1"]),
         (["resume", ""], ["which run?", "RUN="]),
         (["resume", "**x"], ["no run '**x'"]),
         (["resume", "nothing"], ["no run 'nothing'", "there are no runs"]),

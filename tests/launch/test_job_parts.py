@@ -1,0 +1,271 @@
+"""What a submission is made of, without a cluster: the package, what a probe says, the archive that comes back."""
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+import zipfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from launch.jobs import packing, probe
+from launch.jobs.door import JobError, address_of
+from launch.jobs.fetch import read_archive, unpack
+from launch.jobs.package import checkout, pack
+from launch.jobs.pins import pins
+from launch.jobs.preflight import judge
+from launch.jobs.submit import work_of
+from launch.progress import Bar, Marked, Update, read_update
+from suite.errors import SettingError, SuiteError
+
+PINS = {"torch": "2.13.0", "rich": "15.0.0"}
+
+
+def git(folder, *arguments):
+    subprocess.run(
+        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *arguments],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A checkout with two tracked files, one ignored and one unknown to git."""
+    root = tmp_path / "tree"
+    (root / "sub").mkdir(parents=True)
+    (root / "a.py").write_text("a = 1\n")
+    (root / "sub" / "b.py").write_text("b = 1\n")
+    (root / ".gitignore").write_text("*.log\n")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "first")
+    (root / "big.log").write_bytes(b"x" * 100)
+    return root
+
+
+def test_tracked_files_go_as_they_are_and_the_rest_stays(tree, tmp_path):
+    first = pack(tree, tmp_path / "one.zip")
+    assert first.lines[0].startswith("package: 3 tracked files, 0.00 MiB, commit ")
+    assert len(first.lines) == 1
+    (tree / "a.py").write_text("a = 2\n")
+    (tree / "notes.txt").write_text("mine")
+    with (tree / "dump.bin").open("wb") as file:
+        file.truncate(11 * 2**20)
+    second = pack(tree, tmp_path / "two.zip")
+    assert second.lines[1:] == (
+        "1 of them differ from the commit and go as they are: a.py",
+        "left behind, as git does not track them: 2 files, 11.00 MiB; large: dump.bin (11.00 MiB)",
+    )
+    with zipfile.ZipFile(second.archive) as file:
+        assert sorted(file.namelist()) == [".gitignore", "a.py", "sub/b.py"]
+        assert file.read("a.py") == b"a = 2\n"
+
+
+def test_the_same_files_make_the_same_archive(tree, tmp_path):
+    pack(tree, tmp_path / "one.zip")
+    os.utime(tree / "a.py", (1, 1))
+    pack(tree, tmp_path / "two.zip")
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+
+
+def test_a_package_over_the_limit_names_its_largest_files(tree, tmp_path):
+    (tree / "weights.bin").write_bytes(os.urandom(5000))
+    git(tree, "add", "-A")
+    with pytest.raises(JobError, match=r"Ray takes 0.00 MiB at most; its largest files are weights.bin \(0.00 MiB\)"):
+        pack(tree, tmp_path / "one.zip", limit=4000)
+
+
+def test_outside_of_a_checkout_it_is_said_what_to_do(tmp_path):
+    with pytest.raises(JobError, match=r"is no git checkout .* submit from a clone, or make it one by git init"):
+        pack(tmp_path, tmp_path / "one.zip")
+
+
+def test_the_pins_are_those_of_what_a_run_needs_and_not_of_development():
+    found = pins(checkout())
+    assert found["torch"] == "2.13.0"
+    assert "aiohttp" in found  # which ray[default] needs, and plain ray does not
+    assert not {"pytest", "mypy", "ruff"} & set(found)
+
+
+def node(**changes):
+    told = {"host": "n", "address": "10.0.0.1", "python": "3.11.9", "differ": {}, "shared": True, "fault": ""}
+    return told | changes
+
+
+def seen(*nodes, **changes):
+    told = {"python": "3.11.2", "executable": "/v/bin/python", "storage": "/s", "fault": "", "differ": {}}
+    return told | {"nodes": list(nodes or [node()])} | changes
+
+
+def test_a_cluster_that_has_everything_gets_nothing_installed():
+    ground = judge(seen(node(), node()), PINS, "/s", "3.11.7")
+    assert (ground.nodes, ground.storage, ground.python, ground.install) == (2, "/s", "/v/bin/python", {})
+    assert ground.lines[0] == "all 2 pinned packages are on the cluster: nothing is installed"
+
+
+def test_what_differs_on_any_node_is_installed_by_its_pin_and_told():
+    ground = judge(seen(node(), node(differ={"rich": "14.0.0", "torch": None})), PINS, "/s", "3.11.7")
+    assert ground.install["pip"]["packages"] == ["rich==15.0.0", "torch==2.13.0"]
+    assert ground.python == "python"
+    assert "2 packages are installed on each node first" in ground.lines[0]
+    assert "rich 15.0.0 (there: 14.0.0), torch 2.13.0 (there: none)" in ground.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("told", "storage", "parts"),
+    [
+        (seen(node(python="3.12.1")), "/s", [r"n \(10.0.0.1\) runs Python 3.12.1, here is Python 3.11.7"]),
+        (seen(python="3.10.4"), "/s", ["the head runs Python 3.10.4"]),
+        (seen(node(), node(), storage=""), "", ["the cluster has 2 nodes", "give STORAGE="]),
+        (seen(node(), node(host="m", shared=False)), "/s", ["not one and the same", "1 of 2", r"m \(10.0.0.1\)"]),
+        (seen(node(fault="OSError: full")), "/s", [r"cannot be written from node n \(10.0.0.1\): OSError: full"]),
+        (seen(fault="OSError: read-only"), "/s", ["cannot be written from the head: OSError: read-only"]),
+        (seen({"host": "m", "address": "b", "fault": "did not answer"}), "/s", [r"node m \(b\) is not fit", "answer"]),
+    ],
+)
+def test_what_would_end_a_run_there_is_told_here(told, storage, parts):
+    with pytest.raises(JobError) as refused:
+        judge(told, PINS, storage, "3.11.7")
+    for part in parts:
+        refused.match(part)
+
+
+def test_a_probe_tells_versions_that_differ_and_markers_that_it_sees(tmp_path):
+    found = probe.versions({"rich": "0.0.1", "no-such-package": "1", "torch": pins(checkout())["torch"]})
+    assert set(found) == {"rich", "no-such-package"}  # torch's +cpu is no other version
+    assert found["no-such-package"] is None
+    (tmp_path / "theirs").mkdir()
+    probe.put(str(tmp_path / "ours"), "mark")
+    told = probe.look({}, str(tmp_path / "ours"), "mark", "mine")
+    assert (told["shared"], told["fault"]) == (True, "")
+    assert probe.there(str(tmp_path / "ours"), "mine")
+    assert not probe.look({}, str(tmp_path / "theirs"), "mark", "mine")["shared"]
+    for name in ("mark", "mine", "never"):
+        probe.remove(str(tmp_path / "ours"), name)
+    assert not list((tmp_path / "ours").iterdir())
+
+
+def archive(tmp_path, capsys):
+    """Returns what the cluster prints for a job with one run."""
+    run = tmp_path / "storage" / "runs" / "t" / "1"
+    for name in ("record.json", "logs/stage-0-0.log", "checkpoints/5/manifest.json", "model.safetensors", "lock"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(name)
+    notes = tmp_path / "storage" / "jobs" / "j"
+    notes.parent.mkdir()
+    notes.write_text(f"{run}\n{run}\n")
+    packing.main({"storage": str(tmp_path / "storage"), "job": "j", "beside": ["sweep"], "limit": 10**6})
+    return capsys.readouterr().out
+
+
+def test_an_archive_comes_back_whole_without_checkpoints(tmp_path, capsys):
+    head, packed = read_archive("a line of Ray's\n" + archive(tmp_path, capsys))
+    source = {"job": "j", "address": "a"}
+    for _ in range(2):
+        unpack(packed, head["folders"], tmp_path / "runs", source)
+        found = {str(path.relative_to(tmp_path / "runs")) for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+        assert found == {"t/1/record.json", "t/1/logs/stage-0-0.log", "t/1/fetched.json"}
+    with pytest.raises(JobError, match="is there already, and not from job k"):
+        unpack(packed, head["folders"], tmp_path / "runs", source | {"job": "k"})
+
+
+def test_a_torn_or_damaged_archive_is_refused(tmp_path, capsys):
+    lines = archive(tmp_path, capsys).splitlines()
+    with pytest.raises(JobError, match="did not come whole"):
+        read_archive("\n".join(lines[:-1]))
+    with pytest.raises(JobError, match="came damaged"):
+        read_archive("\n".join([lines[0], "A" + lines[1][1:], *lines[2:]]))
+    with pytest.raises(JobError, match="came damaged: 0 of"):
+        read_archive("\n".join([lines[0], "?", *lines[2:]]))
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/out", "t/1/../../../out", "t/2/record.json"])
+def test_an_archive_that_leads_out_of_its_runs_writes_nothing(tmp_path, name):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as file:
+        file.addfile(tarfile.TarInfo("t/1/good"), io.BytesIO())
+        file.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(JobError, match="nothing was unpacked"):
+        unpack(buffer.getvalue(), ["t/1"], tmp_path / "runs", {"job": "j", "address": "a"})
+    with pytest.raises(JobError, match="nothing was unpacked"):
+        unpack(buffer.getvalue(), ["../t"], tmp_path / "runs", {"job": "j", "address": "a"})
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_what_is_submitted_is_the_command_line_of_an_own_run():
+    assert work_of("t128_6b", "laptop", "train.steps=5", "").command == (
+        "experiment", "t128_6b", "--scale", "laptop", "--set", "train.steps=5",
+    )  # fmt: skip
+    sweep = work_of("depth_width", "auto", "", "")
+    assert sweep.command == ("sweep", "depth_width", "--scale", "auto", "--launcher", "ray")
+    assert sweep.beside == ("depth_width-laptop",)
+    assert work_of("t128_6b", "auto", "", "t/20260101-000000").command == ("resume", "t/20260101-000000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("t128_6", "auto", "", ""), "no experiment or sweep is called t128_6; did you mean t128_6b"),
+        (("t128_6b", "laptp", "", ""), "no scale 'laptp'"),
+        (("t128_6b", "auto", "train.step=5", ""), "train.step"),
+        (("t128_6b", "paper", "train.steps=x", ""), "train.steps"),
+        (("depth_width", "auto", "train.steps=5", ""), "takes no settings"),
+        (("depth_width", "huge", "", ""), "has no scale 'huge'"),
+        (("", "auto", "", "a b"), "RUN='a b'"),
+    ],
+)
+def test_what_cannot_be_run_anywhere_is_told_before_anything_else(arguments, part):
+    with pytest.raises(SuiteError, match=part.replace("?", r"\?")):
+        work_of(*arguments)
+
+
+def test_an_address_is_a_dashboards(monkeypatch):
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    with pytest.raises(JobError, match="which cluster"):
+        address_of("")
+    with pytest.raises(JobError, match="no address of a dashboard"):
+        address_of("ray://head:10001")
+    assert address_of("head:8265/") == "http://head:8265"
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "https://other:1")
+    assert (address_of(""), address_of("http://head:8265")) == ("https://other:1", "http://head:8265")
+
+
+@given(
+    st.builds(Update, st.integers(0), st.integers(1), st.text(), st.floats(0, allow_nan=False, allow_infinity=False))
+)
+def test_a_marked_line_is_one_line_and_reads_back_what_it_says(update):
+    line = update.line()
+    assert "\n" not in line
+    assert read_update(line) == update
+
+
+@pytest.mark.parametrize(
+    "line", ["", "step 3/4", "@gpipe-progress ", "@gpipe-progress {}", '@gpipe-progress {"step": 1']
+)
+def test_other_lines_are_no_progress(line):
+    assert read_update(line) is None
+
+
+def test_a_followed_run_is_shown_as_one_of_ones_own():
+    there, here = io.StringIO(), io.StringIO()
+    marked, bar = Marked(Console(file=there, width=200)), Bar(Console(file=here, width=200))
+    for step in (0, 2, 4):
+        marked._next = 0.0
+        marked.show(Update(step, 4, "loss 1", 1.5))
+    for line in there.getvalue().splitlines():
+        bar.show(read_update(line))
+    assert here.getvalue().splitlines() == ["step 2/4  loss 1", "step 4/4  loss 1"]
+    assert json.loads(there.getvalue().splitlines()[-1].partition(" ")[2])["elapsed_s"] == 1.5
+
+
+def test_a_bad_name_of_a_job_or_place_is_refused():
+    from launch.jobs.submit import _check_names
+
+    for job, storage in (("a/b", ""), ("-a", ""), ("", "relative/folder")):
+        with pytest.raises(SettingError):
+            _check_names(job, storage)
+    _check_names("run-1.a_b", "/shared")
