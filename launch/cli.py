@@ -10,6 +10,8 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated
 
@@ -180,7 +182,7 @@ def submit(
     address: AddressOption = "",
     scale: Annotated[str, typer.Option(help="as of the experiment or the sweep")] = "auto",
     settings: SetOption = "",
-    storage: Annotated[str, typer.Option(help="a folder that all nodes share; one node needs none")] = "",
+    storage: Annotated[str, typer.Option(help="a folder that all nodes share, or a URL; one node needs none")] = "",
     job: Annotated[str, typer.Option(help="its name; empty: what it runs, and the time of day")] = "",
     run: Annotated[str, typer.Option(help="take this run on the cluster's storage up again, instead of a name")] = "",
 ) -> None:
@@ -235,8 +237,8 @@ def main() -> None:
     # `make` and a terminal send SIGINT, a scheduler SIGTERM: both end the workers and leave a run that can be resumed
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        _take_secret()
-        app()
+        with _as_job():
+            app()
     except SuiteError as error:
         complaints.print(f"error: {error}")
         sys.exit(2)
@@ -249,13 +251,20 @@ def main() -> None:
         sys.exit(2)
 
 
-def _take_secret() -> None:
-    """A job on a cluster finds its key where the person who submitted it left it."""
-    if "GPIPE_SECRET" in os.environ:
-        from launch.jobs import secrets
+@contextmanager
+def _as_job() -> Iterator[None]:
+    """A context for the command line. In a job on a cluster it has the key of who submitted it, and copies its runs to
+    where they are to be kept; elsewhere it is nothing."""
+    if "GPIPE_JOB" not in os.environ:
+        yield
+        return
+    from launch.jobs.mirror import mirrored
+    from launch.jobs.secrets import take
 
-        if gone := secrets.take():
-            console.print(gone)
+    if gone := take():
+        console.print(gone)
+    with mirrored(console.print):
+        yield
 
 
 def _as_interrupt(number: int, frame: object) -> None:

@@ -25,7 +25,9 @@ class Ground:
 
     nodes: int
     storage: str
-    """The folder or URL that all nodes share."""
+    """The folder that all nodes share."""
+    url: str
+    """Where checkpoints go, and copies of the rest; empty without one."""
     python: str
     """The interpreter to run by: Ray's own, or ``python`` of what is installed for the job."""
     install: dict[str, Any]
@@ -55,9 +57,14 @@ def judge(seen: dict[str, Any], pins: dict[str, str], storage: str, here: str) -
     _check_python([seen | {"host": "the head", "address": ""}, *nodes], here)
     _check_storage(seen, storage)
     install, line = _packages([seen, *nodes], pins)
-    where = f"storage: {seen['storage']}" + ("" if storage else ", on the one node there is; it outlives the job")
-    python = "python" if install else str(seen["executable"])
-    return Ground(len(nodes), str(seen["storage"]), python, install, (line, where))
+    url = storage if "://" in storage else ""
+    folder = str(seen["home"] if url else seen["storage"])
+    where = f"storage: {folder}"
+    if url:
+        where += f" on the head, copied to {url}; checkpoints go there at once"
+    elif not storage:
+        where += ", on the one node there is; it outlives the job"
+    return Ground(len(nodes), folder, url, "python" if install else str(seen["executable"]), install, (line, where))
 
 
 def _check_python(nodes: list[dict[str, Any]], here: str) -> None:
@@ -77,6 +84,11 @@ def _check_storage(seen: dict[str, Any], storage: str) -> None:
         raise JobError(
             f"the cluster has {len(nodes)} nodes, and a run needs a place that they all share: give STORAGE=, a folder "
             "that all of them have, or a URL such as s3://bucket/runs"
+        )
+    if "://" in place and len(nodes) > 1:
+        raise JobError(
+            f"the cluster has {len(nodes)} nodes, and a URL alone does for one: a run's workers share a folder; give "
+            "STORAGE= a folder that all nodes have"
         )
     if seen["fault"]:
         raise JobError(f"storage {place} cannot be written from the head: {seen['fault']}")

@@ -104,9 +104,8 @@ def probe(asked: dict[str, Any]) -> dict[str, Any]:
 
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
     alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    place = asked["storage"]
-    if not place and len(alive) == 1:  # a folder that outlives the job
-        place = os.path.join(os.path.expanduser("~"), "gpipe-storage")
+    home = os.path.join(os.path.expanduser("~"), "gpipe-storage")  # a folder that outlives the job
+    place = asked["storage"] or (home if len(alive) == 1 else "")
     marker = ".gpipe-" + uuid.uuid4().hex
     seen = {
         "python": platform.python_version(),

@@ -25,6 +25,7 @@ from launch.jobs import secrets
 from launch.jobs.door import OURS, Door, JobError
 from launch.jobs.follow import follow, how_to
 from launch.jobs.listing import STOP_S
+from launch.jobs.mirror import COPIES
 from launch.jobs.package import Package, checkout, pack
 from launch.jobs.pins import pins
 from launch.jobs.preflight import Ground, preflight
@@ -51,7 +52,7 @@ def submit(
 ) -> int:  # fmt: skip
     """Submits, follows to the end and returns the exit code of the job. Raises a SuiteError for whatever would end it
     there and can be known here."""
-    work = work_of(name, scale, settings, run)
+    work = work_of(name, scale, settings, run, storage)
     _check_names(job, storage)
     with tempfile.TemporaryDirectory() as place:
         package = pack(checkout(), Path(place) / "package.zip")
@@ -68,14 +69,19 @@ def submit(
     return follow(door, job, console)
 
 
-def work_of(name: str, scale: str, settings: str, run: str) -> Work:
+def work_of(name: str, scale: str, settings: str, run: str, storage: str = "") -> Work:
     """Returns what is to be run. Raises a SuiteError for an unknown name or scale, or a bad setting."""
+    url = storage.rstrip("/") if "://" in storage else ""
+    if url and not run and name not in SWEEPS:  # a run that is taken up again keeps its own
+        settings = f"{settings} train.checkpoints={url}/checkpoints".strip()
     given = ("--set", settings) if settings else ()
     if run:
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", run):
             raise SettingError(f"RUN={run!r} is no run on a cluster's storage: give it as name/id, or by its id")
         return Work(run.rpartition("/")[2], ("resume", run, *given))
     if name in SWEEPS:
+        if url:
+            raise SettingError(f"a sweep's runs begin from each other's folders: give STORAGE= a folder, not {url}")
         if settings:
             raise SettingError(f"sweep {name} takes no settings: its members have their own; leave SET out")
         chosen = find_scale(SWEEPS[name], scale, Cluster(1, GIB, "cpu"))
@@ -100,8 +106,8 @@ def _check_settings(name: str, scale: str, settings: str) -> None:
 def _check_names(job: str, storage: str) -> None:
     if job and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", job):
         raise SettingError(f"JOB={job!r} is no name of a job: letters, digits, and . _ - after the first of them")
-    if storage and not storage.startswith("/"):
-        raise SettingError(f"STORAGE={storage!r} is no place that nodes share: give a folder from / on")
+    if storage and not re.match("/|[a-z0-9]+://", storage):
+        raise SettingError(f"STORAGE={storage!r} is no place that nodes share: give a folder from / on, or a URL")
 
 
 def _free(door: Door, job: str) -> str:
@@ -121,6 +127,7 @@ def _send(door: Door, job: str, work: Work, package: Package, ground: Ground, se
     variables = {
         "GPIPE_STORAGE": ground.storage, "GPIPE_JOB": job, FOLLOWED: "1", "COLUMNS": "120",
         "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S),
+        **({COPIES: ground.url} if ground.url else {}),
         **{name: value for name in PASSED_ON if (value := os.environ.get(name))},
     }  # fmt: skip
     door.submit_job(
