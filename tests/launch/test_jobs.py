@@ -4,10 +4,12 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -33,12 +35,18 @@ def free_ports(count):
     return map(str, ports)
 
 
+def answer_to_interrupts():
+    """A shell starts what runs in its background deaf to them, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Head:
     """A Ray head with a dashboard, its files below ``folder``."""
 
     def __init__(self, folder):
         self.folder, self.token = folder, secrets.token_hex(16)
         self.storage = folder / "storage"
+        self.session = Path(tempfile.mkdtemp(prefix="gpipe-"))  # its sockets bear no long paths
         port, dashboard, listen, grpc, metrics, agent, client = free_ports(7)
         self.address = f"http://127.0.0.1:{dashboard}"
         self.log = (folder / "head.log").open("w")
@@ -49,10 +57,9 @@ class Head:
              "--dashboard-port", dashboard, "--dashboard-agent-listen-port", listen, "--dashboard-agent-grpc-port",
              grpc, "--metrics-export-port", metrics, "--runtime-env-agent-port", agent, "--ray-client-server-port",
              client, "--min-worker-port", "0", "--max-worker-port", "0", "--object-store-memory", "100000000",
-             "--temp-dir", f"/tmp/gpipe-{os.getpid()}"],
+             "--temp-dir", str(self.session)],
             env=variables | self.key, cwd=folder, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        self.session = Path(f"/tmp/gpipe-{os.getpid()}")
 
     @property
     def key(self):
@@ -73,12 +80,13 @@ class Head:
 
     def end(self):
         os.killpg(self.process.pid, signal.SIGTERM)
-        try:
-            self.process.wait(20)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.log.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+        self.log.close()
+        shutil.rmtree(self.session, ignore_errors=True)
 
     def variables(self, **more):
         given = {**environment(), **self.key, **more}
@@ -121,7 +129,7 @@ def stopped(head):
         command("submit", "t24_1_3b_wide", "--address", head.address, "--scale", "laptop", "--set", settings,
                 "--storage", str(head.storage), "--job", "first"),
         cwd=head.folder, env=head.variables(WANDB_API_KEY=KEY), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
+        text=True, start_new_session=True, preexec_fn=answer_to_interrupts,
     )  # fmt: skip
     until = time.monotonic() + 150
     while not list(head.storage.glob("runs/*/*/checkpoints/00000005/manifest.json")):
