@@ -13,8 +13,11 @@ from ray.job_submission import JobDetails, JobSubmissionClient
 
 from suite.errors import SuiteError, nearest
 
-ANSWER_S = 5.0
-"""Seconds in which a cluster that is there answers."""
+CONNECT_S = 5.0
+"""Seconds in which a machine that is there takes a connection."""
+
+ANSWER_S = 20.0
+"""Seconds in which a dashboard answers, however busy its machine is."""
 
 MUCH_S = 120.0
 """Seconds for which a request may stand still that carries a package or a log."""
@@ -77,12 +80,13 @@ class Door(JobSubmissionClient):
     def _do_request(self, method: str, endpoint: str, **options: Any) -> requests.Response:
         patience = MUCH_S if method == "PUT" or endpoint.endswith("/logs") else ANSWER_S
         try:
-            return super()._do_request(method, endpoint, timeout=patience, **options)
+            return super()._do_request(method, endpoint, timeout=(CONNECT_S, patience), **options)
         except AuthenticationError as error:
             missing = str(error).startswith("Authentication required")
             raise JobError(_no_token(self.address) if missing else _wrong_token(self.address)) from None
         except (requests.ConnectionError, requests.Timeout, requests.exceptions.InvalidURL) as error:
-            how = f"no answer in {patience:.0f} s" if isinstance(error, requests.Timeout) else "no connection"
+            late = isinstance(error, requests.ReadTimeout)
+            how = f"no answer in {patience:.0f} s" if late else "no connection"
             raise AwayError(
                 f"no Ray cluster answers at {self.address} ({how}); see that its head runs, that its dashboard listens "
                 "beyond its own machine (--dashboard-host 0.0.0.0), and that no firewall is between"

@@ -96,7 +96,7 @@ class Head:
         """Runs the command line as a person at a laptop does; returns what it printed."""
         done = subprocess.run(
             command(*arguments, "--address", self.address), cwd=self.folder, env=self.variables(**more),
-            capture_output=True, text=True, timeout=150, check=False,
+            capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -131,7 +131,7 @@ def stopped(head):
         cwd=head.folder, env=head.variables(WANDB_API_KEY=KEY), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True, preexec_fn=answer_to_interrupts,
     )  # fmt: skip
-    until = time.monotonic() + 150
+    until = time.monotonic() + 200
     while not list(head.storage.glob("runs/*/*/checkpoints/00000005/manifest.json")):
         assert follower.poll() is None, follower.communicate()[0]
         assert time.monotonic() < until, "no checkpoint in time"
