@@ -16,6 +16,9 @@ from launch.jobs.door import Door, JobError
 
 LOOK_S = 0.3
 
+SETTLE_S = 1.5
+"""Seconds after which Ray looks at an ended job no more: one that is deleted before, it writes down again as failed."""
+
 PYTHON = (
     r"""P=$(sed -n 's|.* \(/.*\)/lib/python3[^/]*/site-packages/ray/_raylet.so$|\1/bin/python|p' /proc/$PPID/maps """
     r"""2>/dev/null | head -n 1); [ -x "$P" ] || P=python3; """
@@ -62,4 +65,5 @@ def _clear(door: Door, id: str) -> None:
             until = time.monotonic() + 10
             while not door.get_job_status(id).is_terminal() and time.monotonic() < until:
                 time.sleep(LOOK_S)
+        time.sleep(SETTLE_S)
         door.delete_job(id)
