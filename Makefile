@@ -20,6 +20,7 @@ GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
 .PHONY: help experiment resume checkpoints plan table bench sweep report score translate export list submit jobs logs stop fetch gpu-check test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report score translate export list gpu-check doctor test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -79,6 +80,9 @@ fetch: $(READY) ## bring what a job left, checkpoints aside, into runs/: JOB=, A
 
 gpu-check: $(READY) ## check one GPU: gradients, training steps, faster ways; without this environment: python -m launch.gpu_check
 	@$(GPIPE) gpu-check
+
+doctor: $(READY) ## examine this machine, or a Ray cluster and its links: ADDRESS=host:port, STORAGE=folder-or-URL
+	@$(GPIPE) doctor --address "$(ADDRESS)" --storage "$(STORAGE)"
 
 test: $(READY) ## run the tests
 	@$(VENV)/bin/python -m pytest

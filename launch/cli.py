@@ -1,7 +1,7 @@
 """The one command line. The Makefile is a thin face of it; new behaviour is a field of an experiment, not an option.
 
-Exit codes: 0 done, 1 a benchmark found wrong gradients, no checkpoint is whole, or a run of a sweep failed, 2 a fault
-the user can mend (one sentence, no traceback), 130 interrupted.
+Exit codes: 0 done, 1 a benchmark found wrong gradients, no checkpoint is whole, a run of a sweep failed, or the doctor
+found a fault, 2 a fault the user can mend (one sentence, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -222,6 +222,16 @@ def fetch(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "
     from launch.jobs import fetch
 
     fetch.fetch(address, job, console)
+@app.command()
+def doctor(
+    address: Annotated[str, typer.Option(help="host:port of a Ray cluster; empty: RAY_ADDRESS, or this machine")] = "",
+    storage: Annotated[str, typer.Option(help="folder or URL that runs will be kept at; empty: ./runs")] = "",
+) -> None:
+    """Examine this machine or a Ray cluster before a run; exit code 1 when there is a fault."""
+    from launch.doctor import doctor as examination
+
+    if not examination.doctor(address, storage, console):
+        raise typer.Exit(1)
 
 
 @app.command("list")

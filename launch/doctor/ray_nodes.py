@@ -1,0 +1,130 @@
+"""The nodes of a Ray cluster, each with a probe: an actor that takes none of the node's devices."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from launch.doctor.nodes import Answers, Arguments, Node
+from launch.doctor.probe import Probe
+from suite.errors import PlacementError
+
+CONNECT_S = 5.0
+"""Seconds in which a cluster's head takes a connection; Ray itself would try for minutes."""
+
+
+class RayProbes:
+    """A context with a probe on every node of the Ray cluster at ``address`` (host:port)."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.temporary = ""
+        self.nodes: list[Node] = []
+        self._probes: dict[Node, Any] = {}
+
+    def __enter__(self) -> RayProbes:
+        """Raises PlacementError when no cluster answers, or one of another Ray or Python."""
+        connect(self.address)
+        import ray
+
+        self.temporary = str(ray._private.worker.global_worker.node.get_temp_dir_path())  # type: ignore[union-attr]
+        self.nodes = alive(ray.nodes())  # type: ignore[no-untyped-call]
+        for node in self.nodes:
+            self._probes[node] = ray.remote(Probe).options(**pinned(node), num_cpus=0).remote(node.address)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import ray
+
+        self._probes.clear()
+        ray.shutdown()
+
+    def ask(self, nodes: Sequence[Node], call: str, arguments: Arguments, seconds: float) -> Answers:
+        """Calls actors; one whose node, Ray process or worker does not answer is told in its place."""
+        calls = {node: getattr(self._probes[node], call).remote(*arguments(node)) for node in nodes}
+        return collect(calls, seconds)
+
+
+def collect(calls: dict[Node, Any], seconds: float) -> Answers:
+    """Returns what calls that are under way come to within ``seconds``."""
+    import ray
+
+    ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=seconds) if calls else ([], [])
+    done = set(ready)
+    answers: dict[Node, Any] = {}
+    silent: dict[Node, str] = {}
+    for node, call in calls.items():
+        if call not in done:
+            silent[node] = f"no answer in {seconds:g} s"
+            continue
+        try:
+            answers[node] = ray.get(call, timeout=seconds)
+        except Exception as error:
+            silent[node] = str(error).strip().splitlines()[-1].strip()
+    return answers, silent
+
+
+def pinned(node: Node) -> dict[str, Any]:
+    """Returns the options of an actor that runs on a node, or nowhere."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False), "max_restarts": 0}
+
+
+def connect(address: str) -> None:
+    """Connects to the Ray cluster at ``host:port``."""
+    import ray
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise PlacementError(f"ADDRESS={address} is no address of a Ray cluster: write host:port, such as head:6379")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise PlacementError(
+            f"no Ray cluster answers at {address} ({error}); start one there (ray start --head), or leave ADDRESS out "
+            "to examine this machine alone"
+        ) from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # of many types: another version, another token, no Ray process on this machine
+        told = " ".join(str(error).split())
+        raise PlacementError(
+            f"the Ray cluster at {address} turned this machine away: {told[:300]}; use the Ray, the Python and the "
+            "token of the cluster, on one of its nodes"
+        ) from None
+    finally:
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
+
+
+def alive(listed: Sequence[dict[str, Any]]) -> list[Node]:
+    """Returns the nodes that Ray holds alive, the head first, each with a name of its own: host, address, or id."""
+    there = [node for node in listed if node["Alive"]]
+    hosts = Counter(node["NodeManagerHostname"] for node in there)
+    addresses = Counter(node["NodeManagerAddress"] for node in there)
+
+    def name(node: dict[str, Any]) -> str:
+        if hosts[node["NodeManagerHostname"]] == 1:
+            return str(node["NodeManagerHostname"])
+        if addresses[node["NodeManagerAddress"]] == 1:
+            return str(node["NodeManagerAddress"])
+        return f"{node['NodeManagerAddress']}/{node['NodeID'][:6]}"
+
+    there.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], name(node)))
+    return [
+        Node(
+            name(node), node["NodeManagerAddress"], node["NodeID"], int(node["Resources"].get("CPU", 0)),
+            int(node["Resources"].get("GPU", 0)), (node["NodeManagerPort"], node["ObjectManagerPort"]),
+        )
+        for node in there
+    ]  # fmt: skip
