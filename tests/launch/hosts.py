@@ -1,0 +1,241 @@
+"""Hosts for the doctor's tests: network and mount namespaces of this machine, each with a Ray node of its own.
+
+```
+this machine   10.x.y.1   Ray's head, the test       one bridge; each host its own address, /dev/shm and Ray folder,
+host 2, 3      10.x.y.2, .3   a Ray node each        and a clock that can be shifted
+```
+"""
+
+import contextlib
+import mmap
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+static volatile double *shift;
+
+__attribute__((constructor)) static void begin(void) {
+  const char *path = getenv("CLOCK_SHIFT");
+  int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  void *at = file < 0 ? MAP_FAILED : mmap(0, sizeof(double), PROT_READ, MAP_SHARED, file, 0);
+  if (at != MAP_FAILED) shift = at;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+  static int (*real)(clockid_t, struct timespec *);
+  if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+  int failed = real(clock, now);
+  if (!failed && clock == CLOCK_REALTIME && shift) now->tv_sec += (time_t)*shift;
+  return failed;
+}
+"""
+"""Loaded into every process of a host: its clock is ahead by what a file says."""
+
+
+def missing():
+    """Returns why this machine cannot have such hosts, or nothing."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "namespaces and mounts take root on Linux; what facts mean is tested without them"
+    lacking = [name for name in ("ip", "tc", "unshare", "nsenter", "taskset", "cc") if shutil.which(name) is None]
+    if lacking:
+        return f"{', '.join(lacking)} not installed (Debian: iproute2, util-linux, gcc)"
+    name = f"gt{os.getpid()}"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
+        return "this machine's kernel or container allows no network namespaces"
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    return ""
+
+
+def run(*command):
+    return subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True).stdout
+
+
+class Host:
+    """One host: its Ray node, and ways to break it."""
+
+    def __init__(self, name, address, process):
+        self.name, self.address, self.process = name, address, process
+        self.clock = None
+
+    def processes(self):
+        return [int(pid) for pid in run("ip", "netns", "pids", self.name).split()]
+
+    def inside(self, *command):
+        """Runs a command in the host's network and mounts."""
+        return run("nsenter", "-t", self.process.pid, "-n", "-m", *command)
+
+    @contextlib.contextmanager
+    def mounted(self, folder, *arguments):
+        """A mount that only this host sees."""
+        self.inside("mount", *arguments, folder)
+        try:
+            yield
+        finally:
+            self.inside("umount", "-l", folder)
+
+    @contextlib.contextmanager
+    def during(self, do, undo):
+        self.inside(*do)
+        try:
+            yield
+        finally:
+            self.inside(*undo)
+
+    @contextlib.contextmanager
+    def stopped(self):
+        """Every process of the host stands still, as on a machine that swaps or hangs."""
+        halted = self.processes()
+        for pid in halted:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in halted:
+                os.kill(pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def with_cores(self, cores):
+        usual = os.sched_getaffinity(self.process.pid)
+        self._allow(cores)
+        try:
+            yield
+        finally:
+            self._allow(usual)
+
+    def _allow(self, cores):
+        for pid in self.processes():
+            with contextlib.suppress(subprocess.CalledProcessError):  # it may end meanwhile
+                run("taskset", "-a", "-p", "-c", ",".join(map(str, cores)), pid)
+
+    @contextlib.contextmanager
+    def clock_ahead(self, seconds):
+        self.clock[:8] = struct.pack("d", seconds)
+        try:
+            yield
+        finally:
+            self.clock[:8] = struct.pack("d", 0.0)
+
+
+class Hosts:
+    """This machine as the head of a Ray cluster, and two hosts in it."""
+
+    def __init__(self, folder):
+        number = os.getpid()
+        self._name = f"gd{number % 100_000}"
+        self._net = f"10.{100 + number % 90}.{number // 90 % 250}"
+        self._temporary = Path(f"/tmp/{self._name}")
+        self._folder = folder
+        self._head = None
+        self.hosts = []
+        self.extra = folder / "extra"
+        """On the Python path of the last host alone."""
+        self.extra.mkdir()
+        self.address = f"{self._net}.1:{_free()}"
+        self.temporary = str(self._temporary)
+
+    def begin(self):
+        shim = self._folder / "clock.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, "-x", "c", "-", "-ldl"], input=CLOCK.encode(),
+                       check=True)  # fmt: skip
+        run("ip", "link", "add", self._name, "type", "bridge")
+        run("ip", "addr", "add", f"{self._net}.1/24", "dev", self._name)
+        run("ip", "link", "set", self._name, "up")
+        self._head = self._ray(
+            [], "--head", f"--node-ip-address={self._net}.1", f"--port={self.address.rpartition(':')[2]}",
+            "--include-dashboard=false", f"--dashboard-port={_free()}", f"--ray-client-server-port={_free()}",
+            f"--temp-dir={self._temporary}",
+        )  # fmt: skip
+        host, _, port = self.address.rpartition(":")
+        self.until(lambda: _answers(host, int(port)))
+        for number in (2, 3):
+            self.hosts.append(self._host(number, shim))
+
+    def _host(self, number, shim):
+        name, address, cable = f"{self._name}-{number}", f"{self._net}.{number}", f"{self._name}v{number}"
+        run("ip", "netns", "add", name)
+        run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        run("ip", "link", "set", cable, "master", self._name, "up")
+        for command in (f"addr add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+            run("ip", "-n", name, *command.split())
+        shift = self._folder / f"clock-{number}"
+        shift.write_bytes(bytes(8))
+        own = f"mount -t tmpfs -o size=16g none {self._temporary}; mount -t tmpfs -o size=8g none /dev/shm"
+        host = Host(name, address, self._ray(
+            ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", f'{own}; exec "$@"', "sh"],
+            f"--address={self.address}", f"--node-ip-address={address}",
+            "--node-manager-port=7001", "--object-manager-port=7002",
+            PYTHONPATH=f"{self.extra}:{ROOT}" if number == 3 else str(ROOT), LD_PRELOAD=str(shim),
+            CLOCK_SHIFT=str(shift),
+        ))  # fmt: skip
+        with shift.open("r+b") as file:
+            host.clock = mmap.mmap(file.fileno(), 8)
+        return host
+
+    def _ray(self, before, *arguments, **variables):
+        command = [
+            *before, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2",
+            "--object-store-memory=80000000", "--disable-usage-stats", *arguments,
+        ]  # fmt: skip
+        log = (self._folder / f"ray-{len(self.hosts)}.log").open("wb")
+        return subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": str(ROOT), **variables}, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def until(self, seen, seconds=90):
+        end = time.monotonic() + seconds
+        while not seen():
+            logs = [path.read_text() for path in sorted(self._folder.glob("ray-*.log"))]
+            assert time.monotonic() < end, logs
+            assert self._head.poll() is None, logs
+            time.sleep(0.2)
+
+    def end(self):
+        started = [self._head, *(host.process for host in self.hosts)]
+        family = [child for one in started if one and one.poll() is None for child in _family(one.pid)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for one in started:
+            if one:
+                one.wait(30)
+        psutil.wait_procs(family, 20)
+        for host in self.hosts:
+            subprocess.run(["ip", "netns", "del", host.name], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", self._name], check=False, capture_output=True)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _answers(address, port):
+    with contextlib.suppress(OSError):
+        socket.create_connection((address, port), timeout=1).close()
+        return True
+    return False
+
+
+def _family(pid):
+    one = psutil.Process(pid)
+    return [*one.children(recursive=True), one]
+
+
+def _free():
+    with socket.create_server(("", 0)) as listening:
+        return listening.getsockname()[1]

@@ -1,0 +1,203 @@
+"""The doctor: faults planted on hosts in namespaces of this machine, one test each; then what facts mean, and the
+parts that need no cluster."""
+
+import re
+import secrets
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from launch.doctor import doctor, link_workers, speeds
+from launch.doctor.ray_nodes import RayProbes, connect
+from tests.launch.hosts import Hosts, missing
+
+PATIENCE_S = 40.0
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    if why := missing():
+        pytest.skip(why)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        made = Hosts(tmp_path_factory.mktemp("hosts"))
+        try:
+            made.begin()
+            yield made
+        finally:
+            made.end()
+
+
+@pytest.fixture(scope="module")
+def probes(hosts):
+    import ray
+
+    connect(hosts.address)
+    hosts.until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3)
+    ray.shutdown()
+    with RayProbes(hosts.address) as probes:
+        yield probes
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("storage")
+
+
+@pytest.fixture
+def unwell(probes, place):
+    """What is found, but for what is well."""
+
+    def look(seconds=PATIENCE_S):
+        return [one for one in doctor.examine(probes, str(place), seconds).findings if one.level != "ok"]
+
+    return look
+
+
+def test_hosts_in_order_have_no_fault(unwell):
+    assert unwell() == []
+
+
+def told(findings):
+    return [(one.level, one.subject) for one in findings]
+
+
+def test_another_version_of_a_package_on_a_node(hosts, unwell):
+    about = hosts.extra / "transformers-4.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.0\n")
+    try:
+        found = unwell()
+    finally:
+        shutil.rmtree(about)
+    assert told(found) == [("fault", "versions")]
+    assert f"4.0 on {hosts.hosts[1].address}" in found[0].found
+    assert "transformers" in found[0].remedy
+
+
+def test_cores_that_ray_offers_and_a_node_does_not_have(hosts, unwell):
+    with hosts.hosts[0].with_cores({0}):
+        found = unwell()
+    assert told(found) == [("warning", "devices")]
+    assert found[0].found == f"{hosts.hosts[0].address}: Ray offers 2 CPUs, its processes may use 1 core"
+
+
+def test_a_small_shared_memory(hosts, unwell):
+    with hosts.hosts[1].mounted("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "none"):
+        found = unwell()
+    assert told(found) == [("fault", "shared memory")]
+    assert f"{hosts.hosts[1].address}: /dev/shm has 64 MiB" in found[0].found
+    assert "75 MiB" in found[0].found
+    assert "--shm-size" in found[0].remedy
+
+
+def test_a_full_disk(hosts, unwell):
+    shrink, grow = (["mount", "-o", f"remount,size={size}", hosts.temporary] for size in ("64m", "16g"))
+    with hosts.hosts[0].during(shrink, grow):
+        found = unwell()
+    assert told(found) == [("fault", "disk")]
+    assert found[0].found.startswith(f"{hosts.hosts[0].address}: {hosts.temporary} has 0.1 GiB free of 0.1 GiB")
+
+
+def test_a_storage_that_is_another_folder_on_a_node(hosts, place, unwell, tmp_path):
+    with hosts.hosts[1].mounted(place, "--bind", tmp_path):
+        found = unwell()
+    assert {one.subject for one in found} == {"storage"}
+    assert {one.level for one in found} == {"fault"}
+    (its,) = [one.found for one in found if one.found.startswith(f"{hosts.hosts[1].address} does not see")]
+    assert f"in {place} what" in its
+    assert len(found) == 3  # neither do the two others see what this one wrote
+    assert list(place.iterdir()) == list(tmp_path.iterdir()) == []
+
+
+def test_a_storage_that_cannot_be_written_on_a_node(hosts, place, unwell):
+    with hosts.hosts[0].mounted(place, "-t", "tmpfs", "-o", "ro", "none"):
+        found = unwell()
+    assert told(found) == [("fault", "storage")]
+    assert found[0].found == f"{hosts.hosts[0].address} cannot write to {place}: Read-only file system"
+
+
+def test_a_storage_that_is_not_there_on_a_node_is_not_made(hosts, place, unwell, probes):
+    hidden = place.parent
+    with hosts.hosts[0].mounted(hidden, "-t", "tmpfs", "none"):
+        found = unwell()
+        assert told(found) == [("fault", "storage")]
+        assert "there is no such folder" in found[0].found
+        assert hosts.hosts[0].inside("ls", hidden) == ""
+
+
+def test_a_clock_that_is_ahead(hosts, unwell):
+    with hosts.hosts[1].clock_ahead(5):
+        found = unwell()
+    assert told(found) == [("warning", "clocks")]
+    told_s = float(re.fullmatch(rf"{hosts.hosts[1].address}'s clock is ([\d.]+) s ahead.*", found[0].found)[1])
+    assert told_s == pytest.approx(5, abs=0.5)
+
+
+def test_ports_that_are_closed_between_two_hosts(hosts, unwell):
+    first, second = hosts.hosts
+    # dropped without a word, as a firewall does: what comes from the first host for the ports that systems choose
+    rule = ["iif", "eth0", "from", first.address, "ipproto", "tcp", "dport", "32768-60999", "blackhole", "pref", "9"]
+    with second.during(["ip", "rule", "add", *rule], ["ip", "rule", "del", *rule]):
+        found = unwell()
+    assert {(one.level, one.subject) for one in found} == {("fault", "ports")}
+    assert f"{first.address} cannot reach {second.address}: torch.distributed" in found[0].found
+    assert "no answer in 3 s" in found[0].found
+    head = hosts.address.rpartition(":")[0]
+    assert not any(head in one.found for one in found)
+
+
+def test_wandb_that_is_not_reached_though_there_is_a_key(hosts, unwell, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    found = unwell()
+    assert told(found) == [("warning", "wandb")] * 3
+    assert "does not reach http://127.0.0.1:9" in found[0].found
+    assert not any("0" * 40 in f"{one.found}{one.remedy}" for one in found)
+
+
+def one_each(probes):
+    """The nodes, each with one device to give: one worker is placed there."""
+    return [replace(node, cpus=1) for node in probes.nodes]
+
+
+def test_a_slow_link(hosts, probes):
+    slow = hosts.hosts[1]
+    shape = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "160mbit", "burst", "64kb", "latency", "100ms"]
+    with slow.during(shape, ["tc", "qdisc", "del", "dev", "eth0", "root"]):
+        measured, found = link_workers.by_ray(one_each(probes), lambda text: None)
+    assert found == []
+    links = {names: link.bytes_per_s for names, link in measured.pairs.items()}
+    assert len(links) == 3
+    # a message goes there at the wire's speed and back at 20 MB/s: of both ways, twice that
+    assert all((20e6 < rate < 44e6) == (slow.address in names) for names, rate in links.items()), links
+    shown = [one for one in speeds.judged(measured, None) if one.level != "ok"]
+    assert told(shown) == [("warning", "links between nodes")] * 2
+    assert all(slow.address in one.found for one in shown)
+
+
+def test_workers_that_find_no_place(hosts, probes, monkeypatch):
+    import ray
+
+    monkeypatch.setattr(link_workers, "PLACE_S", 15.0)
+    taken = probes.nodes[1]
+    holder = ray.remote(list).options(**link_workers.pinned(taken), num_cpus=2).remote()
+    try:
+        ray.get(holder.__len__.remote(), timeout=PATIENCE_S)
+        measured, found = link_workers.by_ray([taken], lambda text: None)
+    finally:
+        ray.kill(holder)
+    assert measured is None
+    assert told(found) == [("fault", "placement")]
+    assert found[0].found.startswith(f"{taken.name} has 2 CPUs, and of 2 workers with one each 0 found a place")
+
+
+def test_a_node_that_says_nothing(hosts, unwell):
+    silent = hosts.hosts[1]
+    with silent.stopped():
+        found = unwell(seconds=4)
+    assert told(found) == [("fault", "nodes")]
+    assert found[0].found == f"{silent.address} does not answer: no answer in 4 s"
