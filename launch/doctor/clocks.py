@@ -33,12 +33,18 @@ class Skew:
         return f"{abs(self.offset_s):.3f} s {word}, give or take {self.bound_s:.3f} s"
 
 
-def skew(read: Callable[[], float], rounds: int = ROUNDS) -> Skew:
-    """Returns how far the clock that ``read`` asks (seconds since 1970) is ahead of this process's."""
+def skew(
+    read: Callable[[], float],
+    rounds: int = ROUNDS,
+    wall: Callable[[], float] = time.time,
+    steady: Callable[[], float] = time.perf_counter,
+) -> Skew:
+    """Returns how far the clock that ``read`` asks (seconds since 1970) is ahead of ``wall``; round trips are timed by
+    the ``steady`` clock, which nobody sets."""
     found = []
     for _ in range(rounds):
-        wall, begin = time.time(), time.perf_counter()
+        ours, begin = wall(), steady()
         theirs = read()
-        trip = time.perf_counter() - begin
-        found.append(Skew(theirs - (wall + trip / 2), trip / 2))
+        trip = steady() - begin
+        found.append(Skew(theirs - (ours + trip / 2), trip / 2))
     return min(found, key=lambda one: one.bound_s)

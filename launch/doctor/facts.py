@@ -125,7 +125,8 @@ def _gpus() -> tuple[tuple[Gpu, ...], str]:
     try:
         listed = subprocess.run(command, capture_output=True, text=True, timeout=LISTING_S, check=True).stdout
         rows = [[part.strip() for part in line.rsplit(",", 2)] for line in listed.splitlines() if line.strip()]
-        return tuple(Gpu(name, int(float(size)) * 2**20, driver) for name, size, driver in rows), ""
+        # some devices share the host's memory, and name none of their own
+        return tuple(Gpu(name, int(mib) * 2**20 if mib.isdigit() else 0, driver) for name, mib, driver in rows), ""
     except FileNotFoundError:
         return (), ""
     except subprocess.CalledProcessError as error:

@@ -100,6 +100,24 @@ class Host:
             self.inside(*undo)
 
     @contextlib.contextmanager
+    def sending_to_nobody(self, address, ports):
+        """What this host sends to some TCP ports of another goes to a card that nobody has: dropped without a word, as
+        by a firewall."""
+        nobody = f"{address.rpartition('.')[0]}.250"
+        steps = [
+            ("neigh", [nobody, "lladdr", "02:00:00:00:00:01", "dev", "eth0"]),
+            ("route", ["default", "via", nobody, "dev", "eth0", "table", "77"]),
+            ("rule", ["to", address, "ipproto", "tcp", "dport", ports, "lookup", "77", "pref", "9"]),
+        ]
+        for what, words in steps:
+            self.inside("ip", what, "add", *words)
+        try:
+            yield
+        finally:
+            for what, words in reversed(steps):
+                self.inside("ip", what, "del", *words)
+
+    @contextlib.contextmanager
     def stopped(self):
         """Every process of the host stands still, as on a machine that swaps or hangs."""
         halted = self.processes()

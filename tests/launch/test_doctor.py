@@ -1,16 +1,23 @@
-"""The doctor: faults planted on hosts in namespaces of this machine, one test each; then what facts mean, and the
-parts that need no cluster."""
+"""The doctor finds what is wrong with a cluster: faults planted on hosts in namespaces of this machine, one test each.
 
+All tests share one cluster. Each plants one fault, finds it and nothing else, and takes it away again.
+"""
+
+import os
 import re
 import secrets
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from launch.doctor import doctor, link_workers, speeds
+from launch.doctor.kept import read_links
+from launch.doctor.probe import Probe
 from launch.doctor.ray_nodes import RayProbes, connect
-from tests.launch.hosts import Hosts, missing
+from tests.launch.hosts import ROOT, Hosts, missing
 
 PATIENCE_S = 40.0
 
@@ -138,9 +145,7 @@ def test_a_clock_that_is_ahead(hosts, unwell):
 
 def test_ports_that_are_closed_between_two_hosts(hosts, unwell):
     first, second = hosts.hosts
-    # dropped without a word, as a firewall does: what comes from the first host for the ports that systems choose
-    rule = ["iif", "eth0", "from", first.address, "ipproto", "tcp", "dport", "32768-60999", "blackhole", "pref", "9"]
-    with second.during(["ip", "rule", "add", *rule], ["ip", "rule", "del", *rule]):
+    with first.sending_to_nobody(second.address, "32768-60999"):
         found = unwell()
     assert {(one.level, one.subject) for one in found} == {("fault", "ports")}
     assert f"{first.address} cannot reach {second.address}: torch.distributed" in found[0].found
@@ -182,17 +187,35 @@ def test_a_slow_link(hosts, probes):
 def test_workers_that_find_no_place(hosts, probes, monkeypatch):
     import ray
 
-    monkeypatch.setattr(link_workers, "PLACE_S", 15.0)
+    monkeypatch.setattr(link_workers, "PLACE_S", 3.0)
     taken = probes.nodes[1]
-    holder = ray.remote(list).options(**link_workers.pinned(taken), num_cpus=2).remote()
+    holder = ray.remote(Probe).options(**link_workers.pinned(taken), num_cpus=2).remote(taken.address)
     try:
-        ray.get(holder.__len__.remote(), timeout=PATIENCE_S)
+        ray.get(holder.clock.remote(), timeout=PATIENCE_S)
         measured, found = link_workers.by_ray([taken], lambda text: None)
     finally:
         ray.kill(holder)
     assert measured is None
     assert told(found) == [("fault", "placement")]
     assert found[0].found.startswith(f"{taken.name} has 2 CPUs, and of 2 workers with one each 0 found a place")
+
+
+def test_the_whole_examination_of_a_cluster(hosts, probes, place, tmp_path):
+    """The command as it is typed, beside a worker on each node: exit code 0, and the links kept for the plan."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": hosts.address, "COLUMNS": "300"}
+    command = [sys.executable, "-m", "launch.cli", "doctor", "--storage", str(place)]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "fault" not in done.stdout
+    for subject in ("versions", "devices", "shared memory", "disk", "storage", "clocks", "ports", "wandb", "all-reduce",
+                    "links within a node", "links between nodes", "links outside Ray"):  # fmt: skip
+        assert f" {subject}" in done.stdout, done.stdout
+    links = read_links(tmp_path / ".cache")
+    assert links.cluster == hosts.address
+    assert links.pairs == tuple(sorted(node.name for node in probes.nodes))
+    for link in (links.within, links.between, links.all_reduce, links.alone):
+        assert 0 < link.latency_s < 1
+        assert 1e6 < link.bytes_per_s < 1e12
 
 
 def test_a_node_that_says_nothing(hosts, unwell):
