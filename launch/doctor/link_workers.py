@@ -13,8 +13,8 @@ from launch.doctor.ray_nodes import collect, pinned
 from suite.errors import SuiteError
 from suite.pipeline.simulate import Link
 
-PLACE_S = 30.0
-"""Seconds for a worker to be placed and to import torch; a run's own workers get longer, as all start at once."""
+PLACE_S = 60.0
+"""Seconds for a worker to be placed and to import torch, beside others that do the same."""
 
 BEGIN_S, PAIR_S = 60.0, 30.0
 """Seconds for the workers to meet and reduce, and for each pair: gloo and NCCL make a connection with each first
@@ -64,52 +64,42 @@ def by_ray(nodes: Sequence[Node], say: Callable[[str], None]) -> tuple[Measured 
     needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if use_gpu else {"num_cpus": 1}
     actors = [ray.remote(Worker).options(**pinned(node), **needs).remote(node.address) for node in seats]
     try:
-        calls = {_seat(at, node): actors[at].ready.remote() for at, node in enumerate(seats)}  # type: ignore[attr-defined]
-        ready, silent = collect(calls, PLACE_S)
-        found = _unplaced(nodes, seats, silent, what)
-        placed = [(at, node) for at, node in enumerate(seats) if _seat(at, node) in ready]
-        there = [node for _, node in placed]
+        ready, silent = collect({at: actor.ready.remote() for at, actor in enumerate(actors)}, PLACE_S)  # type: ignore[attr-defined]
+        found = _unplaced(seats, silent, what)
+        placed = sorted(ready)
+        there = [seats[at] for at in placed]
         task, named = plan(there)
         if not task.pairs:
             return None, found
         say(f"measuring {len(task.pairs)} links between {len(there)} workers")
-        port = ready[_seat(*placed[0])]
-        rendezvous = f"tcp://{there[0].address}:{port}"
+        rendezvous = f"tcp://{there[0].address}:{ready[placed[0]]}"
         told, mute = collect(
             {
-                _seat(at, node): actors[at].measure.remote(rank, len(there), rendezvous, task, use_gpu)  # type: ignore[attr-defined]
-                for rank, (at, node) in enumerate(placed)
+                rank: actors[at].measure.remote(rank, len(there), rendezvous, task, use_gpu)  # type: ignore[attr-defined]
+                for rank, at in enumerate(placed)
             },
             BEGIN_S + PAIR_S * len(task.pairs),
         )
         if mute:
-            seat, why = next(iter(mute.items()))
-            return None, [*found, _unmeasured(seat.name, why)]
+            rank, why = next(iter(mute.items()))
+            return None, [*found, _unmeasured(there[rank].name, why)]
         pairs = {named[pair]: link for one in told.values() for pair, link in one.pairs.items()}
-        reduced = next((one.reduced for one in told.values() if one.reduced is not None), None)
-        return Measured(pairs, reduced, len(task.reduced)), found
+        return Measured(pairs, told[task.reduced[0]].reduced, len(task.reduced)), found
     finally:
         for actor in actors:
             ray.kill(actor)  # type: ignore[arg-type]
 
 
-def _seat(at: int, node: Node) -> Node:
-    """Returns what stands for one worker of a node."""
-    return Node(node.name, node.address, f"{node.id}/{at}")
-
-
-def _unplaced(nodes: Sequence[Node], seats: Sequence[Node], silent: dict[Node, str], what: str) -> list[Finding]:
+def _unplaced(seats: Sequence[Node], silent: dict[int, str], what: str) -> list[Finding]:
+    """Returns a line for each node where not every worker found a place."""
+    missing = {seats[at]: why for at, why in silent.items()}
+    remedy = "another run may hold them (ray status): wait for it, stop it, or add nodes"
     found = []
-    for node in nodes:
-        asked = sum(seat == node for seat in seats)
-        missing = [why for seat, why in silent.items() if seat.id.rpartition("/")[0] == node.id]
-        if missing:
-            has = node.gpus if what == "GPU" else node.cpus
-            found.append(
-                fault("placement", f"{node.name} has {has} {what}s, and of {asked} workers with one each "
-                      f"{asked - len(missing)} found a place: {missing[0]}",
-                      "another run may hold them (ray status): wait for it, stop it, or add nodes")
-            )  # fmt: skip
+    for node, why in missing.items():
+        asked, failed = seats.count(node), sum(seats[at] == node for at in silent)
+        has = node.gpus if what == "GPU" else node.cpus
+        told = f"{node.name} has {has} {what}s, and of {asked} workers with one each {asked - failed} found a place"
+        found.append(fault("placement", f"{told}: {why}", remedy))
     return found
 
 

@@ -9,7 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from launch.doctor.nodes import Answers, Arguments, Node
 from launch.doctor.probe import Probe
@@ -53,22 +53,25 @@ class RayProbes:
         return collect(calls, seconds)
 
 
-def collect(calls: dict[Node, Any], seconds: float) -> Answers:
-    """Returns what calls that are under way come to within ``seconds``."""
+Key = TypeVar("Key")
+
+
+def collect(calls: dict[Key, Any], seconds: float) -> tuple[dict[Key, Any], dict[Key, str]]:
+    """Returns what calls that are under way come to within ``seconds``, and why the others came to nothing."""
     import ray
 
     ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=seconds) if calls else ([], [])
     done = set(ready)
-    answers: dict[Node, Any] = {}
-    silent: dict[Node, str] = {}
-    for node, call in calls.items():
+    answers: dict[Key, Any] = {}
+    silent: dict[Key, str] = {}
+    for key, call in calls.items():
         if call not in done:
-            silent[node] = f"no answer in {seconds:g} s"
+            silent[key] = f"no answer in {seconds:g} s"
             continue
         try:
-            answers[node] = ray.get(call, timeout=seconds)
+            answers[key] = ray.get(call, timeout=seconds)
         except Exception as error:
-            silent[node] = str(error).strip().splitlines()[-1].strip()
+            silent[key] = str(error).strip().splitlines()[-1].strip()
     return answers, silent
 
 

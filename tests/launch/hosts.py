@@ -160,6 +160,8 @@ class Hosts:
         self._name = f"gd{number % 100_000}"
         self._net = f"10.{100 + number % 90}.{number // 90 % 250}"
         self._temporary = Path(f"/tmp/{self._name}")
+        self.storage = folder / "storage"
+        """A folder that all of them see, with room."""
         self._folder = folder
         self._head = None
         self.hosts = []
@@ -173,6 +175,9 @@ class Hosts:
         shim = self._folder / "clock.so"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, "-x", "c", "-", "-ldl"], input=CLOCK.encode(),
                        check=True)  # fmt: skip
+        for place in (self.storage, self._temporary):
+            place.mkdir()
+            run("mount", "-t", "tmpfs", "-o", "size=16g", "none", place)
         run("ip", "link", "add", self._name, "type", "bridge")
         run("ip", "addr", "add", f"{self._net}.1/24", "dev", self._name)
         run("ip", "link", "set", self._name, "up")
@@ -239,6 +244,8 @@ class Hosts:
         for host in self.hosts:
             subprocess.run(["ip", "netns", "del", host.name], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", self._name], check=False, capture_output=True)
+        for place in (self.storage, self._temporary):
+            subprocess.run(["umount", "-l", place], check=False, capture_output=True)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 

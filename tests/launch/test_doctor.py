@@ -48,9 +48,9 @@ def probes(hosts):
         yield probes
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return tmp_path_factory.mktemp("storage")
+@pytest.fixture
+def place(hosts):
+    return hosts.storage
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_another_version_of_a_package_on_a_node(hosts, unwell):
 
 
 def test_cores_that_ray_offers_and_a_node_does_not_have(hosts, unwell):
-    with hosts.hosts[0].with_cores({0}):
+    with hosts.hosts[0].with_cores(sorted(os.sched_getaffinity(0))[:1]):
         found = unwell()
     assert told(found) == [("warning", "devices")]
     assert found[0].found == f"{hosts.hosts[0].address}: Ray offers 2 CPUs, its processes may use 1 core"

@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from launch.doctor import checks, doctor, facts, link_workers, speeds
 from launch.doctor.checks import GIB, MIB
 from launch.doctor.clocks import Skew, skew
 from launch.doctor.kept import read_links, write_links
 from launch.doctor.nodes import Here, Node
+from suite.errors import CheckpointError, PlacementError
 from suite.pipeline.simulate import Link
 from tests.launch.hosts import ROOT
 
@@ -220,17 +222,24 @@ def test_a_machine_that_does_not_answer_is_told_in_time():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("address", "storage", "kind", "words"),
     [
-        (["--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9"),
-        (["--address", "head"], "ADDRESS=head is no address of a Ray cluster: write host:port"),
-        (["--storage", "s4://bucket/runs"], "s4://bucket/runs"),
+        ("head", "", PlacementError, "ADDRESS=head is no address of a Ray cluster: write host:port"),
+        ("http://head:8265", "", PlacementError, "where a cluster takes jobs"),
+        ("", "s4://bucket/runs", CheckpointError, "s4://bucket/runs"),
     ],
 )
-def test_what_was_asked_wrongly_is_one_sentence(arguments, words, tmp_path):
-    command = [sys.executable, "-m", "launch.cli", "doctor", *arguments]
+def test_what_was_asked_wrongly_is_told_before_anything_is_done(address, storage, kind, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind, match=words):
+        doctor.doctor(address, storage, Console())
+    assert list(tmp_path.iterdir()) in ([], [tmp_path / "runs"])
+
+
+def test_an_address_that_does_not_answer_is_one_sentence_and_exit_code_2(tmp_path):
+    command = [sys.executable, "-m", "launch.cli", "doctor", "--address", "127.0.0.1:9"]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert words in " ".join(done.stderr.split())
+    assert "error: no Ray cluster answers at 127.0.0.1:9" in done.stderr
     assert "Traceback" not in done.stderr
