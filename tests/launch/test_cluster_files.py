@@ -1,12 +1,18 @@
-"""What a platform team is given: an image, manifests, a `ray up` file, a Slurm script. None may drift from the suite."""
+"""What a platform team is given: image, manifests, a `ray up` file, a Slurm script. None may drift from the suite."""
 
 import copy
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
 
 from experiments.translation import t128_6b
 from tests.launch.kuberay_fields import faults
@@ -16,7 +22,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
 IMAGE = f"gpipe-suite:{PROJECT['project']['version']}"
 KUBERAY = ("raycluster", "rayjob", "storage")
-FILES = [*(f"launch/kuberay/{name}.yaml" for name in KUBERAY[:2])]
+RAY_UP, SLURM = "launch/ray_up/cluster.yaml", "launch/slurm/train.sbatch"
+FILES = [*(f"launch/kuberay/{name}.yaml" for name in KUBERAY[:2]), RAY_UP, SLURM]
 
 
 def text(name):
@@ -53,6 +60,15 @@ def at(value, path):
     for key in path:
         value = value[key]
     return value
+
+
+def ray_up():
+    return yaml.safe_load(text(RAY_UP))
+
+
+def asked_of_slurm():
+    """The options that stand in the Slurm script."""
+    return dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text(SLURM), re.MULTILINE))
 
 
 FREE = {"rayStartParams", "labels", "nodeSelector", "limits", "requests"}
@@ -122,7 +138,7 @@ def test_the_two_manifests_make_the_same_cluster():
 
 
 def test_the_devices_are_those_that_the_largest_run_needs():
-    pipeline = t128_6b().pipeline
+    pipeline, model = t128_6b().pipeline, t128_6b().model
     devices = pipeline.stages * pipeline.replicas
     for cluster in clusters():
         (workers,) = cluster["workerGroupSpecs"]
@@ -132,7 +148,14 @@ def test_the_devices_are_those_that_the_largest_run_needs():
         assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     for name in FILES:
         assert f"K x R = {pipeline.stages} x {pipeline.replicas} = {devices} devices" in text(name), name
-        assert f"{t128_6b().pipeline.stages} stages" in text(name), name
+        assert f"K = {pipeline.stages} stages" in text(name), name
+        assert f"{2 * model.layers + 3} layers" in text(name), name
+        assert f"The fewest devices that hold the model this way are K x 1 = {pipeline.stages}" in text(name), name
+    machines = ray_up()["available_node_types"]["gpus"]
+    assert machines["min_workers"] == machines["max_workers"] == ray_up()["max_workers"]
+    assert machines["min_workers"] * machines["resources"]["GPU"] == devices
+    assert ray_up()["available_node_types"]["head"]["resources"] == {"CPU": 0}
+    assert int(asked_of_slurm()["nodes"]) * int(asked_of_slurm()["gpus-per-node"]) == devices
 
 
 def test_the_run_is_the_one_of_the_name_at_the_papers_scale():
@@ -198,6 +221,8 @@ def test_the_versions_are_those_of_the_project():
     dockerfile = text("Dockerfile")
     assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == [f"python:{python}-slim-bookworm"]
     assert f"--tag {IMAGE} ." in dockerfile
+    assert ray_up()["docker"]["image"].endswith(f"/{IMAGE}")
+    assert f"Ray {PINNED['ray']}'s" in text(RAY_UP)
     assert f"torch {PINNED['torch']}'s wheel" in dockerfile
     needed = {re.split(r"[\[=>]", line)[0]: line for line in PROJECT["project"]["dependencies"]}
     assert needed["ray"] == f"ray[train,default]=={PINNED['ray']}"
@@ -230,3 +255,95 @@ def test_only_what_is_installed_is_sent_to_the_builder():
     copied = {word for name, rest in instructions() if name == "COPY" for word in rest.split()[:-1]}
     assert text(".dockerignore").splitlines()[1] == "*"
     assert set(kept) == copied
+
+
+# ray up
+
+
+def test_ray_takes_the_cluster_file():
+    whole = prepare_config(ray_up())
+    validate_config(whole)
+    # the provider's defaults would install Ray's newest build and open the dashboard to all
+    assert whole["setup_commands"] == whole["head_setup_commands"] == whole["worker_setup_commands"] == []
+    assert "--dashboard-host=127.0.0.1" in whole["head_start_ray_commands"][-1]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [(("docker",), "images", "x"), (("available_node_types", "gpus"), "min_workers", "16"), ((), "max_worker", 3)],
+)
+def test_ray_finds_a_fault_in_the_cluster_file(place, name, value):
+    wrong = ray_up()
+    at(wrong, place)[name] = value
+    with pytest.raises(jsonschema.ValidationError):
+        validate_config(prepare_config(wrong))
+
+
+def test_machines_of_ray_up_share_storage_and_token():
+    options = ray_up()["docker"]["run_options"]
+    assert {"--volume=/storage:/storage", "--env=GPIPE_STORAGE=/storage", "--env=RAY_AUTH_MODE=token"} < set(options)
+    assert ray_up()["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert "RAY_AUTH_TOKEN" not in text(RAY_UP)
+    (shared,) = (option for option in options if option.startswith("--shm-size="))
+    stores = re.findall(r"--object-store-memory=(\d+)", text(RAY_UP))
+    assert [int(store) * 2 <= int(re.sub(r"\D", "", shared)) * 2**30 for store in stores] == [True, True]
+    assert ray_up()["docker"]["disable_shm_size_detection"]
+
+
+# Slurm
+
+
+@pytest.fixture
+def allocation(tmp_path):
+    """Runs the script as Slurm would on an allocation of one node; ``ray`` is a stand-in that notes its calls."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+
+    def stand_in(name, script):
+        (bin_folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (bin_folder / name).chmod(0o755)
+
+    stand_in("scontrol", "echo node-1")
+    stand_in("srun", f'echo "$@" >> {tmp_path}/calls; while [[ $1 == --* ]]; do shift; done; exec "$@"')
+    stand_in("ray", "exit 3")
+    stand_in("python", f'exec {sys.executable} "$@"')
+
+    def run(*command, **variables):
+        slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-1", "SLURM_CPUS_PER_TASK": "2"}
+        return subprocess.run(
+            ["bash", ROOT / SLURM, *command],
+            env={**os.environ, **slurm, "PATH": f"{bin_folder}:{os.environ['PATH']}", **variables},
+            cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def test_the_slurm_script_is_sound():
+    subprocess.run(["bash", "-n", ROOT / SLURM], check=True)
+    if shellcheck := shutil.which("shellcheck"):
+        subprocess.run([shellcheck, ROOT / SLURM], check=True)
+    asked = asked_of_slurm()
+    assert asked["ntasks-per-node"] == "1"
+    assert asked["signal"] == "B:TERM@120"
+    assert "no-kill" in asked
+    assert "exclusive" in asked
+    assert "python -m launch.cli experiment t128_6b --scale paper; fi" in text(SLURM)
+
+
+def test_without_shared_storage_nothing_is_started(allocation, tmp_path):
+    done = allocation("echo", "ran", GPIPE_STORAGE="")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: GPIPE_STORAGE is not set; name a folder that all nodes share")
+    assert not (tmp_path / "calls").exists()
+
+
+def test_ray_that_does_not_start_ends_the_job_before_the_command(allocation, tmp_path):
+    done = allocation("touch", "ran", GPIPE_STORAGE=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "error: Ray ended on a node while it was started; why is said above"
+    assert not (tmp_path / "ran").exists()
+    called = (tmp_path / "calls").read_text()
+    assert "--head" in called
+    assert "--num-cpus=2" in called
+    assert not re.search("[0-9a-f]{64}", called)  # the token
