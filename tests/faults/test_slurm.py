@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,7 @@ def allocation(tmp_path):
     yield made
     for process in made.rays():
         process.kill()
+    shutil.rmtree(f"/tmp/ray-{made.id}", ignore_errors=True)
 
 
 def test_a_run_over_two_nodes_and_ray_is_gone_with_it(allocation):
