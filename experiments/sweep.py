@@ -1,4 +1,4 @@
-"""A sweep: a named family of runs that are compared with each other. What is to be run is data; ``launch/sweep.py``
+"""A sweep: a named family of runs that are compared with each other. What is to be run is data; ``launch/sweeps/``
 runs it.
 
     runs/depth_width-laptop/t12_400m-0/    a member is a run; one that two sweeps need has one folder and is run once

@@ -121,7 +121,7 @@ def sweep(
 ) -> None:
     """Run a family of runs and report on it: depth_width, capacity, batch_size, temperature, bilingual, trainability,
     transfer."""
-    from launch import sweep as sweeps
+    from launch.sweeps import sweep as sweeps
 
     failures = sweeps.sweep(name, scale, launcher.value, console)
     for sentence in failures:
@@ -136,7 +136,7 @@ def report(
     scale: Annotated[str, typer.Option(help="auto: every scale that has runs")] = "auto",
 ) -> None:
     """Report on a sweep from the records and scores of its runs: one HTML page, and Markdown."""
-    from launch import report as reports
+    from launch.sweeps import report as reports
 
     reports.report(name, scale, console)
 

@@ -7,7 +7,7 @@ import threading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.lanes import Task, run_tasks
+from launch.sweeps.lanes import Task, run_tasks
 
 
 class Log:

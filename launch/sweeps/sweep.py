@@ -25,14 +25,14 @@ from experiments.sweep import Member, Scoring, folder_name
 from experiments.sweeps import find_scale, find_sweep
 from experiments.tasks import prepare_data
 from experiments.text_experiment import TranslationExperiment
-from launch.board import Board
 from launch.checkpoints import place_of_run
 from launch.devices import this_machine
-from launch.lanes import Task, run_tasks
-from launch.report import write_report
 from launch.runs import CACHE, RUNS, RunFolder, held, named_run
 from launch.scoring import score_run
 from launch.session import resume, run_experiment
+from launch.sweeps.board import Board
+from launch.sweeps.lanes import Task, run_tasks
+from launch.sweeps.report import write_report
 from suite.errors import CheckpointError, PlacementError, SettingError, SuiteError
 from suite.training.checkpoint import list_checkpoints
 
