@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from experiments import translation
 from experiments.cluster import Cluster
@@ -57,12 +58,14 @@ def baseline(language: str, scale: str, cluster: Cluster, seed: int) -> Translat
 
 
 def baselines(scale: str, cluster: Cluster) -> list[Member]:
-    """Returns the bilingual baselines of a scale, every seed, in the folders of the sweep ``bilingual``."""
-    return [
+    """Returns the bilingual baselines of a scale, every seed, in the folders of the sweep ``bilingual``. They are run
+    last: what they are compared with says something without them."""
+    found = [
         member(BILINGUAL, scale, language, seed, baseline_label(language), baseline(language, scale, cluster, seed))
         for seed in seeds(scale)
         for language in SWEEPS[scale].baselines
     ]
+    return [replace(one, priority=-1) for one in found]
 
 
 def baseline_label(language: str) -> str:

@@ -38,6 +38,8 @@ class Member:
     """None: its record has all that is wanted of it."""
     after: str | None = None
     """The folder of a member that is trained before, because this one begins with its weights."""
+    priority: int = 0
+    """Members with a higher one go first; of equal ones, those that need more devices."""
 
 
 class Sweep(Protocol):

@@ -35,7 +35,7 @@ STARTS = ("pretrained", "scratch")
 def transfer_runs(folder: Path) -> Iterator[Member]:
     """Yields all runs below a folder, the one that the others begin with first."""
     first = f"{NAME}/{PRETRAINING}"
-    yield Member(first, PRETRAINING, amoebanet_fashion().model_copy(update={"name": NAME}))
+    yield Member(first, PRETRAINING, amoebanet_fashion().model_copy(update={"name": NAME}), priority=1)
     for source in SETS:
         for start in STARTS:
             pretrained = start == STARTS[0]

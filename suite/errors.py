@@ -28,6 +28,10 @@ class PlacementError(SuiteError):
     """The devices at hand cannot hold what was asked."""
 
 
+class BusyError(PlacementError):
+    """A cluster has the devices, and others hold them now."""
+
+
 class PlanError(PlacementError):
     """What was asked cannot be run as it is. All faults are told at once, then the nearest plans that can be run."""
 

@@ -48,17 +48,22 @@ class Board:
         bar = self._bars.add_task(name, total=steps, told="")
         self._runs[name] = bar, None if run is None else Tail(run.metrics), steps
 
-    def end(self, name: str) -> None:
-        """Takes a task off."""
+    def put_off(self, name: str) -> None:
+        """Takes a task off that is not done."""
         if name in self._runs:
             bar, _, _ = self._runs.pop(name)
             self._bars.remove_task(bar)
         self._told.pop(name, None)
+
+    def end(self, name: str) -> None:
+        """Takes a task off that is done, or failed for good."""
+        self.put_off(name)
         self._done += 1
         self._bars.update(self._all, completed=self._done)
 
-    def look(self) -> None:
-        """Reads what the runs wrote since the last look."""
+    def look(self, waits: str = "") -> None:
+        """Reads what the runs wrote since the last look; ``waits`` says what is waited for."""
+        self._bars.update(self._all, told=waits)
         for name, (bar, tail, steps) in self._runs.items():
             lines = list(tail.lines()) if tail is not None else []
             if not lines:
@@ -73,4 +78,5 @@ class Board:
         if not self._console.is_terminal and time.monotonic() > self._last + EVERY_S:
             self._last = time.monotonic()
             now = "; ".join(self._told.get(name, name) for name in self._runs)
-            self._console.print(f"{self._done} of {self._tasks} done; {now}")
+            told = "; ".join(part for part in (now, waits) if part)
+            self._console.print(f"{self._done} of {self._tasks} done; {told}")

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from experiments.cluster import GIB, Cluster
 from experiments.sweeps import SWEEPS
-from launch.sweeps.sweep import sweep, what_is_left
+from launch.sweeps.left import what_is_left
+from launch.sweeps.sweep import sweep
 from suite.errors import PlacementError, SettingError
 from tests.launch.test_end_to_end import gpipe
 
