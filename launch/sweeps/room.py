@@ -13,6 +13,7 @@ from typing import Any, Literal
 from launch.devices import cores
 from launch.ray_train import check_reachable
 from launch.sweeps.lanes import Share
+from suite.errors import WorkerError
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,15 @@ class OnRay:
     """The devices of the cluster that this process is connected to."""
 
     def look(self) -> Share:
-        """Asks Ray. Devices in use are others' or our own: Ray does not say whose."""
-        now = devices_of_cluster()
+        """Asks Ray. Devices in use are others' or our own: Ray does not say whose. Raises WorkerError when its head is
+        gone."""
+        try:
+            now = devices_of_cluster()
+        except Exception as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise WorkerError(
+                f"Ray could not say which devices there are: {said}; see that its head runs, and run the sweep again"
+            ) from error
         return Share(now.total, now.total - now.free)
 
 

@@ -1,0 +1,131 @@
+"""Members in processes of their own: what each is given, how it is judged, how it is ended. No Ray."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+from rich.console import Console
+
+from experiments.cluster import GIB, Cluster
+from experiments.sweeps import SWEEPS
+from launch.sweeps.crew import Crew
+from launch.sweeps.left import Left
+from launch.sweeps.member import Order
+from launch.sweeps.retries import Again, MemberError
+from launch.sweeps.room import Here
+from launch.sweeps.sweep import check_needs
+from launch.sweeps.work import Work, visible
+from suite.errors import PlacementError
+from tests.launch.test_end_to_end import environment
+
+MACHINE = Cluster(2, GIB, "gpu")
+
+
+@pytest.fixture
+def members(tmp_path, monkeypatch):
+    """Two that cannot be run: files lie where their folders should be."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    found = SWEEPS["bilingual"].members("tiny", Cluster(2, GIB, "cpu"), tmp_path / "runs")[-2:]
+    for member in found:
+        place = tmp_path / "runs" / member.folder
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("in the way")
+    return found
+
+
+def until(seen, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := seen()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def started():
+    """The members' processes, and the devices each sees."""
+    found = {}
+    for child in psutil.Process().children():
+        try:
+            if "launch.sweeps.member" in child.cmdline():
+                found[child.pid] = child.environ().get("CUDA_VISIBLE_DEVICES")
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_members_on_gpus_are_side_by_side_and_each_sees_its_own(members, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    work = Work([Left(one, False, False) for one in members], "spawn", MACHINE, tmp_path / "logs", Console(quiet=True))
+    thread = threading.Thread(target=work.run, args=(Here(2), {}), daemon=True)
+    thread.start()
+    seen = until(lambda: now if len(now := started()) == 2 else None)
+    assert sorted(seen.values()) == ["4", "7"]
+    assert all(os.getpgid(pid) == pid for pid in seen)  # a Ctrl-C is the sweep's alone
+    thread.join(100)
+    assert len(work.failures) == 4  # the scores were not begun
+    assert all("not begun, since" in told for told in work.failures if told.startswith("score"))
+    logs = [path.read_text() for path in (tmp_path / "logs").glob("*.log")]
+    assert len(logs) == 2
+    assert all("error: checkpoints cannot be listed: " in log for log in logs)
+
+
+def test_a_killed_member_is_worth_another_try_and_an_ended_crew_starts_none(members, tmp_path):
+    log = tmp_path / "log"
+    order = Order("train", members[0].folder, members[0].experiment.to_toml(), "spawn", f"{log}.json", f"{log}.there")
+    crew, failures = Crew(), []
+
+    def run():
+        try:
+            crew.run(order, log, {})
+        except MemberError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    (pid,) = until(started)
+    psutil.Process(pid).kill()
+    thread.join(30)
+    (error,) = failures
+    assert error.verdict == Again.AGAIN
+    assert "its process ended by SIGKILL" in str(error)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    until(started)
+    crew.end()
+    thread.join(30)
+    assert not started()
+    run()
+    assert str(failures[-1]) == "the sweep is ending"
+    assert failures[-1].verdict == Again.NO
+
+
+def test_an_order_is_a_line(members):
+    order = Order("score", "a/b", members[0].experiment.to_toml(), "ray", "o", "s", members[0].scoring)
+    line = order.as_line()
+    assert line.count("\n") == 1
+    assert Order.of_line(line) == order
+    assert Order.of_line(replace(order, scoring=None).as_line()).scoring is None
+
+
+def test_a_member_that_needs_more_than_the_whole_cluster_is_refused_with_the_numbers(members):
+    wide = replace(members[0], experiment=members[0].experiment.with_settings("pipeline.stages=2 pipeline.replicas=3"))
+    left = [Left(wide, False, False), Left(members[1], False, False)]
+    check_needs(left, 6, "there are 6")
+    check_needs([replace(left[0], trained=True)], 1, "there is 1")  # scoring takes one
+    with pytest.raises(
+        PlacementError, match=r"needs 6 devices \(K = 2 stages x R = 3 replicas\) and there are 5: more"
+    ):
+        check_needs(left, 5, "there are 5")
+
+
+def test_devices_are_named_as_this_process_sees_them(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert visible((0, 2)) == "0,2"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
+    assert visible((0, 2)) == "GPU-a,GPU-c"
