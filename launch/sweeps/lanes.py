@@ -16,7 +16,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,7 +72,9 @@ class Situation:
 
     total: int
     others: int
-    """Devices that others hold."""
+    """Devices that others hold, at most: some of them our own where a task has them and was not seen at work yet."""
+    others_surely: int
+    """Devices that others hold even if all of our tasks have theirs."""
     waiting: tuple[Task, ...]
     """Tasks that would be begun if there were devices."""
 
@@ -132,6 +134,7 @@ class _Lanes:
         self._passed: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
         self._busy_since: dict[str, float] = {}
+        self._failed: set[str] = set()
         self._news: queue.Queue[tuple[Task, BaseException | None]] = queue.Queue()
         self._still_since: float | None = None
 
@@ -151,15 +154,19 @@ class _Lanes:
 
     def _situation(self) -> Situation:
         share = self._room.look()
-        placed = sum(task.need for task, _ in self._running.values() if task.placed())
+        ours = _needs(task for task, _ in self._running.values())
+        placed = _needs(task for task, _ in self._running.values() if task.placed())
         due = [task for task in self._waiting if not (set(task.after) & self._names) - self._done]
         rested = [task for task in due if time.monotonic() >= self._not_before.get(task.name, 0.0)]
-        return Situation(share.total, max(0, share.held - placed), tuple(in_order(rested)))
+        others, surely = max(0, share.held - placed), max(0, share.held - ours)
+        return Situation(share.total, others, surely, tuple(in_order(rested)))
 
     def _next(self, now: Situation) -> Task | None:
         reachable = now.total - now.others
-        free = reachable - sum(task.need for task, _ in self._running.values())
-        return choose(now.waiting, free, reachable, self._passed)
+        # what failed comes back to the devices that it had
+        pausing = (task for task in self._waiting if task.name in self._failed and task not in now.waiting)
+        taken = _needs(task for task, _ in self._running.values()) + _needs(pausing)
+        return choose(now.waiting, reachable - taken, reachable, self._passed)
 
     def _begin(self, task: Task, now: Situation) -> None:
         for one in now.waiting[: now.waiting.index(task)]:
@@ -170,6 +177,7 @@ class _Lanes:
         ids = tuple(next(free) for _ in range(task.need))
         self._running[task.name] = task, ids
         self._begun[task.name] = self._begun.get(task.name, 0) + 1
+        self._failed.discard(task.name)
         self._still_since = None
         self._hears.begun(task)
         threading.Thread(target=self._run, args=(task, ids), daemon=True).start()
@@ -193,6 +201,8 @@ class _Lanes:
         if error is not None and verdict != Again.NO and in_time and self._begun[task.name] < BEGUN_AT_MOST:
             self._waiting.append(task)
             self._not_before[task.name] = now + PAUSE_S
+            if verdict == Again.AGAIN:
+                self._failed.add(task.name)
             self._hears.put_off(task, error, verdict)
             return
         (self._done if error is None else self._broken).add(task.name)
@@ -219,7 +229,11 @@ class _Lanes:
             return
         for task in now.waiting:
             told = (
-                f"it needs {task.need} devices, the cluster has {now.total}, of which others have held {now.others} "
-                f"for {PATIENCE_S / 3600:.0f} hours; run the sweep again when they are free"
+                f"it needs {task.need} devices, the cluster has {now.total}, of which others have held "
+                f"{now.others_surely} for {PATIENCE_S / 3600:.0f} hours; run the sweep again when they are free"
             )
             self._drop(task, PlacementError(told))
+
+
+def _needs(tasks: Iterable[Task]) -> int:
+    return sum(task.need for task in tasks)

@@ -97,10 +97,10 @@ class Work(Hears):
 
     def look(self, now: Situation) -> None:
         """Tells how far tasks are; and that they wait for devices of others, once that has lasted."""
-        waits = now.others > 0 and bool(now.waiting)
+        waits = now.others_surely > 0 and bool(now.waiting)
         self._waits_since = (self._waits_since or time.monotonic()) if waits else None
         lasted = self._waits_since is not None and time.monotonic() > self._waits_since + SETTLED_S
-        held = f"others hold {now.others} of {now.total} devices" if lasted else ""
+        held = f"others hold {now.others_surely} of {now.total} devices" if lasted else ""
         if held:
             first = now.waiting[0]
             held += f"; {first.name}, which needs {first.need}, waits" + (

@@ -158,6 +158,32 @@ def test_what_is_tried_again_is_tried_so_often_and_waiting_for_others_does_not_c
     assert [verdict for name, verdict in log.again if name == "mended"].count(Again.WHEN_FREE) == 3
 
 
+def test_what_failed_comes_back_before_what_is_less_urgent(monkeypatch):
+    monkeypatch.setattr(lanes, "PAUSE_S", 0.2)
+    log = Log()
+    tasks = [log.task("struck", 1, priority=1, failures=[WorkerError("lost")]), log.task("less", 1)]
+    run_tasks(tasks, Here(1), log)
+    assert log.order == ["struck", "struck", "less"]
+
+
+def test_what_our_own_tasks_hold_is_never_said_to_be_others():
+    class Told(Log):
+        sure, most = 0, 0
+
+        def look(self, now):
+            if self.result:
+                return  # it has ended, and the devices are counted a moment longer
+            self.sure, self.most = max(self.sure, now.others_surely), max(self.most, now.others)
+            if self.most:
+                release.set()
+
+    release, log = threading.Event(), Told()
+    run_tasks([Task("a", 2, lambda _: release.wait(20)), log.task("b", 1)], Shared(2, [0, 0, *[2] * 40]), log)
+    assert log.sure == 0  # it holds both and was not seen at work yet
+    assert log.most == 2
+    assert log.result == {"a": None, "b": None}
+
+
 class Shared:
     """A cluster whose devices others take and give back, look by look."""
 
