@@ -79,7 +79,7 @@ class Work(Hears):
             self._board.say(f"{task.name}: waits again, others took the devices first ({told(error)})")
             return
         number = f"{self._begun[task.name] + 1} of {BEGUN_AT_MOST}"
-        self._board.say(f"{task.name}: failed: {told(error)}; begun again soon, for time {number}")
+        self._board.say(f"{task.name}: failed: {told(error)}; try {number} follows")
 
     def ended(self, task: Task, error: BaseException | None) -> None:
         """Tells how a task went, and keeps what went wrong: a sentence here, a bug's traceback in the log."""

@@ -114,7 +114,7 @@ def test_members_share_a_cluster_a_killed_one_goes_on_and_a_users_fault_is_not_t
     assert len(losses(sweep.run("twin-0"))) == STEPS
     printed = sweep.printed
     assert "train small/twin-0: failed: its process ended by SIGKILL and said nothing" in printed
-    assert "begun again soon, for time 2 of 3" in printed
+    assert "try 2 of 3 follows" in printed
     assert "train small/twin-0: done" in printed
     assert printed.count("train small/wrong: begun") == 1
     assert "\ntrain small/wrong failed: " in printed
