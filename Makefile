@@ -21,6 +21,7 @@ GPIPE := $(VENV)/bin/gpipe
 .DEFAULT_GOAL := help
 .PHONY: help experiment resume checkpoints plan table bench sweep report score translate export list submit jobs logs stop fetch gpu-check test test-faults check clean
 .PHONY: help experiment resume checkpoints plan table bench sweep report score translate export list gpu-check doctor test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report score sync translate export list gpu-check test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -53,6 +54,9 @@ report: $(READY) ## what sweeps came to, from their runs' records: NAME=, SCALE=
 
 score: $(READY) ## BLEU and chrF of a trained run, a language and direction: RUN=, SET="score.beam=1 score.max_pairs=100"
 	@$(GPIPE) score "$(RUN)" --set "$(SET)"
+
+sync: $(READY) ## upload what runs recorded for wandb offline: RUN=; all of them without
+	@$(GPIPE) sync "$(RUN)"
 
 translate: $(READY) ## translate a text by a trained run's model: RUN=, TO=de, TEXT="..."
 	@$(GPIPE) translate "$(RUN)" --to "$(TO)" -- "$$TEXT"

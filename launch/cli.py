@@ -150,6 +150,14 @@ def score(run: str, settings: SetOption = "") -> None:
 
 
 @app.command()
+def sync(run: Annotated[str, typer.Argument(help="empty: all runs")] = "") -> None:
+    """Upload what runs recorded for wandb without a server."""
+    from launch import syncing
+
+    syncing.sync(run, console)
+
+
+@app.command()
 def translate(run: str, text: str, to: Annotated[str, typer.Option(help="the language to write, such as de")]) -> None:
     """Translate a text by a trained run's model."""
     from launch import translating

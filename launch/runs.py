@@ -96,9 +96,19 @@ class RunFolder:
         return self.path / "beats"
 
     @property
+    def system(self) -> Path:
+        """A file of lines a worker: processor, memory, waits."""
+        return self.path / "system"
+
+    @property
     def checkpoints(self) -> Path:
         """One folder a checkpoint."""
         return self.path / "checkpoints"
+
+    @property
+    def wandb_log(self) -> Path:
+        """What wandb's own processes said once the workers had ended."""
+        return self.path / "logs" / "wandb.log"
 
     def log(self, replica: int, stage: int) -> Path:
         """Standard output and error of one worker."""

@@ -21,6 +21,7 @@ from experiments.score_settings import read
 from experiments.table import Table, Value
 from launch.decoding import decode, stages_of, text_run
 from launch.model_text import language_of, text_of, trained_languages
+from launch.publishing import publish
 from launch.runs import RunFolder, find_run
 from suite.data.splitting import TEST
 from suite.data.text import TextData
@@ -112,6 +113,7 @@ def score_run(
     draft.write_text(json.dumps(record, indent=1) + "\n")
     draft.rename(run.path / "scores.json")
     _tell(run, record, console)
+    publish(run, "scores", console.print)
     return record
 
 

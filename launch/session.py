@@ -19,6 +19,7 @@ from experiments.scales import with_changes
 from experiments.tasks import data_folder, prepare_data, workload
 from launch.checkpoints import place_of_run
 from launch.follow import Follower
+from launch.publishing import publish
 from launch.runs import CACHE, RunFolder, find_run, held, how_to_go_on, new_run
 from launch.site import Site, site_of
 from launch.supervise import Supervisor
@@ -128,6 +129,7 @@ def _train(run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool, 
             raise
         finally:
             _show_trace(run, course.planned, console)
+        publish(run, "end", _say(console))
     _summarise(run, console)
 
 

@@ -26,6 +26,7 @@ from launch.engine import GROUP_TIMEOUT, Engine, assemble
 from launch.feeds import Feed, feed_of
 from launch.record import make_record, peak_memory, write_record
 from launch.runs import RunFolder
+from launch.tracking import config_of, identity_of
 from suite.errors import CheckpointError, ProgramError, StallError, SuiteError, Where
 from suite.pipeline.action import Action
 from suite.pipeline.allocation import keep_freed_memory
@@ -38,11 +39,13 @@ from suite.pipeline.step import Executor
 from suite.pipeline.topology import Place
 from suite.pipeline.transport import Deadline, explain
 from suite.training import checkpoint
+from suite.training.gauges import Gauges
 from suite.training.loop import STEPS_A_DEADLINE, Progress, Worker, evaluate, train
 from suite.training.sharpness import Sharpness
 from suite.training.spikes import Spikes
 from suite.training.trace import TraceWriter
-from suite.training.trackers import JsonLines, Tracker, Wandb
+from suite.training.trackers import JsonLines, Tracker
+from suite.training.wandb_run import Wandb
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,10 @@ def _work(job: Job, experiment: Experiment, place: Place, doing: Doing) -> None:
     keep_freed_memory()
     with doing.waits("the other workers' start", job.timeout_s):
         run = _begin(job, experiment, place, doing)
-    progress = train(run.worker, experiment.train, Progress(run.engine.start, int(run.engine.notes.get("units", 0))))
+    with run.gauges:
+        progress = train(
+            run.worker, experiment.train, Progress(run.engine.start, int(run.engine.notes.get("units", 0)))
+        )
     run.batches.close()
     with doing.waits("the end of the run", job.timeout_s):
         held_out = run.feed.held_out()
@@ -171,6 +177,7 @@ def _work(job: Job, experiment: Experiment, place: Place, doing: Doing) -> None:
             write_record(job.run, record)
         dist.barrier()
         if place.speaks:
+            run.gauges.look()
             for tracker in run.worker.trackers:
                 tracker.finish(record)
 
@@ -184,6 +191,7 @@ class Begun:
     feed: Feed
     batches: Ahead
     worker: Worker
+    gauges: Gauges
     wandb_run: str | None
 
 
@@ -214,7 +222,8 @@ def _begin(job: Job, experiment: Experiment, place: Place, doing: Doing) -> Begu
         if job.draft.exists():
             job.draft.rename(job.run.experiment)
         say(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
-    trackers, wandb = _trackers(job, experiment, engine, say) if place.speaks else ([], None)
+    gauges = Gauges(job.run.system, place, job.attempt, doing, device)
+    trackers, wandb = _trackers(job, experiment, engine, gauges, say) if place.speaks else ([], None)
     run_id = _from_speaker(wandb.run_id if wandb else None, place)
     fixed = {"name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id} | feed.notes()
     saver = checkpoint.Saver(
@@ -228,7 +237,7 @@ def _begin(job: Job, experiment: Experiment, place: Place, doing: Doing) -> Begu
         engine.executor, engine.optimizer, engine.deadline, batches, saver, trackers, trace,
         experiment.unit, experiment.measure, _sharpness(job, experiment, engine), say,
     )  # fmt: skip
-    return Begun(layers, engine, feed, batches, worker, run_id)
+    return Begun(layers, engine, feed, batches, worker, gauges, run_id)
 
 
 def _sharpness(job: Job, experiment: Experiment, engine: Engine) -> Sharpness | None:
@@ -263,11 +272,11 @@ def _fill(experiment: Experiment, stage: Stage, say: Callable[[str], None]) -> N
 
 
 def _trackers(
-    job: Job, experiment: Experiment, engine: Engine, say: Callable[[str], None]
+    job: Job, experiment: Experiment, engine: Engine, gauges: Gauges, say: Callable[[str], None]
 ) -> tuple[list[Tracker], Wandb]:
-    name = f"{experiment.name}/{job.folder.name}"
-    config = experiment.model_dump(mode="json")
-    wandb = Wandb(job.folder, experiment.tracking, name, config, engine.notes.get("wandb_run"), say)
+    identity = identity_of(job.run, experiment, job.recipe, engine.notes.get("wandb_run"))
+    config = config_of(experiment, job.cells, job.recipe, job.step_s)
+    wandb = Wandb(job.folder, experiment.tracking, identity, config, say, gauges.newest)
     return [JsonLines(job.run.metrics, engine.start), Spikes(job.run.spikes, engine.start, say), wandb], wandb
 
 

@@ -24,6 +24,10 @@ class CheckpointError(SuiteError):
     """A checkpoint is missing, damaged, or belongs to another model."""
 
 
+class TrackingError(SuiteError):
+    """What was recorded for wandb does not get there."""
+
+
 class PlacementError(SuiteError):
     """The devices at hand cannot hold what was asked."""
 

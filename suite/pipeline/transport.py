@@ -59,16 +59,25 @@ class Deadline:
     """The message that is waited for now."""
     ended: float = 0.0
     """When the last wait was over."""
+    began: float = 0.0
+    """When the last wait began."""
+    waited: float = 0.0
+    """Seconds of all waits that are over."""
+
+    def waited_now(self) -> float:
+        """Returns the seconds of all waits so far, the present one's included."""
+        return self.waited + (time.monotonic() - self.began if self.waiting else 0.0)
 
 
 def wait(work: dist.Work, deadline: Deadline, what: str) -> None:
     """Waits for one message. Raises StallError when the deadline passes or the other side is gone."""
-    deadline.waiting = what
+    deadline.began, deadline.waiting = time.monotonic(), what
     try:
         work.wait(timedelta(seconds=deadline.seconds))
     except RuntimeError as error:
         raise explain(error, what, deadline.seconds) from error
     deadline.waiting, deadline.ended = "", time.monotonic()
+    deadline.waited += deadline.ended - deadline.began
 
 
 def explain(error: RuntimeError, what: str, seconds: float) -> RuntimeError | StallError:

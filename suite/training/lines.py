@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+_TAIL = 4096
+
 
 class Lines:
     """A file of JSON lines, each at once visible to whoever follows it.
@@ -57,6 +59,18 @@ def reopened(path: Path, start: int) -> Lines:
             break
         kept += len(raw)
     return Lines(path, kept)
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """Returns the last whole line of a file, of its last few thousand bytes alone; None where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            whole = file.read().rpartition(b"\n")[0]
+        found = json.loads(whole.rpartition(b"\n")[2])
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from experiments.cluster import Cluster
 from launch import cli
 from suite.errors import SuiteError
 from suite.pipeline.devices import DEVICES
+from tests.launch.wandb_parts import parts
 
 SMALL = (
     "text.corpus=django text.vocabulary=1200 text.max_tokens=32 model.layers=2 model.feed_forward=64 "
@@ -174,19 +175,34 @@ def test_a_run_that_does_not_fit_is_refused_before_any_worker_starts(small_machi
     assert (code, said.strip()) == (2, "error: workers were started")
 
 
-def test_wandb_reads_the_run_back_with_the_losses_of_the_metrics(through_ray):
+def test_wandb_reads_the_run_back(through_ray):
     folder, _ = through_ray
     run = only_run(folder)
-    record = json.loads((run / "record.json").read_text())
-    (store,) = run.glob("wandb/offline-run-*")
-    assert record["wandb_run"] in store.name
-    wandb = str(Path(sys.executable).with_name("wandb"))
-    done = subprocess.run(
-        [wandb, "leet", "inspect", "--json", str(store)], capture_output=True, text=True, timeout=100, check=True
-    )
-    history = [entry["history"]["item"] for entry in map(json.loads, done.stdout.splitlines()) if "history" in entry]
-    assert [item["step"] for item in history] == [1, 2, 3, 4, 5, 6]
-    assert [item["loss"] for item in history] == losses(run)
+    record, plan = (json.loads((run / name).read_text()) for name in ("record.json", "plan.json"))
+    trained, added = parts(run)
+    assert {part.run["run_id"] for part in (trained, added)} == {record["wandb_run"]}
+    assert trained.run["display_name"] == f"t24_1_3b_wide/{run.name}"
+    assert set(trained.run["tags"]) == {"laptop", "django", plan["schedule"], "K=2", "M=3", "R=1"}
+    assert "run_group" not in trained.run  # it is of no sweep
+    assert trained.config["train"]["steps"] == 6
+    assert trained.config["plan"] == {
+        "cells": plan["cells"], "schedule": plan["schedule"], "turns": 1, "graphs": [3], "step_s": plan["step_s"],
+    }  # fmt: skip
+    steps = [item for item in trained.history if "loss" in item]
+    assert [item["step"] for item in steps] == [1, 2, 3, 4, 5, 6]
+    assert [item["loss"] for item in steps] == losses(run)
+    for stage in (0, 1):
+        noted = json.loads((run / "system" / f"0-{stage}.jsonl").read_text().splitlines()[-1])
+        assert (noted["step"], noted["attempt"]) == (6, 1)
+        for name in ("cpu_percent", "resident_bytes", "waiting_percent"):
+            (*_, last) = (item for item in trained.history if f"stage/0.{stage}/{name}" in item)
+            assert last["step"] == 6
+            assert last[f"stage/0.{stage}/{name}"] == noted[name]
+    assert [(item["step"], item["timeline.format"]) for item in added.history] == [(6, "png")]
+    assert added.artifacts == {
+        f"plan-{record['wandb_run']}": {"experiment.toml", "plan.json", "plan.txt"},
+        f"timeline-{record['wandb_run']}": {"timeline.png", "trace.json"},
+    }
 
 
 def test_a_finished_run_is_not_resumed_and_more_steps_go_on_at_another_k(through_ray, monkeypatch, capsys):

@@ -31,6 +31,8 @@ from suite.evaluation.scores import one_line
 from suite.pipeline.layers import count_parameters, materialise, ties_of
 from suite.training.checkpoint import Storage
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
+from suite.training.wandb_run import Identity
+from tests.launch.wandb_parts import parts
 
 QUIET = Console(quiet=True)
 
@@ -71,12 +73,39 @@ def there(place, monkeypatch):
 def scored(place):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
+        Identity("p", "made", None, (), "abcd").keep(find_run("made").path)  # as if it had been trained with wandb
         return score_run(find_run("made"), QUIET, beam=2, languages=["de", "zh-tw"], max_pairs=12, stages=2)
 
 
 def texts(kind):
     folder = find_run("made").path / "scores"
     return {path.name: path.read_text(encoding="utf-8").splitlines() for path in sorted(folder.glob(f"*.{kind}"))}
+
+
+def test_scores_stand_in_the_runs_wandb_run(scored):
+    run = find_run("made").path
+    (part,) = parts(run)
+    assert part.run["run_id"] == "abcd"
+    (row,) = part.history
+    assert row["step"] == 7
+    for measure in ("bleu", "chrf"):
+        assert row[f"scores/{measure}"] == pytest.approx(scored["macro"][measure]["all"])
+    (languages,) = run.glob("wandb/offline-run-*/files/media/table/scores/languages_*.table.json")
+    table = json.loads(languages.read_text())
+    rows = [dict(zip(table["columns"], values, strict=True)) for values in table["data"]]
+    assert [(row["language"], row["direction"]) for row in rows] == [
+        ("de", "en-de"), ("de", "de-en"), ("zh_Hant", "en-zh_Hant"), ("zh_Hant", "zh_Hant-en"),
+    ]  # fmt: skip
+    for row in rows:
+        one = scored["directions"][row["direction"]]
+        assert (row["BLEU"], row["chrF"], row["pairs"]) == (one["bleu"], one["chrf"], 12)
+        assert row["BLEU signature"] == scored["signatures"]["bleu"]
+        assert row["third"] == scored["thirds"][row["language"]]
+    (thirds,) = run.glob("wandb/offline-run-*/files/media/table/scores/thirds_*.table.json")
+    table = json.loads(thirds.read_text())
+    assert table["columns"] == ["measure", *scored["macro"]["bleu"]]
+    assert table["data"] == [[measure, *means.values()] for measure, means in scored["macro"].items()]
+    assert sorted(name.partition("-scores")[0] for name in part.artifacts) == ["run-abcd", "run-abcd"]
 
 
 def test_scores_are_written_as_agreed(scored):

@@ -4,7 +4,11 @@ import json
 import subprocess
 import sys
 
-from suite.training.lines import read_lines, reopened
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.training.lines import last_line, read_lines, reopened
 
 FULL = """
 import resource, signal, sys
@@ -41,3 +45,18 @@ def test_what_comes_after_the_step_of_a_resume_is_dropped_and_a_torn_line_too(tm
     lines = reopened(path, 9)
     lines.close()
     assert [(line["step"], line["of"]) for line in read_lines(path)] == [(1, 0), (2, 0), (3, 2), (4, 2)]
+
+
+@given(st.lists(st.text(max_size=300), max_size=30), st.text(alphabet="{}1\\", max_size=20))
+def test_the_last_line_is_that_of_all_whole_lines(tmp_path_factory, texts, torn):
+    path = tmp_path_factory.getbasetemp() / "system.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts) + torn)
+    assert last_line(path) == ({"text": texts[-1]} if texts else None)
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "not json\n", "[1]\n", '{"text": "' + 9000 * "x" + '"}\n'])
+def test_a_file_without_a_whole_short_line_has_no_last_one(tmp_path, content):
+    path = tmp_path / "system.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert last_line(path) is None

@@ -1,0 +1,104 @@
+"""``make sync``: uploads what runs recorded for wandb without a server, by wandb's own program.
+
+A run is uploaded in its parts, the oldest first, and wandb adds them to one run. It marks each part that is through;
+that one is not uploaded again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.logged import run_logged
+from launch.runs import RUNS, RunFolder, find_run, held
+from suite.errors import SettingError, TrackingError
+from suite.training.wandb_run import has_key
+
+REACH_S, UPLOAD_S = 10.0, 600.0
+"""Seconds that the server has for an answer, and for all of one run."""
+
+
+def sync(asked: str, console: Console) -> None:
+    """Uploads the offline parts of a run, or of all runs. Raises SettingError for an unknown run, TrackingError without
+    a key, where the server does not answer, and when something could not be uploaded."""
+    runs = [find_run(asked)] if asked else _runs()
+    waiting = [(run, parts) for run in runs if (parts := unsent(run))]
+    there = f"run {asked}" if asked else f"any run below {RUNS}"
+    if not waiting:
+        console.print(f"nothing of {there} is left to upload")
+        return
+    server = _server()
+    if not has_key(server):
+        raise TrackingError(
+            f"there is no key for {server}, and {len(waiting)} runs wait to be uploaded; set WANDB_API_KEY, or run "
+            f"`wandb login --host={server}`, and sync again"
+        )
+    _reach(server)
+    failures = []
+    for number, (run, parts) in enumerate(waiting, 1):
+        name = os.path.relpath(run.path, RUNS.resolve())
+        console.print(f"{number} of {len(waiting)}: {name}, {len(parts)} part{'s' * (len(parts) > 1)}")
+        try:
+            with held(run.path):
+                failure = _upload(run, parts)
+        except SettingError:
+            console.print("  it is being trained: left for later")
+            continue
+        console.print("  failed" if failure else "  uploaded")
+        if failure:
+            failures.append(f"{name}: {failure}")
+            _reach(server)
+    if failures:
+        raise TrackingError(f"{len(failures)} of {len(waiting)} runs were not uploaded; {'; '.join(failures)}")
+
+
+def unsent(run: RunFolder) -> list[Path]:
+    """Returns the parts of a run that were recorded offline and not uploaded, the oldest first."""
+    files = sorted(run.path.glob("wandb/offline-run-*/*.wandb"))
+    return [file.parent for file in files if not _sent(file.parent)]
+
+
+def _sent(part: Path) -> bool:
+    return any(part.glob("*.wandb.synced"))
+
+
+def _runs() -> list[RunFolder]:
+    return [RunFolder(path.parent.resolve()) for path in sorted(RUNS.glob("*/*/experiment.toml"))]
+
+
+def _server() -> str:
+    import wandb
+
+    return str(wandb.setup().settings.base_url)
+
+
+def _reach(server: str) -> None:
+    """Raises TrackingError where a server gives no answer of whatever kind."""
+    try:
+        urllib.request.urlopen(server, timeout=REACH_S).close()
+    except urllib.error.HTTPError:
+        return
+    except OSError as error:
+        raise TrackingError(
+            f"{server} gave no answer within {REACH_S:.0f} s ({error}); nothing is lost, sync again when it can be "
+            "reached"
+        ) from error
+
+
+def _upload(run: RunFolder, parts: list[Path]) -> str | None:
+    """Uploads parts of a run; returns what went wrong."""
+    command = [sys.executable, "-m", "wandb", "sync", *map(str, parts)]
+    code = run_logged(command, run, UPLOAD_S, WANDB_SILENT="false")
+    left = [part for part in parts if not _sent(part)]
+    if not left:
+        return None
+    if code is None:
+        return f"the server did not take it within {UPLOAD_S:.0f} s; its log is {run.wandb_log}"
+    errors = [line for line in run.wandb_log.read_text(errors="replace").splitlines() if line.startswith("Error: ")]
+    told = errors[-1].removeprefix("Error: ") if errors else f"wandb ended with code {code}"
+    return f"{told}; its log is {run.wandb_log}"
