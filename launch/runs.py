@@ -108,7 +108,7 @@ class RunFolder:
     @property
     def wandb_log(self) -> Path:
         """What wandb's own processes said once the workers had ended."""
-        return self.path / "logs" / "wandb.log"
+        return self.path / "wandb" / "parts.log"
 
     def log(self, replica: int, stage: int) -> Path:
         """Standard output and error of one worker."""

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from launch.logged import run_logged
@@ -74,7 +75,11 @@ def _runs() -> list[RunFolder]:
 def _server() -> str:
     import wandb
 
-    return str(wandb.setup().settings.base_url)
+    try:
+        return str(wandb.setup().settings.base_url)
+    except ValidationError as error:
+        told = "; ".join(f"WANDB_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors())
+        raise TrackingError(f"wandb refuses its settings; {told}") from None
 
 
 def _reach(server: str) -> None:

@@ -63,7 +63,7 @@ def has_key(server: str) -> bool:
     path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
     try:
         return netrc.netrc(path).authenticators(urlsplit(server).hostname or "") is not None
-    except (OSError, netrc.NetrcParseError):
+    except (OSError, ValueError, netrc.NetrcParseError):
         return False
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from launch.runs import RunFolder
 from tests.launch.test_end_to_end import SMALL, environment, only_run
+from tests.launch.wandb_parts import parts
 
 STEPS = 60
 SETTINGS = f"{SMALL} pipeline.stages=2 train.steps={STEPS}"
@@ -74,3 +75,16 @@ def test_folders_that_vanish_and_a_killed_wandb_change_no_loss(tmp_path, undistu
     assert metrics(tmp_path) == undisturbed
     attempts = [json.loads(line) for line in run.attempts.read_text().splitlines()]
     assert [line["outcome"] for line in attempts if "outcome" in line] == ["done"]
+
+
+def test_a_run_that_died_before_its_first_checkpoint_goes_on_in_the_same_wandb_run(trials, monkeypatch):
+    fault = {"fault": "kill", "stage": 2, "step": 2, "action": "F1"}
+    trial = trials.train(monkeypatch, "tracking.wandb=offline train.steps=4 train.checkpoint_every=4", [fault])
+    assert trial.error is None, trial.said
+    assert [line["start"] for line in trial.ends] == [0, 0]
+    died, done = parts(trial.run.path)
+    assert died.run["run_id"] == done.run["run_id"]
+    assert [item["step"] for item in done.history if "loss" in item] == [1, 2, 3, 4]
+    for stage in range(3):
+        assert sum(f"stage/0.{stage}/resident_bytes" in item for item in done.history) == 1
+    assert json.loads(trial.run.record.read_text())["wandb_run"] == done.run["run_id"]

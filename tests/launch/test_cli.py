@@ -25,8 +25,8 @@ def here(monkeypatch, tmp_path):
 def test_the_commands_are_these_and_a_new_one_is_a_decision():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
-        "bench", "checkpoints", "experiment", "export", "fetch", "gpu-check", "jobs", "list", "logs", "plan", "report",
-        "resume", "score", "stop", "submit", "sweep", "table", "translate",
+        "bench", "checkpoints", "doctor", "experiment", "export", "fetch", "gpu-check", "jobs", "list", "logs", "plan",
+        "report", "resume", "score", "stop", "submit", "sweep", "sync", "table", "translate",
     }  # fmt: skip
 
 

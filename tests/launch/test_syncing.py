@@ -63,6 +63,12 @@ def test_without_a_key_and_without_a_server_a_sentence_says_so(place):
     assert "refused" in said
 
 
+def test_an_address_that_is_none_is_a_sentence(place):
+    code, said = synced(place, WANDB_BASE_URL="nowhere")
+    assert code == 2
+    assert said.startswith("error: wandb refuses its settings; WANDB_BASE_URL: Input should be a valid URL")
+
+
 def test_a_run_without_offline_parts_has_nothing_to_upload(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     syncing.sync("t24/2", Console(soft_wrap=True))
