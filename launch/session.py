@@ -23,6 +23,7 @@ from launch.publishing import publish
 from launch.runs import CACHE, RunFolder, find_run, held, how_to_go_on, new_run
 from launch.site import Site, site_of
 from launch.supervise import Supervisor
+from launch.syncing import unsent
 from launch.worker import Job, speaker, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError
 from suite.pipeline.timeline import text
@@ -234,13 +235,14 @@ def _show_trace(run: RunFolder, planned: Planned, console: Console) -> None:
 def _summarise(run: RunFolder, console: Console) -> None:
     record = json.loads(run.record.read_text())
     unit = record["unit"]
+    hint = f", recorded offline; to upload it: make sync RUN={run.path}" if unsent(run) else ""
     lines = [
         f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "
         f"({record[f'{unit}_per_second']:,.0f} {unit}/s, {record['threads']} threads a worker)",
         f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}",
         _score(record),
         f"peak memory of all workers: {record['peak_memory_bytes'] / 2**30:.2f} GiB",
-        f"wandb run: {record['wandb_run'] or 'none'}",
+        f"wandb run: {record['wandb_run'] or 'none'}{hint}",
         f"folder: {run.path}",
     ]
     for line in lines:
