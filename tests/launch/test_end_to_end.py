@@ -228,6 +228,8 @@ def test_a_finished_run_is_not_resumed_and_more_steps_go_on_at_another_k(through
     assert len(losses(run)) == 8
     record = json.loads((run / "record.json").read_text())
     assert (record["K"], record["R"], record["steps"]) == (1, 2, 8)
+    assert {part.run["run_id"] for part in parts(run)} == {record["wandb_run"]}
+    assert set(parts(run)[-1].run["tags"]) >= {"K=1", "R=2"}
 
 
 def test_a_run_that_another_process_is_at_is_left_alone(through_ray):
