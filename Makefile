@@ -40,7 +40,7 @@ checkpoints: $(READY) ## list a run's checkpoints, every file verified: RUN=
 plan: $(READY) ## what a run would cost: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=
 	@$(GPIPE) plan "$(NAME)" --cluster "$(CLUSTER)" --scale "$(SCALE)" --set "$(SET)" --format "$(FORMAT)"
 
-table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), decoding (RUN=), partition, efficiency, prediction
+table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), decoding (RUN=), partition, efficiency, prediction, slow_links (as root)
 	@$(GPIPE) table "$(NAME)" --run "$(RUN)"
 
 bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas; all of them without

@@ -95,7 +95,8 @@ def plan(
 
 @app.command()
 def table(name: str, run: Annotated[str, typer.Option(help="of the breakdown; empty: the newest")] = "") -> None:
-    """Make one of the paper's tables: 1, 2, 3, 4, 5, partition, breakdown, efficiency, prediction."""
+    """Make one of the paper's tables: 1, 2, 3, 4, 5, partition, breakdown, efficiency, prediction,
+    slow_links."""
     from launch import tables
 
     tables.table(name, run, console)

@@ -18,6 +18,7 @@ from experiments.image_workload import Classification
 from experiments.memory_table import memory_table
 from experiments.prediction import Round, Work, prediction_table
 from experiments.results import read_results
+from experiments.slow_links import slow_links_table
 from experiments.table import Table
 from experiments.throughput import Measurement, SleepingWork, efficiency_table, table_2, table_3
 from experiments.transfer import transfer_table
@@ -25,6 +26,7 @@ from launch.decoding_speed import decoding_table
 from launch.devices import this_machine
 from launch.pricing import measured_price
 from launch.runs import CACHE, RUNS, RunFolder, find_run
+from launch.slow_links import over_hosts
 from suite.errors import SettingError, nearest
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.memory import bytes_per_parameter
@@ -51,6 +53,7 @@ def table(name: str, run: str, console: Console) -> None:
         "5": lambda: _batch_sizes(),
         "partition": lambda: [partition_table(measure, _measured(console))],
         "efficiency": lambda: [efficiency_table(measure)],
+        "slow_links": lambda: [slow_links_table(over_hosts(console, FOLDER))],
         "prediction": lambda: [prediction_table(_predictor(console))],
         "breakdown": lambda: [_breakdown(run)],
         "decoding": lambda: [decoding_table(run, console)],

@@ -1,8 +1,12 @@
 r"""Plays a schedule with any costs and links: when each stage does what, and so how long a step takes.
 
     stage 0   F0 F1 F2 F3 ....B3 R2 B2 ...      an action starts when the stage is free and its message is there;
-                \                               a message leaves when its sender is done and the link is free,
-    stage 1   ....F0 F1 F2 F3 B3 R2 B2 ...      and arrives latency + bytes / bandwidth later
+                \                               a message leaves when its sender is done, its receive is posted and
+    stage 1   ....F0 F1 F2 F3 B3 R2 B2 ...      the link is free, keeps it for bytes / bandwidth, arrives latency later
+
+Receives are posted as ``transport`` posts them, ``WINDOW`` messages ahead of the one that is taken, and it takes the
+latency once more until the sender knows: over a link of long latency that is what holds messages up. Left out are a
+step's announcements (three latencies a stage, most of them hidden) and what stages say to agree at its end.
 
 The same lists of actions are validated, drawn, played here and walked by the executor.
 """
@@ -10,7 +14,6 @@ The same lists of actions are validated, drawn, played here and walked by the ex
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +22,7 @@ from suite.pipeline.action import Action, put_off_in, rebuilt_in, turns_of
 from suite.pipeline.crossing import Message
 from suite.pipeline.memory import StageBytes
 from suite.pipeline.timeline import Span, Timeline
+from suite.pipeline.transport import WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +138,13 @@ class Lane:
     taker: int
     forward: float
     back: float
+    latency: float = 0.0
+    """Seconds, beside those for which a message keeps the lane."""
 
     def timed(self, link: Link) -> Lane:
         """Returns the lane with the seconds that its bytes take."""
-        return Lane(self.giver, self.taker, link.seconds(int(self.forward)), link.seconds(int(self.back)))
+        forward, back = (int(size) / link.bytes_per_s for size in (self.forward, self.back))
+        return Lane(self.giver, self.taker, forward, back, link.latency_s)
 
 
 def play(
@@ -149,39 +156,74 @@ def play(
     Raises SettingError when stages wait for each other for ever.
     """
     rows: list[list[Span]] = [[] for _ in schedule]
-    out = {kind: _ways(lanes, kind) for kind in "FB"}
-    awaited = {kind: Counter(to for ways in out[kind].values() for to, _ in ways) for kind in "FB"}
-    arrivals: dict[tuple[int, str, int], list[float]] = {}  # when the messages that an action needs are there
-    free: dict[tuple[str, int, int], float] = {}  # when a lane is
+    out, into = _ways(schedule, lanes)
     waiting = list(range(len(schedule)))
     while waiting:
         k = waiting.pop()
         while len(rows[k]) < len(schedule[k]):
             action = schedule[k][len(rows[k])]
             kind, i, at = action.kind, action.micro_batch, action.turn * len(schedule) + k
-            sends = kind in "FB"
-            there = arrivals.get((at, kind, i), [])
-            if sends and len(there) < awaited[kind][at]:
+            coming = into.get((kind, at), ())
+            if any(i not in way.there for way in coming):
                 break
-            start = max([*there, rows[k][-1].end if rows[k] else 0.0])
+            start = max([*(way.there[i] for way in coming), rows[k][-1].end if rows[k] else 0.0])
             rows[k].append(Span(kind, i, start, start + seconds(k, action), action.turn))
-            for to, transfer in out[kind].get(at, ()) if sends else ():
-                sent = max(rows[k][-1].end, free.get((kind, at, to), 0.0))
-                free[kind, at, to] = sent + transfer
-                arrivals.setdefault((to, kind, i), []).append(sent + transfer)
-                waiting.append(to % len(schedule))
+            for way in coming:
+                way.take(start)
+            for way in out.get((kind, at), ()):
+                way.give(i, rows[k][-1].end)
+                waiting.append(way.taker % len(schedule))
     stuck = [f"stage {k} at {schedule[k][len(row)]}" for k, row in enumerate(rows) if len(row) < len(schedule[k])]
     if stuck:
         raise SettingError(f"the schedule deadlocks: {', '.join(stuck)} wait for each other")
     return rows
 
 
-def _ways(lanes: Sequence[Lane], kind: str) -> dict[int, list[tuple[int, float]]]:
-    """Returns for each cell where its messages of one kind go, and their seconds."""
-    ways: dict[int, list[tuple[int, float]]] = {}
+class _Way:
+    """One direction of a lane: what is on it, of the messages that its taker takes in ``order``."""
+
+    def __init__(self, taker: int, transfer: float, latency: float, order: Sequence[int]) -> None:
+        self.taker, self._transfer, self._latency, self._order = taker, transfer, latency, order
+        self.there: dict[int, float] = {}
+        """When a message has arrived."""
+        self._posted = dict.fromkeys(order[:WINDOW], 0.0)  # when the sender knows that a receive waits for it
+        self._ready: dict[int, float] = {}
+        self._free = 0.0
+        self._taken = 0
+
+    def give(self, i: int, end: float) -> None:
+        """The giver has made message i."""
+        self._ready[i] = end
+        self._leave(i)
+
+    def take(self, start: float) -> None:
+        """The taker takes the next message in its order, and posts another receive."""
+        self._taken += 1
+        for i in self._order[self._taken + WINDOW - 1 : self._taken + WINDOW]:
+            self._posted[i] = start + self._latency
+            self._leave(i)
+
+    def _leave(self, i: int) -> None:
+        if i in self._ready and i in self._posted:
+            self._free = max(self._free, self._ready[i], self._posted[i]) + self._transfer
+            self.there[i] = self._free + self._latency
+
+
+_Ways = dict[tuple[str, int], list[_Way]]
+
+
+def _ways(schedule: Sequence[Sequence[Action]], lanes: Sequence[Lane]) -> tuple[_Ways, _Ways]:
+    """Returns by kind and cell the ways out of each cell, and those into it."""
+    order: dict[tuple[str, int], list[int]] = {}
+    for k, actions in enumerate(schedule):
+        for action in actions:
+            order.setdefault((action.kind, action.turn * len(schedule) + k), []).append(action.micro_batch)
+    out: _Ways = {}
+    into: _Ways = {}
     for lane in lanes:
-        if kind == "F":
-            ways.setdefault(lane.giver, []).append((lane.taker, lane.forward))
-        else:
-            ways.setdefault(lane.taker, []).append((lane.giver, lane.back))
-    return ways
+        ends = ("F", lane.giver, lane.taker, lane.forward), ("B", lane.taker, lane.giver, lane.back)
+        for kind, giver, taker, transfer in ends:
+            way = _Way(taker, transfer, lane.latency, order.get((kind, taker), ()))
+            out.setdefault((kind, giver), []).append(way)
+            into.setdefault((kind, taker), []).append(way)
+    return out, into

@@ -63,9 +63,10 @@ def test_a_plan_by_hand():
     assert [(stage.begin, stage.end, stage.parameters) for stage in found.stages] == [(0, 2, 8), (2, 3, 7)]
     assert replace(first.cost, memory=None) == StageCost(2, 2, 4, 0.75, sends=30, returns=0)
     assert replace(second.cost, memory=None) == StageCost(2, 2, 4, 1.0, sends=0, returns=15)
-    # forward a message takes 3.5, back 2:  stage 0  F0 0-2  F1 2-4  B1 17-21  R0 21-23  B0 23-27
-    #                                       stage 1  F0 5.5-7.5  F1 9-11  B1 11-15  R0 15-17  B0 17-21
-    assert found.step_s == 27 + 1
+    # forward a message takes 3 + 0.5, back 1.5 + 0.5:
+    # stage 0  F0 0-2  F1 2-4  B1 16.5-20.5  R0 20.5-22.5  B0 22.5-26.5
+    # stage 1  F0 5.5-7.5  F1 8.5-10.5  B1 10.5-14.5  R0 14.5-16.5  B0 16.5-20.5
+    assert found.step_s == 26.5 + 1
     assert found.limit_s == 6 + 6 + 8 + 1
 
 

@@ -75,13 +75,20 @@ def test_two_stages_two_micro_batches():
     ]
 
 
-def test_a_link_delays_by_latency_and_size_one_message_after_the_other():
-    # forward 0.5 + 10/10 = 1.5, back 0.5 + 5/10 = 1; F1's message is ready at 2, its link is free at 2.5
-    stages = [StageCost(1, 1, 2, sends=10, returns=99), StageCost(1, 1, 2, sends=99, returns=5)]
+def test_a_link_delays_by_latency_and_size_and_is_kept_by_the_bytes_alone():
+    # forward 20/10 + 0.5 = 2.5, back 5/10 + 0.5 = 1; F1's message is ready at 2, its link is free at 3
+    stages = [StageCost(1, 1, 2, sends=20, returns=99), StageCost(1, 1, 2, sends=99, returns=5)]
     assert drawn(simulate(fill_drain(2, 2, "except_last"), stages, Link(0.5, 10))) == [
-        "F0:0-1 F1:1-2 B1:8-10 R0:10-11 B0:11-13",
-        "F0:2.5-3.5 F1:4-5 B1:5-7 R0:7-8 B0:8-10",
+        "F0:0-1 F1:1-2 B1:9.5-11.5 R0:11.5-12.5 B0:12.5-14.5",
+        "F0:3.5-4.5 F1:5.5-6.5 B1:6.5-8.5 R0:8.5-9.5 B0:9.5-11.5",
     ]
+
+
+def test_messages_follow_one_another_over_a_long_link_until_no_receive_is_known_to_be_posted():
+    """The third waits until the first is taken, at 6, and word of that is back, at 11."""
+    first, second = simulate(fill_drain(2, 3, "never"), [EQUAL] * 2, Link(5.0)).rows
+    assert [span.start for span in first[:3]] == [0, 1, 2]
+    assert [span.start for span in second[:3]] == [6, 7, 16]
 
 
 def test_each_direction_has_a_link_of_its_own():
