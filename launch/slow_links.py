@@ -11,7 +11,7 @@ from rich.console import Console
 from experiments.slow_links import Series, named
 from experiments.throughput import SleepingWork
 from launch.hosts import Hosts, in_host
-from launch.measure import Steps, measure_layers, measure_link, measure_steps, meet
+from launch.measure import Measured, Steps, measure_layers, measure_link, measure_steps, meet
 from launch.spawn import run_processes
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.recipe import Recipe
