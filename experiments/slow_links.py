@@ -21,7 +21,7 @@ from suite.pipeline.simulate import Link
 LINKS = (Link(0.005, 12.5e6), Link(0.010, 5e6))
 """100 Mbit/s, over which a message takes less than a forward at K = 8, and 40 Mbit/s, over which it takes more."""
 
-SHORTEST_S = 0.020
+SHORTEST_S = 0.015
 """A forward's sleep at the largest K."""
 
 THINNED = 10

@@ -20,7 +20,7 @@ from suite.pipeline.simulate import Link
 ROUNDS = 2
 """Of all works in turn, so that what the machine does meanwhile strikes none of them alone."""
 
-STEPS = 2
+STEPS = 1
 """Counted in each round."""
 
 
