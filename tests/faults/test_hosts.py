@@ -16,12 +16,14 @@ import pytest
 from ray.cluster_utils import Cluster as RayCluster
 
 from launch.hosts import Hosts
-from tests.faults.test_nodes import SETTINGS as OF_NODES
 from tests.faults.test_nodes import Driver, first_failure, losses_of
-from tests.launch.test_end_to_end import environment
+from tests.launch.test_end_to_end import SMALL, environment, gpipe
 
-SETTINGS = OF_NODES + "pipeline.stages=3 pipeline.replicas=2 pipeline.schedule=fill_drain"
-STEPS = 300
+SETTINGS = (
+    SMALL.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")
+    + " pipeline.stages=3 pipeline.replicas=2 tracking.wandb=disabled"
+)
+STEPS = 200
 CPUS = 2
 ENDS_S = 120.0
 
@@ -127,10 +129,8 @@ def drive(tmp_path):
 def undisturbed(tmp_path_factory):
     """The losses of the run on one node, in plain processes."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    subprocess.run(
-        [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn",
-         "--set", f"{SETTINGS} train.steps={STEPS}"], cwd=folder, env=environment(), capture_output=True, check=True,
-    )  # fmt: skip
+    settings = f"{SETTINGS} train.steps={STEPS}"
+    gpipe(folder, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings)
     (run,) = Path(folder).glob("runs/*/*")
     return losses_of(run)
 
