@@ -19,9 +19,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep report score translate export list submit jobs logs stop fetch gpu-check test test-faults check clean
-.PHONY: help experiment resume checkpoints plan table bench sweep report score translate export list gpu-check doctor test test-faults check clean
-.PHONY: help experiment resume checkpoints plan table bench sweep report score sync translate export list gpu-check test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report score sync translate export list submit jobs logs stop fetch gpu-check doctor test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"

@@ -247,6 +247,7 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
         machine = _on_one_host(price.machine, work, cluster) if share_cores else price.machine
         if placement is not None:
             machine = _over_nodes(machine, placement, cluster)
+            notes += _of_network(placement, cluster)
         plan = make_plan(price.costs, len(price.costs), pipeline, each, machine)
     except PlanError as fault:
         raise PlanError([*faults, *fault.faults]) from None
@@ -276,6 +277,16 @@ def _over_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Mac
     link = Links(machine.link, network, placement.cuts) if placement.cuts else machine.link
     reduce = min(machine.reduce_bytes_per_s, network.bytes_per_s) if placement.spread else machine.reduce_bytes_per_s
     return replace(machine, link=link, reduce_bytes_per_s=reduce)
+
+
+def _of_network(placement: Placement, cluster: Cluster) -> tuple[str, ...]:
+    """Returns what is to be said of the network that a run at hand goes over."""
+    if cluster.device is not None or not (placement.cuts or placement.spread):
+        return ()
+    if cluster.network is None:
+        return ("the network between nodes is not measured (make doctor): taken to be like the links inside a node",)
+    latency, rate = cluster.network.latency_s * 1e3, cluster.network.bytes_per_s / 1e6
+    return (f"the network between nodes, as the doctor measured it: {latency:.2f} ms, {rate:,.0f} MB/s",)
 
 
 def _on_one_host(machine: Machine, work: Workload, cluster: Cluster) -> Machine:

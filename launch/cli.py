@@ -231,12 +231,20 @@ def fetch(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "
     from launch.jobs import fetch
 
     fetch.fetch(address, job, console)
+
+
 @app.command()
 def doctor(
-    address: Annotated[str, typer.Option(help="host:port of a Ray cluster; empty: RAY_ADDRESS, or this machine")] = "",
+    address: Annotated[
+        str, typer.Option(help="http://head:8265, or host:port of Ray itself; empty: RAY_ADDRESS, or this machine")
+    ] = "",
     storage: Annotated[str, typer.Option(help="folder or URL that runs will be kept at; empty: ./runs")] = "",
 ) -> None:
     """Examine this machine or a Ray cluster before a run; exit code 1 when there is a fault."""
+    if address.startswith(("http://", "https://")):
+        from launch.jobs.submit import submit_doctor
+
+        raise typer.Exit(submit_doctor(address, storage, console))
     from launch.doctor import doctor as examination
 
     if not examination.doctor(address, storage, console):
@@ -277,12 +285,12 @@ def _as_job() -> Iterator[None]:
     if "GPIPE_JOB" not in os.environ:
         yield
         return
-    from launch.jobs.mirror import mirrored
+    from launch.jobs.copies import copied
     from launch.jobs.secrets import take
 
     if gone := take():
         console.print(gone)
-    with mirrored(console.print):
+    with copied(console.print):
         yield
 
 

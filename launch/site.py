@@ -27,6 +27,9 @@ class Site:
         """Returns what measures layer costs, kept in ``cache``, on prepared ``data``."""
         return pricer(cache, say)
 
+    def close(self) -> None:
+        """Lets go of what was opened to look."""
+
     @contextmanager
     def started(self, job: Job, planned: Placement | None) -> Iterator[Launcher]:
         """A context with what starts workers, where they were planned or where there is room now."""

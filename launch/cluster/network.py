@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import socket
 
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""What gloo and NCCL go by. What a person has set stays."""
+VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+"""What gloo and NCCL go by; to NCCL a name alone is the beginning of several. What a person has set stays."""
 
 
 def use_interface_of(address: str) -> str | None:
@@ -20,9 +20,9 @@ def use_interface_of(address: str) -> str | None:
     Must be called before the first process group is made.
     """
     name = interface_of(address)
-    for variable in VARIABLES:
+    for variable, form in VARIABLES.items():
         if name is not None:
-            os.environ.setdefault(variable, name)
+            os.environ.setdefault(variable, form.format(name))
     return name
 
 

@@ -18,7 +18,7 @@ from launch.cluster.mirror import Mirror
 from launch.jobs import secrets
 from launch.watch import Verdict, Watch
 from launch.worker import Job, threads_of
-from suite.errors import DiedError, PlacementError, SuiteError, WorkerError
+from suite.errors import BusyError, DiedError, PlacementError, SuiteError, WorkerError
 from suite.pipeline.placement import Placement, place, shortage
 from suite.pipeline.recipe import Recipe
 
@@ -94,7 +94,8 @@ class RaySession:
             except PlacementError:
                 lack = shortage(nodes, stages, replicas, self._kind)
                 if time.monotonic() > until:
-                    raise PlacementError(
+                    busy = sum(node.total for node in nodes) >= stages * replicas
+                    raise (BusyError if busy else PlacementError)(
                         f"{lack}; waited {patience:.0f} s for them (train.wait_for_devices); lower pipeline.stages or "
                         "pipeline.replicas, or add nodes"
                     ) from None

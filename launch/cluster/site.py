@@ -18,8 +18,10 @@ from launch.cluster.mirror import keep
 from launch.cluster.parcels import packed
 from launch.cluster.ray_train import RaySession
 from launch.devices import gpus, this_machine
+from launch.doctor.kept import read_links
 from launch.measure import Measured
 from launch.pricing import cpu_model, measure_here, pricer
+from launch.runs import CACHE
 from launch.site import Site, said
 from launch.supervise import Launcher
 from launch.worker import Job
@@ -63,7 +65,13 @@ class RayCluster(Site):
             seen = [self._look_at(node, kind) for node in nodes]
         smallest = min(seen, key=lambda one: one.bytes)
         count = sum(node.total for node in nodes)
-        return Cluster(count, smallest.bytes, "gpu" if kind == "GPU" else "cpu", nodes, name=smallest.name)
+        links = read_links(CACHE)
+        network = links.between if links is not None and links.cluster == address() else None
+        return Cluster(count, smallest.bytes, "gpu" if kind == "GPU" else "cpu", nodes, None, network, smallest.name)
+
+    def close(self) -> None:
+        """Disconnects."""
+        self._connection.close()
 
     def pricer(self, cache: Path, data: Path, say: Callable[[str], None]) -> Pricer:
         """Returns what measures layer costs on a node of the cluster, kept in ``cache``, on prepared ``data``."""

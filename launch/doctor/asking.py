@@ -13,7 +13,7 @@ from launch.doctor.finding import Finding, fault, ok, warning
 from launch.doctor.nodes import Node, Probes
 from launch.doctor.ports import CHOSEN, NODE, OF_RAY, Door
 from suite.settings import TrackingSettings
-from suite.training.trackers import wandb_mode
+from suite.training.wandb_run import wandb_mode
 
 ANSWER_S = 20.0
 """Seconds for an answer that takes no work of note; a store may repeat a request for ten of them."""

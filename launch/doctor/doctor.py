@@ -21,7 +21,6 @@ from launch.doctor.kept import write_links
 from launch.doctor.nodes import Here, Node, Probes
 from launch.doctor.ray_nodes import RayProbes
 from launch.runs import CACHE, RUNS
-from suite.errors import PlacementError
 from suite.training.checkpoint.storage import Storage
 
 FACTS_S = 60.0
@@ -38,11 +37,6 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     Raises PlacementError when no cluster answers at the address, CheckpointError for a storage of an unknown kind.
     """
     address = address or os.environ.get("RAY_ADDRESS", "")
-    if address.startswith(("http://", "https://")):
-        raise PlacementError(
-            f"ADDRESS={address} is where a cluster takes jobs; the doctor cannot be submitted yet: run it on the head "
-            "with RAY_ADDRESS=host:6379"
-        )
     place = storage or str(RUNS.absolute())
     Storage(place)
     if not storage:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launch.cluster.network import use_interface_of
 from launch.doctor import links
 from launch.doctor.finding import Finding, fault, warning
 from launch.doctor.nodes import Node
@@ -32,7 +33,7 @@ class Worker:
 
     def ready(self) -> int:
         """Returns a free port, once torch is there."""
-        links.name_interface(self._address)
+        use_interface_of(self._address)
         return links.free_port(self._address)
 
     def measure(self, rank: int, world: int, rendezvous: str, task: links.Task, use_gpu: bool) -> links.Told:

@@ -5,14 +5,12 @@ Two sizes of message tell both: the small one is all latency; what the large one
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -45,15 +43,6 @@ class Told:
 
     pairs: dict[tuple[int, int], Link]
     reduced: Link | None
-
-
-def interface_of(address: str) -> str | None:
-    """Returns the network interface that has an address. gloo and NCCL choose one by the host's name unless told, which
-    is the loopback on many machines."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
-            return str(name)
-    return None
 
 
 def free_port(address: str) -> int:
@@ -134,13 +123,6 @@ def _timed(act: Callable[[], object], device: torch.device) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     return sorted(seconds)[REPEATS // 4]
-
-
-def name_interface(address: str) -> None:
-    """Has gloo and NCCL use the interface of an address, unless the environment names another."""
-    if name := interface_of(address):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
 
 
 def slowest(links: Sequence[Link]) -> Link | None:

@@ -35,30 +35,33 @@ class Ground:
     lines: tuple[str, ...]
 
 
-def preflight(door: Door, pins: dict[str, str], storage: str) -> Ground:
-    """Sends the probe and judges what it saw. Raises JobError for the first thing that would end the run there."""
+def preflight(door: Door, pins: dict[str, str], storage: str, lenient: bool = False) -> Ground:
+    """Sends the probe and judges what it saw. Raises JobError for the first thing that would end the run there; a
+    ``lenient`` one does not mind nodes or storage, which is the doctor's business."""
     asked = {"pins": pins, "storage": storage}
     said = run_small(door, Path(probe.__file__), "GPIPE_PROBE", asked, DEADLINE_S)
     answers = [line.removeprefix(probe.MARK) for line in said.splitlines() if line.startswith(probe.MARK)]
     if not answers:
         raise JobError(f"the probe of the cluster at {door.address} gave no answer; its log ends with: {said[-300:]}")
-    return judge(json.loads(answers[-1]), pins, storage, platform.python_version())
+    return judge(json.loads(answers[-1]), pins, storage, platform.python_version(), lenient)
 
 
-def judge(seen: dict[str, Any], pins: dict[str, str], storage: str, here: str) -> Ground:
+def judge(seen: dict[str, Any], pins: dict[str, str], storage: str, here: str, lenient: bool = False) -> Ground:
     """Returns where a job would stand. Raises JobError for what would end it.
 
     ``seen`` is the answer of ``launch/jobs/probe.py``, ``here`` this machine's Python version.
     """
     nodes = seen["nodes"]
     for node in nodes:
-        if node["fault"] and "shared" not in node:
+        if node["fault"] and "shared" not in node and not lenient:
             raise JobError(f"node {_called(node)} is not fit for work: {node['fault']}; mend it or take it off")
-    _check_python([seen | {"host": "the head", "address": ""}, *nodes], here)
-    _check_storage(seen, storage)
-    install, line = _packages([seen, *nodes], pins)
+    answered = [node for node in nodes if "python" in node]
+    _check_python([seen | {"host": "the head", "address": ""}, *([] if lenient else answered)], here)
+    if not lenient:
+        _check_storage(seen, storage)
+    install, line = _packages([seen, *([] if lenient else answered)], pins)
     url = storage if "://" in storage else ""
-    folder = str(seen["home"] if url else seen["storage"])
+    folder = str(seen["home"] if url or not seen["storage"] else seen["storage"])
     where = f"storage: {folder}"
     if url:
         where += f" on the head, copied to {url}; checkpoints go there at once"
@@ -84,11 +87,6 @@ def _check_storage(seen: dict[str, Any], storage: str) -> None:
         raise JobError(
             f"the cluster has {len(nodes)} nodes, and a run needs a place that they all share: give STORAGE=, a folder "
             "that all of them have, or a URL such as s3://bucket/runs"
-        )
-    if "://" in place and len(nodes) > 1:
-        raise JobError(
-            f"the cluster has {len(nodes)} nodes, and a URL alone does for one: a run's workers share a folder; give "
-            "STORAGE= a folder that all nodes have"
         )
     if seen["fault"]:
         raise JobError(f"storage {place} cannot be written from the head: {seen['fault']}")

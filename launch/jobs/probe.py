@@ -107,7 +107,8 @@ def probe(asked: dict[str, Any]) -> dict[str, Any]:
     home = os.path.join(os.path.expanduser("~"), "gpipe-storage")  # a folder that outlives the job
     place = asked["storage"] or (home if len(alive) == 1 else "")
     marker = ".gpipe-" + uuid.uuid4().hex
-    seen = {
+    seen: dict[str, Any] = {
+        "home": home,
         "python": platform.python_version(),
         "executable": sys.executable,
         "storage": place,

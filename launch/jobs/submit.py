@@ -12,7 +12,7 @@ import shlex
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -22,10 +22,10 @@ from experiments.registry import experiments, find, resolve
 from experiments.sweep import folder_name
 from experiments.sweeps import SWEEPS, find_scale
 from launch.jobs import secrets
+from launch.jobs.copies import COPIES
 from launch.jobs.door import OURS, Door, JobError
 from launch.jobs.follow import follow, how_to
 from launch.jobs.listing import STOP_S
-from launch.jobs.mirror import COPIES
 from launch.jobs.package import Package, checkout, pack
 from launch.jobs.pins import pins
 from launch.jobs.preflight import Ground, preflight
@@ -66,6 +66,21 @@ def submit(
         _send(door, job, work, package, ground, settings)
     console.print(f"submitted: job {job} on {door.address}; Ctrl-C leaves it running")
     console.print(how_to(door, job))
+    return follow(door, job, console)
+
+
+def submit_doctor(asked: str, storage: str, console: Console) -> int:
+    """Has a cluster examined by the doctor, on its head, and returns the exit code. Raises a SuiteError where it cannot
+    be let in at all; what is wrong with its nodes the doctor says."""
+    _check_names("", storage)
+    work = Work("doctor", ("doctor", *(("--storage", storage) if storage else ())))
+    with tempfile.TemporaryDirectory() as place:
+        package = pack(checkout(), Path(place) / "package.zip")
+        door = Door(asked)
+        job = _free(door, f"{work.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        ground = preflight(door, pins(checkout()), storage, lenient=True)
+        console.print(f"the doctor goes to {door.address} as job {job}")
+        _send(door, job, work, package, replace(ground, url=""), "")
     return follow(door, job, console)
 
 

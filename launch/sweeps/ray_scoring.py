@@ -6,9 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from launch.ray_train import START_DEADLINE, check_room
+from launch.cluster.ray_train import START_DEADLINE
 from launch.sweeps.member import Order, log_console, score
-from launch.sweeps.room import connected, devices_of_cluster
+from launch.sweeps.room import connected, devices_of
 from suite.errors import BusyError, SuiteError, WorkerError
 
 SCORED_S = 7 * 86400.0
@@ -23,10 +23,11 @@ def on_a_device(order: Order) -> None:
     """
     import ray
 
-    with connected(1):
-        now = devices_of_cluster()
+    with connected(1) as connection:
+        now = devices_of(connection)
         kind = now.kind
-        check_room(kind, 1, {kind: now.total}, {kind: now.free})
+        if not now.free:
+            raise BusyError(f"of the Ray cluster's {now} none is free")
         sign = Path(order.at_work).resolve()
         device = {"num_cpus": 1} if kind == "CPU" else {"num_cpus": 0, "num_gpus": 1}
         task = ray.remote(_score).options(max_retries=0, **device)

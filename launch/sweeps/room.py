@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from launch.devices import cores
-from launch.ray_train import check_reachable
+from launch.cluster.connection import Connection, answering
 from launch.sweeps.lanes import Share
-from suite.errors import WorkerError
 
 
 @dataclass(frozen=True)
@@ -29,47 +25,26 @@ class Devices:
         return f"{self.total} {self.kind}s on {self.nodes} node{'' if self.nodes == 1 else 's'}"
 
 
-def devices_of_cluster() -> Devices:
-    """Returns the devices of the nodes that are alive, of the cluster that this process is connected to."""
-    import ray
-
-    nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    kind: Literal["GPU", "CPU"] = "GPU" if any(node["Resources"].get("GPU") for node in nodes) else "CPU"
-    total = int(sum(node["Resources"].get(kind, 0) for node in nodes))
-    with_some = sum(1 for node in nodes if node["Resources"].get(kind))
-    return Devices(kind, total, min(total, int(_free(ray).get(kind, 0))), with_some)
-
-
-def _free(ray: Any) -> dict[str, float]:
-    found: dict[str, float] = ray.available_resources()
-    return found
+def devices_of(connection: Connection) -> Devices:
+    """Returns the devices of the nodes of a cluster that answer."""
+    kind: Literal["GPU", "CPU"] = "GPU" if connection.nodes("GPU") else "CPU"
+    nodes = connection.nodes(kind)
+    return Devices(kind, sum(node.total for node in nodes), sum(node.free for node in nodes), len(nodes))
 
 
 @contextmanager
-def connected(least: int) -> Iterator[None]:
+def connected(least: int) -> Iterator[Connection]:
     """A context in which this process is connected to the cluster of RAY_ADDRESS; without one, to a Ray of ``least``
     CPUs or as many as there are, that is started here and ends with the context, or with this process.
 
     Raises PlacementError when nothing answers at that address.
     """
-    import ray
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    on_terminate = signal.getsignal(signal.SIGTERM)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    connection = Connection()
+    connection.open(least)
     try:
-        if address := os.environ.get("RAY_ADDRESS"):
-            check_reachable(address)
-            ray.init(**quiet)
-        else:
-            ray.init(address="local", num_cpus=max(cores(), least), include_dashboard=False, **quiet)
+        yield connection
     finally:
-        signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
-    try:
-        yield
-    finally:
-        ray.shutdown()
+        connection.close()
 
 
 def address_of_ray() -> str:
@@ -79,19 +54,17 @@ def address_of_ray() -> str:
     return os.environ.get("RAY_ADDRESS") or str(ray.get_runtime_context().gcs_address)
 
 
+@dataclass(frozen=True)
 class OnRay:
     """The devices of the cluster that this process is connected to."""
+
+    connection: Connection
 
     def look(self) -> Share:
         """Asks Ray. Devices in use are others' or our own: Ray does not say whose. Raises WorkerError when its head is
         gone."""
-        try:
-            now = devices_of_cluster()
-        except Exception as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise WorkerError(
-                f"Ray could not say which devices there are: {said}; see that its head runs, and run the sweep again"
-            ) from error
+        with answering("which devices there are"):
+            now = devices_of(self.connection)
         return Share(now.total, now.total - now.free)
 
 

@@ -19,12 +19,12 @@ from experiments.scales import onto
 from experiments.sweep import Member, folder_name
 from experiments.sweeps import find_scale, find_sweep
 from experiments.tasks import prepare_data
-from launch.devices import this_machine
 from launch.runs import CACHE, RUNS
+from launch.site import site_of
 from launch.sweeps.lanes import Room
 from launch.sweeps.left import Left, what_is_left
 from launch.sweeps.report import write_report
-from launch.sweeps.room import Devices, Here, OnRay, address_of_ray, connected, devices_of_cluster
+from launch.sweeps.room import Here, OnRay, address_of_ray, connected, devices_of
 from launch.sweeps.work import Work
 from suite.errors import PlacementError
 
@@ -35,7 +35,9 @@ def sweep(name: str, asked: str, launcher: str, console: Console) -> list[str]:
     Raises SettingError for an unknown name or scale, and for a member whose folder holds another run; PlacementError
     where the scale, or a member, needs devices that are not there.
     """
-    family, cluster = find_sweep(name), this_machine()
+    family, site = find_sweep(name), site_of(launcher)
+    cluster = site.cluster()
+    site.close()
     scale = find_scale(family, asked, cluster)
     members = {member.folder: member for member in family.members(scale, cluster, RUNS.resolve())}
     fitted = [_fitted(member, scale, cluster, console) for member in members.values()]
@@ -80,11 +82,10 @@ def _room(left: Sequence[Left], launcher: str, machine: Cluster) -> Iterator[tup
             check_needs(left, machine.devices, f"this machine has {machine.devices} GPUs")
         yield Here(machine.devices), {}
         return
-    with connected(max(map(needs, left))):
-        devices = devices_of_cluster()
-        _check_kind(devices, machine)
+    with connected(max(map(needs, left))) as connection:
+        devices = devices_of(connection)
         check_needs(left, devices.total, f"the Ray cluster has {devices}")
-        yield OnRay(), {"RAY_ADDRESS": address_of_ray()}
+        yield OnRay(connection), {"RAY_ADDRESS": address_of_ray()}
 
 
 def needs(left: Left) -> int:
@@ -103,13 +104,4 @@ def check_needs(left: Sequence[Left], total: int, there: str) -> None:
         raise PlacementError(
             f"{first.member.folder} needs {needs(first)} devices (K = {pipeline.stages} stages x R = "
             f"{pipeline.replicas} replicas) and {there}: more than there are{more}; add nodes, or take a smaller scale"
-        )
-
-
-def _check_kind(devices: Devices, machine: Cluster) -> None:
-    """Raises PlacementError where the plan's devices, which are like this machine's, are not those of the cluster."""
-    if devices.kind.lower() != machine.kind:
-        raise PlacementError(
-            f"the Ray cluster has {devices}, and this machine, by which runs are planned, has {machine}; start the "
-            "sweep on a node with the cluster's devices"
         )

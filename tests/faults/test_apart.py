@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
-from tests.faults.test_nodes import Driver, losses, undisturbed  # noqa: F401
+from tests.faults.test_nodes import Driver, losses
 from tests.launch.test_end_to_end import environment
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a folder of its own for a node takes root's right to mount")
@@ -72,7 +72,7 @@ def test_a_run_over_nodes_that_share_nothing_is_whole_and_survives_a_kill(
     drive,
     undisturbed,
     tmp_path,
-    monkeypatch,  # noqa: F811
+    monkeypatch,
 ):
     monkeypatch.setenv("GPIPE_FAULTS", json.dumps([{"fault": "kill", "stage": 1, "step": 22, "action": "B1"}]))
     driver = drive(apart, f"train.checkpoints=file://{tmp_path}/checkpoints")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launch.jobs import packing, probe
+from launch.jobs.copies import Copies
 from launch.jobs.door import JobError, address_of
 from launch.jobs.fetch import read_archive, unpack
-from launch.jobs.mirror import Mirror
 from launch.jobs.package import checkout, pack
 from launch.jobs.pins import pins
 from launch.jobs.preflight import judge
@@ -125,16 +125,16 @@ def test_a_url_keeps_checkpoints_and_copies_and_the_heads_folder_the_run():
 
 def test_a_runs_files_are_copied_to_a_url_once_until_they_change(tmp_path):
     run, notes = tmp_path / "runs" / "t" / "1", tmp_path / "notes"
-    mirror = Mirror(tmp_path / "runs", notes, f"file://{tmp_path}/there")
-    assert mirror.copy() == 0
+    copies = Copies(tmp_path / "runs", notes, f"file://{tmp_path}/there")
+    assert copies.copy() == 0
     (run / "checkpoints").mkdir(parents=True)
     (run / "logs").mkdir()
     for name in ("record.json", "logs/a.log", "checkpoints/weights"):
         (run / name).write_text("one")
     notes.write_text(f"{run}\n{run}\n")
-    assert [mirror.copy(), mirror.copy()] == [2, 0]
+    assert [copies.copy(), copies.copy()] == [2, 0]
     (run / "logs" / "a.log").write_text("one, two")
-    assert mirror.copy() == 1
+    assert copies.copy() == 1
     there = tmp_path / "there" / "runs" / "t" / "1"
     assert {str(path.relative_to(there)): path.read_text() for path in there.rglob("*") if path.is_file()} == {
         "record.json": "one", "logs/a.log": "one, two",
@@ -147,7 +147,6 @@ def test_a_runs_files_are_copied_to_a_url_once_until_they_change(tmp_path):
         (seen(node(python="3.12.1")), "/s", [r"n \(10.0.0.1\) runs Python 3.12.1, here is Python 3.11.7"]),
         (seen(python="3.10.4"), "/s", ["the head runs Python 3.10.4"]),
         (seen(node(), node(), storage=""), "", ["the cluster has 2 nodes", "give STORAGE="]),
-        (seen(node(), node(), storage="s3://b"), "s3://b", ["2 nodes, and a URL alone does for one"]),
         (seen(node(), node(host="m", shared=False)), "/s", ["not one and the same", "1 of 2", r"m \(10.0.0.1\)"]),
         (seen(node(fault="OSError: full")), "/s", [r"cannot be written from node n \(10.0.0.1\): OSError: full"]),
         (seen(fault="OSError: read-only"), "/s", ["cannot be written from the head: OSError: read-only"]),

@@ -24,7 +24,7 @@ COPIES = "GPIPE_COPIES"
 EVERY_S = 60.0
 
 
-class Mirror:
+class Copies:
     """Copies what changed below the folders that a job noted."""
 
     def __init__(self, runs: Path, notes: Path, url: str) -> None:
@@ -56,21 +56,21 @@ class Mirror:
 
 
 @contextmanager
-def mirrored(say: Callable[[str], None]) -> Iterator[None]:
+def copied(say: Callable[[str], None]) -> Iterator[None]:
     """A context in which this job's runs are copied, if it is to copy them. A copy that fails is told and tried again;
     the run goes on."""
     url = os.environ.get(COPIES, "")
     if not url:
         yield
         return
-    mirror = Mirror(RUNS, job_notes(Path(STORAGE), os.environ["GPIPE_JOB"]), url)
+    copies = Copies(RUNS, job_notes(Path(STORAGE), os.environ["GPIPE_JOB"]), url)
     done, failed = threading.Event(), False
 
     def keep() -> None:
         nonlocal failed
         while not done.wait(EVERY_S):
             try:
-                mirror.copy()
+                copies.copy()
                 failed = False
             except Exception as error:
                 if not failed:
@@ -85,7 +85,7 @@ def mirrored(say: Callable[[str], None]) -> Iterator[None]:
         done.set()
         thread.join(EVERY_S)
         try:
-            mirror.copy()
+            copies.copy()
             say(f"copied to {url}/runs; checkpoints are in {url}/checkpoints")
         except Exception as error:
             say(f"the run could not be copied to {url} ({error}); it is in {RUNS} of the head")
