@@ -21,7 +21,10 @@ from suite.errors import SettingError, TrackingError
 from suite.training.wandb_run import has_key
 
 REACH_S, UPLOAD_S = 10.0, 600.0
-"""Seconds that the server has for an answer, and for all of one run."""
+"""Seconds that the server has for an answer, and for one part."""
+
+TORN = ("the file ends with an incomplete record", "error getting next record: EOF", "bad header: EOF")
+"""How wandb says that a part ends in the middle, as one does whose writer was killed."""
 
 
 def sync(asked: str, console: Console) -> None:
@@ -46,11 +49,11 @@ def sync(asked: str, console: Console) -> None:
         console.print(f"{number} of {len(waiting)}: {name}, {len(parts)} part{'s' * (len(parts) > 1)}")
         try:
             with held(run.path):
-                failure = _upload(run, parts)
+                outcome, failure = _upload(run, parts)
         except SettingError:
             console.print("  it is being trained: left for later")
             continue
-        console.print("  failed" if failure else "  uploaded")
+        console.print(f"  {outcome}")
         if failure:
             failures.append(f"{name}: {failure}")
             _reach(server)
@@ -65,7 +68,7 @@ def unsent(run: RunFolder) -> list[Path]:
 
 
 def _sent(part: Path) -> bool:
-    return any(part.glob("*.wandb.synced"))
+    return _mark(part).exists()
 
 
 def _runs() -> list[RunFolder]:
@@ -95,15 +98,27 @@ def _reach(server: str) -> None:
         ) from error
 
 
-def _upload(run: RunFolder, parts: list[Path]) -> str | None:
-    """Uploads parts of a run; returns what went wrong."""
-    command = [sys.executable, "-m", "wandb", "sync", *map(str, parts)]
-    code = run_logged(command, run, UPLOAD_S, WANDB_SILENT="false")
-    left = [part for part in parts if not _sent(part)]
-    if not left:
-        return None
-    if code is None:
-        return f"the server did not take it within {UPLOAD_S:.0f} s; its log is {run.wandb_log}"
-    errors = [line for line in run.wandb_log.read_text(errors="replace").splitlines() if line.startswith("Error: ")]
-    told = errors[-1].removeprefix("Error: ") if errors else f"wandb ended with code {code}"
-    return f"{told}; its log is {run.wandb_log}"
+def _upload(run: RunFolder, parts: list[Path]) -> tuple[str, str | None]:
+    """Uploads parts of a run, each by itself: wandb leaves the others after one that is torn. Returns what came of it,
+    and what went wrong."""
+    torn = 0
+    for part in parts:
+        before = run.wandb_log.stat().st_size if run.wandb_log.exists() else 0
+        code = run_logged([sys.executable, "-m", "wandb", "sync", str(part)], run, UPLOAD_S, WANDB_SILENT="false")
+        if _sent(part):
+            continue
+        said = run.wandb_log.read_bytes()[before:].decode(errors="replace").splitlines()
+        if not any(end in line for line in said for end in TORN):
+            errors = [line for line in said if line.startswith(("Error: ", "wandb: ERROR "))]
+            why = (
+                "the server did not take it in time" if code is None else (errors or said or ["wandb said nothing"])[-1]
+            )
+            return "failed", f"{why}; its log is {run.wandb_log}"
+        _mark(part).touch()  # sent again, its steps would stand there twice
+        torn += 1
+    return "uploaded" + (f"; the writer of {torn} was killed, of that what was on the disk" if torn else ""), None
+
+
+def _mark(part: Path) -> Path:
+    (file,) = part.glob("*.wandb")
+    return file.with_suffix(".wandb.synced")

@@ -11,7 +11,7 @@ import pytest
 
 from launch.runs import RunFolder
 from tests.launch.test_end_to_end import SMALL, environment, only_run
-from tests.launch.wandb_parts import parts
+from tests.launch.wandb_parts import read
 
 STEPS = 60
 SETTINGS = f"{SMALL} pipeline.stages=2 train.steps={STEPS}"
@@ -82,8 +82,9 @@ def test_a_run_that_died_before_its_first_checkpoint_goes_on_in_the_same_wandb_r
     trial = trials.train(monkeypatch, "tracking.wandb=offline train.steps=4 train.checkpoint_every=4", [fault])
     assert trial.error is None, trial.said
     assert [line["start"] for line in trial.ends] == [0, 0]
-    died, done = parts(trial.run.path)
-    assert died.run["run_id"] == done.run["run_id"]
+    died, store = sorted(trial.run.path.glob("wandb/offline-run-*"))  # of the first what was not yet on disk is lost
+    done = read(store)
+    assert died.name.rpartition("-")[2] == done.run["run_id"]
     assert [item["step"] for item in done.history if "loss" in item] == [1, 2, 3, 4]
     for stage in range(3):
         assert sum(f"stage/0.{stage}/resident_bytes" in item for item in done.history) == 1

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -176,6 +177,24 @@ def recorded(run, id, *parts):
         tracker.finish({})
         if steps is not parts[-1]:
             time.sleep(1.1)  # wandb names a part by the second
+
+
+@pytest.mark.parametrize("kept", [0, 7, 3000])  # nothing, wandb's header, some of the steps
+def test_of_a_part_whose_writer_was_killed_the_whole_steps_are_uploaded_once(tmp_path, server, kept):
+    run = tmp_path / "runs" / "t12" / "1"
+    recorded(run, "one", list(range(1, 31)), [1, 2])
+    first, _ = sorted(run.glob("wandb/offline-run-*/*.wandb"))
+    assert first.stat().st_size > 2 * kept
+    os.truncate(first, kept)
+    code, said = synced(tmp_path, WANDB_BASE_URL=server.address, **WITH_KEY)
+    assert (code, said) == (
+        0, "1 of 1: t12/1, 2 parts uploaded; the writer of 1 was killed, of that what was on the disk",
+    )  # fmt: skip
+    steps = server.steps["one"]
+    assert steps[-2:] == [1, 2]
+    assert steps[:-2] == list(range(1, len(steps) - 1))
+    assert (0 < len(steps) - 2 < 30) == (kept == 3000)
+    assert syncing.unsent(RunFolder(run)) == []
 
 
 def test_a_resumed_run_becomes_one_run_and_what_fails_or_trains_is_told(tmp_path, server):
