@@ -29,6 +29,10 @@ LEAST, MOST = 2**18, 2**24
 """Bytes of the large message, at least and at most: from the boundary of a laptop's run to that of the paper's."""
 
 
+PROBE = 2**20
+"""Bytes of the message by which links are compared."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What a group of processes measures: pairs of ranks in turn, then a reduction over ``reduced`` ranks."""
@@ -126,5 +130,5 @@ def _timed(act: Callable[[], object], device: torch.device) -> float:
 
 
 def slowest(links: Sequence[Link]) -> Link | None:
-    """Returns the link that a message of a mebibyte takes longest over."""
-    return max(links, key=lambda link: link.seconds(2**20)) if links else None
+    """Returns the link that a message of PROBE bytes takes longest over."""
+    return max(links, key=lambda link: link.seconds(PROBE)) if links else None

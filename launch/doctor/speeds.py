@@ -5,7 +5,7 @@ from __future__ import annotations
 from launch.doctor.finding import Finding, ok, warning
 from launch.doctor.kept import Links
 from launch.doctor.link_workers import Measured
-from launch.doctor.links import slowest
+from launch.doctor.links import PROBE, slowest
 from suite.pipeline.simulate import Link
 
 SLOW = 100e6
@@ -18,7 +18,7 @@ LATE_S = 2e-3
 UNLIKE = 3.0
 """How many times slower than the fastest of its kind a link is told: noise of a busy machine is below."""
 
-BY_RAY = 0.5
+BY_RAY = 1 / UNLIKE
 """The share of the bandwidth outside Ray that workers of Ray should have at least: they use the same sockets."""
 
 
@@ -47,21 +47,25 @@ def _alike(subject: str, pairs: dict[tuple[str, str], Link]) -> list[Finding]:
     if not pairs:
         return []
     best = max(link.bytes_per_s for link in pairs.values())
-    slow = {names: link for names, link in pairs.items() if link.bytes_per_s < max(SLOW, best / UNLIKE)}
-    late = {names: link for names, link in pairs.items() if names not in slow and link.latency_s > LATE_S}
-    found = [
-        warning(subject, f"{_names(names)}: {shown(link)}; {why}", remedy)
-        for those, why, remedy in (
-            (slow, f"{SLOW / 1e6:.0f} MB/s are the least of a gigabit port, the fastest here has {best / 1e6:,.0f}",
-             "look at its port and cable (ethtool), its limits (tc qdisc), and for other traffic"),
-            (late, f"more than {LATE_S * 1e3:g} ms", "place the nodes closer: one zone, one placement group"),
+    found = []
+    for names, link in pairs.items():
+        told = f"{_names(names)}: {shown(link)}"
+        look = (
+            "see what else runs there (top), and how its GPUs are joined (nvidia-smi topo -m)"
+            if names[0] == names[1]
+            else "look at its ports and cables (ethtool), its limits (tc qdisc), and for other traffic"
         )
-        for names, link in those.items()
-    ]  # fmt: skip
-    worst = slowest(list(pairs.values()))
-    if found or worst is None:
+        if link.bytes_per_s < SLOW:
+            found.append(warning(subject, f"{told}; less than a gigabit port's {SLOW / 1e6:.0f} MB/s", look))
+        elif link.bytes_per_s < best / UNLIKE:
+            times = best / link.bytes_per_s
+            found.append(warning(subject, f"{told}; {times:.1f} times slower than the fastest of its kind", look))
+        elif link.latency_s > LATE_S:
+            closer = "place the nodes closer: one zone, one placement group"
+            found.append(warning(subject, f"{told}; more than {LATE_S * 1e3:g} ms", closer))
+    if found:
         return found
-    which = next(names for names, link in pairs.items() if link is worst)
+    which, worst = max(pairs.items(), key=lambda pair: pair[1].seconds(PROBE))
     return [ok(subject, f"{len(pairs)} measured between workers of Ray, the slowest ({_names(which)}): {shown(worst)}")]
 
 
