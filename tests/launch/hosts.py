@@ -196,7 +196,8 @@ class Hosts:
         run("ip", "netns", "add", name)
         run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
         run("ip", "link", "set", cable, "master", self._name, "up")
-        for command in (f"addr add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+        gate = f"route add default via {self._net}.1"  # Ray looks for a way out, and is long about it without one
+        for command in (f"addr add {address}/24 dev eth0", "link set eth0 up", "link set lo up", gate):
             run("ip", "-n", name, *command.split())
         shift = self._folder / f"clock-{number}"
         shift.write_bytes(bytes(8))
@@ -217,13 +218,15 @@ class Hosts:
             *before, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2",
             "--object-store-memory=80000000", "--disable-usage-stats", *arguments,
         ]  # fmt: skip
-        log = (self._folder / f"ray-{len(self.hosts)}.log").open("wb")
+        log = (self._folder / f"ray-{len(list(self._folder.glob('ray-*.log')))}.log").open("wb")
+        # a busy machine is no fault of a node: Ray gives one up that has not begun within half a minute
+        patient = {"RAY_raylet_start_wait_time_s": "100", "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": str(ROOT), **variables}, stdout=log, stderr=subprocess.STDOUT,
+            command, env={**os.environ, **patient, **variables}, stdout=log, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
 
-    def until(self, seen, seconds=90):
+    def until(self, seen, seconds=120):
         end = time.monotonic() + seconds
         while not seen():
             logs = [path.read_text() for path in sorted(self._folder.glob("ray-*.log"))]

@@ -206,7 +206,7 @@ def test_the_whole_examination_of_a_cluster(hosts, probes, place, tmp_path):
     command = [sys.executable, "-m", "launch.cli", "doctor", "--storage", str(place)]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "fault" not in done.stdout
+    assert "\nfault" not in done.stdout
     for subject in ("versions", "devices", "shared memory", "disk", "storage", "clocks", "ports", "wandb", "all-reduce",
                     "links within a node", "links between nodes", "links outside Ray"):  # fmt: skip
         assert f" {subject}" in done.stdout, done.stdout
