@@ -57,6 +57,6 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path, monkeypatch):
 
 def test_the_scale_for_a_gpu_is_refused_without_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launch.sweeps.sweep.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
+    monkeypatch.setattr("launch.site.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
     with pytest.raises(PlacementError, match="made for a GPU, and there are 2 CPU cores"):
         sweep("depth_width", "gpu", "spawn", Console(quiet=True))
