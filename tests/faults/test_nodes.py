@@ -53,11 +53,11 @@ def machines():
 class Driver:
     """A run through Ray on a cluster, as a person starts it."""
 
-    def __init__(self, folder, machines, settings):
+    def __init__(self, folder, machines, settings, steps=STEPS):
         self.folder = folder
         variables = {**environment(), "RAY_ADDRESS": machines.cluster.address}
         command = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--set",
-                   f"{SETTINGS} train.steps={STEPS} {settings}"]  # fmt: skip
+                   f"{SETTINGS} train.steps={steps} {settings}"]  # fmt: skip
         self.log = (folder / "printed").open("w")
         self.process = subprocess.Popen(
             command, cwd=folder, env=variables, stdout=self.log, stderr=subprocess.STDOUT
