@@ -12,6 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
+from tests.faults import test_nodes
 from tests.faults.test_nodes import Driver, losses
 from tests.launch.test_end_to_end import environment
 
