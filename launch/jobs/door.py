@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 import requests
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
@@ -25,11 +26,18 @@ MUCH_S = 120.0
 OURS = "gpipe"
 """Key of a job's metadata that says what it runs; jobs without it are others'."""
 
-GIVE_TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (a file that holds it)"
+GIVE_TOKEN = (
+    "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (a file that holds it), or put it into "
+    "~/.ray/auth_token"
+)
 
 
-for _talkative in ("dashboard_sdk", "job.sdk"):
-    logging.getLogger(f"ray.dashboard.modules.{_talkative}").setLevel(logging.WARNING)
+for _talkative in (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.authentication.authentication_token_setup",
+):
+    logging.getLogger(_talkative).setLevel(logging.ERROR)
 
 
 class JobError(SuiteError):
@@ -62,6 +70,8 @@ class Door(JobSubmissionClient):
         """Raises AwayError where nothing answers, JobError for a missing or a wrong token, or another Ray version."""
         self.address = address_of(asked)
         os.environ["RAY_API_SERVER_ADDRESS"] = self.address  # to Ray's client it counts more than what it is told
+        # Ray's own rule for heads and drivers, which its client of jobs leaves out: a token that is at hand is used
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         try:
             super().__init__(self.address)
         except AuthenticationError:  # told to use a token, and found none
@@ -91,6 +101,13 @@ class Door(JobSubmissionClient):
                 f"no Ray cluster answers at {self.address} ({how}); see that its head runs, that its dashboard listens "
                 "beyond its own machine (--dashboard-host 0.0.0.0), and that no firewall is between"
             ) from None
+
+    def asks_for_token(self) -> bool:
+        """Whether the cluster turns away who has no token."""
+        try:
+            return requests.get(f"{self.address}/api/version", timeout=(CONNECT_S, ANSWER_S)).status_code == 401
+        except requests.RequestException:  # it answered with the token a moment ago
+            return True
 
     def put_package(self, name: str, data: bytes) -> None:
         """Puts bytes into the cluster's store of packages. Raises JobError where it does not take them."""
