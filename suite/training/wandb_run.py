@@ -80,6 +80,8 @@ def open_run(folder: Path, mode: str, identity: Identity, config: dict[str, Any]
     """Opens a run, or another part of it, and returns wandb's object. Raises whatever wandb raises."""
     import wandb
 
+    # wandb's own process of a parent would still hold the run whose writer was killed
+    os.environ.pop("WANDB_SERVICE", None)
     run = wandb.init(
         dir=str(folder), project=identity.project, name=identity.name, group=identity.group, job_type="train",
         tags=identity.tags, id=identity.id or secrets.token_hex(6), resume="allow", mode=mode, config=config,  # type: ignore[arg-type]
