@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 import requests
@@ -45,7 +45,7 @@ class JobError(SuiteError):
 
 
 class AwayError(JobError):
-    """A cluster does not answer."""
+    """A cluster does not answer, or cannot now: later it may."""
 
 
 def address_of(asked: str) -> str:
@@ -102,6 +102,13 @@ class Door(JobSubmissionClient):
                 "beyond its own machine (--dashboard-host 0.0.0.0), and that no firewall is between"
             ) from None
 
+    def _raise_error(self, r: requests.Response) -> NoReturn:
+        said = (r.text.strip().splitlines() or ["no reason given"])[-1][:300]
+        fault = f"the cluster at {self.address} did not do what it was asked: {said} (status {r.status_code})"
+        raise (
+            AwayError(f"{fault}; try again, and see that its head is well") if r.status_code >= 500 else JobError(fault)
+        )
+
     def asks_for_token(self) -> bool:
         """Whether the cluster turns away who has no token."""
         try:
@@ -113,7 +120,7 @@ class Door(JobSubmissionClient):
         """Puts bytes into the cluster's store of packages. Raises JobError where it does not take them."""
         response = self._do_request("PUT", f"/api/packages/gcs/{name}", data=data)
         if response.status_code != 200:
-            raise JobError(f"the cluster at {self.address} did not take a package (status {response.status_code})")
+            self._raise_error(response)
 
     def ours(self) -> list[JobDetails]:
         """Returns the jobs of this suite, the newest first."""

@@ -59,7 +59,7 @@ def run_small(door: Door, script: Path, variable: str, asked: Any, deadline_s: f
 
 def _clear(door: Door, id: str) -> None:
     """Ends the job if need be, and takes it off the cluster's list, as far as that goes."""
-    with suppress(RuntimeError, JobError):
+    with suppress(JobError):
         if not door.get_job_status(id).is_terminal():
             door.stop_job(id)
             until = time.monotonic() + 10
