@@ -81,7 +81,7 @@ class Head:
     def end(self):
         os.killpg(self.process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
+            self.process.wait(2)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
