@@ -31,6 +31,9 @@ class Cluster:
     """What a declared device can do; None for devices at hand, where it is measured."""
     network: Link | None = None
     """Between nodes, as it was measured."""
+    reduction: Link | None = None
+    """Of a reduction over workers of different nodes, as it was measured: its bytes a second are those that go out of
+    each."""
     name: str = ""
     """Of the devices at hand, where that is known."""
 

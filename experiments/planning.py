@@ -13,7 +13,7 @@ from typing import Any
 from experiments.cluster import GIB, Cluster
 from experiments.experiment import Experiment
 from experiments.workload import Measurable, Workload
-from suite.errors import PlacementError, PlanError, SettingError, SuiteError
+from suite.errors import BusyError, PlacementError, PlanError, SettingError, SuiteError
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import DEVICES, Device
 from suite.pipeline.estimate import estimate
@@ -249,6 +249,8 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
             machine = _over_nodes(machine, placement, cluster)
             notes += _of_network(placement, cluster)
         plan = make_plan(price.costs, len(price.costs), pipeline, each, machine)
+    except BusyError:  # no fault of the plan: devices to measure on are others' now
+        raise
     except PlanError as fault:
         raise PlanError([*faults, *fault.faults]) from None
     except (SettingError, PlacementError) as fault:
@@ -275,7 +277,9 @@ def _over_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Mac
         return machine
     assert isinstance(machine.link, Link)
     link = Links(machine.link, network, placement.cuts) if placement.cuts else machine.link
-    reduce = min(machine.reduce_bytes_per_s, network.bytes_per_s) if placement.spread else machine.reduce_bytes_per_s
+    reduce = machine.reduce_bytes_per_s
+    if placement.spread:
+        reduce = min(reduce, (cluster.reduction or network).bytes_per_s)
     return replace(machine, link=link, reduce_bytes_per_s=reduce)
 
 

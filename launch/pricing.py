@@ -19,7 +19,7 @@ from experiments.workload import Measurable
 from launch.devices import cores
 from suite.errors import PlacementError
 from suite.pipeline.costs import LayerCost, Taken
-from suite.pipeline.devices import this_device
+from suite.pipeline.devices import Device, this_device
 from suite.pipeline.plan import Machine
 from suite.pipeline.profile import COPIES, LEAST_ROUNDS, WARM_UPS
 from suite.pipeline.simulate import Link
@@ -47,20 +47,29 @@ def measure_here(work: Measurable, cluster: Cluster, workers: int, threads: int,
     return run_processes(measure_layers, workers, work, threads, cluster.kind == "gpu", log)
 
 
-def pricer(cache: Path, say: Callable[[str], None], measure: Measure = measure_here) -> Pricer:
+Look = Callable[[Cluster], Device]
+"""Returns one of a cluster's devices with the rates it has, found in seconds."""
+
+
+def look_here(cluster: Cluster) -> Device:
+    """Looks at this machine."""
+    return this_device(cluster.bytes_per_device)
+
+
+def pricer(cache: Path, say: Callable[[str], None], measure: Measure = measure_here, look: Look = look_here) -> Pricer:
     """Returns what finds the costs of a workload: over the declared device of a cluster, or measured."""
 
     def price(work: Measurable, cluster: Cluster) -> Price:
         if cluster.device is not None:
             return estimated_price(work, cluster)
-        return measured_price(work, cluster, cache, say, measure=measure)
+        return measured_price(work, cluster, cache, say, measure=measure, look=look)
 
     return price
 
 
 def measured_price(
     work: Measurable, cluster: Cluster, cache: Path, say: Callable[[str], None], patience_s: float = PATIENCE_S,
-    measure: Measure = measure_here,
+    measure: Measure = measure_here, look: Look = look_here,
 ) -> Price:  # fmt: skip
     """Returns costs measured on one node, in as many processes at once as will compute there at once.
 
@@ -79,7 +88,7 @@ def measured_price(
         costs, machine = kept
         machine = replace(machine, limit=cluster.bytes_per_device)
         return Price(costs, machine, f"measured on {where}; kept", measured=True)
-    too_long = _too_long(work, cluster, patience_s)
+    too_long = _too_long(work, cluster, patience_s, look)
     if too_long is not None:
         return too_long
     say(f"measuring the layers on {where}")
@@ -122,9 +131,9 @@ def _joined(layer: Sequence[LayerCost]) -> LayerCost:
     return LayerCost(**values)
 
 
-def _too_long(work: Measurable, cluster: Cluster, patience_s: float) -> Price | None:
+def _too_long(work: Measurable, cluster: Cluster, patience_s: float, look: Look) -> Price | None:
     """Returns the estimate when measuring would take too long or more memory than there is."""
-    device = this_device(cluster.bytes_per_device)
+    device = look(cluster)
     here = Cluster(cluster.devices, cluster.bytes_per_device, cluster.kind, device=device)
     price = estimated_price(work, here)
     copies = {cost: min(COPIES, count) for cost, count in Counter(price.costs).items()}

@@ -133,6 +133,8 @@ class Watch:
         """Once there is one, the launcher ends the attempt."""
         self.named: float | None = None
         """The time of day at which it fell."""
+        self.held = False
+        """While it is, nobody is judged: workers are still to be placed."""
         self._stepped: Callable[[], None] | None = stepped
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
@@ -178,6 +180,9 @@ class Watch:
         while self.verdict is None and not self._stop.wait(PERIOD):
             self.look()
             now = time.monotonic()
+            if self.held:
+                before = now
+                continue
             # time in which this process itself did not run is no silence of others
             verdict = judge.see(self.beats, min(now - before, 4 * PERIOD))
             before = now

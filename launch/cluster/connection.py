@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from launch.devices import cores
 from launch.jobs import secrets
@@ -35,6 +35,8 @@ class Connection:
 
     def __init__(self) -> None:
         self._connected = False
+        self._workers = 1
+        """The most that a Ray of this machine was to have room for."""
         self._keeper: object | None = None
 
     @property
@@ -47,16 +49,18 @@ class Connection:
 
         Raises PlacementError when nothing answers at RAY_ADDRESS, or it is no cluster that this Ray can join.
         """
+        self._workers = max(self._workers, workers)
         if self._connected:
             return
         import ray
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # who asks too late is told so, and starts no other Ray
         # Ray warns of a coming change in what a worker without a GPU sees; ours are told their device, and do not look
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         on_terminate = signal.getsignal(signal.SIGTERM)
         try:
-            _connect(ray, workers)
+            _connect(ray, self._workers)
         finally:
             signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
         self._keeper = secrets.hand_out()
@@ -69,6 +73,14 @@ class Connection:
         self._keeper = None
         ray.shutdown()
         self._connected = False
+
+    def kind(self) -> Literal["GPU", "CPU"]:
+        """Returns what the cluster's devices are: GPUs if it has any, whether or not their nodes answer just now."""
+        import ray
+
+        self.open()
+        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        return "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
 
     def nodes(self, kind: str) -> list[Node]:
         """Returns the nodes with devices of a kind, ``GPU`` or ``CPU``, that are alive and answer."""
@@ -89,6 +101,13 @@ class Connection:
             if node["Alive"] and total:
                 left = int(free.get(node["NodeID"], {}).get(kind, 0))
                 yield Node(node["NodeID"], _name(node), left, total), _answers(node)
+
+    def name(self) -> str:
+        """Returns the address by which the cluster knows itself, however it was reached."""
+        import ray
+
+        self.open()
+        return str(ray.get_runtime_context().gcs_address)
 
     def lost(self, node: str) -> bool:
         """Whether a node is gone, be it that Ray has noticed or that it answers no more."""

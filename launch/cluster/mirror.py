@@ -18,13 +18,16 @@ from typing import Any
 from uuid import uuid4
 
 from launch.cluster.parcels import Changes, Piece, packed, put, unpack
-from suite.errors import PlacementError
+from suite.errors import PlacementError, WorkerError
 from suite.pipeline.placement import Node
 
 PERIOD = 0.5
 
 ANSWER_S = 60.0
 """Seconds in which a node takes the run's files; a process of Ray starts for it."""
+
+SLOWEST = 1e7
+"""Bytes a second at which prepared data is given time to arrive."""
 
 LAST_S = 10.0
 """Seconds for what changed last, at an attempt's end; a node that is gone does not answer."""
@@ -76,6 +79,7 @@ class Mirror:
         """``nodes`` are those of the workers; ``at_url`` says whether checkpoints go where all nodes can reach them."""
         self._run, self._data, self._nodes, self._at_url, self._say = run, data, nodes, at_url, say
         self._posts: dict[Any, Node] = {}
+        self._hurry = self._told = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="mirror")
 
@@ -103,6 +107,11 @@ class Mirror:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self, at_once: bool = False) -> None:
+        """Ends the carrying, with what changed last unless ``at_once``. Ray must still be connected."""
+        self._hurry = self._hurry or at_once
         self._stop.set()
         if self._posts:
             self._thread.join(2 * LAST_S)
@@ -123,8 +132,11 @@ class Mirror:
 
         has = _all({post: post.sees.remote(str(self._data)) for post in posts}, posts)
         lacking = [post for post in posts if not has[post]]
-        data = ray.put(packed(self._data)) if lacking else None
-        _all({post: post.keep.remote(str(self._data), data) for post in lacking}, posts)
+        if lacking:
+            data = packed(self._data)
+            sent = ray.put(data)
+            patience = ANSWER_S + len(lacking) * len(data) / SLOWEST
+            _all({post: post.keep.remote(str(self._data), sent) for post in lacking}, posts, patience)
         run = ray.put(packed(self._run))
         _all({post: post.receive.remote(run) for post in posts}, posts)
 
@@ -138,6 +150,8 @@ class Mirror:
                 post = asked.pop(result)
                 if self._take(result):
                     asked[post.changes.remote()] = post
+        if self._hurry:
+            return
         last = [*asked, *(post.changes.remote() for post in asked.values())]
         ready, _ = ray.wait(last, num_returns=len(last), timeout=LAST_S) if last else ([], [])
         for result in last:
@@ -154,7 +168,12 @@ class Mirror:
         except (RayError, TimeoutError):
             return False
         for piece in pieces:
-            put(self._run, piece)
+            try:
+                put(self._run, piece)
+            except OSError as error:  # a full disk: what a run writes itself waits as well, and the run goes on
+                if not self._told:
+                    self._say(f"what workers of other nodes write cannot be kept: {error}; make room")
+                self._told = True
             if piece.path == "experiment.toml":  # its worker has made it of the draft
                 (self._run / "experiment.draft").unlink(missing_ok=True)
         return True
@@ -168,17 +187,18 @@ def _post(node: Node, folder: Path) -> Any:
     return ray.remote(Outpost).options(num_cpus=0, scheduling_strategy=where).remote(str(folder))
 
 
-def _all(asked: dict[Any, Any], posts: dict[Any, Node]) -> dict[Any, Any]:
-    """Returns what each node answers. Raises PlacementError for the first that does not."""
+def _all(asked: dict[Any, Any], posts: dict[Any, Node], patience_s: float = ANSWER_S) -> dict[Any, Any]:
+    """Returns what each node answers. Raises WorkerError for the first that does not: another attempt may be placed on
+    others."""
     import ray
     from ray.exceptions import RayError
 
     found = {}
     for post, result in asked.items():
         try:
-            found[post] = ray.get(result, timeout=ANSWER_S)
+            found[post] = ray.get(result, timeout=patience_s)
         except (RayError, TimeoutError) as error:
-            raise PlacementError(
+            raise WorkerError(
                 f"node {posts[post].name} could not take the run's files: {str(error).splitlines()[0]}; see `make "
                 "doctor`, or remove it"
             ) from None

@@ -42,6 +42,9 @@ class RaySession:
         """``say`` tells a person what is waited for, and where workers are placed that were ``planned`` elsewhere."""
         self._connection, self._say = connection, say
         self._kind = "GPU" if use_gpu else "CPU"
+        self._patience = 0.0
+        """Seconds for which the run waits for devices that others hold."""
+        self._mirror: Mirror | None = None
         self._placed = planned.ids if planned is not None else []
         """The node of each rank, by its id."""
 
@@ -62,30 +65,37 @@ class RaySession:
         pipeline = experiment.pipeline
         try:
             self._connection.open(len(watch.places))
-            placement = self._place(pipeline.stages, pipeline.replicas, experiment.train.wait_for_devices)
+            self._patience = experiment.train.wait_for_devices
+            watch.held = True
+            placement = self._place(pipeline.stages, pipeline.replicas)
             at_url = "://" in (experiment.train.checkpoints or "")
-            with Mirror(job.folder, job.data, placement.nodes, at_url, self._say):
+            with Mirror(job.folder, job.data, placement.nodes, at_url, self._say) as self._mirror:
+                watch.held = False
                 self._fit(_trainer(job, experiment, placement.ids), watch)
         except Exception as error:
             raise self._first_cause(error, watch) from error
 
     def room(self, workers: int) -> int:
-        """Returns how many devices are free, ``workers`` at most, having waited for so many for SPARE_S.
+        """Returns how many devices are free, ``workers`` at most, having waited for so many: for SPARE_S, and where
+        there are so many and others hold them, as long as the run waits for devices.
 
         Devices of a node that is gone and that Ray counts still are waited out: workers would be placed on them.
         """
-        until = time.monotonic() + SPARE_S
+        begun = time.monotonic()
         while True:
             with answering("which devices are left"):
-                count = sum(node.free for node in self._connection.nodes(self._kind))
+                nodes = self._connection.nodes(self._kind)
                 settled = self._connection.settled(self._kind)
-            if (count >= workers and settled) or time.monotonic() > until:
+            count, total = sum(node.free for node in nodes), sum(node.total for node in nodes)
+            patience = max(SPARE_S, self._patience) if total >= workers else SPARE_S
+            if (count >= workers and settled) or time.monotonic() > begun + patience:
                 return min(count, workers)
             time.sleep(LOOK_S)
 
-    def _place(self, stages: int, replicas: int, patience: float) -> Placement:
+    def _place(self, stages: int, replicas: int) -> Placement:
         """Returns where the workers go, having waited for devices that others hold. Raises PlacementError with what
         each node has when they stay away."""
+        patience = self._patience
         until, told = time.monotonic() + patience, False
         while True:
             nodes = self._connection.nodes(self._kind)
@@ -142,13 +152,19 @@ class RaySession:
         """
         beat = verdict.beat
         if beat is not None and beat.node and self._connection.lost(beat.node):
-            self._connection.close()
+            self._close()
             raise DiedError(verdict.place.rank, "its node is gone", "node")
         if beat is not None:
             self._connection.kill(beat.node, beat.pid)
             thread.join(END_S)
         if thread.is_alive():
-            self._connection.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Ends the session, and before it what asks Ray from a thread of its own."""
+        if self._mirror is not None:
+            self._mirror.end(at_once=True)
+        self._connection.close()
 
     def _first_cause(self, error: Exception, watch: Watch) -> SuiteError:
         """Returns what ended an attempt; a dead worker's node is looked up, for a lost machine is no fault of a

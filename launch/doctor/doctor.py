@@ -41,9 +41,11 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     Storage(place)
     if not storage:
         RUNS.mkdir(exist_ok=True)
+    cluster = "this machine"
     if address:
         console.print(f"asking the nodes of {address}")
         with RayProbes(address) as probes:
+            cluster = probes.cluster
             found = examine(probes, place, FACTS_S)
             links, measured, alone = measure(probes.nodes, found, console.print)
     else:
@@ -53,8 +55,8 @@ def doctor(address: str, storage: str, console: Console) -> bool:
         links, measured, alone = measure(here.nodes, found, console.print)
     findings = [*found.findings, *links]
     console.print(table(findings), soft_wrap=False)
-    if measured is not None or alone is not None:
-        kept = write_links(CACHE, speeds.kept(measured, alone, address or "this machine"))
+    if measured is not None or (not address and alone is not None):
+        kept = write_links(CACHE, speeds.kept(measured, alone, cluster))
         console.print(f"kept for the plan: {kept}")
     console.print(summary(findings))
     return not any(one.level == "fault" for one in findings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,7 +12,10 @@ from uuid import uuid4
 
 from suite.pipeline.simulate import Link
 
-FILE = "links.json"
+
+def file_of(cluster: str) -> str:
+    """Returns the name of a cluster's file."""
+    return f"links-{re.sub('[^a-zA-Z0-9.]+', '-', cluster)}.json"
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Links:
     """What messages take on one cluster. None where there was nothing to measure: no second node, no second device."""
 
     cluster: str
-    """The Ray cluster's address, or this machine's name."""
+    """The address by which a Ray cluster knows itself, or this machine's name."""
     pairs: tuple[str, ...]
     """The nodes' names, sorted."""
     within: Link | None = None
@@ -36,19 +40,19 @@ class Links:
 
 
 def write_links(cache: Path, links: Links) -> Path:
-    """Writes ``links.json`` in a cache folder, whole or not at all, and returns its place."""
+    """Writes a cluster's file in a cache folder, whole or not at all, and returns its place."""
     cache.mkdir(parents=True, exist_ok=True)
-    place = cache / FILE
-    draft = cache / f"{FILE}.draft-{uuid4().hex}"
+    place = cache / file_of(links.cluster)
+    draft = place.with_suffix(f".draft-{uuid4().hex}")
     draft.write_text(json.dumps(asdict(links), indent=1) + "\n")
     draft.replace(place)
     return place
 
 
-def read_links(cache: Path) -> Links | None:
-    """Returns what was measured last, or None where there is nothing whole."""
+def read_links(cache: Path, cluster: str) -> Links | None:
+    """Returns what was measured last of a cluster, or None where there is nothing whole."""
     try:
-        kept: dict[str, Any] = json.loads((cache / FILE).read_text())
+        kept: dict[str, Any] = json.loads((cache / file_of(cluster)).read_text())
         for name in ("within", "between", "all_reduce", "alone"):
             kept[name] = None if kept[name] is None else Link(**kept[name])
         return Links(**kept | {"pairs": tuple(kept["pairs"])})

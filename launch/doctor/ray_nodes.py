@@ -25,6 +25,8 @@ class RayProbes:
     def __init__(self, address: str) -> None:
         self.address = address
         self.temporary = ""
+        self.cluster = ""
+        """The address by which the cluster knows itself."""
         self.nodes: list[Node] = []
         self._probes: dict[Node, Any] = {}
 
@@ -33,6 +35,7 @@ class RayProbes:
         connect(self.address)
         import ray
 
+        self.cluster = str(ray.get_runtime_context().gcs_address)
         self.temporary = str(ray._private.worker.global_worker.node.get_temp_dir_path())  # type: ignore[union-attr]
         self.nodes = alive(ray.nodes())  # type: ignore[no-untyped-call]
         for node in self.nodes:

@@ -27,7 +27,7 @@ class Devices:
 
 def devices_of(connection: Connection) -> Devices:
     """Returns the devices of the nodes of a cluster that answer."""
-    kind: Literal["GPU", "CPU"] = "GPU" if connection.nodes("GPU") else "CPU"
+    kind = connection.kind()
     nodes = connection.nodes(kind)
     return Devices(kind, sum(node.total for node in nodes), sum(node.free for node in nodes), len(nodes))
 

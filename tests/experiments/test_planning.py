@@ -16,7 +16,7 @@ from experiments.registry import find, resolve
 from experiments.text_workload import Translation
 from experiments.workload import Measurable
 from models.language_model import LanguageModelShape
-from suite.errors import PlanError
+from suite.errors import BusyError, PlanError
 from suite.pipeline.layers import count_parameters
 from suite.pipeline.memory import bytes_per_parameter
 from suite.pipeline.placement import Node
@@ -370,3 +370,25 @@ def test_workers_of_one_node_of_cpus_share_its_memory() -> None:
     one, two = (Node("a", "a", 4, 4),), (Node("a", "a", 1, 4), Node("b", "b", 1, 4))
     limits = [make(work, Cluster(4, GIB, "cpu", nodes), estimated_price).plan.limit for nodes in (one, two)]
     assert limits == [2 * GIB, 4 * GIB]
+
+
+def test_a_reduction_between_nodes_takes_what_was_measured_of_one_and_inside_a_node_what_the_device_has() -> None:
+    work = translation("pipeline.stages=1 pipeline.replicas=2 pipeline.micro_batches=4")
+    device = parse_cluster("2xH100", LAPTOP).device
+
+    def step(nodes: tuple[int, ...], reduction: Link | None) -> float:
+        held = tuple(Node(str(at), f"node {at}", count, count) for at, count in enumerate(nodes))
+        cluster = Cluster(2, 80 * GIB, "gpu", held, device, Link(0.0, 1e9), reduction)
+        return make(work, cluster, estimated_price).step_s
+
+    slow = Link(0.0, 1e6)
+    assert step((2,), slow) == step((2,), None)
+    assert step((2,), None) < step((1, 1), None) < step((1, 1), slow)
+
+
+def test_devices_that_others_hold_are_no_fault_of_the_plan() -> None:
+    def busy(work: Any, cluster: Cluster) -> Price:
+        raise BusyError("others measure")
+
+    with pytest.raises(BusyError, match="others measure"):
+        make(translation("pipeline.stages=2"), LAPTOP, busy)

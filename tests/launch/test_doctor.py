@@ -3,6 +3,7 @@
 All tests share one cluster. Each plants one fault, finds it and nothing else, and takes it away again.
 """
 
+import json
 import os
 import re
 import secrets
@@ -210,7 +211,8 @@ def test_the_whole_examination_of_a_cluster(hosts, probes, place, tmp_path):
     for subject in ("versions", "devices", "shared memory", "disk", "storage", "clocks", "ports", "wandb", "all-reduce",
                     "links within a node", "links between nodes", "links outside Ray"):  # fmt: skip
         assert f" {subject}" in done.stdout, done.stdout
-    links = read_links(tmp_path / ".cache")
+    (kept,) = (tmp_path / ".cache").glob("links-*.json")
+    links = read_links(tmp_path / ".cache", json.loads(kept.read_text())["cluster"])
     assert links.cluster == hosts.address
     assert links.pairs == tuple(sorted(node.name for node in probes.nodes))
     for link in (links.within, links.between, links.all_reduce, links.alone):

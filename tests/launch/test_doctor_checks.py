@@ -14,7 +14,7 @@ from rich.console import Console
 from launch.doctor import checks, doctor, facts, link_workers, speeds
 from launch.doctor.checks import GIB, MIB
 from launch.doctor.clocks import Skew, skew
-from launch.doctor.kept import read_links, write_links
+from launch.doctor.kept import file_of, read_links, write_links
 from launch.doctor.nodes import Here, Node
 from suite.errors import CheckpointError, PlacementError
 from suite.pipeline.simulate import Link
@@ -172,7 +172,8 @@ def test_what_is_kept_is_the_slowest_of_each_kind(tmp_path):
     found = replace(measured(ab=2e9, bc=1e9, aa=5e9, bb=4e9), reduced=Link(1e-3, 7e8))
     links = speeds.kept(found, measured(aa=6e9), "head:6379")
     write_links(tmp_path / "cache", links)
-    assert read_links(tmp_path / "cache") == links
+    assert read_links(tmp_path / "cache", "head:6379") == links
+    assert read_links(tmp_path / "cache", "other:6379") is None
     assert (links.within.bytes_per_s, links.between.bytes_per_s) == (4e9, 1e9)
     assert (links.all_reduce, links.alone.bytes_per_s) == (Link(1e-3, 7e8), 6e9)
     assert links.pairs == ("a", "b", "c")
@@ -186,9 +187,9 @@ def test_links_of_this_machine_alone(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"cluster": "a", "pairs": [], "within": {"seconds": 1}}'])
 def test_links_that_are_not_whole_are_none(tmp_path, text):
-    assert read_links(tmp_path) is None
-    (tmp_path / "links.json").write_text(text)
-    assert read_links(tmp_path) is None
+    assert read_links(tmp_path, "a:1") is None
+    (tmp_path / file_of("a:1")).write_text(text)
+    assert read_links(tmp_path, "a:1") is None
 
 
 def test_every_pair_of_few_nodes_and_a_ring_of_many():

@@ -173,3 +173,11 @@ def test_layers_are_measured_in_processes_of_this_machine(tmp_path):
     assert 0 < machine.link.latency_s < 1
     assert machine.link.bytes_per_s > 0
     assert price(work(), THIS).costs == costs
+
+
+def test_what_measuring_would_take_is_judged_by_the_clusters_device_not_this_machines(measured, tmp_path):
+    slow = replace(DEVICES["H100"], fp32=1e3, bf16=1e3)
+    price = pricing.pricer(tmp_path, ignore, look=lambda cluster: slow)
+    assert not price(work(), THIS).measured
+    assert not measured
+    assert pricing.pricer(tmp_path, ignore, look=lambda cluster: DEVICES["H100"])(work(), THIS).measured

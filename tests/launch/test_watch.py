@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.registry import find
 from launch.beats import Beat, Beating, path_of, read_beat
 from launch.grid import grid
-from launch.watch import END_S, FIRST_BEAT_S, Judge
+from launch.watch import END_S, FIRST_BEAT_S, Judge, Watch
+from launch.worker import Job
 from suite.pipeline.action import Action
 from suite.pipeline.doing import FIRST_PATIENCE, Doing
 from suite.pipeline.recipe import Recipe
@@ -151,3 +153,21 @@ def test_the_grid_shows_where_each_stage_stands(what, row):
     assert "[F2]" in second
     assert second.endswith("the first cause: no sign of life for 8 s")
     assert third.endswith("was never heard")
+
+
+def test_nobody_is_judged_while_workers_are_still_to_be_placed(tmp_path, monkeypatch):
+    monkeypatch.setattr("launch.watch.PERIOD", 0.01)
+    monkeypatch.setattr("launch.watch.FIRST_BEAT_S", 0.05)
+    experiment = find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
+    job = Job(tmp_path, tmp_path, (1, 1), Recipe(), False, False)
+    watch = Watch(job, experiment)
+    watch.held = True
+    with watch:
+        time.sleep(0.4)
+        assert watch.verdict is None
+        watch.held = False
+        end = time.monotonic() + 10
+        while watch.verdict is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert "gave no sign of life" in watch.verdict.told
