@@ -236,12 +236,15 @@ def fetch(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "
 @app.command()
 def doctor(
     address: Annotated[
-        str, typer.Option(help="http://head:8265, or host:port of Ray itself; empty: RAY_ADDRESS, or this machine")
+        str,
+        typer.Option(help="a dashboard, head:8265, or Ray itself, head:6379; empty: RAY_ADDRESS, or this machine"),
     ] = "",
     storage: Annotated[str, typer.Option(help="folder or URL that runs will be kept at; empty: ./runs")] = "",
 ) -> None:
     """Examine this machine or a Ray cluster before a run; exit code 1 when there is a fault."""
-    if address.startswith(("http://", "https://")):
+    from launch.jobs.door import is_dashboard
+
+    if is_dashboard(address):
         from launch.jobs.submit import submit_doctor
 
         raise typer.Exit(submit_doctor(address, storage, console))

@@ -16,6 +16,9 @@ from suite.errors import SettingError, nearest
 STORAGE = os.environ.get("GPIPE_STORAGE", "")
 """The folder that all nodes of a cluster share, where a submitted run lies; none on one's own machine."""
 
+JOB, COPIES = "GPIPE_JOB", "GPIPE_COPIES"
+"""Environment variables of a submitted job: its name, and the URL that its runs are copied to, if there is one."""
+
 RUNS, CACHE = (Path(STORAGE) / "runs", Path(STORAGE) / "cache") if STORAGE else (Path("runs"), Path(".cache"))
 
 
@@ -149,7 +152,7 @@ def held(run: Path) -> Iterator[None]:
     except filelock.Timeout:
         raise SettingError(f"another process is at run {run}; wait until it ends, or end it") from None
     with taken:
-        _note(run)
+        note(run)
         yield
 
 
@@ -158,20 +161,38 @@ def job_notes(storage: Path, job: str) -> Path:
     return storage / "jobs" / job
 
 
-def _note(run: Path) -> None:
+def note(run: Path) -> None:
     """Notes a run as one of this job's, if this is a job: ``make fetch`` brings what is noted."""
-    if STORAGE and (job := os.environ.get("GPIPE_JOB")):
-        notes = job_notes(Path(STORAGE), job)
+    if STORAGE and in_job():
+        notes = job_notes(Path(STORAGE), os.environ[JOB])
         notes.parent.mkdir(parents=True, exist_ok=True)
         with notes.open("a") as file:
             file.write(f"{run.resolve()}\n")
 
 
 def how_to_go_on(run: RunFolder) -> str:
-    """Returns the command that takes a run up again, from where a person sits."""
-    if STORAGE:
-        return f"make submit RUN={run.path.parent.name}/{run.path.name} STORAGE={STORAGE} ADDRESS="
+    """Returns the command that takes a run up again, from where a person sits: of a submitted job that is elsewhere."""
+    if in_job():
+        return f"make submit RUN={run.path.parent.name}/{run.path.name} {where_jobs_go()}"
     return f"make resume RUN={run.path}"
+
+
+def how_to_sync(run: RunFolder) -> str:
+    """Returns the commands that upload what wandb recorded offline, from where a person sits."""
+    if in_job():
+        name = f"{run.path.parent.name}/{run.path.name}"
+        return f"make fetch JOB={os.environ[JOB]} ADDRESS=, then make sync RUN={name}"
+    return f"make sync RUN={run.path}"
+
+
+def in_job() -> bool:
+    """Whether this is a job that was submitted. Slurm and containers set the storage and are none."""
+    return bool(os.environ.get(JOB))
+
+
+def where_jobs_go() -> str:
+    """Returns the part of ``make submit`` that says where: the storage as it was given, and a cluster to be named."""
+    return f"STORAGE={os.environ.get(COPIES) or STORAGE} ADDRESS="
 
 
 def find_run(asked: str) -> RunFolder:

@@ -20,7 +20,7 @@ from experiments.tasks import data_folder, prepare_data, workload
 from launch.checkpoints import place_of_run
 from launch.follow import Follower
 from launch.publishing import publish
-from launch.runs import CACHE, RunFolder, find_run, held, how_to_go_on, new_run
+from launch.runs import CACHE, RunFolder, find_run, held, how_to_go_on, how_to_sync, new_run
 from launch.site import Site, site_of
 from launch.supervise import Supervisor
 from launch.syncing import unsent
@@ -66,7 +66,7 @@ def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
     if run.record.exists() and json.loads(run.record.read_text())["steps"] >= chosen.train.steps:
         raise CheckpointError(
             f"run {run.path} has done all its {chosen.train.steps} steps; "
-            f'to train on, SET="train.steps={2 * chosen.train.steps}"'
+            f'to train on: {how_to_go_on(run)} SET="train.steps={2 * chosen.train.steps}"'
         )
     prepared = prepare_data(chosen, CACHE, _say(console))
     if prepared != chosen.data:
@@ -163,8 +163,8 @@ class Course:
                     self.job.run.shrunk.write_text(experiment.to_toml())
             return self.job, experiment
         raise PlacementError(
-            f"{devices} devices are left, and no plan of {self._asked.name} fits them; when more are back, `make "
-            f"resume RUN={self.job.folder}` goes on from the newest checkpoint"
+            f"{devices} devices are left, and no plan of {self._asked.name} fits them; when more are back, "
+            f"`{how_to_go_on(self.job.run)}` goes on from the newest checkpoint"
         )
 
     def keep_plan(self) -> None:
@@ -235,7 +235,7 @@ def _show_trace(run: RunFolder, planned: Planned, console: Console) -> None:
 def _summarise(run: RunFolder, console: Console) -> None:
     record = json.loads(run.record.read_text())
     unit = record["unit"]
-    hint = f", recorded offline; to upload it: make sync RUN={run.path}" if unsent(run) else ""
+    hint = f", recorded offline; to upload it: {how_to_sync(run)}" if unsent(run) else ""
     lines = [
         f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "
         f"({record[f'{unit}_per_second']:,.0f} {unit}/s, {record['threads']} threads a worker)",

@@ -14,6 +14,7 @@ from typing import Protocol
 from experiments.experiment import Experiment
 from launch.attempts import Attempts
 from launch.causes import Cause, find_cause, reason_to_stop
+from launch.runs import how_to_go_on
 from launch.watch import Watch
 from launch.worker import Job
 from suite.errors import PlacementError, SuiteError, WorkerError
@@ -114,13 +115,13 @@ class Supervisor:
     def _stopped(self, error: SuiteError, cause: Cause, reason: str) -> SuiteError:
         if cause.kind == "user":
             return error
-        number, folder = self._job.attempt, self._job.folder
+        number = self._job.attempt
         said, _, rest = cause.told.partition("\n")
         if self._experiment.train.restarts == 0:
             reason = "train.restarts is 0"
         return WorkerError(
-            f"{said}. Attempt {number} was the last: {reason}. When mended, `make resume RUN={folder}` goes on from "
-            "the newest checkpoint" + (f"\n{rest}" if rest else "")
+            f"{said}. Attempt {number} was the last: {reason}. When mended, "
+            f"`{how_to_go_on(self._job.run)}` goes on from the newest checkpoint" + (f"\n{rest}" if rest else "")
         )
 
     def _make_room(self, cause: Cause) -> None:
@@ -131,7 +132,7 @@ class Supervisor:
             told = cause.told.splitlines()[0]
             raise PlacementError(
                 f"{told}. Of the {self._asked} devices that the run needs {there} are left, and no other came; "
-                f"when they are back, `make resume RUN={self._job.folder}` goes on from the newest checkpoint; with "
+                f"when they are back, `{how_to_go_on(self._job.run)}` goes on from the newest checkpoint; with "
                 'SET="train.elastic=true" it goes on with those that are there'
             )
         if there == self._asked == _workers(self._experiment):

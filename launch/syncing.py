@@ -27,6 +27,10 @@ TORN = ("the file ends with an incomplete record", "error getting next record: E
 """How wandb says that a part ends in the middle, as one does whose writer was killed."""
 
 
+CUT = ("network error", "dial tcp", "connection re", "broken pipe", "no such host", "timed out", "timeout")
+"""How wandb says that a server could not be reached, in lower case: what it had to send may not be there."""
+
+
 def sync(asked: str, console: Console) -> None:
     """Uploads the offline parts of a run, or of all runs. Raises SettingError for an unknown run, TrackingError without
     a key, where the server does not answer, and when something could not be uploaded."""
@@ -108,7 +112,8 @@ def _upload(run: RunFolder, parts: list[Path]) -> tuple[str, str | None]:
         if _sent(part):
             continue
         said = run.wandb_log.read_bytes()[before:].decode(errors="replace").splitlines()
-        if not any(end in line for line in said for end in TORN):
+        torn_there = any(end in line for line in said for end in TORN)
+        if code is None or not torn_there or any(cut in line.lower() for line in said for cut in CUT):
             errors = [line for line in said if line.startswith(("Error: ", "wandb: ERROR "))]
             why = (
                 "the server did not take it in time" if code is None else (errors or said or ["wandb said nothing"])[-1]

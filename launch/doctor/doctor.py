@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -40,7 +41,8 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     place = storage or str(RUNS.absolute())
     Storage(place)
     if not storage:
-        RUNS.mkdir(exist_ok=True)
+        with suppress(OSError):  # what cannot be written is found below
+            RUNS.mkdir(parents=True, exist_ok=True)
     cluster = "this machine"
     if address:
         console.print(f"asking the nodes of {address}")
@@ -53,10 +55,17 @@ def doctor(address: str, storage: str, console: Console) -> bool:
         here = Here()
         found = examine(here, place, FACTS_S)
         links, measured, alone = measure(here.nodes, found, console.print)
-    findings = [*found.findings, *links]
-    console.print(table(findings), soft_wrap=False)
+    findings, kept = [*found.findings, *links], None
     if measured is not None or (not address and alone is not None):
-        kept = write_links(CACHE, speeds.kept(measured, alone, cluster))
+        try:
+            kept = write_links(CACHE, speeds.kept(measured, alone, cluster))
+        except OSError as error:
+            findings.append(
+                warning("links", f"cannot be kept in {CACHE.absolute()}: {error.strerror or error}",
+                        "make that folder writable for this user: without it the plan assumes its links")
+            )  # fmt: skip
+    console.print(table(findings), soft_wrap=False)
+    if kept is not None:
         console.print(f"kept for the plan: {kept}")
     console.print(summary(findings))
     return not any(one.level == "fault" for one in findings)
@@ -110,9 +119,20 @@ def measure(nodes: Sequence[Node], found: Examined, say: Say) -> tuple[list[Find
         ]  # fmt: skip
     elif any(node.id for node in nodes):
         measured, told = link_workers.by_ray(found.there, say)
-    say("measuring outside Ray, between two processes of this machine")
-    alone, more = link_workers.alone(nodes[0].name)
+    here = _own(nodes).name
+    say(f"measuring outside Ray, between two processes of {here}")
+    alone, more = link_workers.alone(here)
     return [*told, *speeds.judged(measured, alone), *more], measured, alone
+
+
+def _own(nodes: Sequence[Node]) -> Node:
+    """Returns the node that this process is on; without Ray the only one."""
+    if not any(node.id for node in nodes):
+        return nodes[0]
+    import ray
+
+    mine = ray.get_runtime_context().get_node_id()
+    return next((node for node in nodes if node.id == mine), nodes[0])
 
 
 def table(findings: Sequence[Finding]) -> Table:

@@ -16,10 +16,7 @@ from typing import Any
 import fsspec
 
 from launch.jobs.packing import files_of
-from launch.runs import RUNS, STORAGE, job_notes
-
-COPIES = "GPIPE_COPIES"
-"""Environment variable of a job: the URL that its runs are copied to."""
+from launch.runs import COPIES, JOB, RUNS, STORAGE, job_notes
 
 EVERY_S = 60.0
 
@@ -63,7 +60,7 @@ def copied(say: Callable[[str], None]) -> Iterator[None]:
     if not url:
         yield
         return
-    copies = Copies(RUNS, job_notes(Path(STORAGE), os.environ["GPIPE_JOB"]), url)
+    copies = Copies(RUNS, job_notes(Path(STORAGE), os.environ[JOB]), url)
     done, failed = threading.Event(), False
 
     def keep() -> None:

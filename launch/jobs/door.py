@@ -20,6 +20,9 @@ CONNECT_S = 5.0
 ANSWER_S = 20.0
 """Seconds in which a dashboard answers, however busy its machine is."""
 
+KNOCK_S = 3.0
+"""Seconds in which a port must say that it is a dashboard's."""
+
 MUCH_S = 120.0
 """Seconds for which a request may stand still that carries a package or a log."""
 
@@ -61,6 +64,17 @@ def address_of(asked: str) -> str:
     if not address.startswith(("http://", "https://")):
         raise JobError(f"{address} is no address of a dashboard, where jobs are taken: ADDRESS=http://<head>:8265")
     return address
+
+
+def is_dashboard(address: str) -> bool:
+    """Whether an address is a dashboard's: by its form, or because ``host:port`` answers as one."""
+    if "://" in address or not address:
+        return address.startswith(("http://", "https://"))
+    try:
+        response = requests.get(f"http://{address}/api/version", timeout=KNOCK_S)
+        return response.status_code in (401, 403) or "ray_version" in response.json()
+    except (requests.RequestException, ValueError, TypeError):  # Ray's own port speaks no HTTP
+        return False
 
 
 class Door(JobSubmissionClient):
@@ -119,6 +133,13 @@ class Door(JobSubmissionClient):
     def put_package(self, name: str, data: bytes) -> None:
         """Puts bytes into the cluster's store of packages. Raises JobError where it does not take them."""
         response = self._do_request("PUT", f"/api/packages/gcs/{name}", data=data)
+        if response.status_code != 200:
+            self._raise_error(response)
+
+    def expire_package(self, name: str) -> None:
+        """Has the store forget a package in ten minutes: Ray holds one that is asked for so long and then deletes it,
+        where no job uses it. Raises JobError where it does not."""
+        response = self._do_request("GET", f"/api/packages/gcs/{name}")
         if response.status_code != 200:
             self._raise_error(response)
 

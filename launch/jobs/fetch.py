@@ -26,7 +26,7 @@ DEADLINE_S = 120.0
 """Seconds for the files to be packed."""
 
 FETCHED = "fetched.json"
-"""File of a run's folder that says which job it was fetched from."""
+"""File of a run's folder that says which cluster and job it was fetched from."""
 
 
 def fetch(asked: str, job: str, console: Console) -> None:
@@ -74,18 +74,24 @@ def read_archive(said: str) -> tuple[dict[str, Any], bytes]:
     return head, packed
 
 
+def _is_of(note: Path, address: str) -> bool:
+    return note.exists() and json.loads(note.read_text())["address"] == address
+
+
 def unpack(packed: bytes, folders: list[str], runs: Path, source: dict[str, str]) -> None:
     """Unpacks an archive below ``runs``. Raises JobError for a path that leads out of it, and where one of the folders
-    is there already and was not fetched from the same job; then nothing is written."""
+    is there already and was not fetched from the same cluster; then nothing is written. On one cluster a folder is one
+    run, whichever job went on with it."""
     for folder in folders:
         place = runs / folder
         if not place.resolve().is_relative_to(runs.resolve()):
             raise JobError(f"the archive names a folder outside of {runs}: {folder}; nothing was unpacked")
         note = place / FETCHED
-        if place.exists() and (not note.exists() or json.loads(note.read_text()) != source):
+        if place.exists() and not _is_of(note, source["address"]):
             raise JobError(
-                f"{place} is there already, and not from job {source['job']}; move it away and fetch again"
-            )  # fmt: skip
+                f"{place} is there already, and not from the cluster at {source['address']}; move it away and fetch "
+                "again"
+            )
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
         members = archive.getmembers()
         for member in members:

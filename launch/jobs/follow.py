@@ -64,6 +64,11 @@ def tell_end(details: JobDetails, console: Console) -> int:
     if details.status == JobStatus.STOPPED:
         console.print(f"job {job} was stopped")
         return 1
+    if code is None and details.driver_node_id:  # Ray notes it as the job begins
+        raise JobError(
+            f"job {job} ended without an exit code: what Ray has to watch over it was lost, with its node or by itself "
+            f"({_cause(details.message or 'Ray gives no reason')}); see its log above, and take its run up again"
+        )
     if code is None:
         raise JobError(f"job {job} could not be started: {_cause(details.message or 'Ray gives no reason')}")
     console.print(f"job {job} failed with exit code {code}")

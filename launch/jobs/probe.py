@@ -17,6 +17,7 @@ import uuid
 from typing import Any
 
 MARK = "@gpipe-probe "
+MISSING = "there is no such folder; mount the share there, or make the folder"
 NODE_S = 30.0
 """Seconds for all nodes to answer."""
 
@@ -48,9 +49,17 @@ def put(place: str, name: str) -> None:
         with fsspec.open(join(place, name), "w") as file:
             file.write(name)
     else:
-        os.makedirs(place, exist_ok=True)
+        if not os.path.isdir(place):  # made here, it would hide a share that is not mounted
+            raise FileNotFoundError(MISSING)
         with open(join(place, name), "w") as file:
             file.write(name)
+
+
+def reason(error: Exception) -> str:
+    """Returns why a place cannot be used, as a sentence has it."""
+    if isinstance(error, ImportError):  # fsspec names the library
+        return "its library is missing (" + str(error).strip() + "), on every node"
+    return MISSING if str(error) == MISSING else type(error).__name__ + ": " + str(error)
 
 
 def there(place: str, name: str) -> bool:
@@ -89,11 +98,13 @@ def look(pins: dict[str, str], place: str, marker: str, mine: str) -> dict[str, 
     }  # fmt: skip
     if place:
         try:
+            if "://" not in place and not os.path.isdir(place):
+                raise FileNotFoundError(MISSING)
             told["shared"] = there(place, marker)
             if told["shared"]:
                 put(place, mine)
         except Exception as error:
-            told["fault"] = f"{type(error).__name__}: {error}"
+            told["fault"] = reason(error)
     return told
 
 
@@ -106,6 +117,8 @@ def probe(asked: dict[str, Any]) -> dict[str, Any]:
     alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     home = os.path.join(os.path.expanduser("~"), "gpipe-storage")  # a folder that outlives the job
     place = asked["storage"] or (home if len(alive) == 1 else "")
+    if place and not asked["storage"]:
+        os.makedirs(home, exist_ok=True)
     marker = ".gpipe-" + uuid.uuid4().hex
     seen: dict[str, Any] = {
         "home": home,
@@ -121,7 +134,7 @@ def probe(asked: dict[str, Any]) -> dict[str, Any]:
         try:
             put(place, marker)
         except Exception as error:
-            seen["fault"] = f"{type(error).__name__}: {error}"
+            seen["fault"] = reason(error)
             place = ""
     try:
         waiting = {

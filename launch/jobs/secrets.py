@@ -12,16 +12,23 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from suite.errors import SuiteError
 
 if TYPE_CHECKING:
     from launch.jobs.door import Door
 
 SECRET = "WANDB_API_KEY"
 PLACE = "GPIPE_SECRET"
-"""Environment variable of a job: where the secret waits for its driver. Ray forgets it after ten minutes."""
+"""Environment variable of a job: where the secret waits for its driver. Ray forgets it ten minutes after it was left: a
+driver that begins later writes offline."""
 
 ACTOR = "gpipe-secret"
+
+ANSWER_S = 30.0
+"""Seconds for the actor to answer a worker."""
 
 
 def leave(door: Door) -> dict[str, str]:
@@ -30,8 +37,21 @@ def leave(door: Door) -> dict[str, str]:
     if not secret:
         return {}
     name = f"_ray_pkg_{secrets.token_hex(16)}.zip"  # Ray takes packages only; nothing unpacks this one
-    door.put_package(name, secret.encode())
-    return {PLACE: f"gcs://{name}"}
+    left = {PLACE: f"gcs://{name}"}
+    try:
+        door.put_package(name, secret.encode())
+        door.expire_package(name)
+    except BaseException:
+        take_back(door, left)
+        raise
+    return left
+
+
+def take_back(door: Door, variables: dict[str, str]) -> None:
+    """Overwrites the secret that was left for a job that did not come to be, as far as the cluster can be reached."""
+    if place := variables.get(PLACE):
+        with suppress(SuiteError):
+            door.put_package(place.removeprefix("gcs://"), b"")
 
 
 def take() -> str | None:
@@ -45,7 +65,8 @@ def take() -> str | None:
     store = GcsClient(address=os.environ["RAY_ADDRESS"])
     found = store.internal_kv_get(place.encode(), None, timeout=10)
     if not found:
-        return f"{SECRET} is no longer where it was left for this job: wandb writes offline, and `wandb sync` sends it"
+        os.environ["WANDB_MODE"] = "offline"
+        return f"{SECRET} is no longer where it was left for this job: wandb writes offline, and `make sync` sends it"
     store.internal_kv_del(place.encode(), False, None, timeout=10)
     os.environ[SECRET] = found.decode()
     return None
@@ -59,6 +80,7 @@ def hand_out() -> object | None:
     if not (secret := os.environ.get(SECRET)) or not os.environ.get("RAY_ADDRESS"):
         return None
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     class Keeper:
         def __init__(self, secret: str) -> None:
@@ -67,12 +89,17 @@ def hand_out() -> object | None:
         def get(self) -> str:
             return self._secret
 
-    keeper: object = ray.remote(Keeper).options(name=ACTOR, num_cpus=0, get_if_exists=True).remote(secret)
+    # on the driver's own node: another one that is lost would take it along, and the next attempt's workers ask again
+    where = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    keeper: object = (
+        ray.remote(Keeper).options(name=ACTOR, num_cpus=0, get_if_exists=True, scheduling_strategy=where).remote(secret)
+    )
     return keeper
 
 
 def receive() -> None:
-    """Takes the secret into this worker's environment, if the driver has one."""
+    """Takes the secret into this worker's environment, if the driver has one. Without an answer the worker goes on, and
+    wandb writes offline: no key is worth an attempt."""
     import ray
 
     if SECRET in os.environ:
@@ -81,5 +108,18 @@ def receive() -> None:
         keeper = ray.get_actor(ACTOR)
     except ValueError:  # there is no such actor
         return
-    secret: Any = ray.get(keeper.get.remote(), timeout=30)
+    except Exception as error:
+        _go_offline(error)
+        return
+    try:
+        secret: Any = ray.get(keeper.get.remote(), timeout=ANSWER_S)
+    except Exception as error:
+        _go_offline(error)
+        return
     os.environ[SECRET] = secret
+
+
+def _go_offline(error: Exception) -> None:
+    first = (str(error).strip().splitlines() or ["no reason given"])[0]
+    print(f"{SECRET} did not come from the driver ({type(error).__name__}: {first}): wandb writes offline", flush=True)
+    os.environ["WANDB_MODE"] = "offline"

@@ -22,7 +22,6 @@ from experiments.registry import experiments, find, resolve
 from experiments.sweep import folder_name
 from experiments.sweeps import SWEEPS, find_scale
 from launch.jobs import secrets
-from launch.jobs.copies import COPIES
 from launch.jobs.door import OURS, Door, JobError
 from launch.jobs.follow import follow, how_to
 from launch.jobs.listing import STOP_S
@@ -30,6 +29,7 @@ from launch.jobs.package import Package, checkout, pack
 from launch.jobs.pins import pins
 from launch.jobs.preflight import Ground, preflight
 from launch.progress import FOLLOWED
+from launch.runs import COPIES, JOB
 from suite.errors import PlacementError, SettingError, nearest
 
 PASSED_ON = ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
@@ -142,24 +142,29 @@ def _send(door: Door, job: str, work: Work, package: Package, ground: Ground, se
     """Uploads the package and submits the job. From here on the cluster has it."""
     command = shlex.join([ground.python, "-m", "launch.cli", *work.command])
     variables = {
-        "GPIPE_STORAGE": ground.storage, "GPIPE_JOB": job, FOLLOWED: "1", "COLUMNS": "120",
+        "GPIPE_STORAGE": ground.storage, JOB: job, FOLLOWED: "1", "COLUMNS": "120",
         "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S),
         **({COPIES: ground.url} if ground.url else {}),
         **{name: value for name in PASSED_ON if (value := os.environ.get(name))},
     }  # fmt: skip
-    door.submit_job(
-        entrypoint=f"exec {command}",
-        submission_id=job,
-        runtime_env={
-            "working_dir": str(package.archive),
-            "env_vars": variables | secrets.leave(door),
-            **ground.install,
-        },
-        metadata={
-            OURS: " ".join(work.command[:2]),
-            "storage": ground.storage,
-            "beside": " ".join(work.beside),
-            "set": settings,
-            "commit": package.commit,
-        },
-    )
+    left = secrets.leave(door)
+    try:
+        door.submit_job(
+            entrypoint=f"exec {command}",
+            submission_id=job,
+            runtime_env={
+                "working_dir": str(package.archive),
+                "env_vars": variables | left,
+                **ground.install,
+            },
+            metadata={
+                OURS: " ".join(work.command[:2]),
+                "storage": ground.storage,
+                "beside": " ".join(work.beside),
+                "set": settings,
+                "commit": package.commit,
+            },
+        )
+    except BaseException:
+        secrets.take_back(door, left)
+        raise

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from launch.cluster.ray_train import START_DEADLINE
+from launch.jobs import secrets
 from launch.sweeps.member import Order, log_console, score
 from launch.sweeps.room import connected, devices_of
 from suite.errors import BusyError, SuiteError, WorkerError
@@ -54,6 +55,7 @@ def _score(line: str, folder: str, sign: str) -> str:
     import io
 
     Path(sign).touch()
+    secrets.receive()
     os.chdir(folder)
     said = io.StringIO()
     score(Order.of_line(line), log_console(said))

@@ -19,7 +19,7 @@ from experiments.scales import onto
 from experiments.sweep import Member, folder_name
 from experiments.sweeps import find_scale, find_sweep
 from experiments.tasks import prepare_data
-from launch.runs import CACHE, RUNS
+from launch.runs import CACHE, RUNS, in_job, note, where_jobs_go
 from launch.site import site_of
 from launch.sweeps.lanes import Room
 from launch.sweeps.left import Left, what_is_left
@@ -43,6 +43,9 @@ def sweep(name: str, asked: str, launcher: str, console: Console) -> list[str]:
     fitted = [_fitted(member, scale, cluster, console) for member in members.values()]
     every = [what_is_left(member) for member in fitted]
     left = [one for one in every if not (one.trained and one.scored)]
+    for one in every:
+        if one.trained:  # not held by this job, and fetched with what it trains
+            note(one.run.path)
     console.print(f"{len(every) - len(left)} of {len(every)} members are finished already")
     work = Work(left, launcher, cluster, RUNS / folder_name(name, scale) / "logs", console)
     try:
@@ -50,7 +53,8 @@ def sweep(name: str, asked: str, launcher: str, console: Console) -> list[str]:
             with _room(left, launcher, cluster) as (room, variables):
                 work.run(room, variables)
     except KeyboardInterrupt:
-        console.print(f"interrupted; make sweep NAME={name} goes on with what is left")
+        command = f"make submit NAME={name} SCALE={scale} {where_jobs_go()}" if in_job() else f"make sweep NAME={name}"
+        console.print(f"interrupted; {command} goes on with what is left")
         # threads that wait for processes cannot be interrupted; the processes end with this one, which they watch
         os._exit(130)
     for table in family.tables(scale, cluster, RUNS):

@@ -165,6 +165,10 @@ def test_a_probe_tells_versions_that_differ_and_markers_that_it_sees(tmp_path):
     assert set(found) == {"rich", "no-such-package"}  # torch's +cpu is no other version
     assert found["no-such-package"] is None
     (tmp_path / "theirs").mkdir()
+    missing = probe.look({}, str(tmp_path / "ours"), "mark", "mine")
+    assert missing["fault"] == probe.MISSING
+    assert not (tmp_path / "ours").exists()
+    (tmp_path / "ours").mkdir()
     probe.put(str(tmp_path / "ours"), "mark")
     told = probe.look({}, str(tmp_path / "ours"), "mark", "mine")
     assert (told["shared"], told["fault"]) == (True, "")
@@ -195,8 +199,9 @@ def test_an_archive_comes_back_whole_without_checkpoints(tmp_path, capsys):
         unpack(packed, head["folders"], tmp_path / "runs", source)
         found = {str(path.relative_to(tmp_path / "runs")) for path in (tmp_path / "runs").rglob("*") if path.is_file()}
         assert found == {"t/1/record.json", "t/1/logs/stage-0-0.log", "t/1/fetched.json"}
-    with pytest.raises(JobError, match="is there already, and not from job k"):
-        unpack(packed, head["folders"], tmp_path / "runs", source | {"job": "k"})
+    unpack(packed, head["folders"], tmp_path / "runs", source | {"job": "k"})  # that went on with the run
+    with pytest.raises(JobError, match="is there already, and not from the cluster at b"):
+        unpack(packed, head["folders"], tmp_path / "runs", source | {"address": "b"})
 
 
 def test_a_torn_or_damaged_archive_is_refused(tmp_path, capsys):

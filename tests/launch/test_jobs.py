@@ -46,6 +46,7 @@ class Head:
     def __init__(self, folder):
         self.folder, self.token = folder, secrets.token_hex(16)
         self.storage = folder / "storage"
+        self.storage.mkdir()
         self.session = Path(tempfile.mkdtemp(prefix="gpipe-"))  # its sockets bear no long paths
         port, dashboard, listen, grpc, metrics, agent, client = free_ports(7)
         self.address = f"http://127.0.0.1:{dashboard}"
@@ -190,9 +191,23 @@ def test_a_stopped_run_is_taken_up_by_another_job_and_fetched(head, finished):
     assert "resumed at step" in (here / "job.log").read_text()
 
 
-def test_a_second_fetch_brings_what_came_since_and_another_jobs_is_refused(head, finished):
-    assert "fetched" in head.gpipe("fetch", "second")
-    assert "is there already, and not from job first" in head.gpipe("fetch", "first", code=2)
+def test_a_second_fetch_brings_what_came_since_and_the_first_job_of_the_run_the_same(head, finished):
+    run, *_ = finished
+    for job in ("second", "first"):
+        assert f"folder: {head.folder / 'runs' / run.parent.name / run.name}" in head.gpipe("fetch", job)
+
+
+def test_the_doctor_goes_to_the_head_and_ends_with_its_table(head):
+    address = head.address.removeprefix("http://")  # as it may be typed
+    done = subprocess.run(
+        command("doctor", "--address", address), cwd=head.folder, env=head.variables(HOME=str(head.folder)),
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert f"the doctor goes to {head.address} as job doctor-" in done.stdout
+    assert re.search(r"^(ok|warning|fault) +storage ", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"lines(, all well)?$", done.stdout, re.MULTILINE)
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_no_secret_is_written_anywhere(head, finished):
