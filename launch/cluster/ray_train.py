@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from experiments.experiment import Experiment
+from launch.beats import Beat
 from launch.cluster.causes import first_cause
 from launch.cluster.connection import END_S, Connection, answering
 from launch.cluster.mirror import Mirror
@@ -139,21 +140,25 @@ class RaySession:
         while thread.is_alive():
             thread.join(0.25)
             if watch.verdict is not None and not failures:
-                self._end(thread, watch.verdict)
+                self._end(thread, watch.verdict, watch.beats)
                 raise WorkerError("the workers were ended")
         if failures:
             raise failures[0]
 
-    def _end(self, thread: threading.Thread, verdict: Verdict) -> None:
+    def _end(self, thread: threading.Thread, verdict: Verdict, beats: Mapping[int, Beat]) -> None:
         """Ends an attempt that stands still: by the process that is to blame, or by the whole session.
 
-        Raises DiedError where that process's machine is gone: one that loses its power says nothing, and Ray takes up
-        to half a minute to see it.
+        Raises DiedError where a machine is gone: one that loses its power says nothing, and Ray takes up to half a
+        minute to see it. One that is cut off may still reach the run's folder, and beat; then all workers wait for one
+        another, and the one that waits the longest may stand on another node.
         """
         beat = verdict.beat
-        if beat is not None and beat.node and self._connection.lost(beat.node):
+        ranks = sorted(beats, key=lambda rank: rank != verdict.place.rank)  # the one to blame first
+        lost = {node: self._connection.lost(node) for node in {beats[rank].node for rank in ranks} if node}
+        gone = next((rank for rank in ranks if lost.get(beats[rank].node)), None)
+        if gone is not None:
             self._close()
-            raise DiedError(verdict.place.rank, "its node is gone", "node")
+            raise DiedError(gone, "its node is gone", "node")
         if beat is not None:
             self._connection.kill(beat.node, beat.pid)
             thread.join(END_S)

@@ -25,7 +25,7 @@ SETTINGS = (
 )
 STEPS = 200
 CPUS = 2
-BEGINS_S, ENDS_S = 420.0, 120.0
+BEGINS_S, ENDS_S = 420.0, 300.0
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
