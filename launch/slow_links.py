@@ -17,8 +17,8 @@ from suite.pipeline.costs import LayerCost
 from suite.pipeline.recipe import Recipe
 from suite.pipeline.simulate import Link
 
-ROUNDS = 2
-"""Of all works in turn, so that what the machine does meanwhile strikes none of them alone."""
+ROUNDS = 3
+"""Of all works in turn, so that what the machine does meanwhile strikes none of them alone, and no median."""
 
 STEPS = 1
 """Counted in each round."""
