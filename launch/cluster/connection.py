@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from launch.devices import cores
@@ -115,6 +115,18 @@ class Connection:
 
         known = [one for one in ray.nodes() if one["NodeID"] == node]  # type: ignore[no-untyped-call]
         return not any(one["Alive"] and _answers(one) for one in known)
+
+    def end_controller(self) -> None:
+        """Ends Ray Train's controller of this driver, which stands on the driver's own machine; who waits for it here
+        waits no more."""
+        import ray
+        from ray._private.state import actors
+
+        job = ray.get_runtime_context().get_job_id()
+        for actor in actors(actor_state_name="ALIVE").values():
+            if actor["JobID"] == job and actor["ActorClassName"] == "TrainController":
+                with suppress(ProcessLookupError):
+                    os.kill(actor["Pid"], signal.SIGKILL)
 
     def kill(self, node: str, pid: int) -> None:
         """Ends a process by SIGKILL, which ends a stopped one as well, from a task on its own node."""

@@ -157,18 +157,21 @@ class RaySession:
         lost = {node: self._connection.lost(node) for node in {beats[rank].node for rank in ranks} if node}
         gone = next((rank for rank in ranks if lost.get(beats[rank].node)), None)
         if gone is not None:
-            self._close()
+            self._close(thread)
             raise DiedError(gone, "its node is gone", "node")
         if beat is not None:
             self._connection.kill(beat.node, beat.pid)
             thread.join(END_S)
         if thread.is_alive():
-            self._close()
+            self._close(thread)
 
-    def _close(self) -> None:
-        """Ends the session, and before it what asks Ray from a thread of its own."""
+    def _close(self, thread: threading.Thread) -> None:
+        """Ends the session, and before it what asks Ray from threads of their own: under one that waits for an answer
+        Ray would end this whole process."""
         if self._mirror is not None:
             self._mirror.end(at_once=True)
+        self._connection.end_controller()
+        thread.join(END_S)
         self._connection.close()
 
     def _first_cause(self, error: Exception, watch: Watch) -> SuiteError:

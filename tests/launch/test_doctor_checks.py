@@ -18,7 +18,7 @@ from launch.doctor.kept import file_of, read_links, write_links
 from launch.doctor.nodes import Here, Node
 from suite.errors import CheckpointError, PlacementError
 from suite.pipeline.simulate import Link
-from tests.launch.hosts import ROOT
+from tests.faults.planted import ROOT
 
 PATIENCE_S = 40.0
 FACTS = facts.Facts(

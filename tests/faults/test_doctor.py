@@ -18,7 +18,7 @@ from launch.doctor import doctor, link_workers, speeds
 from launch.doctor.kept import read_links
 from launch.doctor.probe import Probe
 from launch.doctor.ray_nodes import RayProbes, connect
-from tests.launch.hosts import ROOT, Hosts, missing
+from tests.faults.planted import ROOT, Hosts, missing
 
 PATIENCE_S = 40.0
 
