@@ -83,7 +83,7 @@ fetch: $(READY) ## bring what a job left, checkpoints aside, into runs/: JOB=, A
 gpu-check: $(READY) ## check one GPU: gradients, training steps, faster ways; without this environment: python -m launch.gpu_check
 	@$(GPIPE) gpu-check
 
-doctor: $(READY) ## examine this machine, or a Ray cluster and its links: ADDRESS=host:port, STORAGE=folder-or-URL
+doctor: $(READY) ## examine this machine, or a Ray cluster and its links: ADDRESS=http://head:8265 or host:port, STORAGE=folder-or-URL
 	@$(GPIPE) doctor --address "$(ADDRESS)" --storage "$(STORAGE)"
 
 test: $(READY) ## run the tests
