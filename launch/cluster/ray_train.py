@@ -19,7 +19,7 @@ from launch.cluster.mirror import Mirror
 from launch.jobs import secrets
 from launch.watch import Verdict, Watch
 from launch.worker import Job, threads_of
-from suite.errors import BusyError, DiedError, PlacementError, SuiteError, WorkerError
+from suite.errors import BusyError, DiedError, PlacementError, StallError, SuiteError, WorkerError
 from suite.pipeline.placement import Placement, place, shortage
 from suite.pipeline.recipe import Recipe
 
@@ -152,10 +152,7 @@ class RaySession:
         minute to see it. One that is cut off may still reach the run's folder, and beat; then all workers wait for one
         another, and the one that waits the longest may stand on another node.
         """
-        beat = verdict.beat
-        ranks = sorted(beats, key=lambda rank: rank != verdict.place.rank)  # the one to blame first
-        lost = {node: self._connection.lost(node) for node in {beats[rank].node for rank in ranks} if node}
-        gone = next((rank for rank in ranks if lost.get(beats[rank].node)), None)
+        beat, gone = verdict.beat, self._gone(beats, verdict.place.rank)
         if gone is not None:
             self._close(thread)
             raise DiedError(gone, "its node is gone", "node")
@@ -175,14 +172,19 @@ class RaySession:
         self._connection.close()
 
     def _first_cause(self, error: Exception, watch: Watch) -> SuiteError:
-        """Returns what ended an attempt; a dead worker's node is looked up, for a lost machine is no fault of a
-        program."""
+        """Returns what ended an attempt; where a worker is dead or waited in vain, nodes are looked at, for a lost
+        machine is no fault of a program."""
         cause = first_cause(error)
-        if not isinstance(cause, DiedError) or not self._connection.connected:
+        if not isinstance(cause, DiedError | StallError) or not self._connection.connected:
             return cause
-        beat = watch.beats.get(cause.rank)
-        gone = beat is not None and self._connection.lost(beat.node)
-        return DiedError(cause.rank, "its node is gone", "node") if gone else cause
+        gone = self._gone(watch.beats, cause.rank) if isinstance(cause, DiedError) else self._gone(watch.beats)
+        return cause if gone is None else DiedError(gone, "its node is gone", "node")
+
+    def _gone(self, beats: Mapping[int, Beat], first: int = 0) -> int | None:
+        """Returns a rank whose node is gone, ``first`` if that one's is; None where all answer."""
+        lost = {node: self._connection.lost(node) for node in {beat.node for beat in beats.values()} if node}
+        ranks = sorted(beats, key=lambda rank: (rank != first, rank))
+        return next((rank for rank in ranks if lost.get(beats[rank].node)), None)
 
 
 def _trainer(job: Job, experiment: Experiment, nodes: Sequence[str]) -> Any:
