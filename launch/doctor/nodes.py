@@ -56,6 +56,8 @@ class Here:
 
     def ask(self, nodes: Sequence[Node], call: str, arguments: Arguments, seconds: float) -> Answers:
         """Calls in a thread: a share whose server is gone may hold its caller for ever."""
+        if not nodes:  # it said nothing before, and is asked no more
+            return {}, {}
         (node,) = nodes
         answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 

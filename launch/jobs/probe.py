@@ -58,7 +58,7 @@ def put(place: str, name: str) -> None:
 def reason(error: Exception) -> str:
     """Returns why a place cannot be used, as a sentence has it."""
     if isinstance(error, ImportError):  # fsspec names the library
-        return "its library is missing (" + str(error).strip() + "), on every node"
+        return "its library is missing: " + str(error).strip() + ", on every node, beside the Python that Ray runs with"
     return MISSING if str(error) == MISSING else type(error).__name__ + ": " + str(error)
 
 

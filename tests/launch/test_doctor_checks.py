@@ -213,6 +213,12 @@ def test_this_machine_alone_without_ray(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_storage_that_is_not_there_is_a_fault_of_this_machine(tmp_path):
+    found = doctor.examine(Here(), str(tmp_path / "none"), PATIENCE_S)
+    assert any(one.subject == "storage" and "there is no such folder" in one.found for one in found.findings)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_machine_that_does_not_answer_is_told_in_time():
     here = Here()
     monkey = threading.Event()

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import socket
 import subprocess
 import tarfile
 import zipfile
@@ -10,12 +11,14 @@ import zipfile
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.job_submission import JobDetails
 from rich.console import Console
 
 from launch.jobs import packing, probe
 from launch.jobs.copies import Copies
-from launch.jobs.door import JobError, address_of
+from launch.jobs.door import JobError, address_of, is_dashboard
 from launch.jobs.fetch import read_archive, unpack
+from launch.jobs.follow import tell_end
 from launch.jobs.package import checkout, pack
 from launch.jobs.pins import pins
 from launch.jobs.preflight import judge
@@ -165,6 +168,8 @@ def test_a_probe_tells_versions_that_differ_and_markers_that_it_sees(tmp_path):
     assert set(found) == {"rich", "no-such-package"}  # torch's +cpu is no other version
     assert found["no-such-package"] is None
     (tmp_path / "theirs").mkdir()
+    said = probe.reason(ImportError("Install s3fs to access S3"))
+    assert said.startswith("its library is missing: Install s3fs to access S3, on every node")
     missing = probe.look({}, str(tmp_path / "ours"), "mark", "mine")
     assert missing["fault"] == probe.MISSING
     assert not (tmp_path / "ours").exists()
@@ -263,6 +268,23 @@ def test_an_address_is_a_dashboards(monkeypatch):
     assert address_of("head:8265/") == "http://head:8265"
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "https://other:1")
     assert (address_of(""), address_of("http://head:8265")) == ("https://other:1", "http://head:8265")
+
+
+def test_a_port_that_is_no_dashboards_is_none():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        address = f"127.0.0.1:{one.getsockname()[1]}"
+    assert not is_dashboard(address)
+    assert not is_dashboard("")
+    assert is_dashboard(f"http://{address}")
+
+
+@pytest.mark.parametrize(("node", "part"), [(None, "could not be started: no room"), ("ab", "was lost.*no room")])
+def test_a_job_without_an_exit_code_never_began_or_lost_who_watched_it(node, part):
+    details = JobDetails(
+        type="SUBMISSION", submission_id="j", status="FAILED", entrypoint="x", message="no room", driver_node_id=node
+    )  # fmt: skip
+    with pytest.raises(JobError, match=part):
+        tell_end(details, Console())
 
 
 @given(

@@ -36,3 +36,16 @@ def test_an_unknown_run_names_the_nearest():
 def test_without_any_run_that_is_said():
     with pytest.raises(SettingError, match="there are no runs"):
         runs.find_run("x")
+
+
+def test_how_to_go_on_is_said_from_where_a_person_sits(monkeypatch):
+    run = runs.RunFolder(runs.RUNS / "t12_400m" / "1")
+    monkeypatch.delenv("GPIPE_JOB", raising=False)
+    monkeypatch.setattr(runs, "STORAGE", "/shared")  # as an image or Slurm has it
+    assert runs.how_to_go_on(run) == f"make resume RUN={run.path}"
+    assert runs.how_to_sync(run) == f"make sync RUN={run.path}"
+    monkeypatch.setenv("GPIPE_JOB", "j")
+    assert runs.how_to_go_on(run) == "make submit RUN=t12_400m/1 STORAGE=/shared ADDRESS="
+    assert runs.how_to_sync(run) == "make fetch JOB=j ADDRESS=, then make sync RUN=t12_400m/1"
+    monkeypatch.setenv("GPIPE_COPIES", "s3://b/x")
+    assert runs.how_to_go_on(run) == "make submit RUN=t12_400m/1 STORAGE=s3://b/x ADDRESS="

@@ -197,6 +197,22 @@ def test_of_a_part_whose_writer_was_killed_the_whole_steps_are_uploaded_once(tmp
     assert syncing.unsent(RunFolder(run)) == []
 
 
+@pytest.mark.parametrize(
+    ("code", "more", "left"), [(1, "", 0), (None, "", 1), (1, "Post http://s/graphql: dial tcp: connection refused", 1)]
+)
+def test_a_torn_part_whose_upload_was_cut_stays_to_be_uploaded(place, monkeypatch, code, more, left):
+    run = RunFolder(place / "runs" / "t24" / "1")
+
+    def cut(command, run, limit_s, **variables):
+        run.wandb_log.write_text(f"{more}\nwandb: ERROR {syncing.TORN[0]}\n")
+        return code
+
+    monkeypatch.setattr(syncing, "run_logged", cut)  # no real server is lost at just that moment
+    outcome, failure = syncing._upload(run, syncing.unsent(run))
+    assert (outcome == "failed") == (failure is not None) == (left == 1)
+    assert len(syncing.unsent(run)) == left
+
+
 def test_a_resumed_run_becomes_one_run_and_what_fails_or_trains_is_told(tmp_path, server):
     runs = tmp_path / "runs" / "t12"
     recorded(runs / "1", "one", [1, 2, 3], [3, 4])
