@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -134,18 +135,24 @@ class RaySession:
                 trainer.fit()
             except Exception as error:
                 failures.append(error)
+            finally:
+                ended.set()
 
-        thread = threading.Thread(target=fit, daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(0.25)
-            if watch.verdict is not None and not failures:
-                self._end(thread, watch.verdict, watch.beats)
-                raise WorkerError("the workers were ended")
+        # an event, for a thread whose join was interrupted passes for dead
+        ended = threading.Event()
+        threading.Thread(target=fit, daemon=True).start()
+        try:
+            while not ended.wait(LOOK_S):
+                if watch.verdict is not None and not failures:
+                    self._end(ended, watch.verdict, watch.beats)
+                    raise WorkerError("the workers were ended")
+        except KeyboardInterrupt:
+            self._close(ended, at_once=False)
+            raise
         if failures:
             raise failures[0]
 
-    def _end(self, thread: threading.Thread, verdict: Verdict, beats: Mapping[int, Beat]) -> None:
+    def _end(self, ended: threading.Event, verdict: Verdict, beats: Mapping[int, Beat]) -> None:
         """Ends an attempt that stands still: by the process that is to blame, or by the whole session.
 
         Raises DiedError where a machine is gone: one that loses its power says nothing, and Ray takes up to half a
@@ -154,21 +161,22 @@ class RaySession:
         """
         beat, gone = verdict.beat, self._gone(beats, verdict.place.rank)
         if gone is not None:
-            self._close(thread)
+            self._close(ended)
             raise DiedError(gone, "its node is gone", "node")
         if beat is not None:
             self._connection.kill(beat.node, beat.pid)
-            thread.join(END_S)
-        if thread.is_alive():
-            self._close(thread)
+            ended.wait(END_S)
+        if not ended.is_set():
+            self._close(ended)
 
-    def _close(self, thread: threading.Thread) -> None:
+    def _close(self, ended: threading.Event, at_once: bool = True) -> None:
         """Ends the session, and before it what asks Ray from threads of their own: under one that waits for an answer
-        Ray would end this whole process."""
+        Ray would end this whole process. What nodes apart wrote last is still carried here unless ``at_once``."""
         if self._mirror is not None:
-            self._mirror.end(at_once=True)
-        self._connection.end_controller()
-        thread.join(END_S)
+            self._mirror.end(at_once)
+        with suppress(Exception):  # a head that is gone has no controller to be ended
+            self._connection.end_controller()
+        ended.wait(END_S)
         self._connection.close()
 
     def _first_cause(self, error: Exception, watch: Watch) -> SuiteError:
