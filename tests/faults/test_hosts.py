@@ -35,6 +35,7 @@ class RayHosts:
 
     def __init__(self, number, folder):
         self.hosts = Hosts(number).__enter__()
+        self.session = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)  # a short name: sockets
         self.address = f"{self.hosts.addresses[0]}:6379"
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.variables = {**environment(), **token, "RAY_ADDRESS": self.address, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -49,7 +50,7 @@ class RayHosts:
         command = [str(Path(sys.executable).with_name("ray")), "start", *role, f"--num-cpus={CPUS}", "--block"]
         command += [f"--node-ip-address={self.hosts.addresses[host]}", "--object-store-memory=100000000"]
         if host == 0:
-            command += [f"--temp-dir={tempfile.mkdtemp(prefix='ray-', dir='/tmp')}"]
+            command += [f"--temp-dir={self.session.name}"]
         variables = {name: value for name, value in self.variables.items() if name != "RAY_ADDRESS"}
         with self.logs[host].open("w") as log:
             self.processes.append(
@@ -76,6 +77,7 @@ class RayHosts:
         self.hosts.close()
         for process in self.processes:
             process.wait(30)
+        self.session.cleanup()
 
 
 @pytest.fixture
