@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -12,142 +12,16 @@ from typing import Any
 
 from experiments.cluster import GIB, Cluster
 from experiments.experiment import Experiment
+from experiments.planned import Planned, Price, Pricer, in_seconds
 from experiments.workload import Measurable, Workload
 from suite.errors import BusyError, PlacementError, PlanError, SettingError, SuiteError
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import DEVICES, Device
 from suite.pipeline.estimate import estimate
-from suite.pipeline.layers import count_parameters
 from suite.pipeline.memory import bytes_per_parameter
 from suite.pipeline.placement import Placement
-from suite.pipeline.plan import Machine, Plan, make_plan
+from suite.pipeline.plan import Machine, make_plan
 from suite.pipeline.simulate import Link, Links
-
-
-@dataclass(frozen=True)
-class Price:
-    """Layer costs of a workload on a cluster's devices, and where they come from."""
-
-    costs: tuple[LayerCost, ...]
-    machine: Machine
-    source: str
-    measured: bool
-
-
-Pricer = Callable[[Measurable, Cluster], Price]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan and all that is said of it."""
-
-    work: Workload
-    cluster: Cluster
-    price: Price
-    plan: Plan
-    parameters: int
-    notes: tuple[str, ...] = ()
-    placement: Placement | None = None
-    """Of several nodes, which worker goes where."""
-
-    @property
-    def step_s(self) -> float:
-        """Predicted seconds of a step."""
-        return self.plan.step_s
-
-    @property
-    def units_per_second(self) -> float:
-        """Of all replicas."""
-        return self.work.batch / self.step_s
-
-    @property
-    def hours(self) -> float:
-        """To the last step."""
-        return self.work.steps * self.step_s / 3600
-
-    @property
-    def kind(self) -> str:
-        """How the seconds were come by."""
-        return f"simulated from {'measured' if self.price.measured else 'estimated'} layer costs"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns what ``make plan FORMAT=json`` prints: seconds, bytes, counts."""
-        plan, pipeline = self.plan, self.plan.pipeline
-        return {
-            "name": self.work.name, "cluster": str(self.cluster), "costs": self.price.source,
-            "measured": self.price.measured, "parameters": self.parameters,
-            "layers": sum(plan.cells), "K": pipeline.stages, "M": pipeline.micro_batches, "R": pipeline.replicas,
-            "schedule": plan.recipe.schedule, "turns": plan.recipe.turns, "remat": pipeline.remat,
-            "rebuilt": plan.rebuilds[0], "forwards": plan.rebuilds[1], "cells": list(plan.cells),
-            "step_s": self.step_s, "limit_s": plan.limit_s,
-            f"{self.work.unit}_per_second": self.units_per_second, "bubble": plan.timeline.bubble,
-            "steps": self.work.steps, "hours": self.hours, "device_bytes": plan.limit, "notes": list(self.notes),
-            "nodes": [node.name for node in self.placement.nodes] if self.placement is not None else [],
-            "stages": [
-                {
-                    "first_layer": stage.begin, "last_layer": stage.end - 1, "parameters": stage.parameters,
-                    "forward_s": stage.cost.forward_s, "rebuild_s": stage.cost.rebuild_s,
-                    "backward_s": stage.cost.backward_s, "update_s": stage.cost.update_s,
-                    "sends_bytes": stage.cost.sends, "returns_bytes": stage.cost.returns,
-                    "idle": plan.timeline.idle(k % pipeline.stages), "peak_bytes": stage.peak_bytes,
-                }
-                for k, stage in enumerate(plan.stages)
-            ],
-        }  # fmt: skip
-
-    def lines(self) -> list[str]:
-        """Returns the plan for a person to read."""
-        plan, pipeline = self.plan, self.plan.pipeline
-        most = max(stage.peak_bytes for stage in plan.stages)
-        return [
-            f"plan of {self.work.name} on {self.cluster}; {self.kind} ({self.price.source})",
-            *(f"  {note}" for note in self.notes),
-            f"  {sum(plan.cells)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
-            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {_walked(plan)}",
-            *_stage_lines(plan),
-            f"  step {_seconds(self.step_s)} (limit {_seconds(plan.limit_s)}), bubble {plan.timeline.bubble:.1%}, "
-            f"{self.units_per_second:,.0f} {self.work.unit}/s, "
-            f"heaviest stage {most / GIB:.2f} of {plan.limit / GIB:.2f} GiB",
-            f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {self.hours:,.2f} hours",
-            *(self.placement.lines() if self.placement is not None else ()),
-        ]
-
-
-def _walked(plan: Plan) -> str:
-    """Returns what the stages walk, in words."""
-    again, all_ = plan.rebuilds
-    turns = f", {plan.recipe.turns} cells a stage" if plan.recipe.turns > 1 else ""
-    return f"{plan.recipe.schedule}{turns}, {again} of {all_} forwards rebuilt"
-
-
-def _stage_lines(plan: Plan) -> Iterator[str]:
-    """Yields a line a stage; a run of stages that are alike shares one."""
-    first = 0
-    for k, stage in enumerate(plan.stages):
-        following = plan.stages[k + 1] if k + 1 < len(plan.stages) else None
-        if following is not None and (k + 1) % plan.pipeline.stages and _alike(stage, following):
-            continue
-        stages = plan.pipeline.stages
-        name = f"stage {k % stages}" if first == k else f"stages {first % stages}-{k % stages}"
-        if plan.recipe.turns > 1:
-            name += f", cell {k // stages}"
-        begin, cost = plan.stages[first].begin, stage.cost
-        each = "" if first == k else " each"
-        yield (
-            f"  {name}: layers {begin}-{stage.end - 1} ({stage.end - stage.begin}{each}), "
-            f"{stage.parameters:,} parameters, F {_seconds(cost.forward_s)} R {_seconds(cost.rebuild_s)} "
-            f"B {_seconds(cost.backward_s)}, idle {plan.timeline.idle(k % stages):.1%}, "
-            f"{stage.peak_bytes / GIB:.2f} GiB"
-        )
-        first = k + 1
-
-
-def _alike(one: Any, other: Any) -> bool:
-    return (one.end - one.begin, one.cost) == (other.end - other.begin, other.cost)
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
 
 
 def estimated_price(work: Measurable, cluster: Cluster) -> Price:
@@ -262,7 +136,7 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
         notes += (
             f"{workers} workers share {cluster.devices} cores and take turns: the step takes all they do at least",
         )
-    return Planned(work, cluster, price, plan, count_parameters(work.build()[0]), notes, placement)
+    return Planned(work, cluster, price, plan, sum(cost.parameters for cost in price.costs), notes, placement)
 
 
 def _over_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Machine:
@@ -327,7 +201,7 @@ def nearest(work: Workload, cluster: Cluster, process: int = 0) -> Iterator[tupl
                 continue
             most = max(stage.peak_bytes for stage in planned.plan.stages)
             # without a declared device the estimate knows bytes alone
-            seconds = "" if cluster.device is None else f", {_seconds(planned.step_s)} a step"
+            seconds = "" if cluster.device is None else f", {in_seconds(planned.step_s)} a step"
             yield settings, f"{most / GIB:.2f} GiB a device{seconds} (estimated)"
             break
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from experiments.cluster import Cluster, parse_cluster
 from experiments.image_workload import find_amoebanet
 from experiments.language import find_language_model
-from experiments.planning import Planned, adapted, make
+from experiments.planned import Planned
+from experiments.planning import adapted, make
 from experiments.registry import experiments, find, resolve
 from experiments.scale_choice import Asked
 from experiments.tasks import data_folder, workload

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from experiments.cluster import Cluster
-from experiments.planning import Price, Pricer, estimated_price
+from experiments.planned import Price, Pricer
+from experiments.planning import estimated_price
 from experiments.workload import Measurable
 from launch.devices import cores
 from suite.errors import PlacementError

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from experiments.experiment import Experiment
 from experiments.picture import draw
-from experiments.planning import Planned, make, shrunk_to
+from experiments.planned import Planned
+from experiments.planning import make, shrunk_to
 from experiments.registry import find, read_experiment, resolve
 from experiments.scale_choice import Asked
 from experiments.scales import with_changes

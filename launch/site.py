@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from experiments.cluster import Cluster
-from experiments.planning import Pricer
+from experiments.planned import Pricer
 from launch.devices import this_machine
 from launch.pricing import pricer
 from launch.supervise import Launcher

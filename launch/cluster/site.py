@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cluster import Cluster
-from experiments.planning import Pricer
+from experiments.planned import Pricer
 from experiments.workload import Measurable
 from launch.cluster.connection import Connection, address, answering, first_line
 from launch.cluster.mirror import keep

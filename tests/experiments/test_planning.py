@@ -11,7 +11,8 @@ import pytest
 
 from experiments.cluster import GIB, Cluster, parse_cluster
 from experiments.language import LanguageModel
-from experiments.planning import Planned, Price, adapted, estimated_price, make
+from experiments.planned import Planned, Price
+from experiments.planning import adapted, estimated_price, make
 from experiments.registry import find, resolve
 from experiments.text_workload import Translation
 from experiments.workload import Measurable

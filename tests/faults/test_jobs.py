@@ -286,7 +286,8 @@ def test_a_wrong_and_a_missing_token_are_refused_and_never_shown(head, tmp_path)
 def test_a_token_in_its_usual_place_is_used_unasked(head, tmp_path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text(head.token)
-    head.gpipe("jobs", RAY_AUTH_TOKEN=None, RAY_AUTH_MODE=None, HOME=str(tmp_path))
+    said = head.gpipe("jobs", RAY_AUTH_TOKEN=None, RAY_AUTH_MODE=None, HOME=str(tmp_path))
+    assert head.address in said  # the list itself, which the head gives to nobody without the token
 
 
 def test_storage_that_cannot_be_written_is_told_by_the_probe_and_nothing_goes_up(head):
