@@ -219,12 +219,12 @@ def long_models():
 
 
 @pytest.mark.parametrize(("costs", "reach"), [pytest.param(c, r, id=name) for name, c, r in long_models()])
-def test_ten_thousand_layers_are_cut_into_128_stages_within_a_second(costs, reach):
+def test_ten_thousand_layers_are_cut_into_128_stages_within_a_second_of_one_core(costs, reach):
     took = []
     while not took or (min(took) >= 1.0 and len(took) < 3):
-        start = time.perf_counter()
+        start = time.process_time()
         cells = partition(costs, 128, reach)
-        took.append(time.perf_counter() - start)
+        took.append(time.process_time() - start)
     assert min(took) < 1.0
     fits = reach or [len(costs)] * len(costs)
     ends = [cell.stop <= fits[cell.start] for cell in cell_ranges(cells, len(costs))]
