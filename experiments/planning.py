@@ -18,6 +18,7 @@ from suite.errors import BusyError, PlacementError, PlanError, SettingError, Sui
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import DEVICES, Device
 from suite.pipeline.estimate import estimate
+from suite.pipeline.layers import count_parameters
 from suite.pipeline.memory import bytes_per_parameter
 from suite.pipeline.placement import Placement
 from suite.pipeline.plan import Machine, make_plan
@@ -136,7 +137,7 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
         notes += (
             f"{workers} workers share {cluster.devices} cores and take turns: the step takes all they do at least",
         )
-    return Planned(work, cluster, price, plan, sum(cost.parameters for cost in price.costs), notes, placement)
+    return Planned(work, cluster, price, plan, count_parameters(work.build()[0]), notes, placement)
 
 
 def _over_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Machine:

@@ -15,7 +15,6 @@ import mmap
 import os
 import socket
 import struct
-import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from types import TracebackType
 
 from suite.pipeline.doing import Doing
 from suite.pipeline.topology import Place
+from suite.training.recurring import Recurring
 
 PERIOD = 1.0
 _SIZE = 1024
@@ -76,21 +76,19 @@ class Beating:
         self._path, self._place, self._attempt = path_of(folder, place.replica, place.stage), place, attempt
         self._doing, self._node, self._host = doing, node, socket.gethostname()
         self._number = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="beats")
+        self._recurring = Recurring(self._beat, PERIOD, "beats")
 
     def __enter__(self) -> Beating:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._beat(bytes(_PRESENT.size))
         self._map()
-        self._thread.start()
+        self._recurring.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join(5)
+        self._recurring.end()
         self._doing.what = "failed" if error is not None else "gone"
         self._beat()
 
@@ -109,10 +107,6 @@ class Beating:
             _PRESENT.pack_into(present, _SIZE, self._attempt, doing.turns, step, start, doing.steps, doing.usual, what)
 
         doing.tell = tell
-
-    def _run(self) -> None:
-        while not self._stop.wait(PERIOD):
-            self._beat()
 
     def _beat(self, behind: bytes = b"") -> None:
         self._number += 1

@@ -6,7 +6,6 @@ import json
 import math
 import platform
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from suite.pipeline.memory import SUNDRIES
 from suite.pipeline.partition import partition
 from suite.pipeline.plan import Machine, Plan, make_plan
 from suite.pipeline.recipe import Recipe
+from suite.training.recurring import Recurring
 
 if TYPE_CHECKING:
     from launch.contest import Seen
@@ -270,21 +270,16 @@ def _cpu() -> str:
 @contextmanager
 def _followed(progress: Path, title: str, console: Console) -> Iterator[None]:
     """Prints what the workers say, as they say it."""
-    tail, stop = Tail(progress), threading.Event()
+    tail = Tail(progress)
 
     def look() -> None:
         for line in tail.lines():
             console.print(f"{title}: {line}")
 
-    def watch() -> None:
-        while not stop.wait(0.5):
-            look()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
+    watching = Recurring(look, 0.5, "progress")
+    watching.start()
     try:
         yield
     finally:
-        stop.set()
-        thread.join()
+        watching.end()
         look()

@@ -82,7 +82,7 @@ def checkpoints(run: str) -> None:
 @app.command()
 def plan(
     name: str,
-    cluster: Annotated[str, typer.Option(help="such as 16x16GiB, 2x8xH100; empty: this machine")] = "",
+    cluster: Annotated[str, typer.Option(help="such as 16x16GiB, 2x8xH100; empty: RAY_ADDRESS, or this machine")] = "",
     scale: ScaleOption = Scale.auto,
     settings: SetOption = "",
     form: Annotated[Form, typer.Option("--format", help="text, or one JSON object")] = Form.text,

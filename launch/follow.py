@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from launch.progress import Update, face_of
 from launch.runs import RunFolder
+from suite.training.recurring import Recurring
 
 PERIOD = 0.5
 
@@ -48,8 +48,7 @@ class Follower:
         self._steps, self._unit = steps, unit
         # a resumed run has lines already, and rewrites them while it starts
         self._metrics, self._messages = Tail(run.metrics, from_end=True), Tail(run.messages, from_end=True)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._recurring = Recurring(self._look, PERIOD, "follow")
         self._face = face_of(console)
         self._began = time.monotonic()
         self._pace: float | None = None
@@ -57,20 +56,15 @@ class Follower:
     def __enter__(self) -> Follower:
         self._face.start()
         self._face.show(Update(0, self._steps, "starting workers", 0.0))
-        self._thread.start()
+        self._recurring.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join(5)
+        self._recurring.end()
         self._look()
         self._face.stop()
-
-    def _run(self) -> None:
-        while not self._stop.wait(PERIOD):
-            self._look()
 
     def _look(self) -> None:
         for line in self._messages.lines():

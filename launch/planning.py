@@ -1,9 +1,12 @@
-"""``make plan``: resolves a name for this machine or for a declared cluster, and prints what it would cost."""
+"""``make plan``: resolves a name for this machine, a Ray cluster or a declared one, and prints what it would cost."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -18,8 +21,8 @@ from experiments.tasks import data_folder, workload
 from experiments.text_experiment import TranslationExperiment
 from experiments.workload import Workload
 from launch.devices import this_machine
-from launch.pricing import pricer
 from launch.runs import CACHE
+from launch.site import Site, site_of
 from suite.errors import SettingError, nearest
 
 
@@ -38,48 +41,67 @@ def plan(name: str, cluster: str, scale: Asked, settings: str, form: str, consol
 
 
 def make_named(name: str, cluster: str, scale: Asked, settings: str, say: Callable[[str], None]) -> Planned:
-    """Returns the plan. On a declared cluster an experiment has the paper's numbers unless a scale is asked for, and
-    as many replicas as there is room for."""
-    machine = this_machine()
-    chosen = parse_cluster(cluster, machine) if cluster else machine
-    prices = pricer(CACHE / "costs", say)
-    model = find_language_model(name, chosen.devices)
+    """Returns the plan for a declared cluster, or for that of RAY_ADDRESS, or for this machine.
+
+    On a declared cluster an experiment has the paper's numbers unless a scale is asked for, and as many replicas as
+    there is room for.
+    """
+    site = Site() if cluster or not os.environ.get("RAY_ADDRESS") else site_of("ray")
+    try:
+        chosen = parse_cluster(cluster, this_machine()) if cluster else site.cluster()
+        wanted = _wanted(name, chosen, scale, settings)
+        prices = site.pricer(CACHE / "costs", wanted.data, say)
+        return make(wanted.work, chosen, prices, wanted.notes, wanted.given)
+    finally:
+        site.close()
+
+
+class _Wanted(NamedTuple):
+    work: Workload
+    given: str
+    """The settings that make it so."""
+    notes: tuple[str, ...] = ()
+    """What was changed for this cluster."""
+    data: Path | None = None
+    """Where its prepared data are, if it has any and they are."""
+
+
+def _wanted(name: str, cluster: Cluster, scale: Asked, settings: str) -> _Wanted:
+    model = find_language_model(name, cluster.devices)
     if model is not None:
         if scale == "laptop":
             raise SettingError(f"{name} has no scale laptop; it has the paper's numbers, or those of SET=")
-        return make(model.with_settings(settings), chosen, prices, given=settings)
-    network = find_amoebanet(name, chosen.devices)
+        return _Wanted(model.with_settings(settings), settings)
+    network = find_amoebanet(name, cluster.devices)
     if network is not None:
         if scale == "laptop":
             raise SettingError(f"{name} has no scale laptop; it has Table 1's numbers, or those of SET=")
-        changed = network.remade(network.experiment.with_settings(settings))
-        return make(changed, chosen, prices, given=settings)
+        return _Wanted(network.remade(network.experiment.with_settings(settings)), settings)
     if name not in experiments():
         known = [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]
         raise SettingError(f"nothing to plan is called {name}; {nearest(name, known)}")
-    work, notes, given = _experiment(name, chosen, scale, settings)
-    return make(work, chosen, prices, notes, given)
+    return _experiment(name, cluster, scale, settings)
 
 
-def _experiment(name: str, cluster: Cluster, scale: Asked, settings: str) -> tuple[Workload, tuple[str, ...], str]:
-    """Returns the workload, what was changed for this cluster, and the settings that make it so."""
+def _experiment(name: str, cluster: Cluster, scale: Asked, settings: str) -> _Wanted:
     if cluster.device is None:
         chosen, shrunk = resolve(name, scale, cluster, settings)
         data = data_folder(chosen, CACHE)
         if data.exists() or not isinstance(chosen, TranslationExperiment):
-            return workload(chosen, data.resolve()), (shrunk,), settings
+            there = data.resolve() if data.exists() else None
+            return _Wanted(workload(chosen, data.resolve()), settings, (shrunk,), there)
         longest = f"the text is not prepared yet: micro-batches are taken as rows of {chosen.text.max_tokens} tokens"
-        return workload(chosen), (shrunk, longest), settings
+        return _Wanted(workload(chosen), settings, (shrunk, longest))
     if scale == "laptop":
         chosen, shrunk = resolve(name, scale, cluster, settings)
-        return workload(chosen), (shrunk,), settings
+        return _Wanted(workload(chosen), settings, (shrunk,))
     work = workload(find(name).with_settings(settings))
     if "pipeline.replicas" in settings:
-        return work, (), settings
+        return _Wanted(work, settings)
     changed, notes = adapted(work, cluster)
     pipeline = changed.pipeline
     made = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={pipeline.micro_batches}" if notes else ""
-    return changed, notes, settings + made
+    return _Wanted(changed, settings + made, notes)
 
 
 def _quiet(text: str) -> None:

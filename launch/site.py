@@ -23,8 +23,8 @@ class Site:
         """Returns the devices there are now."""
         return this_machine()
 
-    def pricer(self, cache: Path, data: Path, say: Callable[[str], None]) -> Pricer:
-        """Returns what measures layer costs, kept in ``cache``, on prepared ``data``."""
+    def pricer(self, cache: Path, data: Path | None, say: Callable[[str], None]) -> Pricer:
+        """Returns what measures layer costs, kept in ``cache``; on prepared ``data``, if any."""
         return pricer(cache, say)
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ Whoever waits for another is never named before the one it waits for.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from launch.beats import ENDED, Beat, read_beat
 from launch.grid import grid
 from launch.worker import Job
 from suite.pipeline.topology import Place
+from suite.training.recurring import Recurring
 
 PERIOD = 0.25
 
@@ -136,18 +136,20 @@ class Watch:
         self.held = False
         """While it is, nobody is judged: workers are still to be placed."""
         self._stepped: Callable[[], None] | None = stepped
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
+        self._judge = Judge(self.places)
+        self._seen = 0.0
+        """When the judge saw the beats last, on this machine's clock."""
+        self._recurring = Recurring(self._judge_beats, PERIOD, "watch")
 
     def __enter__(self) -> Watch:
-        self._thread.start()
+        self._seen = time.monotonic()
+        self._recurring.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join(5)
+        self._recurring.end()
         self.look()
 
     def grid(self) -> str:
@@ -175,16 +177,14 @@ class Watch:
         """Steps done, as far as was heard."""
         return max((beat.start + beat.steps for beat in self.beats.values() if beat.start is not None), default=None)
 
-    def _run(self) -> None:
-        judge, before = Judge(self.places), time.monotonic()
-        while self.verdict is None and not self._stop.wait(PERIOD):
-            self.look()
-            now = time.monotonic()
-            if self.held:
-                before = now
-                continue
-            # time in which this process itself did not run is no silence of others
-            verdict = judge.see(self.beats, min(now - before, 4 * PERIOD))
-            before = now
-            if verdict is not None:
-                self.named, self.verdict = time.time(), verdict
+    def _judge_beats(self) -> None:
+        if self.verdict is not None:
+            return
+        self.look()
+        before, self._seen = self._seen, time.monotonic()
+        if self.held:
+            return
+        # time in which this process itself did not run is no silence of others
+        verdict = self._judge.see(self.beats, min(self._seen - before, 4 * PERIOD))
+        if verdict is not None:
+            self.named, self.verdict = time.time(), verdict

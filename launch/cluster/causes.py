@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.cluster.connection import first_line
+from launch.cluster.joining import first_line
 from suite.errors import DiedError, NeighbourLostError, StallError, SuiteError, WorkerError
 
 

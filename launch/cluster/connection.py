@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
+from launch.cluster.joining import first_line, init, join
 from launch.devices import cores
 from launch.jobs import secrets
-from suite.errors import PlacementError, WorkerError
+from suite.errors import WorkerError
 from suite.pipeline.placement import Node
 
 ANSWER_S = 2.0
 """Seconds in which a node that is there takes a connection."""
-
-REACH_S = 5.0
-"""Seconds in which the head of a cluster does."""
 
 END_S = 15.0
 """Seconds that Ray may take to see that a worker was ended."""
@@ -52,17 +50,7 @@ class Connection:
         self._workers = max(self._workers, workers)
         if self._connected:
             return
-        import ray
-
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # who asks too late is told so, and starts no other Ray
-        # Ray warns of a coming change in what a worker without a GPU sees; ours are told their device, and do not look
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        on_terminate = signal.getsignal(signal.SIGTERM)
-        try:
-            _connect(ray, self._workers)
-        finally:
-            signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
+        _connect(self._workers)
         self._keeper = secrets.hand_out()
         self._connected = True
 
@@ -158,53 +146,13 @@ def _answers(node: dict[str, Any]) -> bool:
     return True
 
 
-def _connect(ray: Any, workers: int) -> None:
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+def _connect(workers: int) -> None:
     asked = address()
-    if asked is None:
-        # more stages than cores are allowed here: they take turns, and the plan says so
-        ray.init(address="local", num_cpus=max(cores(), workers), include_dashboard=False, **quiet)
+    if asked is not None:
+        join(asked, "unset RAY_ADDRESS to use this machine")
         return
-    _check_reachable(asked)
-    with _explained(asked):
-        ray.init(**quiet)
-
-
-@contextmanager
-def _explained(asked: str) -> Iterator[None]:
-    """A context in which Ray's errors of connecting become one sentence."""
-    from ray.exceptions import AuthenticationError
-
-    try:
-        yield
-    except AuthenticationError:
-        raise PlacementError(
-            f"the Ray cluster at {asked} refuses this token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
-            "RAY_AUTH_TOKEN_PATH) to those of the cluster"
-        ) from None
-    except (ConnectionError, RuntimeError) as error:
-        raise PlacementError(
-            f"the Ray cluster at {asked} cannot be joined: {first_line(error)}; see that its Ray and Python are of the "
-            "same versions as here"
-        ) from None
-
-
-def _check_reachable(asked: str) -> None:
-    """Raises PlacementError when nothing answers at ``host:port``: Ray itself would try for minutes."""
-    host, _, port = asked.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=REACH_S).close()
-    except OSError as error:
-        raise PlacementError(
-            f"no Ray cluster answers at {asked} ({error}); start one there, or unset RAY_ADDRESS to use this machine"
-        ) from None
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of what an error says, or its kind."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    # more stages than cores are allowed here: they take turns, and the plan says so
+    init(address="local", num_cpus=max(cores(), workers), include_dashboard=False)
 
 
 @contextmanager

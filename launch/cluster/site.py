@@ -13,7 +13,8 @@ from typing import Any
 from experiments.cluster import Cluster
 from experiments.planned import Pricer
 from experiments.workload import Measurable
-from launch.cluster.connection import Connection, address, answering, first_line
+from launch.cluster.connection import Connection, address, answering
+from launch.cluster.joining import first_line
 from launch.cluster.mirror import keep
 from launch.cluster.parcels import packed
 from launch.cluster.ray_train import RaySession
@@ -77,13 +78,13 @@ class RayCluster(Site):
         """Disconnects."""
         self._connection.close()
 
-    def pricer(self, cache: Path, data: Path, say: Callable[[str], None]) -> Pricer:
-        """Returns what measures layer costs on a node of the cluster, kept in ``cache``, on prepared ``data``."""
+    def pricer(self, cache: Path, data: Path | None, say: Callable[[str], None]) -> Pricer:
+        """Returns what measures layer costs on a node of the cluster, kept in ``cache``; on prepared ``data``, if any."""
 
         def measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log: Path) -> list[Measured]:
             kind = "GPU" if cluster.kind == "gpu" else "CPU"
             node = self._free(kind, workers, say)
-            if not _on(node, os.path.exists, LOOK_AT_S, str(data)):
+            if data is not None and not _on(node, os.path.exists, LOOK_AT_S, str(data)):
                 _on(node, keep, LOOK_AT_S, data, packed(data))
             resources = {f"num_{kind.lower()}s": workers}
             return _on(node, measure_here, MEASURING_S, work, cluster, workers, threads, log.resolve(), **resources)  # type: ignore[no-any-return]

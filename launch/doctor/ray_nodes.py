@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import socket
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+from launch.cluster.joining import join
 from launch.doctor.nodes import Answers, Arguments, Node
 from launch.doctor.probe import Probe
 from suite.errors import PlacementError
-
-CONNECT_S = 5.0
-"""Seconds in which a cluster's head takes a connection; Ray itself would try for minutes."""
 
 
 class RayProbes:
@@ -86,31 +80,11 @@ def pinned(node: Node) -> dict[str, Any]:
 
 
 def connect(address: str) -> None:
-    """Connects to the Ray cluster at ``host:port``."""
-    import ray
-
+    """Connects to the Ray cluster at ``host:port``. Raises PlacementError, as ``join`` does."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise PlacementError(f"ADDRESS={address} is no address of a Ray cluster: write host:port, such as head:6379")
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-    except OSError as error:
-        raise PlacementError(
-            f"no Ray cluster answers at {address} ({error}); start one there (ray start --head), or leave ADDRESS out "
-            "to examine this machine alone"
-        ) from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    on_terminate = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # of many types: another version, another token, no Ray process on this machine
-        told = " ".join(str(error).split())
-        raise PlacementError(
-            f"the Ray cluster at {address} turned this machine away: {told[:300]}; use the Ray, the Python and the "
-            "token of the cluster, on one of its nodes"
-        ) from None
-    finally:
-        signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
+    join(address, "leave ADDRESS out to examine this machine alone")
 
 
 def alive(listed: Sequence[dict[str, Any]]) -> list[Node]:

@@ -7,7 +7,6 @@ workers         checkpoints ------- as they are written (train.checkpoints) ----
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import fsspec
 
 from launch.jobs.packing import files_of
 from launch.runs import COPIES, JOB, RUNS, STORAGE, job_notes
+from suite.training.recurring import Recurring
 
 EVERY_S = 60.0
 
@@ -61,26 +61,24 @@ def copied(say: Callable[[str], None]) -> Iterator[None]:
         yield
         return
     copies = Copies(RUNS, job_notes(Path(STORAGE), os.environ[JOB]), url)
-    done, failed = threading.Event(), False
+    failed = False
 
     def keep() -> None:
         nonlocal failed
-        while not done.wait(EVERY_S):
-            try:
-                copies.copy()
-                failed = False
-            except Exception as error:
-                if not failed:
-                    say(f"the run could not be copied to {url} ({error}); it is tried again every {EVERY_S:.0f} s")
-                failed = True
+        try:
+            copies.copy()
+            failed = False
+        except Exception as error:
+            if not failed:
+                say(f"the run could not be copied to {url} ({error}); it is tried again every {EVERY_S:.0f} s")
+            failed = True
 
-    thread = threading.Thread(target=keep, daemon=True)
-    thread.start()
+    keeping = Recurring(keep, EVERY_S, "copies")
+    keeping.start()
     try:
         yield
     finally:
-        done.set()
-        thread.join(EVERY_S)
+        keeping.end(EVERY_S)
         try:
             copies.copy()
             say(f"copied to {url}/runs; checkpoints are in {url}/checkpoints")

@@ -9,7 +9,6 @@ does not hold up the process, and how busy the device is takes its place.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,7 @@ import torch
 from suite.pipeline.doing import Doing
 from suite.pipeline.topology import Place
 from suite.training.lines import last_line, reopened
+from suite.training.recurring import Recurring
 
 PERIOD = 10.0
 
@@ -42,20 +42,17 @@ class Gauges:
         self._process = psutil.Process()
         self._since, self._waited = time.monotonic(), doing.deadline.waited_now()
         self._newest: dict[str, float] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="gauges")
+        self._recurring = Recurring(self._look_round, PERIOD, "gauges")
         self._process.cpu_percent()  # what it says next is of the time since
 
     def __enter__(self) -> Gauges:
-        self._thread.start()
+        self._recurring.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join(5)
-        if not self._thread.is_alive():
+        if self._recurring.end():
             self._note()
             self._lines.close()
 
@@ -76,11 +73,10 @@ class Gauges:
         newest, self._newest = self._newest, {}
         return newest
 
-    def _run(self) -> None:
-        while not self._stop.wait(PERIOD):
-            self._note()
-            if self._place.speaks:
-                self.look()
+    def _look_round(self) -> None:
+        self._note()
+        if self._place.speaks:
+            self.look()
 
     def _note(self) -> None:
         line: dict[str, Any] = {"step": self._start + self._doing.steps, "attempt": self._attempt}

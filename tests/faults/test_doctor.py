@@ -201,16 +201,21 @@ def test_workers_that_find_no_place(hosts, probes, monkeypatch):
     assert found[0].found.startswith(f"{taken.name} has 2 CPUs, and of 2 workers with one each 0 found a place")
 
 
-def test_the_whole_examination_of_a_cluster(hosts, probes, place, tmp_path):
-    """The command as it is typed, beside a worker on each node: exit code 0, and the links kept for the plan."""
+def gpipe(hosts, folder, *words):
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": hosts.address, "COLUMNS": "300"}
-    command = [sys.executable, "-m", "launch.cli", "doctor", "--storage", str(place)]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
+    command = [sys.executable, "-m", "launch.cli", *words]
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "\nfault" not in done.stdout
+    return done.stdout
+
+
+def test_the_whole_examination_of_a_cluster_and_a_plan_on_what_it_found(hosts, probes, place, tmp_path):
+    """The commands as they are typed, beside a worker on each node: the links that the doctor kept are the plan's."""
+    said = gpipe(hosts, tmp_path, "doctor", "--storage", str(place))
+    assert "\nfault" not in said
     for subject in ("versions", "devices", "shared memory", "disk", "storage", "clocks", "ports", "wandb", "all-reduce",
                     "links within a node", "links between nodes", "links outside Ray"):  # fmt: skip
-        assert f" {subject}" in done.stdout, done.stdout
+        assert f" {subject}" in said
     (kept,) = (tmp_path / ".cache").glob("links-*.json")
     links = read_links(tmp_path / ".cache", json.loads(kept.read_text())["cluster"])
     assert links.cluster == hosts.address
@@ -218,6 +223,12 @@ def test_the_whole_examination_of_a_cluster(hosts, probes, place, tmp_path):
     for link in (links.within, links.between, links.all_reduce, links.alone):
         assert 0 < link.latency_s < 1
         assert 1e6 < link.bytes_per_s < 1e12
+    settings = "pipeline.stages=3 pipeline.replicas=1"  # more than the two cores of a node
+    planned = json.loads(gpipe(hosts, tmp_path, "plan", "t128_6b", "--set", settings, "--format", "json"))
+    speed = f"{links.between.latency_s * 1e3:.2f} ms, {links.between.bytes_per_s / 1e6:,.0f} MB/s"
+    assert f"the network between nodes, as the doctor measured it: {speed}" in planned["notes"]
+    assert len(planned["nodes"]) == len(planned["stages"]) - 1 == 2
+    assert planned["measured"]
 
 
 def test_a_node_that_says_nothing(hosts, unwell):

@@ -166,7 +166,9 @@ def test_what_failed_comes_back_before_what_is_less_urgent(monkeypatch):
     assert log.order == ["struck", "struck", "less"]
 
 
-def test_what_our_own_tasks_hold_is_never_said_to_be_others():
+def test_what_our_own_tasks_hold_is_never_said_to_be_others(monkeypatch):
+    monkeypatch.setattr(lanes, "PERIOD", 0.01)
+
     class Told(Log):
         sure, most = 0, 0
 
