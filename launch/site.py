@@ -24,7 +24,7 @@ class Site:
         return this_machine()
 
     def pricer(self, cache: Path, data: Path | None, say: Callable[[str], None]) -> Pricer:
-        """Returns what measures layer costs, kept in ``cache``; on prepared ``data``, if any."""
+        """Returns what measures layer costs, kept in ``cache``, on ``data`` if any."""
         return pricer(cache, say)
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ class RayCluster(Site):
         self._connection.close()
 
     def pricer(self, cache: Path, data: Path | None, say: Callable[[str], None]) -> Pricer:
-        """Returns what measures layer costs on a node of the cluster, kept in ``cache``; on prepared ``data``, if any."""
+        """Returns what measures layer costs on a node of the cluster, kept in ``cache``, on ``data`` if any."""
 
         def measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log: Path) -> list[Measured]:
             kind = "GPU" if cluster.kind == "gpu" else "CPU"

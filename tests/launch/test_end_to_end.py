@@ -248,7 +248,8 @@ def test_a_resumed_run_keeps_its_model(through_ray, monkeypatch, capsys):
     assert "keeps its model" in said
 
 
-def test_an_interrupt_ends_the_workers_and_the_run_can_be_resumed(tmp_path):
+def test_an_interrupt_ends_the_workers_and_the_run_can_be_resumed(through_ray, tmp_path):
+    (tmp_path / ".cache").symlink_to(through_ray[0] / ".cache")  # the same text, and layers measured already
     settings = f"{SMALL} train.steps=100000 pipeline.stages=2 tracking.wandb=disabled"
     arguments = command("experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings)
     process = subprocess.Popen(
