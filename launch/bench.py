@@ -19,8 +19,8 @@ from rich.console import Console
 from experiments.benchmark import Case, Result, Score, cases, limit, order, refused
 from experiments.peers.peer import Contender
 from experiments.peers.work import Work
-from launch.devices import cores
 from launch.follow import Tail
+from launch.limits import cores
 from launch.runs import RUNS
 from suite.errors import PlanError
 from suite.pipeline.costs import LayerCost

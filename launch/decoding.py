@@ -22,8 +22,9 @@ from experiments.experiment import Experiment
 from experiments.registry import read_experiment
 from experiments.text_experiment import TranslationExperiment
 from launch.checkpoints import place_of
-from launch.devices import cores, this_machine
+from launch.devices import this_machine
 from launch.engine import GROUP_TIMEOUT
+from launch.limits import cores
 from launch.runs import RunFolder
 from launch.spawn import run_processes
 from suite.data.tokenizer import BEGIN_ID, END_ID, PAD_ID

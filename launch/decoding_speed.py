@@ -14,8 +14,8 @@ from rich.console import Console
 
 from experiments.table import Table, Value
 from launch.decoding import decode, text_run
-from launch.devices import cores
 from launch.exporting import export
+from launch.limits import cores
 from launch.model_text import text_of, trained_languages
 from launch.runs import RunFolder, find_run
 from launch.scoring import directions

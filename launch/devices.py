@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from experiments.cluster import Cluster
-
-
-def cores() -> int:
-    """Returns the cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from launch.limits import cores, memory
 
 
 def this_machine() -> Cluster:
@@ -18,8 +12,7 @@ def this_machine() -> Cluster:
 
     if torch.cuda.is_available():
         return gpus()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Cluster(cores(), memory // cores(), "cpu")
+    return Cluster(cores(), memory() // cores(), "cpu")
 
 
 def gpus() -> Cluster:

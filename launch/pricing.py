@@ -17,7 +17,7 @@ from experiments.cluster import Cluster
 from experiments.planned import Price, Pricer
 from experiments.planning import estimated_price
 from experiments.workload import Measurable
-from launch.devices import cores
+from launch.limits import cores
 from suite.errors import PlacementError
 from suite.pipeline.costs import LayerCost, Taken
 from suite.pipeline.devices import Device, this_device

@@ -21,9 +21,9 @@ from experiments.registry import read_experiment
 from launch.ahead import Ahead
 from launch.beats import Beating
 from launch.checkpoints import place_of, place_of_run
-from launch.devices import cores
 from launch.engine import GROUP_TIMEOUT, Engine, assemble
 from launch.feeds import Feed, feed_of
+from launch.limits import cores
 from launch.record import make_record, peak_memory, write_record
 from launch.runs import RunFolder
 from launch.tracking import config_of, identity_of

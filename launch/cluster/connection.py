@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from launch.cluster.joining import first_line, init, join
-from launch.devices import cores
 from launch.jobs import secrets
+from launch.limits import cores
 from suite.errors import WorkerError
 from suite.pipeline.placement import Node
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.devices import cores
+from launch.limits import cores, memory
 
 PACKAGES = ("torch", "ray", "deepspeed", "transformers", "datasets", "wandb", "gpipe-suite")
 
@@ -74,7 +74,7 @@ def gather(folders: list[str]) -> Facts:
         versions={name: _version(name) for name in PACKAGES},
         code=_code(),
         cores=cores(),
-        memory=_memory(),
+        memory=memory(),
         gpus=gpus,
         usable=_usable() if gpus else 0,
         listing=listing,
@@ -105,15 +105,6 @@ def _code() -> str:
     for path in sorted(path for name in OURS for path in (root / name).rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:8]
-
-
-def _memory() -> int:
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return physical
-    return min(physical, int(limit)) if limit.isdigit() else physical
 
 
 def _gpus() -> tuple[tuple[Gpu, ...], str]:

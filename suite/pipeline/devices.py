@@ -55,13 +55,15 @@ DEVICES = {
     for device in (
         Device("TPUv2", 8 * GIB, 22.5 * TERA, 22.5 * TERA, 300 * GIGA, 62 * GIGA),
         _TPU_V3,
+        # CUDA offers what its driver leaves of a GPU's memory: about 79 GiB of 80 GB cards, 139 of an H200, 15.75 of
+        # 16 GB cards; only that can be planned with
         # without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each
         # neither of these two has products of bf16: what computes in it runs at the rate of fp32
-        Device("P100", 16 * GIB, 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, process=GIB),
-        Device("V100", 16 * GIB, 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, process=GIB),
-        Device("A100", 80 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, process=GIB),
-        Device("H100", 80 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, process=GIB),
-        Device("H200", 140 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, process=GIB),
+        Device("P100", int(15.75 * GIB), 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, process=GIB),
+        Device("V100", int(15.75 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, process=GIB),
+        Device("A100", 79 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, process=GIB),
+        Device("H100", 79 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, process=GIB),
+        Device("H200", 139 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, process=GIB),
     )
 }
 

@@ -17,9 +17,9 @@ THIS = Cluster(4, 3 * GIB, "cpu")
     [
         ("16x16GiB", 16, 16 * GIB, 1),
         ("128x16GiB", 128, 16 * GIB, 1),
-        ("2x8xH100", 16, 80 * GIB, 2),
-        ("2xH100", 2, 80 * GIB, 1),
-        ("H200", 1, 140 * GIB, 1),
+        ("2x8xH100", 16, 79 * GIB, 2),
+        ("2xH100", 2, 79 * GIB, 1),
+        ("H200", 1, 139 * GIB, 1),
         ("8xTPUv3", 8, 16 * GIB, 1),
         ("3x16GB", 3, 16 * 10**9, 1),
         ("1.5GiB", 1, 3 * GIB // 2, 1),
@@ -52,7 +52,7 @@ def test_more_of_this_machines_devices_are_as_large_and_of_its_kind() -> None:
     assert (found.devices, found.bytes_per_device, found.kind, found.nodes) == (8, 3 * GIB, "cpu", ())
     assert found.device is not None
     assert found.device.fp32 > 0
-    assert parse_cluster("THIS", Cluster(1, 80 * GIB, "gpu")).kind == "gpu"
+    assert parse_cluster("THIS", Cluster(1, 79 * GIB, "gpu")).kind == "gpu"
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,6 @@ def test_on_nodes_at_hand_the_network_is_what_was_measured_of_it() -> None:
 
 def test_it_says_what_it_is() -> None:
     assert str(THIS) == "4 CPU cores with 3.0 GiB each"
-    assert str(Cluster(1, 80 * GIB, "gpu")) == "1 GPU with 80.0 GiB each"
+    assert str(Cluster(1, 79 * GIB, "gpu")) == "1 GPU with 79.0 GiB each"
     assert "16" in str(parse_cluster("2x8xH100", THIS))
     assert "H100" in str(parse_cluster("2x8xH100", THIS))

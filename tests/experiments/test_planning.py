@@ -120,7 +120,7 @@ def test_the_record_is_whole_and_agrees_with_itself() -> None:
     assert found["hours"] == pytest.approx(90 * found["step_s"] / 3600)
     assert found["bubble"] == pytest.approx(sum(stage["idle"] for stage in stages) / 3)
     assert found["step_s"] >= found["limit_s"] > 0
-    assert max(stage["peak_bytes"] for stage in stages) <= found["device_bytes"] == 80 * GIB
+    assert max(stage["peak_bytes"] for stage in stages) <= found["device_bytes"] == 79 * GIB
     assert (stages[0]["returns_bytes"], stages[-1]["sends_bytes"]) == (0, 0)
     assert all(stage["sends_bytes"] > stage["returns_bytes"] > 0 for stage in stages[1:-1])
 
@@ -357,7 +357,7 @@ def test_a_plan_over_nodes_says_where_workers_go_and_plays_the_network_at_the_cu
 
     def step(nodes: tuple[int, ...]) -> float:
         held = tuple(Node(str(at), f"node {at}", count, count) for at, count in enumerate(nodes))
-        return make(work, Cluster(4, 80 * GIB, "gpu", held, device, slow), estimated_price).step_s
+        return make(work, Cluster(4, 79 * GIB, "gpu", held, device, slow), estimated_price).step_s
 
     assert step((4,)) == step((8,)) == make(work, parse_cluster("4xH100", LAPTOP), estimated_price).step_s
     assert step((4,)) < step((3, 1)) < step((1, 1, 1, 1))
@@ -379,7 +379,7 @@ def test_a_reduction_between_nodes_takes_what_was_measured_of_one_and_inside_a_n
 
     def step(nodes: tuple[int, ...], reduction: Link | None) -> float:
         held = tuple(Node(str(at), f"node {at}", count, count) for at, count in enumerate(nodes))
-        cluster = Cluster(2, 80 * GIB, "gpu", held, device, Link(0.0, 1e9), reduction)
+        cluster = Cluster(2, 79 * GIB, "gpu", held, device, Link(0.0, 1e9), reduction)
         return make(work, cluster, estimated_price).step_s
 
     slow = Link(0.0, 1e6)

@@ -1,0 +1,106 @@
+"""What a container leaves of a machine: control groups of both versions as files, and one of this kernel's own."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from launch.limits import TREE, cores, memory
+
+GIB = 2**30
+ALL = 2**63 - 4096
+"""What version 1 says of a group without a limit."""
+
+
+def group(tree, own, **files):
+    """Writes files of groups: ``a__b__cpu_max`` is ``a/b/cpu.max``."""
+    for name, text in files.items():
+        *folders, file = name.split("__")
+        place = tree.joinpath(*folders)
+        place.mkdir(parents=True, exist_ok=True)
+        head, _, rest = file.partition("_")
+        (place / f"{head}.{rest}").write_text(text)
+    (tree / "own").write_text(own)
+    return {"tree": tree, "own": tree / "own"}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sixteen cores, 64 GiB."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * GIB // 4096}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+
+
+def test_a_container_of_version_2_sees_its_own_group_at_the_top(machine, tmp_path):
+    here = group(tmp_path, "0::/\n", cpu_max="250000 100000\n", memory_max=f"{8 * GIB}\n")
+    assert (cores(**here), memory(**here)) == (2, 8 * GIB)
+
+
+def test_the_least_of_a_group_and_of_those_above_it_counts(machine, tmp_path):
+    here = group(
+        tmp_path, "0::/slurm/job_7\n", slurm__cpu_max="400000 100000", slurm__memory_max=f"{12 * GIB}",
+        slurm__job_7__cpu_max="max 100000", slurm__job_7__memory_max=f"{20 * GIB}",
+    )  # fmt: skip
+    assert (cores(**here), memory(**here)) == (4, 12 * GIB)
+
+
+def test_version_1_has_a_tree_for_each_resource_and_its_container_another_name_for_it(machine, tmp_path):
+    own = "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/\n"
+    here = group(
+        tmp_path, own, memory__memory_limit_in_bytes=f"{6 * GIB}", cpu__cpu_cfs_quota_us="300000",
+        cpu__cpu_cfs_period_us="100000",
+    )  # fmt: skip
+    assert (cores(**here), memory(**here)) == (3, 6 * GIB)
+
+
+@pytest.mark.parametrize("own", ["0::/\n", "5:memory:/\n4:cpu,cpuacct:/\n", ""])
+def test_without_limits_it_is_the_machine(machine, tmp_path, own):
+    here = group(
+        tmp_path, own, cpu_max="max 100000", memory_max="max", memory__memory_limit_in_bytes=f"{ALL}",
+        cpu__cpu_cfs_quota_us="-1", cpu__cpu_cfs_period_us="100000",
+    )  # fmt: skip
+    assert (cores(**here), memory(**here)) == (16, 64 * GIB)
+    assert (cores(tmp_path / "none", tmp_path / "none"), memory(tmp_path / "none", tmp_path / "none")) == (16, 64 * GIB)
+
+
+def test_less_than_a_core_is_one(machine, tmp_path):
+    assert cores(**group(tmp_path, "0::/\n", cpu_max="50000 100000")) == 1
+
+
+V1 = {
+    "memory": {"memory.limit_in_bytes": 2**29}, "cpu": {"cpu.cfs_period_us": 100_000, "cpu.cfs_quota_us": 100_000},
+}  # fmt: skip
+V2 = {"": {"memory.max": 2**29, "cpu.max": "100000 100000"}}
+
+
+@pytest.fixture
+def groups():
+    """Folders of real groups of this kernel, one core and 512 MiB, which a process can join."""
+    name, made = f"gpipe-test-{uuid4().hex[:8]}", []
+    try:
+        for tree, files in (V2 if (TREE / "cgroup.controllers").exists() else V1).items():
+            made.append(TREE / tree / name)
+            made[-1].mkdir()
+            for file, value in files.items():
+                (made[-1] / file).write_text(str(value))
+        yield made
+    except OSError as error:
+        pytest.skip(f"this machine lets nobody make control groups: {error}")
+    finally:
+        for place in made:
+            with suppress(FileNotFoundError):
+                place.rmdir()
+
+
+def test_a_process_in_a_real_group_knows_its_limits(groups):
+    code = "import os, sys\nfor path in sys.argv[1:]: open(path, 'w').write(str(os.getpid()))\n"
+    code += "from launch.limits import cores, memory; print(cores(), memory())"
+    paths = [str(place / "cgroup.procs") for place in groups]
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code, *paths], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", str(2**29)]
