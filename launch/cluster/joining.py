@@ -55,8 +55,8 @@ def _explained(asked: str) -> Iterator[None]:
         ) from None
     except Exception as error:  # of many types: another version, no Ray process on this machine, a time-out of Ray's
         raise PlacementError(
-            f"the Ray cluster at {asked} cannot be joined: {first_line(error)}; see that its Ray and Python are of the "
-            "same versions as here, and that this machine is one of its nodes"
+            f"the Ray cluster at {asked} cannot be joined: {' '.join(str(error).split())[:300]}; see that its Ray and "
+            "Python are of the same versions as here, and that this machine is one of its nodes"
         ) from None
 
 
