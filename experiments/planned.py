@@ -1,4 +1,4 @@
-"""A plan as it is told: the record, and the lines for a person."""
+"""What a plan is: what it is made from, and how it is told, as a record and as lines for a person."""
 
 from __future__ import annotations
 

@@ -281,5 +281,5 @@ def _followed(progress: Path, title: str, console: Console) -> Iterator[None]:
     try:
         yield
     finally:
-        watching.end()
-        look()
+        if watching.end():
+            look()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,6 +37,7 @@ from suite.pipeline.partition import cell_ranges, partition
 from suite.pipeline.stage import Stage
 from suite.pipeline.topology import Place, backend_of, make_groups
 from suite.training import checkpoint
+from suite.training.recurring import Recurring
 
 PERIOD = 1.0
 """Seconds between two looks at how far the workers are."""
@@ -190,23 +190,21 @@ def _load(run: RunFolder, experiment: Experiment, stage: Stage, count: int) -> t
 @contextmanager
 def _watched(task: Task, console: Console) -> Iterator[None]:
     """A context in which is told, now and then, how many sentences are done; nothing of a few."""
-    stop = threading.Event()
-    thread = threading.Thread(target=_follow, args=(task.progress, len(task.sources), console.print, stop), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(5)
+    count, told, began, first = len(task.sources), 0, 0.0, 0
 
-
-def _follow(progress: Path, count: int, say: Callable[[str], None], stop: threading.Event) -> None:
-    told, began, first = 0, 0.0, 0
-    while not stop.wait(PERIOD):
-        done = progress.stat().st_size if progress.exists() else 0
+    def look() -> None:
+        nonlocal told, began, first
+        done = task.progress.stat().st_size if task.progress.exists() else 0
         if done and not first:
             began, first = time.monotonic(), done
         if done * 10 // count > told and done > first:
             told = done * 10 // count
             speed = (done - first) / (time.monotonic() - began)
-            say(f"translated {done:,} of {count:,} sentences, {speed:,.0f} a second")
+            console.print(f"translated {done:,} of {count:,} sentences, {speed:,.0f} a second")
+
+    watching = Recurring(look, PERIOD, "progress")
+    watching.start()
+    try:
+        yield
+    finally:
+        watching.end()

@@ -45,9 +45,9 @@ def _groups(controller: str, tree: Path, own: Path) -> Iterator[Path]:
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
-            top = tree / controller if controllers else tree
+            tops = [tree / controller, tree / controllers] if controllers else [tree]
             place = Path(path.lstrip("/"))
-            yield from (top / part for part in (place, *place.parents))
+            yield from (top / part for top in tops for part in (place, *place.parents))
 
 
 def _numbers(file: Path) -> list[int]:

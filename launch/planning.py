@@ -31,8 +31,8 @@ def plan(name: str, cluster: str, scale: Asked, settings: str, form: str, consol
 
     Raises SettingError for what is not understood, PlanError for what does not fit.
     """
-    say = _quiet if form == "json" else lambda text: console.print(text)
-    planned = make_named(name, cluster, scale, settings, say)
+    aside = Console(stderr=True) if form == "json" else console  # standard output is for the one object
+    planned = make_named(name, cluster, scale, settings, lambda text: aside.print(text))
     if form == "json":
         print(json.dumps(planned.as_dict(), indent=1, allow_nan=False))
         return
@@ -46,6 +46,7 @@ def make_named(name: str, cluster: str, scale: Asked, settings: str, say: Callab
     On a declared cluster an experiment has the paper's numbers unless a scale is asked for, and as many replicas as
     there is room for.
     """
+    _check(name, scale)
     site = Site() if cluster or not os.environ.get("RAY_ADDRESS") else site_of("ray")
     try:
         chosen = parse_cluster(cluster, this_machine()) if cluster else site.cluster()
@@ -66,20 +67,23 @@ class _Wanted(NamedTuple):
     """Where its prepared data are, if it has any and they are."""
 
 
+def _check(name: str, scale: Asked) -> None:
+    """Raises SettingError for a name or a scale that there is not, before any device is asked for."""
+    if find_language_model(name, 1) is not None or find_amoebanet(name, 1) is not None:
+        if scale == "laptop":
+            raise SettingError(f"{name} has no scale laptop; it has the paper's numbers, or those of SET=")
+    elif name not in experiments():
+        known = [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]
+        raise SettingError(f"nothing to plan is called {name}; {nearest(name, known)}")
+
+
 def _wanted(name: str, cluster: Cluster, scale: Asked, settings: str) -> _Wanted:
     model = find_language_model(name, cluster.devices)
     if model is not None:
-        if scale == "laptop":
-            raise SettingError(f"{name} has no scale laptop; it has the paper's numbers, or those of SET=")
         return _Wanted(model.with_settings(settings), settings)
     network = find_amoebanet(name, cluster.devices)
     if network is not None:
-        if scale == "laptop":
-            raise SettingError(f"{name} has no scale laptop; it has Table 1's numbers, or those of SET=")
         return _Wanted(network.remade(network.experiment.with_settings(settings)), settings)
-    if name not in experiments():
-        known = [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]
-        raise SettingError(f"nothing to plan is called {name}; {nearest(name, known)}")
     return _experiment(name, cluster, scale, settings)
 
 
@@ -102,7 +106,3 @@ def _experiment(name: str, cluster: Cluster, scale: Asked, settings: str) -> _Wa
     pipeline = changed.pipeline
     made = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={pipeline.micro_batches}" if notes else ""
     return _Wanted(changed, settings + made, notes)
-
-
-def _quiet(text: str) -> None:
-    """Says nothing: standard output is for the one object."""

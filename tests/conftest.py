@@ -15,7 +15,7 @@ hypothesis.settings.register_profile("any-speed", deadline=None)
 hypothesis.settings.load_profile("any-speed")
 
 LONG = (
-    "launch/test_end_to_end.py", "launch/test_cli.py", "launch/test_sweep.py", "experiments/test_scales.py",
+    "launch/test_end_to_end.py", "launch/test_cli.py", "experiments/test_scales.py",
     "launch/test_image_run.py", "pipeline/test_gradients.py", "launch/test_gpu_check.py",
     "experiments/test_planning.py", "launch/test_same_at_every_k.py", "pipeline/test_batchnorm.py",
     "training/test_training.py", "experiments/test_peers.py", "launch/test_bench.py", "pipeline/test_memory.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from launch.cluster.joining import first_line
 from suite.errors import DiedError, NeighbourLostError, StallError, SuiteError, WorkerError
 
 
@@ -35,3 +34,8 @@ def _unwrap(error: BaseException) -> BaseException:
         if isinstance(inner, BaseException) and inner is not error:
             return _unwrap(inner)
     return error
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what an error says, or its kind."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
-from launch.cluster.joining import first_line, init, join
+from launch.cluster.causes import first_line
+from launch.cluster.joining import init, join
 from launch.jobs import secrets
 from launch.limits import cores
 from suite.errors import WorkerError

@@ -54,13 +54,19 @@ def _explained(asked: str) -> Iterator[None]:
             "RAY_AUTH_TOKEN_PATH) to those of the cluster"
         ) from None
     except Exception as error:  # of many types: another version, no Ray process on this machine, a time-out of Ray's
+        told = " ".join(str(error).split())[:300] or type(error).__name__
         raise PlacementError(
-            f"the Ray cluster at {asked} cannot be joined: {' '.join(str(error).split())[:300]}; see that its Ray and "
-            "Python are of the same versions as here, and that this machine is one of its nodes"
+            f"the Ray cluster at {asked} cannot be joined: {told}; see that its Ray and Python are of the versions "
+            "here, that this machine is one of its nodes, and has its token"
         ) from None
 
 
 def _check_reachable(asked: str, otherwise: str) -> None:
+    if "://" in asked and not asked.startswith("ray://"):
+        raise PlacementError(
+            f"{asked} is the address of a dashboard, where jobs are submitted; give host:port of Ray itself, such as "
+            f"head:6379, or {otherwise}"
+        )
     host, _, port = asked.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return
@@ -70,8 +76,3 @@ def _check_reachable(asked: str, otherwise: str) -> None:
         raise PlacementError(
             f"no Ray cluster answers at {asked} ({error}); start one there (ray start --head), or {otherwise}"
         ) from None
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of what an error says, or its kind."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -13,8 +13,8 @@ from typing import Any
 from experiments.cluster import Cluster
 from experiments.planned import Pricer
 from experiments.workload import Measurable
+from launch.cluster.causes import first_line
 from launch.cluster.connection import Connection, address, answering
-from launch.cluster.joining import first_line
 from launch.cluster.mirror import keep
 from launch.cluster.parcels import packed
 from launch.cluster.ray_train import RaySession

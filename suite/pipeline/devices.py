@@ -1,8 +1,11 @@
-"""Declared devices: what their makers print of them, for plans of machines that are not at hand.
+"""Declared devices: what is known of them without one, for plans of machines that are not at hand.
 
-Rates are dense peaks of one accelerator, or of one core of a TPU board, which the GPipe paper counts as an accelerator.
-``attained`` is the share of a peak that large products reach in training: 0.5, about what Megatron-Core reports of
-H100s (47%). Everything computed from these numbers is an estimate and is marked so.
+Memory is what a process is offered: of GPUs that is less than is printed on them, because the driver keeps a part;
+about 79 GiB of 80 GB cards, 139 GiB of an H200 and 15.75 GiB of 16 GB cards (``total_memory`` of
+``torch.cuda.get_device_properties``, as people report it; a run asks its own). Rates are what makers print: dense peaks
+of one accelerator, or of one core of a TPU board, which the GPipe paper counts as an accelerator. ``attained`` is the
+share of a peak that large products reach in training: 0.5, about what Megatron-Core reports of H100s (47%). Everything
+computed from these numbers is an estimate and is marked so.
 """
 
 from __future__ import annotations
@@ -55,8 +58,6 @@ DEVICES = {
     for device in (
         Device("TPUv2", 8 * GIB, 22.5 * TERA, 22.5 * TERA, 300 * GIGA, 62 * GIGA),
         _TPU_V3,
-        # CUDA offers what its driver leaves of a GPU's memory: about 79 GiB of 80 GB cards, 139 of an H200, 15.75 of
-        # 16 GB cards; only that can be planned with
         # without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each
         # neither of these two has products of bf16: what computes in it runs at the rate of fp32
         Device("P100", int(15.75 * GIB), 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, process=GIB),

@@ -81,6 +81,23 @@ def test_a_users_fault_is_one_sentence_and_exit_code_2(arguments, parts, monkeyp
         assert part in said, said
 
 
+@pytest.mark.parametrize(
+    ("address", "name", "parts"),
+    [
+        ("127.0.0.1:9", "t128_6b", ["no Ray cluster answers at 127.0.0.1:9", "unset RAY_ADDRESS"]),
+        ("http://127.0.0.1:9", "t128_6b", ["http://127.0.0.1:9 is the address of a dashboard", "such as head:6379"]),
+        ("127.0.0.1:9", "t128_6", ["did you mean t128_6b"]),
+    ],
+)
+def test_a_plan_is_for_the_cluster_of_ray_address(address, name, parts, monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert gpipe("plan", name, monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    for part in parts:
+        assert part in said
+
+
 def test_a_plan_as_json_is_one_object_and_nothing_else(monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", ["gpipe", "plan", "transformer_103", "--cluster", "8x16GiB", "--format", "json"])
     with pytest.raises(SystemExit) as end:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -84,17 +83,17 @@ def groups():
     name, made = f"gpipe-test-{uuid4().hex[:8]}", []
     try:
         for tree, files in (V2 if (TREE / "cgroup.controllers").exists() else V1).items():
-            made.append(TREE / tree / name)
-            made[-1].mkdir()
+            place = TREE / tree / name
+            place.mkdir()
+            made.append(place)
             for file, value in files.items():
-                (made[-1] / file).write_text(str(value))
+                (place / file).write_text(str(value))
         yield made
     except OSError as error:
         pytest.skip(f"this machine lets nobody make control groups: {error}")
     finally:
         for place in made:
-            with suppress(FileNotFoundError):
-                place.rmdir()
+            place.rmdir()
 
 
 def test_a_process_in_a_real_group_knows_its_limits(groups):
