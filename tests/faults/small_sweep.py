@@ -18,7 +18,8 @@ from experiments.sweeps import SWEEPS
 from launch import cli
 from tests.faults.trial import TINY
 
-STEPS = 250
+STEPS = 1000
+"""So many that one twin is at work still when the other, whose process may start seconds later, has saved."""
 SETTINGS = f"pipeline.stages=1 train.steps={STEPS} train.checkpoint_every=10"
 
 

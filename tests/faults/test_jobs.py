@@ -1,25 +1,21 @@
 """Runs as jobs on a cluster: a real head, started here with a token of its own, and ended with all its processes."""
 
 import json
-import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.launch.test_end_to_end import SMALL, command, environment, losses
+from tests.faults.jobs_head import Head
+from tests.launch.test_end_to_end import SMALL, command, losses
 
 ROOT = Path(__file__).parents[2]
 KEY = f"key-{secrets.token_hex(12)}"
@@ -27,89 +23,9 @@ KEY = f"key-{secrets.token_hex(12)}"
 TINY = f"{SMALL.replace('checkpoint_every=3', 'checkpoint_every=5')} pipeline.stages=1 tracking.wandb=disabled"
 
 
-def free_ports(count):
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return map(str, ports)
-
-
 def answer_to_interrupts():
     """A shell starts what runs in its background deaf to them, and its children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-class Head:
-    """A Ray head with a dashboard, its files below ``folder``."""
-
-    def __init__(self, folder):
-        self.folder, self.token = folder, secrets.token_hex(16)
-        self.storage = folder / "storage"
-        self.storage.mkdir()
-        self.session = Path(tempfile.mkdtemp(prefix="gpipe-"))  # its sockets bear no long paths
-        port, dashboard, listen, grpc, metrics, agent, client = free_ports(7)
-        self.address = f"http://127.0.0.1:{dashboard}"
-        self.log = (folder / "head.log").open("w")
-        ray = str(Path(sys.executable).with_name("ray"))
-        variables = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
-        self.process = subprocess.Popen(
-            [ray, "start", "--head", "--block", "--num-cpus", "2", "--port", port, "--dashboard-host", "127.0.0.1",
-             "--dashboard-port", dashboard, "--dashboard-agent-listen-port", listen, "--dashboard-agent-grpc-port",
-             grpc, "--metrics-export-port", metrics, "--runtime-env-agent-port", agent, "--ray-client-server-port",
-             client, "--min-worker-port", "0", "--max-worker-port", "0", "--object-store-memory", "100000000",
-             "--temp-dir", str(self.session)],
-            env=variables | self.key, cwd=folder, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-
-    @property
-    def key(self):
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
-
-    def wait(self):
-        until = time.monotonic() + 60
-        request = urllib.request.Request(
-            f"{self.address}/api/jobs/", headers={"Authorization": f"Bearer {self.token}"}
-        )  # fmt: skip
-        while True:
-            with suppress(urllib.error.URLError, OSError):
-                urllib.request.urlopen(request, timeout=5).read()
-                return
-            assert self.process.poll() is None, (self.folder / "head.log").read_text()
-            assert time.monotonic() < until, "no dashboard in time"
-            time.sleep(0.2)
-
-    def end(self):
-        os.killpg(self.process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(2)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
-        self.log.close()
-        shutil.rmtree(self.session, ignore_errors=True)
-
-    def variables(self, **more):
-        given = {**environment(), **self.key, **more}
-        return {name: value for name, value in given.items() if value is not None}
-
-    def gpipe(self, *arguments, code=0, **more):
-        """Runs the command line as a person at a laptop does; returns what it printed."""
-        done = subprocess.run(
-            command(*arguments, "--address", self.address), cwd=self.folder, env=self.variables(**more),
-            capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    def python(self, code, **more):
-        """Runs code here, beside the command line; this process itself must not learn the head's token."""
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=self.folder, env=self.variables(**more), capture_output=True, text=True,
-            timeout=100, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -133,9 +133,9 @@ def test_what_others_hold_is_waited_for_and_what_fits_goes_on(start, cluster):
     other = Other.remote()
     assert ray.get(other.there.remote(), timeout=60)
     sweep = start("mixed")
+    sweep.until(lambda: "others hold 1 of 2 devices; train small/wide, which needs 2, waits" in sweep.printed)
     sweep.until(lambda: "small/twin-0: done" in sweep.printed)
     assert "train small/wide: begun" not in sweep.printed  # the first in order needs both
-    assert "others hold 1 of 2 devices; train small/wide, which needs 2, waits" in sweep.printed
     ray.kill(other)
     sweep.wait(code=0)
     assert "small/wide: done" in sweep.printed
