@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.launch.test_end_to_end import command, environment
@@ -118,3 +118,16 @@ class Head:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    @contextmanager
+    def asked_when_ready(self, code):
+        """Runs code that prints ``ready`` and reads a line. Yields what sends the line and returns what is said."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=self.folder, env=self.variables(), text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield lambda: process.communicate("\n", timeout=60)[0]
+        finally:
+            process.kill()

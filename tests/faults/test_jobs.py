@@ -272,17 +272,10 @@ door = Door({line.address!r})
 print("ready", flush=True); sys.stdin.readline()
 print("code", follow(door, "fifth", Console(width=100), lost_s=20))
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", follow], cwd=head.folder, env=head.variables(), text=True, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    try:
-        assert process.stdout.readline() == "ready\n"
+    with head.asked_when_ready(follow) as ask:
         line.most = 2500
-        said = process.communicate("\n", timeout=60)[0]
-    finally:
-        process.kill()
-        line.close()
+        said = ask()
+    line.close()
     assert line.cut == 1
     assert f"the connection to {line.address} is lost" in said
     assert "connected again" in said
@@ -304,16 +297,9 @@ try:
 except AwayError as error:
     print(error)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", follow], cwd=head.folder, env=head.variables(), text=True, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    try:
-        assert process.stdout.readline() == "ready\n"
+    with head.asked_when_ready(follow) as ask:
         line.close()
-        said = process.communicate("\n", timeout=60)[0]
-    finally:
-        process.kill()
+        said = ask()
     assert "has not answered for 2 s; when it does, take up job gone by: make logs JOB=gone" in said
     assert "Traceback" not in said
 
