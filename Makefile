@@ -1,18 +1,13 @@
 # A thin face of the command line in launch/cli.py. Each target sets up what it needs.
 
-NAME     ?= t128_6b
-SCALE    ?= auto
-SET      ?=
-RUN      ?=
-LAUNCHER ?= ray
-CLUSTER  ?=
-FORMAT   ?= text
-TO       ?=
-ADDRESS  ?=
-STORAGE  ?=
-JOB      ?=
-export TEXT
-PYTHON   ?= python3
+# Values are taken as they are typed and passed to the command line through the environment: neither make nor a shell
+# expands them, so quotes, blanks and dollar signs arrive. NAME is never taken from the environment: some systems set it.
+VALUES := NAME SCALE SET RUN LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB SEND_KEY
+NAME   :=
+$(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
+export $(VALUES)
+
+PYTHON ?= python3
 
 VENV  := .venv
 READY := $(VENV)/installed
@@ -24,67 +19,67 @@ GPIPE := $(VENV)/bin/gpipe
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
-	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn'
+	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn REMEASURE=1'
 
-experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=
-	@$(GPIPE) experiment "$(NAME)" --scale "$(SCALE)" --set "$(SET)" --launcher "$(LAUNCHER)"
+experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=; without NAME, list them
+	@$(GPIPE) experiment --scale "$${SCALE:-auto}" --set "$$SET" --launcher "$${LAUNCHER:-ray}" -- "$$NAME"
 
 resume: $(READY) ## take a run up again: RUN=, SET= (another pipeline.stages or pipeline.replicas, say)
-	@$(GPIPE) resume "$(RUN)" --set "$(SET)" --launcher "$(LAUNCHER)"
+	@$(GPIPE) resume --set "$$SET" --launcher "$${LAUNCHER:-ray}" -- "$$RUN"
 
 checkpoints: $(READY) ## list a run's checkpoints, every file verified: RUN=
-	@$(GPIPE) checkpoints "$(RUN)"
+	@$(GPIPE) checkpoints -- "$$RUN"
 
-plan: $(READY) ## what a run would cost: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=
-	@$(GPIPE) plan "$(NAME)" --cluster "$(CLUSTER)" --scale "$(SCALE)" --set "$(SET)" --format "$(FORMAT)"
+plan: $(READY) ## what a run would cost: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=; without NAME, list what can be planned
+	@$(GPIPE) plan --cluster "$$CLUSTER" --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" -- "$$NAME"
 
-table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), decoding (RUN=), partition, efficiency, prediction, slow_links (as root)
-	@$(GPIPE) table "$(NAME)" --run "$(RUN)"
+table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), decoding (RUN=), partition, efficiency, prediction, slow_links (as root); without NAME, list them
+	@$(GPIPE) table --run "$$RUN" -- "$$NAME"
 
 bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas; all of them without
-	@$(GPIPE) bench "$(if $(filter file,$(origin NAME)),all,$(NAME))"
+	@$(GPIPE) bench -- "$${NAME:-all}"
 
-sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, trainability, transfer; SCALE=laptop, tiny, paper
-	@$(GPIPE) sweep "$(NAME)" --scale "$(SCALE)" --launcher "$(if $(filter file,$(origin LAUNCHER)),spawn,$(LAUNCHER))"
+sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, trainability, transfer; SCALE=laptop, tiny, paper; without NAME, list them
+	@$(GPIPE) sweep --scale "$${SCALE:-auto}" --launcher "$${LAUNCHER:-spawn}" -- "$$NAME"
 
 report: $(READY) ## what sweeps came to, from their runs' records: NAME=, SCALE=; all of them without
-	@$(GPIPE) report "$(if $(filter file,$(origin NAME)),,$(NAME))" --scale "$(SCALE)"
+	@$(GPIPE) report --scale "$${SCALE:-auto}" -- "$$NAME"
 
 score: $(READY) ## BLEU and chrF of a trained run, a language and direction: RUN=, SET="score.beam=1 score.max_pairs=100"
-	@$(GPIPE) score "$(RUN)" --set "$(SET)"
+	@$(GPIPE) score --set "$$SET" -- "$$RUN"
 
 sync: $(READY) ## upload what runs recorded for wandb offline: RUN=; all of them without
-	@$(GPIPE) sync "$(RUN)"
+	@$(GPIPE) sync -- "$$RUN"
 
 translate: $(READY) ## translate a text by a trained run's model: RUN=, TO=de, TEXT="..."
-	@$(GPIPE) translate "$(RUN)" --to "$(TO)" -- "$$TEXT"
+	@$(GPIPE) translate --to "$$TO" -- "$$RUN" "$$TEXT"
 
 export: $(READY) ## a trained run's model as a folder that transformers loads: RUN=, FORMAT=huggingface
-	@$(GPIPE) export "$(RUN)" --format "$(if $(filter file,$(origin FORMAT)),huggingface,$(FORMAT))"
+	@$(GPIPE) export --format "$${FORMAT:-huggingface}" -- "$$RUN"
 
 list: $(READY) ## list the experiments
 	@$(GPIPE) list
 
-submit: $(READY) ## run it as a job on a Ray cluster: NAME= (or RUN=, there), ADDRESS=http://head:8265, STORAGE=, SCALE=, SET=, JOB=
-	@$(GPIPE) submit "$(NAME)" --address "$(ADDRESS)" --scale "$(SCALE)" --set "$(SET)" --storage "$(STORAGE)" --job "$(JOB)" --run "$(RUN)"
+submit: $(READY) ## run it as a job on a Ray cluster: NAME= (or RUN=, there), ADDRESS=http://head:8265, STORAGE=, SCALE=, SET=, JOB=, SEND_KEY=1 (docs/cluster.md)
+	@$(GPIPE) submit --address "$$ADDRESS" --scale "$${SCALE:-auto}" --set "$$SET" --storage "$$STORAGE" --job "$$JOB" --run "$$RUN" $$(test "$$SEND_KEY" = 1 && echo --send-key) -- "$$NAME"
 
 jobs: $(READY) ## the jobs on a cluster: ADDRESS=
-	@$(GPIPE) jobs --address "$(ADDRESS)"
+	@$(GPIPE) jobs --address "$$ADDRESS"
 
 logs: $(READY) ## follow a job to its end: JOB=, ADDRESS=
-	@$(GPIPE) logs "$(JOB)" --address "$(ADDRESS)"
+	@$(GPIPE) logs --address "$$ADDRESS" -- "$$JOB"
 
 stop: $(READY) ## end a job: JOB=, ADDRESS=; its run can be taken up again by make submit RUN=
-	@$(GPIPE) stop "$(JOB)" --address "$(ADDRESS)"
+	@$(GPIPE) stop --address "$$ADDRESS" -- "$$JOB"
 
 fetch: $(READY) ## bring what a job left, checkpoints aside, into runs/: JOB=, ADDRESS=
-	@$(GPIPE) fetch "$(JOB)" --address "$(ADDRESS)"
+	@$(GPIPE) fetch --address "$$ADDRESS" -- "$$JOB"
 
 gpu-check: $(READY) ## check one GPU: gradients, training steps, faster ways; without this environment: python -m launch.gpu_check
 	@$(GPIPE) gpu-check
 
 doctor: $(READY) ## examine this machine, or a Ray cluster and its links: ADDRESS=http://head:8265 or host:port, STORAGE=folder-or-URL
-	@$(GPIPE) doctor --address "$(ADDRESS)" --storage "$(STORAGE)"
+	@$(GPIPE) doctor --address "$$ADDRESS" --storage "$$STORAGE"
 
 test: $(READY) ## run the tests
 	@$(VENV)/bin/python -m pytest

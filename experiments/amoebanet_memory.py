@@ -9,7 +9,7 @@ from experiments.image_workload import BATCH, SIZE, Classification, find_amoeban
 from experiments.memory_table import Column, columns, fit, fits, largest
 from experiments.paper import printed
 from experiments.planning import estimated_price
-from experiments.table import Table, Value
+from experiments.table import Report, Table, Value, silent
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import DEVICES
 from suite.pipeline.memory import bytes_per_parameter
@@ -21,13 +21,15 @@ STEP = 16
 GB = 10**9
 
 
-def amoebanet_table() -> Table:
+def amoebanet_table(report: Report = silent) -> Table:
     """Returns the table, at the bytes a parameter that this suite keeps and at the paper's 12."""
     numbers = printed("table1.amoebanet")
     ours = bytes_per_parameter(OptimizerSettings(name="rmsprop"), replicas=1)
     rows: list[list[Value]] = []
+    cases = columns("amoebanet", BATCH)
     for each in (numbers["bytes_per_parameter"], ours):
-        for at, column in enumerate(columns("amoebanet", BATCH)):
+        for at, column in enumerate(cases):
+            report(len(rows), 2 * len(cases), f"AmoebaNet-D, {column.name}, {each:g} bytes a parameter")
             rows.append(_row(at, column, each, numbers["device_gib"] * GIB))
     headings = (
         "devices", "bytes a parameter", "L", "largest D (computed)", "parameters (computed)",

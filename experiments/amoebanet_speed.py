@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from experiments.cluster import Cluster
 from experiments.image_workload import BATCH, SIZE, Classification, find_amoebanet
 from experiments.paper import printed
-from experiments.table import Table, Value
+from experiments.table import Report, Table, Value, silent
 from experiments.throughput import MESSAGE_BYTES, SLEEP_S, Measure, SleepingWork, simulated_step
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.plan import Machine, make_plan
@@ -64,7 +64,7 @@ def measured_costs(costs: Costs) -> tuple[Sequence[LayerCost], int]:
     return costs(work.with_pipeline(PipelineSettings(micro_batches=base))), base
 
 
-def amoebanet_speeds(measure: Measure, costs: Costs) -> Table:
+def amoebanet_speeds(measure: Measure, costs: Costs, report: Report = silent) -> Table:
     """Returns Table 2's AmoebaNet: speed over K and M, relative to K = 2, M = 1."""
     numbers = printed("table2.amoebanet")
     layers, base = measured_costs(costs)
@@ -72,6 +72,7 @@ def amoebanet_speeds(measure: Measure, costs: Costs) -> Table:
     first: tuple[float, float] | None = None
     for m, paper in zip(numbers["M"], numbers["speed"], strict=True):
         for stages, printed_speed in zip(numbers["K"], paper, strict=True):
+            report(len(rows), len(numbers["M"]) * len(numbers["K"]), f"AmoebaNet-D, K = {stages}, M = {m}")
             one = cut(layers, stages, m, base, even=False)
             found = measure(SleepingWork(one.seconds, m, MESSAGE_BYTES // 16))
             step, simulated = found.median / one.slowed, simulated_step(found.alone, m) / one.slowed
@@ -96,7 +97,7 @@ def amoebanet_speeds(measure: Measure, costs: Costs) -> Table:
     return Table("table-2-amoebanet", "Table 2, AmoebaNet-D(18, 256): speed over K = 2, M = 1", headings, rows, notes)
 
 
-def partition_table(measure: Measure, costs: Costs) -> Table:
+def partition_table(measure: Measure, costs: Costs, report: Report = silent) -> Table:
     """Returns what the plan's cut is worth beside as many layers for every stage, at M = 32."""
     numbers = printed("table2.amoebanet")
     layers, base = measured_costs(costs)
@@ -104,6 +105,7 @@ def partition_table(measure: Measure, costs: Costs) -> Table:
     for stages in numbers["K"]:
         steps: list[float] = []
         for even in (True, False):
+            report(len(rows), 2 * len(numbers["K"]), f"K = {stages}, {'even' if even else 'by the plan'}")
             one = cut(layers, stages, base, base, even)
             found = measure(SleepingWork(one.seconds, base, MESSAGE_BYTES // 16))
             # all of a K are cut from the same layers, so one factor slows both down

@@ -77,4 +77,4 @@ def find_amoebanet(name: str, devices: int) -> Classification | None:
     }  # fmt: skip
     work = Classification(ImageExperiment.validated(values))
     stages = max(1, min(devices, work.experiment.list_length))
-    return work.with_pipeline(PipelineSettings(stages=stages, micro_batches=BATCH))
+    return work.with_pipeline(PipelineSettings(stages=stages, micro_batches=BATCH, remat="auto"))

@@ -133,4 +133,4 @@ def find_language_model(name: str, devices: int) -> LanguageModel | None:
         return None
     shape = LanguageModelShape(int(match[1]))
     stages = max(1, min(devices, shape.list_length))
-    return LanguageModel(shape, PipelineSettings(stages=stages, micro_batches=BATCH))
+    return LanguageModel(shape, PipelineSettings(stages=stages, micro_batches=BATCH, remat="auto"))

@@ -9,7 +9,7 @@ from experiments.cluster import GIB, Cluster
 from experiments.language import BATCH, LanguageModel
 from experiments.paper import printed
 from experiments.planning import estimated_price
-from experiments.table import Table, Value
+from experiments.table import Report, Table, Value, silent
 from models.language_model import LanguageModelShape
 from suite.pipeline.action import Schedule
 from suite.pipeline.costs import LayerCost
@@ -38,13 +38,15 @@ def columns(model: str, batch: int) -> list[Column]:
     ]
 
 
-def memory_table() -> Table:
+def memory_table(report: Report = silent) -> Table:
     """Returns the table, at the bytes a parameter that this suite keeps and at the paper's 12."""
     numbers = printed("table1.transformer")
     ours = bytes_per_parameter(OptimizerSettings(), replicas=1)
     rows: list[list[Value]] = []
+    cases = columns("transformer", BATCH)
     for each in (numbers["bytes_per_parameter"], ours):
-        for at, column in enumerate(columns("transformer", BATCH)):
+        for at, column in enumerate(cases):
+            report(len(rows), 2 * len(cases), f"Transformer, {column.name}, {each:g} bytes a parameter")
             rows.append([*_row(column, each, numbers["device_gib"] * GIB), *_printed(numbers, at)])
     headings = (
         "devices", "bytes a parameter", "largest L (computed)", "parameters (computed)", "parameters GiB (computed)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import types
 from collections.abc import Iterable
 from dataclasses import is_dataclass
@@ -12,6 +13,15 @@ from pydantic import BaseModel, ValidationError
 from suite.errors import SettingError, nearest
 
 _KINDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+
+
+_BOUNDS = {
+    "greater_than_equal": "{} or more",
+    "greater_than": "more than {}",
+    "less_than_equal": "{} or less",
+    "less_than": "less than {}",
+}
+"""What pydantic calls a number beyond its bound, and the bound in words."""
 
 
 def paths(record: type[BaseModel]) -> dict[str, Any]:
@@ -28,6 +38,20 @@ def paths(record: type[BaseModel]) -> dict[str, Any]:
     return found
 
 
+def split(settings: str) -> list[str]:
+    """Returns the settings of one text with blanks between; a value with blanks stands in quotes, as in a shell.
+
+    Raises SettingError for a quote that is not closed.
+    """
+    try:
+        return shlex.split(settings)
+    except ValueError as error:
+        raise SettingError(
+            f"the settings {settings!r} cannot be read ({error}); a value with blanks stands in quotes, such as "
+            "SET=\"train.checkpoints='/my disk/runs'\""
+        ) from None
+
+
 def parse(settings: str | Iterable[str], record: type[BaseModel]) -> dict[str, Any]:
     """Returns ``{path: value}`` of ``path=value`` settings, given one by one or as one text with blanks between.
 
@@ -35,7 +59,7 @@ def parse(settings: str | Iterable[str], record: type[BaseModel]) -> dict[str, A
     missing ``=`` and a path given twice.
     """
     known, given = paths(record), dict[str, Any]()
-    for setting in settings.split() if isinstance(settings, str) else settings:
+    for setting in split(settings) if isinstance(settings, str) else settings:
         path, equals, value = (part.strip() for part in setting.partition("="))
         if not equals:
             raise SettingError(f"setting '{setting}' has no '='; write field=value, such as train.steps=50")
@@ -78,6 +102,9 @@ def _sentence(error: Any, known: dict[str, Any]) -> str:
         return f"{path} is not a setting; {nearest(path, known)}"
     if error["type"] == "missing":
         return f"{path} is missing; give it a value"
+    if path in known and error["type"] in _BOUNDS:
+        bound = _BOUNDS[error["type"]].format(*error["ctx"].values())
+        return f"{path} takes {describe(known[path])}, {bound}; it was given {error['input']}"
     if path in known:
         return f"{path} takes {describe(known[path])}; it was given {error['input']!r}: {why}"
     return f"{path}: {why}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from experiments.cluster import GIB, Cluster
@@ -21,6 +23,8 @@ class Price:
     machine: Machine
     source: str
     measured: bool
+    file: Path | None = None
+    """Where measured costs are kept."""
 
 
 Pricer = Callable[[Measurable, Cluster], Price]
@@ -70,7 +74,8 @@ class Planned:
             "rebuilt": plan.rebuilds[0], "forwards": plan.rebuilds[1], "cells": list(plan.cells),
             "step_s": self.step_s, "limit_s": plan.limit_s,
             f"{self.work.unit}_per_second": self.units_per_second, "bubble": plan.timeline.bubble,
-            "steps": self.work.steps, "hours": self.hours, "device_bytes": plan.limit, "notes": list(self.notes),
+            "steps": self.work.steps, "hours": self.hours, "device_bytes": plan.limit + plan.reserve,
+            "reserve_bytes": plan.reserve, "notes": list(self.notes),
             "nodes": [node.name for node in self.placement.nodes] if self.placement is not None else [],
             "stages": [
                 {
@@ -94,12 +99,29 @@ class Planned:
             f"  {sum(plan.cells)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
             f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {_walked(plan)}",
             *_stage_lines(plan),
-            f"  step {in_seconds(self.step_s)} (limit {in_seconds(plan.limit_s)}), bubble {plan.timeline.bubble:.1%}, "
-            f"{self.units_per_second:,.0f} {self.work.unit}/s, "
-            f"heaviest stage {most / GIB:.2f} of {plan.limit / GIB:.2f} GiB",
-            f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {self.hours:,.2f} hours",
+            *_copies(plan, self.parameters),
+            f"  step {in_seconds(self.step_s)} (lower bound {in_seconds(plan.limit_s)}), "
+            f"bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.work.unit}/s, "
+            f"heaviest stage {most / GIB:.2f} of {plan.limit / GIB:.2f} GiB{_reserved(plan)}",
+            f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {in_hours(self.hours * 3600)}",
             *(self.placement.lines() if self.placement is not None else ()),
         ]
+
+
+def _reserved(plan: Plan) -> str:
+    """Returns what of a device the plan leaves free, in words."""
+    whole = plan.limit + plan.reserve
+    return f" ({whole / GIB:.2f} GiB less a reserve of {plan.reserve / whole:.0%})" if plan.reserve else ""
+
+
+def _copies(plan: Plan, parameters: int) -> Iterator[str]:
+    """Yields why stages have more parameters than the model, where they do."""
+    held = sum(stage.parameters for stage in plan.stages)
+    if held > parameters:
+        yield (
+            f"  stages hold {held:,} parameters in all: {held - parameters:,} of them are copies of parameters that "
+            "layers of several stages share"
+        )
 
 
 def _walked(plan: Plan) -> str:
@@ -138,3 +160,18 @@ def _alike(one: Any, other: Any) -> bool:
 def in_seconds(value: float) -> str:
     """Returns a span of time with its unit."""
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
+
+
+def in_figures(value: float) -> str:
+    """Returns a number with at least two figures that count, such as 0.042, 3.1, 47 or 1,200."""
+    if value >= 10 or value <= 0:
+        return f"{value:,.0f}"
+    digits = 1 - math.floor(math.log10(value))
+    return f"{value:.{digits}f}"
+
+
+def in_hours(seconds: float) -> str:
+    """Returns a span of time in hours, or in minutes or seconds where it is short."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.2f} hours"
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else in_seconds(seconds)

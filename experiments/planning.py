@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from experiments import overrides
 from experiments.cluster import GIB, Cluster
 from experiments.experiment import Experiment
 from experiments.planned import Planned, Price, Pricer, in_seconds
@@ -18,11 +20,22 @@ from suite.errors import BusyError, PlacementError, PlanError, SettingError, Sui
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import DEVICES, Device
 from suite.pipeline.estimate import estimate
-from suite.pipeline.layers import count_parameters
+from suite.pipeline.layers import check_frozen, count_parameters
 from suite.pipeline.memory import bytes_per_parameter
 from suite.pipeline.placement import Placement
-from suite.pipeline.plan import Machine, make_plan
+from suite.pipeline.plan import Machine, check_memory, least_limit, make_plan
 from suite.pipeline.simulate import Link, Links
+from suite.settings import PipelineSettings
+
+RESERVE = 0.05
+"""The share of each accelerator's memory that a plan leaves free: the allocator's fragmentation, and what libraries
+take beyond CUDA's context. Our choice, not measured."""
+
+TENTH = GIB // 10
+"""The unit in which the least memory of a plan is looked for."""
+
+Tell = Callable[[str], None]
+"""Hears what is planned now."""
 
 
 def estimated_price(work: Measurable, cluster: Cluster) -> Price:
@@ -58,43 +71,122 @@ def _estimated(keyed: _Keyed, device: Device) -> tuple[LayerCost, ...]:
     return tuple(estimate(layers, loss, work.sample().largest, device, work.optimizer))
 
 
+@lru_cache(maxsize=64)
+def _parameters(keyed: _Keyed) -> int:
+    """Returns the number of parameters; building a large model takes seconds. Raises SettingError for wrongly frozen
+    ones (``check_frozen``)."""
+    layers, _ = keyed.work.build()
+    check_frozen(layers)
+    return count_parameters(layers)
+
+
 def _source(device: Device) -> str:
     share = "" if device.attained == 1 else f" at {device.attained:.0%} of its peak"
     return f"operations and bytes over {device.name}{share}"
 
 
-def make(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...] = (), given: str = "") -> Planned:
+def make(
+    work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...] = (), given: str = "",
+    tell: Tell = lambda text: None,
+) -> Planned:  # fmt: skip
     """Returns the plan of a workload on a cluster. ``given`` are the settings that made the workload what it is.
 
     Raises PlanError with every fault, devices and memory alike, and with the nearest plans that have none, each as the
     whole of the settings that make it.
     """
-    if work.faults():  # no other number of devices or micro-batches is the remedy
-        raise PlanError(work.faults(), notes=notes)
+    if wrong := work.faults() or _frozen_faults(work):  # no other number of devices or micro-batches is the remedy
+        raise PlanError(wrong, notes=notes)
     try:
+        tell(f"the plan of {work.name}")
         return attempt(work, cluster, pricer, notes)
     except PlanError as fault:
-        found = nearest(work, cluster, _process_bytes(work, cluster, pricer))
+        process = 0 if row_faults(work) else _process_bytes(work, cluster, pricer)
+        found = nearest(work, cluster, process, tell)
         remedies = [f'SET="{_merged(given, settings)}": {gain}' for settings, gain in found]
         told = notes if remedies else (*notes, *_larger_devices(work, cluster))
         raise PlanError(fault.faults, remedies, told) from None
 
 
+def _frozen_faults(work: Workload) -> list[str]:
+    """Returns what is wrong with the model's frozen parameters, before each worker finds it."""
+    try:
+        _parameters(_Keyed.of(work))
+    except SettingError as fault:
+        return [str(fault)]
+    return []
+
+
 def _larger_devices(work: Workload, cluster: Cluster) -> Iterator[str]:
     """Yields what memory would do where no setting does; nothing where memory is not what lacks."""
-    for power in range(1, 12):
-        larger = replace(cluster, bytes_per_device=cluster.bytes_per_device << power)
-        with suppress(PlanError):
-            attempt(work, larger, estimated_price)
-            size = larger.bytes_per_device / GIB
-            yield f"no setting makes it fit there; as it is set it fits devices of {size:g} GiB"
-            return
+    pipeline = work.pipeline
+    if row_faults(work) or (pipeline.stages * pipeline.replicas > cluster.devices and not _shares_cores(cluster)):
+        return
+    with suppress(SuiteError):
+        least = least_memory(work, cluster)
+        if least is not None and least > cluster.bytes_per_device:
+            if _shares_cores(cluster):
+                needs = f"at least {least * cluster.devices / GIB:.1f} GiB in all"
+            else:
+                needs = f"devices of at least {least / GIB:.1f} GiB"
+            yield f"no setting was found that fits there; as it is set (K = {pipeline.stages}) it needs {needs}"
+
+
+def least_memory(work: Workload, cluster: Cluster) -> int | None:
+    """Returns the bytes that each of a cluster's devices must have at the least, the reserve included, in tenths of a
+    GiB; None where no memory is enough. Costs are estimated."""
+    price = estimated_price(work, cluster)
+    each = bytes_per_parameter(work.optimizer, work.pipeline.replicas)
+    if not _shares_cores(cluster):
+        limit = least_limit(price.costs, work.pipeline, each, price.machine, TENTH)
+        if limit is None:
+            return None
+        tenths = limit // TENTH
+        while cluster.kind == "gpu" and tenths * TENTH - _reserve(tenths * TENTH) < limit:
+            tenths += 1
+        return tenths * TENTH
+    limit = least_limit(price.costs, work.pipeline, each, _on_one_host(price.machine, work, cluster), TENTH)
+    workers = work.pipeline.stages * work.pipeline.replicas
+    return None if limit is None else -(-limit * workers // cluster.devices)
+
+
+def _reserve(memory: int) -> int:
+    """Returns the bytes of a device that a plan leaves free."""
+    return int(RESERVE * memory)
+
+
+def _shares_cores(cluster: Cluster) -> bool:
+    """Whether workers take turns on cores at hand; of what is declared there is no more."""
+    return cluster.kind == "cpu" and cluster.device is None and not cluster.nodes
+
+
+def row_faults(work: Workload) -> list[str]:
+    """Returns the fault of more micro-batches than a mini-batch has rows."""
+    pipeline, rows = work.pipeline, work.most_rows
+    if rows is None or pipeline.replicas * pipeline.micro_batches <= rows:
+        return []
+    return [
+        f"R = {pipeline.replicas} x M = {pipeline.micro_batches:,} micro-batches are more than the {rows:,} examples "
+        f"that a step of {work.batch:,} {work.unit} has at the most; use {_fewer_parts(pipeline, rows)}"
+    ]
+
+
+def _fewer_parts(pipeline: PipelineSettings, rows: int) -> str:
+    """Returns the setting that cuts a mini-batch into no more than its rows: M, or R where M = 1 is still too many."""
+
+    def most(name: str, count: int) -> str:
+        return f"pipeline.{name}={count}" + (" or fewer" if count > 1 else "")
+
+    if pipeline.replicas <= rows:
+        return most("micro_batches", rows // pipeline.replicas)
+    if pipeline.micro_batches <= rows:
+        return most("replicas", rows // pipeline.micro_batches)
+    return f"pipeline.replicas=1 with {most('micro_batches', rows)}"
 
 
 def _merged(given: str, settings: str) -> str:
     """Returns settings with others laid over them."""
-    pairs = dict(setting.partition("=")[::2] for setting in f"{given} {settings}".split())
-    return " ".join(f"{name}={value}" for name, value in pairs.items())
+    pairs = dict(setting.partition("=")[::2] for setting in overrides.split(f"{given} {settings}"))
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in pairs.items())
 
 
 def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, ...] = ()) -> Planned:
@@ -103,18 +195,14 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
     faults = work.faults()
     if faults:
         raise PlanError(faults)
-    # cores at hand can take turns; of what is declared there is no more
-    share_cores = cluster.kind == "cpu" and cluster.device is None and not cluster.nodes
+    share_cores = _shares_cores(cluster)
     if pipeline.stages * pipeline.replicas > cluster.devices and not share_cores:
         faults.append(
             f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need "
             f"{pipeline.stages * pipeline.replicas} devices, there are {cluster}"
         )
-    if work.most_rows is not None and pipeline.replicas * pipeline.micro_batches > work.most_rows:
-        faults.append(
-            f"R = {pipeline.replicas} x M = {pipeline.micro_batches} micro-batches are more than the {work.most_rows} "
-            "examples of a step"
-        )
+    if rows := row_faults(work):  # planning so many would take minutes
+        raise PlanError([*faults, *rows])
     try:
         price = pricer(work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
@@ -123,21 +211,25 @@ def attempt(work: Workload, cluster: Cluster, pricer: Pricer, notes: tuple[str, 
         if placement is not None:
             machine = _over_nodes(machine, placement, cluster)
             notes += _of_network(placement, cluster)
+        if cluster.kind == "gpu":
+            reserve = _reserve(machine.limit)
+            machine = replace(machine, limit=machine.limit - reserve, reserve=reserve)
+        if faults:
+            check_memory(price.costs, len(price.costs), pipeline, each, machine)
+            raise PlanError(faults)
         plan = make_plan(price.costs, len(price.costs), pipeline, each, machine)
     except BusyError:  # no fault of the plan: devices to measure on are others' now
         raise
     except PlanError as fault:
-        raise PlanError([*faults, *fault.faults]) from None
+        raise PlanError(list(dict.fromkeys([*faults, *fault.faults]))) from None
     except (SettingError, PlacementError) as fault:
         raise PlanError([*faults, str(fault)]) from None
-    if faults:
-        raise PlanError(faults)
     workers = pipeline.stages * pipeline.replicas
     if share_cores and workers > cluster.devices:
         notes += (
             f"{workers} workers share {cluster.devices} cores and take turns: the step takes all they do at least",
         )
-    return Planned(work, cluster, price, plan, count_parameters(work.build()[0]), notes, placement)
+    return Planned(work, cluster, price, plan, _parameters(_Keyed.of(work)), notes, placement)
 
 
 def _over_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Machine:
@@ -182,7 +274,9 @@ def _process_bytes(work: Workload, cluster: Cluster, pricer: Pricer) -> int:
         return 0
 
 
-def nearest(work: Workload, cluster: Cluster, process: int = 0) -> Iterator[tuple[str, str]]:
+def nearest(
+    work: Workload, cluster: Cluster, process: int = 0, tell: Tell = lambda text: None
+) -> Iterator[tuple[str, str]]:  # fmt: skip
     """Yields settings that fit where the workload does not, each the smallest change of its kind, and what they give.
 
     Cells not by hand; rebuilding; more stages; smaller micro-batches; the stages and replicas there are devices for,
@@ -196,6 +290,7 @@ def nearest(work: Workload, cluster: Cluster, process: int = 0) -> Iterator[tupl
 
     for changes in _kinds_of_change(work, cluster):
         for changed, settings in changes:
+            tell(f"the nearest plans that fit: {settings}")
             try:
                 planned = attempt(changed, cluster, price)
             except SuiteError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from experiments import images, toml_text, translation
+from experiments import images, overrides, toml_text, translation
 from experiments.cluster import Cluster
 from experiments.experiment import Experiment
 from experiments.image_experiment import ImageExperiment
@@ -51,5 +51,5 @@ def resolve(name: str, scale: Asked, cluster: Cluster, settings: str | Iterable[
 
     Raises SettingError for an unknown name or a bad setting, PlacementError when ``paper`` does not fit the cluster.
     """
-    given = settings.split() if isinstance(settings, str) else settings
+    given = overrides.split(settings) if isinstance(settings, str) else settings
     return choose_scale(find(name), scale, cluster, given)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Literal
 
 from experiments.cluster import GIB, Cluster
 from experiments.experiment import Experiment
-from experiments.planning import attempt, estimated_price, make
+from experiments.planning import attempt, estimated_price, least_memory, make
 from experiments.scales import laptop, onto, with_changes
 from experiments.tasks import workload
 from experiments.workload import Workload
@@ -59,15 +57,14 @@ def find_lack(experiment: Experiment, cluster: Cluster) -> str | None:
         return None
     enough = _boundless(experiment)
     try:
-        planned = attempt(work, enough, estimated_price)
+        attempt(work, enough, estimated_price)
     except PlanError as fault:
         return f"cannot run as it is set: {'; '.join(fault.faults)}"
-    tenths = math.ceil(10 * max(stage.peak_bytes for stage in planned.plan.stages) / GIB)
-    while not _fits(work, replace(enough, bytes_per_device=tenths * GIB // 10)):
-        tenths = math.ceil(1.01 * tenths)  # a cut under a cap leaves messages some room, so it asks for a little more
+    least = least_memory(work, enough)
+    assert least is not None, "the run fits devices without a bound"
     return (
         f"needs {enough.devices} GPUs (K = {pipeline.stages} stages x R = {pipeline.replicas} replicas) "
-        f"with {tenths / 10:.1f} GiB each, and there are {cluster}"
+        f"with {least / GIB:.1f} GiB each at the least, and there are {cluster}"
     )
 
 

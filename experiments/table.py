@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from rich.table import Table as Shown
 
 Value = str | int | float | None
+
+Report = Callable[[int, int, str], None]
+"""Hears before each part of a table how many are done, how many there are, and which comes now."""
+
+
+def silent(done: int, total: int, part: str) -> None:
+    """A report to nobody."""
 
 
 @dataclass(frozen=True)

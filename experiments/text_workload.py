@@ -37,8 +37,8 @@ class Translation(OfExperiment):
 
     @property
     def most_rows(self) -> int | None:
-        """It depends on the sentences drawn; a step that has fewer is cut into fewer."""
-        return None
+        """Each has a target token at the least; a step that has fewer rows is cut into fewer."""
+        return self.experiment.train.batch_tokens
 
     def sample(self) -> Sample:
         """From the text where it is prepared."""

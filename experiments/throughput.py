@@ -19,7 +19,7 @@ from experiments.cluster import Cluster
 from experiments.language import BATCH, LanguageModel
 from experiments.paper import printed
 from experiments.planning import estimated_price, make
-from experiments.table import Table, Value
+from experiments.table import Report, Table, Value, silent
 from models.language_model import LanguageModelShape
 from models.sleeping import Sleeping, SquareLoss
 from suite.pipeline.costs import LayerCost
@@ -122,11 +122,12 @@ EFFICIENCY_F_S = 0.020
 HEAVIER = 1.3
 
 
-def efficiency_table(measure: Measure) -> Table:
+def efficiency_table(measure: Measure, report: Report = silent) -> Table:
     """Returns how near the executor comes to the limit, F : R : B = 1 : 1 : 2, equal stages and one 30% heavier."""
     rows: list[list[Value]] = []
     for heavier in (False, True):
         for stages, micro_batches in EFFICIENCY_CASES:
+            report(len(rows), 2 * len(EFFICIENCY_CASES), f"K = {stages}, M = {micro_batches}")
             work = SleepingWork(tuple(_stage(k, stages, heavier) for k in range(stages)), micro_batches)
             found = measure(work)
             simulated = simulated_step(found.alone, micro_batches)
@@ -158,12 +159,12 @@ def _stage(k: int, stages: int, heavier: bool) -> tuple[float, float]:
     return EFFICIENCY_F_S * factor, 2 * EFFICIENCY_F_S * factor
 
 
-def table_2(measure: Measure) -> Table:
+def table_2(measure: Measure, report: Report = silent) -> Table:
     """Returns Table 2's Transformer-48: speed over K and M, relative to K = 2, M = 1."""
     numbers = printed("table2.transformer")
     cases = [(stages, micro_batches) for micro_batches in numbers["M"] for stages in numbers["K"]]
     paper = dict(zip(cases, (speed for row in numbers["speed"] for speed in row), strict=True))
-    rows = _speeds(numbers["layers"], "TPUv3", cases, paper, measure, link_as_well=False)
+    rows = _speeds(numbers["layers"], "TPUv3", cases, paper, measure, False, report)
     k8 = _ratio(rows, 32, 8, 2)
     notes = [
         f"K = 8 over K = 2 at M = 32: measured {k8:.3f}, closed form {_closed_ratio(32, 8, 2):.3f}, 3.517 where the "
@@ -174,12 +175,12 @@ def table_2(measure: Measure) -> Table:
     return _speed_table("table-2", "Table 2, Transformer-48: speed over K = 2, M = 1", rows, notes)
 
 
-def table_3(measure: Measure) -> Table:
+def table_3(measure: Measure, report: Report = silent) -> Table:
     """Returns Table 3's Transformer-24 on P100s without NVLink: speed over K, relative to K = 2, at M = 32."""
     numbers = printed("table3.transformer")
     cases = [(stages, numbers["M"]) for stages in numbers["K"]]
     paper = dict(zip(cases, numbers["speed"], strict=True))
-    rows = _speeds(numbers["layers"], "P100", cases, paper, measure, link_as_well=True)
+    rows = _speeds(numbers["layers"], "P100", cases, paper, measure, True, report)
     notes = [
         *_common_notes(),
         "Measured: messages of the size that they would have, times the factor of the sleeps, over gloo. "
@@ -224,15 +225,17 @@ def _speed_table(name: str, title: str, rows: list[dict[str, Any]], notes: list[
 
 def _speeds(
     layers: int, device: str, cases: Sequence[tuple[int, int]], paper: dict[tuple[int, int], float], measure: Measure,
-    link_as_well: bool,
+    link_as_well: bool, report: Report,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measures each case twice, cells equal and cells as cut, and relates the speeds to the first case."""
     rows: list[dict[str, Any]] = []
     most = max(micro_batches for _, micro_batches in cases)
+    total = len(cases) + sum(micro_batches == most for _, micro_batches in cases)
     for cut in (False, True):
         for stages, micro_batches in cases:
             if cut and micro_batches != most:
                 continue
+            report(len(rows), total, f"K = {stages}, M = {micro_batches}, cells {'as cut' if cut else 'equal'}")
             seconds, message, slowed = cell_seconds(layers, device, stages, micro_batches, cut)
             work = SleepingWork(seconds, micro_batches, message if link_as_well else MESSAGE_BYTES // 16)
             found = measure(work)

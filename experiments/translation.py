@@ -16,9 +16,12 @@ from suite.settings import OptimizerSettings, PipelineSettings, TextSettings, Tr
 # English, 55 million pairs.
 CORPUS = "Helsinki-NLP/opus-100"
 
-# The printed rate 3.0 multiplies 1/sqrt(step) after 40,000 steps of warm-up, so the peak is 3 / sqrt(40000) = 0.015.
-# torch's Adafactor takes rates as relative to a parameter's size and bounds them by 1/sqrt(step), as its authors do:
-# after the warm-up that bound is what acts.
+# "(3.0, 40K)" multiplies Vaswani's schedule, which has width^-0.5 in it, as that team's code does (Lingvo,
+# lingvo/core/schedule.py, TransformerSchedule; tasks/mt/base_config.py: "for the big model, 3.0", 40000 steps):
+# 3 / sqrt(1024 * 40000) = 4.7e-4 at the end of the warm-up. torch's Adafactor multiplies a rate by the root mean square
+# of the parameter, which here begins near width^-0.5, so the same step is the relative rate 3 / sqrt(40000) = 0.015.
+# It also bounds the rate by 1/sqrt(step), as Adafactor's authors do (Shazeer and Stern, 2018, have min(0.01, .)): from
+# step 19,230 on that bound is what acts, 0.0072 at the most and 0.0050 at the end of the warm-up.
 WARMUP_STEPS = 40_000
 PEAK_RATE = 3.0 / WARMUP_STEPS**0.5
 

@@ -49,7 +49,7 @@ class Workload(Measurable, Protocol):
 
     @property
     def most_rows(self) -> int | None:
-        """Rows that a step has at most: R x M cannot be more. None where that depends on the text."""
+        """Rows that a step has at most: R x M cannot be more. None where there is no such bound."""
 
     @property
     def batch(self) -> int:

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
+from pydantic import TypeAdapter
+
 from suite.pipeline.doing import Doing
 from suite.pipeline.topology import Place
 from suite.training.recurring import Recurring
@@ -67,6 +69,9 @@ class Beat:
         """Where in the run it was."""
         layer = f" in layer {self.layer}" if self.layer is not None else ""
         return self.what + layer + (f" of step {self.step}" if self.step is not None else "")
+
+
+_BEAT = TypeAdapter(Beat)
 
 
 class Beating:
@@ -143,8 +148,8 @@ def read_beat(folder: Path, replica: int, stage: int, attempt: int) -> Beat | No
     """Returns what a worker of an attempt said last; None where it said nothing, or is saying it now."""
     try:
         data = path_of(folder, replica, stage).read_bytes()
-        beat = Beat(**json.loads(data[:_SIZE]))
-    except (OSError, ValueError, TypeError):
+        beat = _BEAT.validate_json(data[:_SIZE])
+    except (OSError, ValueError):
         return None
     if beat.attempt != attempt:
         return None
@@ -155,12 +160,13 @@ def _brought_up(beat: Beat, present: bytes) -> Beat:
     """Returns a beat with the turn that began since, if one did."""
     if len(present) < _PRESENT.size:
         return beat
-    attempt, turns, step, start, steps, usual, what = _PRESENT.unpack(present)
+    attempt, turns, step, start, steps, usual, what = _PRESENT.unpack_from(present)
     if attempt != beat.attempt or turns <= beat.turns:
         return beat
     return replace(
-        beat, turns=turns, step=_known(step), start=_known(start), steps=steps, what=what.rstrip(b"\0").decode(),
-        usual_s=usual, patience_s=max(usual, beat.patience_s), layer=None, waiting="", since_s=0.0,
+        beat, turns=turns, step=_known(step), start=_known(start), steps=steps,
+        what=what.rstrip(b"\0").decode(errors="replace"), usual_s=usual, patience_s=max(usual, beat.patience_s),
+        layer=None, waiting="", since_s=0.0,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from experiments.benchmark import Case, Result, Score, cases, limit, order, refused
 from experiments.peers.peer import Contender
 from experiments.peers.work import Work
+from launch.error_log import log_error
 from launch.follow import Tail
 from launch.limits import cores
 from launch.runs import RUNS
@@ -276,7 +277,7 @@ def _followed(progress: Path, title: str, console: Console) -> Iterator[None]:
         for line in tail.lines():
             console.print(f"{title}: {line}")
 
-    watching = Recurring(look, 0.5, "progress")
+    watching = Recurring(look, 0.5, "progress", log_error)
     watching.start()
     try:
         yield

@@ -18,7 +18,7 @@ from typing import Literal
 from launch.beats import Beat
 from launch.runs import RunFolder
 from launch.watch import Watch
-from suite.errors import DiedError, ProgramError, StallError, SuiteError, WorkerError
+from suite.errors import DiedError, ForkserverError, ProgramError, StallError, SuiteError, WorkerError
 
 Kind = Literal["user", "program", "death", "stall", "start", "node", "preemption"]
 
@@ -77,6 +77,8 @@ def find_cause(error: SuiteError, run: RunFolder, watch: Watch) -> Cause:
         )
     if isinstance(error, DiedError):
         return _died(error, run, watch)
+    if isinstance(error, ForkserverError):
+        return Cause("death", str(error), type(error).__name__, step=watch.reached)
     if isinstance(error, StallError):
         return Cause("stall", f"{error}\n{watch.grid()}", type(error).__name__)
     if isinstance(error, WorkerError):

@@ -11,7 +11,8 @@ from rich.table import Table
 from experiments.experiment import Experiment
 from experiments.registry import read_experiment
 from launch.runs import RunFolder, find_run
-from suite.training.checkpoint import Audit, Storage, audit
+from suite.errors import CheckpointError
+from suite.training.checkpoint import Audit, Storage, audit, folders_of
 
 
 def place_of(run: RunFolder, experiment: Experiment) -> str:
@@ -27,6 +28,16 @@ def place_of_run(folder: Path) -> str:
     if not run.experiment.exists():
         return str(run.checkpoints)
     return place_of(run, read_experiment(run.experiment.read_text()))
+
+
+def check_unused(place: str) -> None:
+    """Raises CheckpointError when there are checkpoints where a new run would write its own: it would remove them."""
+    found = folders_of(Storage(place))
+    if found:
+        raise CheckpointError(
+            f"a new run would write its checkpoints to {place}, which has {', '.join(found)} of another run; "
+            "move these away, or set train.checkpoints to another place"
+        )
 
 
 def checkpoints(asked: str, console: Console) -> bool:

@@ -1,24 +1,30 @@
 """The one command line. The Makefile is a thin face of it; new behaviour is a field of an experiment, not an option.
 
-Exit codes: 0 done, 1 a benchmark found wrong gradients, no checkpoint is whole, a run of a sweep failed, or the doctor
-found a fault, 2 a fault the user can mend (one sentence, no traceback), 130 interrupted.
+Exit codes: 0 done, 1 a benchmark found wrong gradients, no checkpoint is whole, a run of a sweep failed, the doctor
+found a fault, or the suite has a defect (one sentence; the traceback is in a log), 2 a fault the user can mend (one
+sentence, no traceback), 130 interrupted (one sentence).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated
 
+from launch import interrupts
+
+if interrupts.is_command_line():  # before what takes time to import
+    interrupts.install()
+
 import typer
 from rich.console import Console
 
-from suite.errors import SuiteError
+from launch.error_log import log_error
+from suite.errors import SettingError, SuiteError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console(markup=False, highlight=False, soft_wrap=True)
@@ -49,14 +55,22 @@ class Form(StrEnum):
 
 ScaleOption = Annotated[Scale, typer.Option(help="paper: the printed numbers; laptop: shrunk by experiments/scales.py")]
 SetOption = Annotated[str, typer.Option("--set", help='settings, as in "train.steps=50 pipeline.stages=4"')]
+NameArgument = Annotated[str, typer.Argument(help="empty: list what there is")]
 LauncherOption = Annotated[Launcher, typer.Option(help="ray, or plain processes of this machine")]
 
 
 @app.command()
 def experiment(
-    name: str, scale: ScaleOption = Scale.auto, settings: SetOption = "", launcher: LauncherOption = Launcher.ray
+    name: NameArgument = "",
+    scale: ScaleOption = Scale.auto,
+    settings: SetOption = "",
+    launcher: LauncherOption = Launcher.ray,
 ) -> None:
     """Run an experiment by name: prepare the text, train, evaluate, summarise."""
+    if not name:
+        list_experiments()
+        console.print("which one? Name it with NAME=")
+        return
     from launch import session
 
     session.start(name, scale.value, settings, launcher.value, console)
@@ -81,22 +95,33 @@ def checkpoints(run: str) -> None:
 
 @app.command()
 def plan(
-    name: str,
+    name: NameArgument = "",
     cluster: Annotated[str, typer.Option(help="such as 16x16GiB, 2x8xH100; empty: RAY_ADDRESS, or this machine")] = "",
     scale: ScaleOption = Scale.auto,
     settings: SetOption = "",
     form: Annotated[Form, typer.Option("--format", help="text, or one JSON object")] = Form.text,
 ) -> None:
     """Say what a run would cost and whether it fits, without running it."""
+    if not name:
+        list_experiments()
+        console.print("which one? Name it with NAME=; also transformer_<L> and amoebanet_<L>x<D>")
+        return
     from launch import planning
 
     planning.plan(name, cluster, scale.value, settings, form.value, console)
 
 
 @app.command()
-def table(name: str, run: Annotated[str, typer.Option(help="of the breakdown; empty: the newest")] = "") -> None:
+def table(
+    name: NameArgument = "", run: Annotated[str, typer.Option(help="of the breakdown; empty: the newest")] = ""
+) -> None:
     """Make one of the paper's tables: 1, 2, 3, 4, 5, partition, breakdown, efficiency, prediction,
     slow_links."""
+    if not name:
+        from launch import listing
+
+        console.print(listing.tables())
+        return
     from launch import tables
 
     tables.table(name, run, console)
@@ -116,12 +141,17 @@ def bench(name: Annotated[str, typer.Argument(help="sleeping, layers, translatio
 
 @app.command()
 def sweep(
-    name: str,
+    name: NameArgument = "",
     scale: Annotated[str, typer.Option(help="auto, or one that the sweep has: laptop, gpu, tiny, paper")] = "auto",
     launcher: LauncherOption = Launcher.spawn,
 ) -> None:
     """Run a family of runs and report on it: depth_width, capacity, batch_size, temperature, bilingual, trainability,
     transfer."""
+    if not name:
+        from launch import listing
+
+        console.print(listing.sweeps())
+        return
     from launch.sweeps import sweep as sweeps
 
     failures = sweeps.sweep(name, scale, launcher.value, console)
@@ -194,11 +224,14 @@ def submit(
     storage: Annotated[str, typer.Option(help="a folder that all nodes share, or a URL; one node needs none")] = "",
     job: Annotated[str, typer.Option(help="its name; empty: what it runs, and the time of day")] = "",
     run: Annotated[str, typer.Option(help="take this run on the cluster's storage up again, instead of a name")] = "",
+    send_key: Annotated[
+        bool, typer.Option("--send-key", help="send WANDB_API_KEY without a token, or over plain http, too")
+    ] = False,
 ) -> None:
     """Run an experiment or a sweep as a job on a Ray cluster, and follow it."""
     from launch.jobs.submit import submit
 
-    raise typer.Exit(submit(name, address, scale, settings, storage, job, run, console))
+    raise typer.Exit(submit(name, address, scale, settings, storage, job, run, send_key, console))
 
 
 @app.command()
@@ -263,22 +296,67 @@ def list_experiments() -> None:
 
 
 def main() -> None:
-    """Runs the command line; user faults become one sentence and exit code 2, an interrupt (by typer) exit code 130."""
-    # `make` and a terminal send SIGINT, a scheduler SIGTERM: both end the workers and leave a run that can be resumed
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    """Runs the command line and exits: a user's fault becomes one sentence and exit code 2, any other exception one
+    sentence and exit code 1, an interrupt one sentence and exit code 130."""
+    code = 1
     try:
-        with _as_job():
+        with _as_job():  # what a job left is copied also after an interrupt
+            code = _exit_code()
+    except BaseException as error:
+        if not interrupts.received():
+            sentence, code = _answer(error)
+            complaints.print(f"error: {sentence}")
+    if interrupts.received():
+        interrupts.leave()
+    if interrupts.is_command_line():
+        interrupts.ignore()
+    sys.exit(code)
+
+
+def _exit_code() -> int:
+    """Runs a command to its end."""
+    try:
+        with interrupts.command():
+            _check_arguments()
             app()
-    except SuiteError as error:
-        complaints.print(f"error: {error}")
-        sys.exit(2)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        complaints.print(
-            f"error: {error.filename or 'a file'} cannot be written: {error.strerror}; make room, and go on"
-        )
-        sys.exit(2)
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException as error:
+        if interrupts.received() or isinstance(error, KeyboardInterrupt):
+            return interrupts.EXIT_CODE
+        sentence, code = _answer(error)
+        complaints.print(f"error: {sentence}")
+        return code
+    return 0
+
+
+def _answer(error: BaseException) -> tuple[str, int]:
+    """Returns the sentence that reports an exception, and the exit code."""
+    if isinstance(error, SuiteError):
+        return str(error), 2
+    first = (str(error).strip().splitlines() or ["no message"])[0][:300]
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room, and go on", 2
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+        return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}; see who owns it", 2
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{str(error.filename)[:60]}... is too long for the name of a file; give a shorter one", 2
+    log = log_error(error)
+    where = f"its traceback is in {log}" if log else "its traceback could be written nowhere"
+    return f"{type(error).__name__}: {first}; this is a defect of the suite, {where}", 1
+
+
+def _check_arguments() -> None:
+    """Raises SettingError for an argument that is no UTF-8: it could be neither written nor printed."""
+    for at, argument in enumerate(sys.argv[1:], 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            byte = os.fsencode(argument[error.start])
+            raise SettingError(
+                f"argument {at} is no UTF-8 text: it has the byte 0x{byte.hex()} after {error.start} characters; "
+                "convert it first, with iconv for instance"
+            ) from None
 
 
 @contextmanager
@@ -295,10 +373,6 @@ def _as_job() -> Iterator[None]:
         console.print(gone)
     with copied(console.print):
         yield
-
-
-def _as_interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +25,7 @@ from experiments.text_experiment import TranslationExperiment
 from launch.checkpoints import place_of
 from launch.devices import this_machine
 from launch.engine import GROUP_TIMEOUT
+from launch.error_log import log_error
 from launch.limits import cores
 from launch.runs import RunFolder
 from launch.spawn import run_processes
@@ -54,7 +57,7 @@ class Task:
     length_penalty: float
     stages: int
     progress: Path
-    """A byte for each sentence that is done."""
+    """A line of JSON for each sentence that is done: which one, and its tokens."""
 
     @property
     def use_gpu(self) -> bool:
@@ -102,16 +105,18 @@ def stages_of(experiment: Experiment, asked: int | None) -> int:
 
 def decode(
     run: RunFolder, sources: Sequence[Sequence[int]], stages: int, console: Console, beam: int = SIZE,
-    length_penalty: float = LENGTH_PENALTY,
+    length_penalty: float = LENGTH_PENALTY, heard: Callable[[int, list[int]], None] | None = None,
 ) -> Written:  # fmt: skip
     """Translates sources, each ``<2xx> ... </s>``, by the run's newest whole checkpoint.
+
+    ``heard`` gets the number and the tokens of each source as they are done; without it, how many are done is printed.
 
     Raises CheckpointError when there is none, and what stages raise that wait for another too long.
     """
     with TemporaryDirectory() as folder:
         task = Task(run, sources, beam, length_penalty, stages, Path(folder) / "progress")
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores() // stages))
-        with _watched(task, console):
+        with _watched(task, heard or _counted(len(sources), console)):
             results = run_processes(_work, stages, task, deadline_s=7 * 86400.0)
             written: Written = results[-1][0]
     for line in dict.fromkeys(line for _, heard in results for line in heard):
@@ -153,7 +158,7 @@ def _written(task: Task, decoder: Decoder, place: Place, most: int, step: int) -
     begun = time.monotonic()
     with task.progress.open("ab", buffering=0) as progress:
         rows = [rectangle([task.sources[at] for at in group], PAD_ID) for group in groups]
-        decoder.run(rows, BEGIN_ID, beams.__getitem__, lambda number: _tell(progress, len(groups[number])))
+        decoder.run(rows, BEGIN_ID, beams.__getitem__, lambda number: _tell(progress, groups[number], beams[number]))
     if not place.last:
         return None
     tokens: list[list[int]] = [[] for _ in task.sources]
@@ -163,8 +168,9 @@ def _written(task: Task, decoder: Decoder, place: Place, most: int, step: int) -
     return Written(tokens, step, time.monotonic() - begun)
 
 
-def _tell(progress: Any, sentences: int) -> None:
-    progress.write(b"." * sentences)
+def _tell(progress: Any, group: Sequence[int], beam: Beam) -> None:
+    lines = [json.dumps([at, tokens]) for at, tokens in zip(group, beam.results, strict=True)]
+    progress.write(("\n".join(lines) + "\n").encode())
 
 
 def _cost(layer: nn.Module, once: bool, beam: int) -> float:
@@ -188,23 +194,49 @@ def _load(run: RunFolder, experiment: Experiment, stage: Stage, count: int) -> t
 
 
 @contextmanager
-def _watched(task: Task, console: Console) -> Iterator[None]:
-    """A context in which is told, now and then, how many sentences are done; nothing of a few."""
-    count, told, began, first = len(task.sources), 0, 0.0, 0
+def _watched(task: Task, heard: Callable[[int, list[int]], None]) -> Iterator[None]:
+    """A context in which what is done is heard, about once in ``PERIOD``; at its end, all of it was.
+
+    A line for which ``heard`` raises is heard again at the next look, so ``heard`` may get it twice. What the last look
+    raises is raised here.
+    """
+    read, looking = 0, threading.Lock()
 
     def look() -> None:
-        nonlocal told, began, first
-        done = task.progress.stat().st_size if task.progress.exists() else 0
-        if done and not first:
-            began, first = time.monotonic(), done
-        if done * 10 // count > told and done > first:
-            told = done * 10 // count
-            speed = (done - first) / (time.monotonic() - began)
-            console.print(f"translated {done:,} of {count:,} sentences, {speed:,.0f} a second")
+        nonlocal read
+        with looking:  # the last look waits for one that is still printing
+            if not task.progress.exists():
+                return
+            with task.progress.open("rb") as file:
+                file.seek(read)
+                lines = file.read().splitlines(keepends=True)
+            for line in lines:
+                if line.endswith(b"\n"):
+                    heard(*json.loads(line))
+                    read += len(line)
 
-    watching = Recurring(look, PERIOD, "progress")
+    watching = Recurring(look, PERIOD, "progress", log_error)
     watching.start()
     try:
         yield
     finally:
         watching.end()
+    look()
+
+
+def _counted(count: int, console: Console) -> Callable[[int, list[int]], None]:
+    """Returns what tells of each tenth of the sentences that is done, the first of them aside."""
+    done = told = 0
+    began = 0.0
+
+    def heard(at: int, tokens: list[int]) -> None:
+        nonlocal done, told, began
+        done += 1
+        if done == 1:
+            began = time.monotonic()
+        elapsed = time.monotonic() - began
+        if done * 10 // count > told and elapsed > PERIOD / 2:
+            told = done * 10 // count
+            console.print(f"translated {done:,} of {count:,} sentences, {(done - 1) / elapsed:,.0f} a second")
+
+    return heard

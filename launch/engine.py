@@ -11,12 +11,12 @@ from torch import nn
 
 from suite.pipeline.doing import Doing
 from suite.pipeline.recipe import Recipe
-from suite.pipeline.skip import Routes, find_skips
+from suite.pipeline.skip import Routes, communicating_pairs, find_skips
 from suite.pipeline.stage import Stage
 from suite.pipeline.step import Executor, Way
 from suite.pipeline.ties import Ties, find_ties
 from suite.pipeline.topology import Groups, Place, make_groups
-from suite.pipeline.transport import Deadline, Transport, outstanding, warm_up
+from suite.pipeline.transport import Deadline, LocalMessages, Transport, outstanding, warm_up
 from suite.settings import OptimizerSettings
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
@@ -44,14 +44,13 @@ def make_ways(
 ) -> list[Way]:  # fmt: skip
     """Returns how each of this worker's cells is bound to the others. Every rank must call this."""
     skips, ways, turns = find_skips(layers), [], len(cells) // place.stages
-    unsent = outstanding(place.stages, turns)
+    unsent, local = outstanding(place.stages, turns), LocalMessages()
     for turn in range(turns):
         routes = Routes(skips, cells, turn * place.stages + place.stage)
-        transport = Transport(place, groups, device, deadline, turn, unsent) if place.stages > 1 else None
+        transport = Transport(place, groups, device, deadline, local, turn, unsent) if place.stages > 1 else None
         ways.append(Way(routes, transport))
     if place.stages > 1:
-        mine = [(turn * place.stages + place.stage, way.routes) for turn, way in enumerate(ways)]
-        warm_up(place, mine, groups, device)
+        warm_up(place, groups, device)
     return ways
 
 
@@ -68,7 +67,7 @@ def assemble(
     """
     deadline = doing.deadline if doing is not None else Deadline(FIRST_DEADLINE)
     timeout = max(GROUP_TIMEOUT, deadline.seconds)
-    groups = make_groups(place, timeout, recipe.turns)
+    groups = make_groups(place, timeout, communicating_pairs(find_skips(layers), cells, place.stages))
     mine, end = cells[place.stage :: place.stages], loss if place.last else None
     stage = Stage(layers, mine, end, device, settings.precision, seed, recipe.splits)
     found = find(stage)

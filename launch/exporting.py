@@ -15,7 +15,7 @@ from experiments.text_experiment import TranslationExperiment
 from launch.checkpoints import place_of
 from launch.decoding import text_run
 from launch.model_text import text_of
-from launch.runs import RunFolder, find_run
+from launch.runs import RunFolder, find_run, held
 from suite.errors import CheckpointError, SettingError, nearest
 from suite.training.checkpoint import list_checkpoints
 
@@ -25,11 +25,17 @@ FORMATS = ("huggingface",)
 def export(asked: str, form: str, console: Console) -> Path:
     """Writes ``<run>/huggingface/`` and returns it.
 
-    Raises SettingError for another format, CheckpointError for a run without a finished checkpoint.
+    Raises SettingError for another format or while another process exports the run, CheckpointError for a run without a
+    finished checkpoint. A run in training can be exported.
     """
     if form not in FORMATS:
         raise SettingError(f"no format is called {form!r}; {nearest(form, FORMATS)}")
     run = find_run(asked)
+    with held(run.path, f"{form}.lock"):
+        return _export(run, form, console)
+
+
+def _export(run: RunFolder, form: str, console: Console) -> Path:
     experiment = text_run(run)
     data = text_of(run, experiment, console)
     step, layers = _newest(run, experiment, console)

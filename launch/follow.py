@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 
+from experiments.planned import in_figures
+from launch.error_log import log_error
 from launch.progress import Update, face_of
 from launch.runs import RunFolder
 from suite.training.recurring import Recurring
@@ -44,11 +46,15 @@ class Tail:
 class Follower:
     """A context in which a run's progress is shown, from a thread of its own."""
 
-    def __init__(self, run: RunFolder, steps: int, unit: str, console: Console) -> None:
-        self._steps, self._unit = steps, unit
+    def __init__(
+        self, run: RunFolder, steps: int, unit: str, console: Console,
+        stepped: Callable[[int, float], None] = lambda step, seconds: None,
+    ) -> None:  # fmt: skip
+        """``stepped`` gets each step and its seconds."""
+        self._steps, self._unit, self._stepped = steps, unit, stepped
         # a resumed run has lines already, and rewrites them while it starts
         self._metrics, self._messages = Tail(run.metrics, from_end=True), Tail(run.messages, from_end=True)
-        self._recurring = Recurring(self._look, PERIOD, "follow")
+        self._recurring = Recurring(self._look, PERIOD, "follow", log_error)
         self._face = face_of(console)
         self._began = time.monotonic()
         self._pace: float | None = None
@@ -63,7 +69,7 @@ class Follower:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._recurring.end()
-        self._look()
+        self._recurring.call()
         self._face.stop()
 
     def _look(self) -> None:
@@ -75,6 +81,7 @@ class Follower:
                 last = json.loads(line)
             except ValueError:  # the middle of a line of a file that was just rewritten
                 continue
+            self._stepped(int(last["step"]), float(last["seconds"]))
         if last is not None:
             self._show(last)
 
@@ -83,5 +90,7 @@ class Follower:
         self._pace = seconds if self._pace is None else 0.8 * self._pace + 0.2 * seconds
         loss = "not finite" if values["loss"] is None else f"{values['loss']:.3f}"
         left = (self._steps - step) * self._pace
-        numbers = f"loss {loss}  {values[f'{self._unit}_per_second']:,.0f} {self._unit}/s  about {left:.0f} s left"
+        numbers = (
+            f"loss {loss}  {in_figures(values[f'{self._unit}_per_second'])} {self._unit}/s  about {left:.0f} s left"
+        )
         self._face.show(Update(step, self._steps, numbers, time.monotonic() - self._began))

@@ -46,6 +46,8 @@ class Measured:
     costs: tuple[LayerCost, ...]
     link: Link
     process: int
+    load: float = 0.0
+    """The machine's load average of the minute before."""
 
 
 def measure_layers(
@@ -56,6 +58,7 @@ def measure_layers(
     What libraries print goes to the file ``log``.
     """
     log_to(log)
+    load = os.getloadavg()[0]
     keep_freed_memory()  # as a run's workers do
     device = meet(rank, world, rendezvous, threads, use_gpu)
     standing = _standing(device)
@@ -72,7 +75,7 @@ def measure_layers(
     )
     link = measure_link(rank, max(1, max(cost.boundary for cost in costs)), device) if world > 1 else Link()
     dist.destroy_process_group()
-    return Measured(tuple(costs), link, standing)
+    return Measured(tuple(costs), link, standing, load)
 
 
 def _standing(device: torch.device) -> int:

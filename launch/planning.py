@@ -21,6 +21,7 @@ from experiments.tasks import data_folder, workload
 from experiments.text_experiment import TranslationExperiment
 from experiments.workload import Workload
 from launch.devices import this_machine
+from launch.progress import told_when_long
 from launch.runs import CACHE
 from launch.site import Site, site_of
 from suite.errors import SettingError, nearest
@@ -50,9 +51,10 @@ def make_named(name: str, cluster: str, scale: Asked, settings: str, say: Callab
     site = Site() if cluster or not os.environ.get("RAY_ADDRESS") else site_of("ray")
     try:
         chosen = parse_cluster(cluster, this_machine()) if cluster else site.cluster()
-        wanted = _wanted(name, chosen, scale, settings)
-        prices = site.pricer(CACHE / "costs", wanted.data, say)
-        return make(wanted.work, chosen, prices, wanted.notes, wanted.given)
+        with told_when_long(f"planning {name}", say) as tell:
+            wanted = _wanted(name, chosen, scale, settings)
+            prices = site.pricer(CACHE / "costs", wanted.data, say)
+            return make(wanted.work, chosen, prices, wanted.notes, wanted.given, tell)
     finally:
         site.close()
 

@@ -1,35 +1,42 @@
-"""Layer costs measured on this machine, kept by what they depend on; estimated where it cannot be measured."""
+"""Layer costs measured on this machine, kept by what they depend on; estimated where it cannot be measured.
+
+What is kept is measured again where the first steps of a run disagreed with it (``launch/step_check.py``), and where
+the environment variable REMEASURE asks for it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import platform
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from experiments.cluster import Cluster
-from experiments.planned import Price, Pricer
+from experiments.planned import Price, Pricer, in_seconds
 from experiments.planning import estimated_price
 from experiments.workload import Measurable
+from launch.cost_records import CostRecord
 from launch.limits import cores
 from suite.errors import PlacementError
-from suite.pipeline.costs import LayerCost, Taken
+from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import Device, this_device
 from suite.pipeline.plan import Machine
 from suite.pipeline.profile import COPIES, LEAST_ROUNDS, WARM_UPS
-from suite.pipeline.simulate import Link
 
 if TYPE_CHECKING:
     from launch.measure import Measured
 
 VERSION = 2
 """Of what is measured and how. Raise it when that changes, or old costs stay in use."""
+
+STARTED = time.time()
+"""REMEASURE is for what was measured before: a process plans several times, and measures for the first."""
 
 PATIENCE_S = 60.0
 """Measuring that would take longer than this, by estimate, is not begun: the estimate stands, and is marked."""
@@ -84,22 +91,32 @@ def measured_price(
     device = _device_name(cluster)
     path = cache / f"{_digest(work.key(), device, workers, threads)}.json"
     where = f"{device}, {workers} at once, {threads} threads each"
-    kept = _read(path)
-    if kept is not None:
-        costs, machine = kept
-        machine = replace(machine, limit=cluster.bytes_per_device)
-        return Price(costs, machine, f"measured on {where}; kept", measured=True)
+    kept = CostRecord.read(path)
+    why = _why_again(kept) if kept is not None else ""
+    if kept is not None and not why:
+        machine = replace(kept.machine, limit=cluster.bytes_per_device)
+        return Price(kept.costs, machine, f"measured on {where}, {kept.conditions}; kept", measured=True, file=path)
     too_long = _too_long(work, cluster, patience_s, look)
     if too_long is not None:
         return too_long
-    say(f"measuring the layers on {where}")
+    say(f"measuring the layers{why} on {where}")
     cache.mkdir(parents=True, exist_ok=True)
     found = measure(work, cluster, workers, threads, cache / "measuring.log")
     costs, machine = _joined_all(found, cluster)
-    draft = path.with_suffix(f".draft-{uuid4().hex}")  # runs of a sweep may measure the same at the same time
-    draft.write_text(json.dumps({"costs": [asdict(cost) for cost in costs], "machine": asdict(machine)}))
-    draft.rename(path)
-    return Price(costs, machine, f"measured on {where}", measured=True)
+    record = CostRecord(costs, machine, max(one.load for one in found), time.time())
+    if kept is not None and kept.doubted:
+        say(f"they take {in_seconds(record.seconds)} a micro-batch, and took {in_seconds(kept.seconds)} before")
+        record = replace(record, confirmed=record.confirms(kept, _cores(cluster)))
+    record.write(path)
+    return Price(costs, machine, f"measured on {where}, {record.conditions}", measured=True, file=path)
+
+
+def _why_again(kept: CostRecord) -> str:
+    """Returns why kept costs are measured again; nothing where they are not."""
+    if kept.doubted:
+        return " again, as the first steps of a run disagreed with what was kept,"
+    asked = os.environ.get("REMEASURE", "0") not in ("", "0")
+    return " again, as REMEASURE asks," if asked and kept.measured < STARTED else ""
 
 
 def _at_once(work: Measurable, cluster: Cluster) -> int:
@@ -147,20 +164,6 @@ def _too_long(work: Measurable, cluster: Cluster, patience_s: float, look: Look)
         return None
     why = f"measuring would take {seconds:.0f} s" if seconds >= patience_s else "a layer does not fit to be measured"
     return Price(price.costs, price.machine, f"{price.source}, as {why}", measured=False)
-
-
-def _read(path: Path) -> tuple[tuple[LayerCost, ...], Machine] | None:
-    """Returns what was kept, or None where there is nothing whole."""
-    try:
-        kept = json.loads(path.read_text())
-        machine = dict(kept["machine"], link=Link(**kept["machine"]["link"]))
-        return tuple(map(_cost, kept["costs"])), Machine(**machine)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _cost(kept: dict[str, Any]) -> LayerCost:
-    return LayerCost(**kept | {"takes": tuple(Taken(**taken) for taken in kept["takes"])})
 
 
 def _digest(*parts: object) -> str:

@@ -10,11 +10,16 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from launch.error_log import log_error
+from suite.training.recurring import Recurring
 
 MARK = "@gpipe-progress "
 """What a line of a log begins with that is meant for a bar."""
@@ -24,6 +29,52 @@ FOLLOWED = "GPIPE_FOLLOWED"
 
 EVERY_S = 2.0
 """Between two marked lines: a log is kept, and read again from its beginning."""
+
+SILENT_S = 2.0
+"""Work that takes no longer says nothing of its progress."""
+
+
+@contextmanager
+def told_when_long(what: str, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """A context for work that usually takes no time: it says how long it has taken after ``SILENT_S`` seconds, after
+    twice, four times as many and so on, and when it comes to another part. Yields what is called with the name of each
+    part."""
+    begun, part, told, due = time.monotonic(), "", "", SILENT_S
+
+    def enter(name: str) -> None:
+        nonlocal part
+        part = name
+
+    def look() -> None:
+        nonlocal told, due
+        elapsed = time.monotonic() - begun
+        if elapsed < due and part == told:
+            return
+        told, due = part, max(due, 2 * elapsed)
+        say(f"{what}, {elapsed:.0f} s so far" + (f": {part}" if part else ""))
+
+    watching = Recurring(look, SILENT_S, "progress", log_error)
+    watching.start()
+    try:
+        yield enter
+    finally:
+        watching.end()
+
+
+def told_by_part(what: str, say: Callable[[str], None]) -> Callable[[int, int, str], None]:
+    """Returns a function to call before each part of a long work. It says which part begins, how many there are, and
+    about how long the rest takes: it estimates the rest from the mean of the finished parts."""
+    begun = time.monotonic()
+
+    def report(done: int, total: int, part: str) -> None:
+        nonlocal begun
+        if not done:
+            begun = time.monotonic()
+        elapsed = time.monotonic() - begun
+        left = f", {elapsed:.0f} s so far, about {elapsed / done * (total - done):.0f} s left" if done else ""
+        say(f"{what}: {done + 1} of {total}{left}: {part}")
+
+    return report
 
 
 @dataclass(frozen=True)

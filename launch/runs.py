@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,11 @@ STORAGE = os.environ.get("GPIPE_STORAGE", "")
 JOB, COPIES = "GPIPE_JOB", "GPIPE_COPIES"
 """Environment variables of a submitted job: its name, and the URL that its runs are copied to, if there is one."""
 
-RUNS, CACHE = (Path(STORAGE) / "runs", Path(STORAGE) / "cache") if STORAGE else (Path("runs"), Path(".cache"))
+SHARED_CACHE = "GPIPE_CACHE"
+"""Environment variable of a submitted job: the cache of the machine it was submitted from, where all nodes see it."""
+
+RUNS = Path(STORAGE) / "runs" if STORAGE else Path("runs")
+CACHE = Path(os.environ.get(SHARED_CACHE) or (Path(STORAGE) / "cache" if STORAGE else ".cache"))
 
 
 @dataclass(frozen=True)
@@ -144,9 +148,10 @@ def named_run(name: str, id: str) -> Callable[[], RunFolder]:
 
 
 @contextmanager
-def held(run: Path) -> Iterator[None]:
-    """A context in which no other process is at a run. Raises SettingError when one is."""
-    lock = filelock.FileLock(run / "lock")
+def held(run: Path, name: str = "lock") -> Iterator[None]:
+    """A context in which no other process is at a run, or at what another lock of it is for. Raises SettingError when
+    one is."""
+    lock = filelock.FileLock(run / name)
     try:
         taken = lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -196,12 +201,20 @@ def where_jobs_go() -> str:
 
 
 def find_run(asked: str) -> RunFolder:
-    """Returns a run by its folder, by ``name/id``, or by its id alone. Raises SettingError with the nearest names."""
+    """Returns a run by its folder, by ``name/id``, or by its id alone. Raises SettingError with the nearest names where
+    there is none, and with all of them where several have the id."""
     if not asked:
         raise SettingError("which run? Name one with RUN=, by its folder or its id")
     known = [os.path.relpath(path.parent, RUNS) for path in RUNS.glob("*/*/experiment.toml")]
-    for path in (Path(asked), RUNS / asked, *(RUNS / name for name in known if Path(name).name == asked)):
-        if (path / "experiment.toml").exists():
-            return RunFolder(path.resolve())
+    for path in (Path(asked), RUNS / asked):
+        with suppress(OSError):  # a name that no file can have, too long for instance
+            if (path / "experiment.toml").exists():
+                return RunFolder(path.resolve())
+    same = sorted(name for name in known if Path(name).name == asked)
+    if len(same) > 1:
+        raise SettingError(f"{len(same)} runs have the id {asked!r}: {', '.join(same)}; name one of them")
+    if same:
+        return RunFolder((RUNS / same[0]).resolve())
     hint = nearest(asked, known) if known else f"there are no runs below {RUNS} yet"
-    raise SettingError(f"no run {asked!r}: {hint}")
+    shown = asked if len(asked) <= 100 else f"{asked[:100]}..."
+    raise SettingError(f"no run {shown!r}: {hint}")

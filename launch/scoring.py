@@ -22,7 +22,7 @@ from experiments.table import Table, Value
 from launch.decoding import decode, stages_of, text_run
 from launch.model_text import language_of, text_of, trained_languages
 from launch.publishing import publish
-from launch.runs import RunFolder, find_run
+from launch.runs import RunFolder, find_run, held
 from suite.data.splitting import TEST
 from suite.data.text import TextData
 from suite.data.tokenizer import END_ID, ENGLISH
@@ -67,8 +67,17 @@ def score_run(
 
     Without ``languages`` all are scored that the run was trained on and that have ``FEWEST_PAIRS`` test pairs. Thirds
     are of all languages of the text with so many, by training pairs, whichever are asked for. Raises SettingError for
-    an unknown language, DataError for one with fewer pairs, CheckpointError when the run has no finished checkpoint.
+    an unknown language or where another process trains or scores the run, DataError for a language with fewer pairs,
+    CheckpointError when the run has no finished checkpoint.
     """
+    with held(run.path):
+        return _score(run, console, beam, languages, max_pairs, stages)
+
+
+def _score(
+    run: RunFolder, console: Console, beam: int, languages: Sequence[str] | None, max_pairs: int | None,
+    stages: int | None,
+) -> dict[str, Any]:  # fmt: skip
     experiment = text_run(run)
     data = text_of(run, experiment, console)
     sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))

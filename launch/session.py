@@ -12,23 +12,27 @@ from rich.console import Console
 
 from experiments.experiment import Experiment
 from experiments.picture import draw
-from experiments.planned import Planned
-from experiments.planning import make, shrunk_to
+from experiments.planned import Planned, in_figures
+from experiments.planning import make, row_faults, shrunk_to
 from experiments.registry import find, read_experiment, resolve
 from experiments.scale_choice import Asked
 from experiments.scales import with_changes
 from experiments.tasks import data_folder, prepare_data, workload
-from launch.checkpoints import place_of_run
+from launch import interrupts
+from launch.checkpoints import check_unused, place_of, place_of_run
 from launch.follow import Follower
+from launch.progress import told_when_long
 from launch.publishing import publish
 from launch.runs import CACHE, RunFolder, find_run, held, how_to_go_on, how_to_sync, new_run
 from launch.site import Site, site_of
+from launch.step_check import StepCheck
 from launch.supervise import Supervisor
 from launch.syncing import unsent
 from launch.worker import Job, speaker, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError
 from suite.pipeline.timeline import text
 from suite.training.checkpoint import list_checkpoints
+from suite.training.checkpoint.object_store import check_url
 from suite.training.trace import perfetto, read_traces
 
 
@@ -36,8 +40,12 @@ def start(name: str, scale: Asked, settings: str, launcher: str, console: Consol
     """Runs an experiment from nothing. Raises a SuiteError for whatever the user can mend."""
     find(name)  # an unknown name is told before anything is looked for
     site = site_of(launcher)
-    chosen, shrunk = resolve(name, scale, site.cluster(), settings)
+    with told_when_long(f"choosing the scale of {name}", console.print):
+        chosen, shrunk = resolve(name, scale, site.cluster(), settings)
+    check_url(chosen.train.checkpoints or "")
     console.print(shrunk)
+    if wrong := row_faults(workload(chosen)):  # before any data is prepared
+        raise PlanError(wrong)
     prepared = _prepared(chosen, console)
     if prepared != chosen:
         chosen = with_changes(find(name), prepared)
@@ -64,11 +72,12 @@ def resume(asked: str, settings: str, launcher: str, console: Console) -> None:
         changed.append("train.checkpoints")
     if changed:
         raise SettingError(f"a resumed run keeps its {' and '.join(changed)}; start a new run to change them")
-    if run.record.exists() and json.loads(run.record.read_text())["steps"] >= chosen.train.steps:
+    if _is_finished(run, chosen):
         raise CheckpointError(
             f"run {run.path} has done all its {chosen.train.steps} steps; "
             f'to train on: {how_to_go_on(run)} SET="train.steps={2 * chosen.train.steps}"'
         )
+    list_checkpoints(place_of(run, before), lambda text: None)  # raises where there are some and none can be used
     prepared = prepare_data(chosen, CACHE, _say(console))
     if prepared != chosen.data:
         raise DataError(
@@ -121,18 +130,35 @@ def _data_of(chosen: Experiment) -> Path:
 
 
 def _train(run: RunFolder, chosen: Experiment, planned: Planned, resumed: bool, site: Site, console: Console) -> None:
-    with held(run.path):
+    advice = interrupts.advised(lambda: _after_interrupt(run, chosen), lambda: f"the run is done: {run.path}")
+    with held(run.path), advice:
         console.print(f"folder: {run.path}")
         course = Course(run, chosen, planned, resumed, site, console)
         try:
             _launch(course, site, console)
-        except KeyboardInterrupt:
-            console.print(f"interrupted; the workers are gone. Go on with: {how_to_go_on(run)}")
-            raise
         finally:
-            _show_trace(run, course.planned, console)
+            if not interrupts.received():
+                _show_trace(run, course.planned, console)
         publish(run, "end", _say(console))
-    _summarise(run, console)
+        _summarise(run, console)
+
+
+def _is_finished(run: RunFolder, chosen: Experiment) -> bool:
+    return run.record.exists() and bool(json.loads(run.record.read_text())["steps"] >= chosen.train.steps)
+
+
+def _after_interrupt(run: RunFolder, chosen: Experiment) -> str:
+    """Returns how to go on with a run that was interrupted."""
+    if not run.experiment.exists():
+        return "nothing was saved; the same command starts it again"
+    if _is_finished(run, chosen):
+        return f"the run is done: {run.path}"
+    if chosen.train.checkpoints is not None:
+        return f"{how_to_go_on(run)} goes on from its newest checkpoint, or from step 0 where it has none yet"
+    folders = [path.parent.name for path in run.checkpoints.glob("*/manifest.json")]
+    steps = [int(name) for name in folders if name.isdecimal()]
+    start = f"the checkpoint of step {max(steps)}" if steps else "step 0, as it has no checkpoint yet"
+    return f"{how_to_go_on(run)} goes on from {start}"
 
 
 class Course:
@@ -190,11 +216,13 @@ def _launch(course: Course, site: Site, console: Console) -> None:
     job, chosen = course.job, course.experiment
     job.draft.write_text(chosen.to_toml())
     if not job.resume:
+        check_unused(place_of(job.run, chosen))
         job.draft.rename(job.run.experiment)
         course.keep_plan()
+    check = StepCheck(job.run, lambda: course.planned, speaker(job.run.messages))
     try:
         with (
-            Follower(job.run, chosen.train.steps, chosen.unit, console),
+            Follower(job.run, chosen.train.steps, chosen.unit, console, check.step),
             site.started(job, course.planned.placement) as workers,
         ):
             Supervisor(job, chosen, workers, course.fit, speaker(job.run.messages)).run()
@@ -208,7 +236,8 @@ def _planned(chosen: Experiment, settings: str, site: Site, console: Console) ->
     workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
     notes = [f"{chosen.name} at scale {chosen.scale}; {workers} workers, {threads} threads each"]
     prices = site.pricer(CACHE / "costs", _data_of(chosen), _say(console))
-    planned = make(workload(chosen, _data_of(chosen)), site.cluster(), prices, tuple(notes), settings)
+    with told_when_long(f"planning {chosen.name}", console.print) as tell:
+        planned = make(workload(chosen, _data_of(chosen)), site.cluster(), prices, tuple(notes), settings, tell)
     for line in planned.lines():
         console.print(line)
     return planned
@@ -239,7 +268,7 @@ def _summarise(run: RunFolder, console: Console) -> None:
     hint = f", recorded offline; to upload it: {how_to_sync(run)}" if unsent(run) else ""
     lines = [
         f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "
-        f"({record[f'{unit}_per_second']:,.0f} {unit}/s, {record['threads']} threads a worker)",
+        f"({in_figures(record[f'{unit}_per_second'])} {unit}/s, {record['threads']} threads a worker)",
         f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}",
         _score(record),
         f"peak memory of all workers: {record['peak_memory_bytes'] / 2**30:.2f} GiB",

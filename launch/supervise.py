@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from experiments.experiment import Experiment
+from launch import interrupts
 from launch.attempts import Attempts
 from launch.causes import Cause, find_cause, reason_to_stop
 from launch.runs import how_to_go_on
@@ -79,19 +80,19 @@ class Supervisor:
         again = self._job.resume or bool(self._causes)
         number = self._attempts.begin(self._experiment)
         self._job = job = replace(self._job, attempt=number, resume=again, faults=self._faults)
-        outcome, failure = "done", None
+        outcome, failure = "interrupted", None
         watch = Watch(job, self._experiment, self._stepped)
         try:
             with watch:
                 self._launcher.run(job, self._experiment, watch)
+            outcome = "done"
         except Exception as error:
+            if interrupts.received():  # what fails then is no failure of the run
+                raise KeyboardInterrupt from error
             # its traceback would hold on to this attempt's processes and pipes; the workers' logs have their own
             outcome, failure = "failed", _as_fault(error).with_traceback(None)
             failure.__context__ = failure.__cause__ = None
             self._failed_at = time.monotonic()
-        except BaseException:
-            outcome = "interrupted"
-            raise
         finally:
             cause = find_cause(failure, job.run, watch) if failure is not None else None
             self._attempts.end(job.attempt, watch, outcome, cause)

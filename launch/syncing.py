@@ -55,7 +55,7 @@ def sync(asked: str, console: Console) -> None:
             with held(run.path):
                 outcome, failure = _upload(run, parts)
         except SettingError:
-            console.print("  it is being trained: left for later")
+            console.print("  it is being trained or scored: left for later")
             continue
         console.print(f"  {outcome}")
         if failure:
@@ -72,7 +72,16 @@ def unsent(run: RunFolder) -> list[Path]:
 
 
 def _sent(part: Path) -> bool:
-    return _mark(part).exists()
+    """Whether a part is through, and has not grown since: a copy of a run in training is added to by the next copy. A
+    mark of wandb's own says no size."""
+    mark = _mark(part)
+    if not mark.exists():
+        return False
+    try:
+        size = int(mark.read_text())
+    except ValueError:
+        return True
+    return size >= _file(part).stat().st_size
 
 
 def _runs() -> list[RunFolder]:
@@ -108,8 +117,11 @@ def _upload(run: RunFolder, parts: list[Path]) -> tuple[str, str | None]:
     torn = 0
     for part in parts:
         before = run.wandb_log.stat().st_size if run.wandb_log.exists() else 0
+        size = _file(part).stat().st_size
+        _mark(part).unlink(missing_ok=True)
         code = run_logged([sys.executable, "-m", "wandb", "sync", str(part)], run, UPLOAD_S, WANDB_SILENT="false")
-        if _sent(part):
+        if _mark(part).exists():
+            _mark(part).write_text(str(size))
             continue
         said = run.wandb_log.read_bytes()[before:].decode(errors="replace").splitlines()
         torn_there = any(end in line for line in said for end in TORN)
@@ -119,11 +131,15 @@ def _upload(run: RunFolder, parts: list[Path]) -> tuple[str, str | None]:
                 "the server did not take it in time" if code is None else (errors or said or ["wandb said nothing"])[-1]
             )
             return "failed", f"{why}; its log is {run.wandb_log}"
-        _mark(part).touch()  # sent again, its steps would stand there twice
+        _mark(part).write_text(str(size))  # sent again, its steps would stand there twice
         torn += 1
     return "uploaded" + (f"; the writer of {torn} was killed, of that what was on the disk" if torn else ""), None
 
 
-def _mark(part: Path) -> Path:
+def _file(part: Path) -> Path:
     (file,) = part.glob("*.wandb")
-    return file.with_suffix(".wandb.synced")
+    return file
+
+
+def _mark(part: Path) -> Path:
+    return _file(part).with_suffix(".wandb.synced")

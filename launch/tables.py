@@ -25,6 +25,7 @@ from experiments.transfer import transfer_table
 from launch.decoding_speed import decoding_table
 from launch.devices import this_machine
 from launch.pricing import measured_price
+from launch.progress import told_by_part
 from launch.runs import CACHE, RUNS, RunFolder, find_run
 from launch.slow_links import over_hosts
 from suite.errors import SettingError, nearest
@@ -44,15 +45,15 @@ ROUNDS = 3
 
 def table(name: str, run: str, console: Console) -> None:
     """Prints a table and writes it as Markdown and CSV. Raises SettingError for an unknown name or run."""
-    measure = _sleeper(console)
+    measure, report = _sleeper(console), told_by_part(f"table {name}", console.print)
     tables: dict[str, Callable[[], list[Table]]] = {
-        "1": lambda: [memory_table(), amoebanet_table()],
-        "2": lambda: [table_2(measure), amoebanet_speeds(measure, _measured(console))],
-        "3": lambda: [table_3(measure)],
+        "1": lambda: [memory_table(report), amoebanet_table(report)],
+        "2": lambda: [table_2(measure, report), amoebanet_speeds(measure, _measured(console), report)],
+        "3": lambda: [table_3(measure, report)],
         "4": lambda: [transfer_table(RUNS)],
         "5": lambda: _batch_sizes(),
-        "partition": lambda: [partition_table(measure, _measured(console))],
-        "efficiency": lambda: [efficiency_table(measure)],
+        "partition": lambda: [partition_table(measure, _measured(console), report)],
+        "efficiency": lambda: [efficiency_table(measure, report)],
         "slow_links": lambda: [slow_links_table(over_hosts(console, FOLDER))],
         "prediction": lambda: [prediction_table(_predictor(console))],
         "breakdown": lambda: [_breakdown(run)],
@@ -87,6 +88,7 @@ def _sleeper(console: Console) -> Callable[[SleepingWork], Measurement]:
         alone = found[0].costs
         rough = (work.micro_batches + stages) * max(cost.seconds for cost in alone)
         count = max(FEWEST_STEPS, min(MOST_STEPS, int(SECONDS_A_CASE / rough)))
+        console.print(f"K = {stages}, M = {work.micro_batches}: {count} steps of about {rough:.1f} s")
         steps: list[Steps] = run_processes(
             measure_steps, stages, work, (1,) * stages, Recipe.of(work.pipeline), count, 1, False
         )

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
 from experiments.experiment import Experiment
 from launch.beats import ENDED, Beat, read_beat
+from launch.error_log import log_error
 from launch.grid import grid
-from launch.worker import Job
+from launch.worker import Job, speaker
+from suite.errors import WorkerError
 from suite.pipeline.topology import Place
 from suite.training.recurring import Recurring
 
@@ -139,7 +142,7 @@ class Watch:
         self._judge = Judge(self.places)
         self._seen = 0.0
         """When the judge saw the beats last, on this machine's clock."""
-        self._recurring = Recurring(self._judge_beats, PERIOD, "watch")
+        self._recurring = Recurring(self._judge_beats, PERIOD, "watch", self._failed)
 
     def __enter__(self) -> Watch:
         self._seen = time.monotonic()
@@ -150,7 +153,8 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._recurring.end()
-        self.look()
+        with suppress(OSError):  # of the storage
+            self.look()
 
     def grid(self) -> str:
         """Returns where each stage was last seen."""
@@ -176,6 +180,17 @@ class Watch:
     def reached(self) -> int | None:
         """Steps done, as far as was heard."""
         return max((beat.start + beat.steps for beat in self.beats.values() if beat.start is not None), default=None)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the launcher is to end the attempt. Raises WorkerError where nobody watches any more."""
+        if self._recurring.died:
+            raise WorkerError("the thread that watched the workers is gone, and a stall would not be seen any more")
+        return self.verdict is not None
+
+    def _failed(self, error: Exception) -> None:
+        told = f"looking at the workers' signs of life failed ({type(error).__name__}: {error})"
+        speaker(self._job.run.messages)(f"{told}; it goes on; the traceback is in {log_error(error)}")
 
     def _judge_beats(self) -> None:
         if self.verdict is not None:

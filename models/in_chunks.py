@@ -5,6 +5,10 @@
 
 The logits of 4096 positions over 64,000 words are 1 GiB in fp32, and their gradient as much; the layers of a stage
 may be less. Making a chunk's logits again costs one product more than keeping them, so small ones are kept.
+
+The weight's gradient is never put off (``suite.pipeline.put_off``): zero-bubble schedules compute it in ``B``, while a
+chunk's logits and their gradients are there. To compute it later, in ``W``, would take the logits' gradients whole,
+which is the memory that chunks save, or the logits made a third time, which is more work for the last stage.
 """
 
 from __future__ import annotations

@@ -102,6 +102,9 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (weight,), layer = ctx.saved_tensors, ctx.layer
+        if not ctx.needs_input_grad[1]:  # the weight is frozen
+            time.sleep(layer.backward_s / 2)
+            return gradient * weight, None, None
         if layer.later is not None:
             time.sleep(layer.backward_s / 2)
             layer.later.append(layer.sleep_for_weights)

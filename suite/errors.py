@@ -24,6 +24,10 @@ class CheckpointError(SuiteError):
     """A checkpoint is missing, damaged, or belongs to another model."""
 
 
+class PathError(SuiteError):
+    """A path from another machine or an archive leaves the folder that it belongs in."""
+
+
 class TrackingError(SuiteError):
     """What was recorded for wandb does not get there."""
 
@@ -71,6 +75,10 @@ class DiedError(WorkerError):
 
     def __str__(self) -> str:
         return f"worker {self.rank} gave no result: {self.how}"
+
+
+class ForkserverError(WorkerError):
+    """The process that workers are forked from is gone, and they with it: no fault of any of them."""
 
 
 @dataclass(frozen=True)

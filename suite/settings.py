@@ -21,7 +21,8 @@ class Frozen(BaseModel):
 
 
 class PipelineSettings(Frozen):
-    """The three numbers the paper asks of a user (K, M, the layer list) plus replicas and when to rebuild."""
+    """K and M, which the paper asks of a user with the layer list, and what this suite adds: replicas, schedule,
+    recomputation."""
 
     stages: int = Field(1, ge=1, description="K, devices that the model is cut over")
     micro_batches: int = Field(4, ge=1, description="M, micro-batches a replica cuts its share of a mini-batch into")
@@ -42,7 +43,10 @@ class OptimizerSettings(Frozen):
     """One update rule for all stages."""
 
     name: Literal["adamw", "adafactor", "rmsprop"] = "adamw"
-    learning_rate: float = Field(1e-3, gt=0, description="peak rate, reached at the end of warm-up")
+    learning_rate: float = Field(
+        1e-3, gt=0, description="peak rate, reached at the end of warm-up; Adafactor's is relative to a parameter's "
+        "size and never above 1/sqrt(step)"
+    )  # fmt: skip
     warmup_steps: int = Field(40, ge=1, description="linear warm-up, then as decay says")
     decay: Literal["inverse_sqrt", "exponential", "cosine"] = Field(
         "inverse_sqrt", description="1/sqrt(step); by decay_factor every decay_steps; a half cosine of decay_steps to 0"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
@@ -73,23 +73,22 @@ class Connection:
 
     def nodes(self, kind: str) -> list[Node]:
         """Returns the nodes with devices of a kind, ``GPU`` or ``CPU``, that are alive and answer."""
-        return [node for node, answers in self._looked_at(kind) if answers]
+        return self.nodes_and_silent(kind)[0]
 
-    def settled(self, kind: str) -> bool:
-        """Whether all nodes that Ray counts answer. It takes up to half a minute to see that a machine is gone."""
-        return all(answers for _, answers in self._looked_at(kind))
-
-    def _looked_at(self, kind: str) -> Iterator[tuple[Node, bool]]:
+    def nodes_and_silent(self, kind: str) -> tuple[list[Node], list[Node]]:
+        """Returns the nodes with devices of a kind that answer, and those that do not and that Ray counts still: it
+        takes up to half a minute to see that a machine is gone."""
         import ray
         from ray._private.state import available_resources_per_node
 
         self.open()
         free = available_resources_per_node()  # type: ignore[no-untyped-call]
-        for node in ray.nodes():  # type: ignore[no-untyped-call]
-            total = int(node["Resources"].get(kind, 0))
-            if node["Alive"] and total:
-                left = int(free.get(node["NodeID"], {}).get(kind, 0))
-                yield Node(node["NodeID"], _name(node), left, total), _answers(node)
+        counted = [node for node in ray.nodes() if node["Alive"] and int(node["Resources"].get(kind, 0))]  # type: ignore[no-untyped-call]
+        found: tuple[list[Node], list[Node]] = [], []
+        for node, answers in zip(counted, _answers(counted), strict=True):
+            total, left = (int(one.get(kind, 0)) for one in (node["Resources"], free.get(node["NodeID"], {})))
+            found[0 if answers else 1].append(Node(node["NodeID"], _name(node), left, total))
+        return found
 
     def name(self) -> str:
         """Returns the address by which the cluster knows itself, however it was reached."""
@@ -98,12 +97,13 @@ class Connection:
         self.open()
         return str(ray.get_runtime_context().gcs_address)
 
-    def lost(self, node: str) -> bool:
-        """Whether a node is gone, be it that Ray has noticed or that it answers no more."""
+    def lost(self, nodes: Iterable[str]) -> set[str]:
+        """Returns which of some nodes are gone, be it that Ray has noticed or that they answer no more."""
         import ray
 
-        known = [one for one in ray.nodes() if one["NodeID"] == node]  # type: ignore[no-untyped-call]
-        return not any(one["Alive"] and _answers(one) for one in known)
+        asked = set(nodes)
+        known = [one for one in ray.nodes() if one["NodeID"] in asked and one["Alive"]]  # type: ignore[no-untyped-call]
+        return asked - {one["NodeID"] for one, answers in zip(known, _answers(known), strict=True) if answers}
 
     def end_controller(self) -> None:
         """Ends Ray Train's controller of this driver, which stands on the driver's own machine; who waits for it here
@@ -117,34 +117,25 @@ class Connection:
                 with suppress(ProcessLookupError):
                     os.kill(actor["Pid"], signal.SIGKILL)
 
-    def kill(self, node: str, pid: int) -> None:
-        """Ends a process by SIGKILL, which ends a stopped one as well, from a task on its own node."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        def kill() -> None:
-            os.kill(pid, signal.SIGKILL)
-
-        where = NodeAffinitySchedulingStrategy(node, soft=False)
-        task = ray.remote(kill).options(num_cpus=0, scheduling_strategy=where, max_retries=0)
-        try:
-            ray.get(task.remote(), timeout=END_S)
-        except Exception as error:  # gone already, or its node does not answer either: then the session ends
-            logging.getLogger(__name__).warning("could not end process %d: %s", pid, error)
-
 
 def _name(node: dict[str, Any]) -> str:
     """Returns what a person knows a node by: its host's name where that says which, otherwise its address."""
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
-def _answers(node: dict[str, Any]) -> bool:
-    """Whether a node's own Ray process can be reached."""
-    try:
-        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=ANSWER_S).close()
-    except OSError:
-        return False
-    return True
+def _answers(nodes: Sequence[dict[str, Any]]) -> list[bool]:
+    """Returns of each node whether its own Ray process can be reached. All are asked at once: many that are silent
+    take no longer than one."""
+
+    def answers(node: dict[str, Any]) -> bool:
+        try:
+            socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=ANSWER_S).close()
+        except OSError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(max(1, len(nodes))) as pool:
+        return list(pool.map(answers, nodes))
 
 
 def _connect(workers: int) -> None:

@@ -30,16 +30,18 @@ def join(asked: str, otherwise: str) -> None:
 def init(**arguments: Any) -> None:
     """Starts or joins Ray, quietly; what this process does when it is told to end stays as it was."""
     import ray
+    import ray._private.utils
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # who asks too late is told so, and starts no other Ray
     # Ray warns of a coming change in what a worker without a GPU sees; ours are told their device, and do not look
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray._private.utils.set_sigterm_handler = lambda handler: None  # Ray's exits without a word
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
     finally:
-        signal.signal(signal.SIGTERM, on_terminate)  # Ray sets one that exits without a word
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray's C++ part has one as well, which prints a stack
 
 
 @contextmanager

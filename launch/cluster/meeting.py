@@ -1,4 +1,7 @@
-"""How the workers of an attempt meet in torch.distributed: as Ray Train has them, over the cluster's own network."""
+"""What Ray Train sets up on each device before its agent begins: the network interface, and the GPUs that it sees.
+
+Workers meet in torch.distributed by themselves; Ray Train's own process group would be one of agents.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.train.torch import TorchConfig
+from ray.train.backend import Backend, BackendConfig
 
 from launch.cluster.network import use_interface_of
 
-_RayMeeting: Any = TorchConfig().backend_cls
 
+class _Meeting(Backend):
+    share_cuda_visible_devices = True
+    """NCCL copies from GPU to GPU only where a process sees both."""
 
-class _Meeting(_RayMeeting):  # type: ignore[misc]
-    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        """Says to each worker which interface is its node's, then has them meet."""
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        """Says to each agent which interface is its node's."""
         worker_group.execute(_use_own_interface)
-        super().on_start(worker_group, backend_config)
 
 
 def _use_own_interface() -> None:
@@ -25,8 +28,8 @@ def _use_own_interface() -> None:
 
 
 @dataclass
-class Meeting(TorchConfig):
-    """Ray Train's own settings of the process group."""
+class Meeting(BackendConfig):
+    """Ray Train's settings of it."""
 
     @property
     def backend_cls(self) -> Any:

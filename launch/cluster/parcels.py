@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from suite.paths import extract_files, safe_join
+
 END = -1
 """Behind what the file has."""
 
@@ -22,8 +24,14 @@ SPOKEN = frozenset({"messages.log"})
 GROWING = frozenset({".jsonl", ".log", ".wandb"})
 """Files that are added to, and now and then cut and written on."""
 
-LEFT_OUT = ("checkpoints", "ray-train", "lock")
+MARKER = ".shared"
+"""File by which another node tells whether a folder is the same one there."""
+
+LEFT_OUT = ("checkpoints", "ray-train", "lock", MARKER)
 """What is not carried: too large, or of one node alone."""
+
+LOCK = ".lock"
+"""How names of files end that are locks of one node; they are not carried."""
 
 MOST = 8 * 2**20
 """Bytes of one file that are carried at a time; the rest comes with the next."""
@@ -95,8 +103,8 @@ class Changes:
 
 
 def put(folder: Path, piece: Piece) -> None:
-    """Writes a piece to the folder that follows."""
-    path = folder / piece.path
+    """Writes a piece to the folder that follows. Raises PathError where its path leaves the folder."""
+    path = safe_join(folder, piece.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("r+b" if path.exists() else "w+b") as file:
         file.seek(0, 2) if piece.at == END else file.seek(piece.at)
@@ -110,7 +118,8 @@ def files_of(folder: Path) -> Iterator[Path]:
     for path in folder.glob("*"):
         if path.name in LEFT_OUT:
             continue
-        yield from (one for one in ([path] if path.is_file() else path.rglob("*")) if one.is_file())
+        below = [path] if path.is_file() else path.rglob("*")
+        yield from (one for one in below if one.is_file() and one.suffix != LOCK)
 
 
 def packed(folder: Path) -> bytes:
@@ -123,7 +132,8 @@ def packed(folder: Path) -> bytes:
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Lays packed files out in a folder, over those that are there."""
+    """Lays packed files out in a folder, over those that are there. Raises PathError, before anything is written, for
+    what is no regular file below the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        tar.extractall(folder, filter="data")
+        extract_files(tar, folder)

@@ -1,42 +1,33 @@
-"""Starts and supervises the K x R workers with Ray Train; no tensor of the training goes through Ray."""
+"""Runs attempts on the devices of a cluster, by agents that Ray Train starts; no tensor of the training goes through
+Ray."""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from experiments.experiment import Experiment
 from launch.beats import Beat
+from launch.checkpoints import place_of
+from launch.cluster.agents import LOOK_S, START_DEADLINE, Agents
 from launch.cluster.causes import first_cause
-from launch.cluster.connection import END_S, Connection, answering
+from launch.cluster.connection import Connection, answering
 from launch.cluster.mirror import Mirror
-from launch.jobs import secrets
-from launch.watch import Verdict, Watch
-from launch.worker import Job, threads_of
-from suite.errors import BusyError, DiedError, PlacementError, StallError, SuiteError, WorkerError
+from launch.watch import Watch
+from launch.worker import Job
+from suite.errors import BusyError, DiedError, NeighbourLostError, PlacementError, StallError, SuiteError, WorkerError
 from suite.pipeline.placement import Placement, place, shortage
-from suite.pipeline.recipe import Recipe
-
-START_DEADLINE = 180
-"""Seconds for all workers to be placed and started."""
 
 SPARE_S = 20.0
 """Seconds for which lost devices are waited for before a run goes on with fewer, or ends."""
 
-LOOK_S = 0.25
-"""Between two looks at what is free."""
-
 
 class RaySession:
-    """A context in which attempts run on one connection to Ray. A further attempt costs the start of its workers, not
-    that of Ray."""
+    """A context in which attempts run on one connection to Ray. Where the devices stay, a further attempt costs the
+    fork of its workers, not the start of Ray's processes."""
 
     def __init__(
         self, connection: Connection, use_gpu: bool, planned: Placement | None, say: Callable[[str], None]
@@ -47,6 +38,9 @@ class RaySession:
         self._patience = 0.0
         """Seconds for which the run waits for devices that others hold."""
         self._mirror: Mirror | None = None
+        self._agents: Agents | None = None
+        self._apart: set[str] = set()
+        """The ids of nodes that do not share the run's folder: looked at with patience once, not at each attempt."""
         self._placed = planned.ids if planned is not None else []
         """The node of each rank, by its id."""
 
@@ -59,38 +53,71 @@ class RaySession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._connection.close()
+        self._close(at_once=False)
 
     def run(self, job: Job, experiment: Experiment, watch: Watch) -> None:
         """Runs one attempt. Raises the first SuiteError of a worker, DiedError for one that is gone, PlacementError
         when the cluster is away or too small, WorkerError otherwise."""
-        pipeline = experiment.pipeline
         try:
             self._connection.open(len(watch.places))
             self._patience = experiment.train.wait_for_devices
             watch.held = True
-            placement = self._place(pipeline.stages, pipeline.replicas)
-            at_url = "://" in (experiment.train.checkpoints or "")
-            with Mirror(job.folder, job.data, placement.nodes, at_url, self._say) as self._mirror:
-                watch.held = False
-                self._fit(_trainer(job, experiment, placement.ids), watch)
+            agents = self._agents_for(job, experiment)
+            watch.held = False
+            agents.begin(job)
+            _follow(agents, watch)
         except Exception as error:
             raise self._first_cause(error, watch) from error
+        self._let_go()
+
+    def _agents_for(self, job: Job, experiment: Experiment) -> Agents:
+        """Returns the agents of the attempt before, if they are as many as are needed and their files arrive;
+        otherwise new ones."""
+        pipeline = experiment.pipeline
+        if self._has(pipeline.stages * pipeline.replicas):
+            assert self._agents is not None
+            return self._agents
+        self._let_go()
+        placement = self._place(pipeline.stages, pipeline.replicas)
+        checkpoints = place_of(job.run, experiment)
+        self._mirror = Mirror(job.folder, job.data, placement.nodes, checkpoints, self._apart, self._say)
+        self._mirror.__enter__()
+        self._agents = Agents(job, experiment, placement.ids)
+        return self._agents
+
+    def _has(self, workers: int) -> bool:
+        """Whether there are so many agents, and the files of all their nodes arrive: without its heartbeats a node's
+        worker would pass for one that stands still, at every attempt."""
+        agents, mirror = self._agents, self._mirror
+        if agents is None or mirror is None:
+            return False
+        return agents.alive and agents.workers == workers and mirror.whole
+
+    def _let_go(self) -> None:
+        """Has agents end, and what nodes apart wrote last carried here."""
+        if self._mirror is not None:
+            self._mirror.end()
+        if self._agents is not None:
+            self._agents.end()
+        self._mirror = self._agents = None
 
     def room(self, workers: int) -> int:
         """Returns how many devices are free, ``workers`` at most, having waited for so many: for SPARE_S, and where
         there are so many and others hold them, as long as the run waits for devices.
 
+        Those of this run's own agents count where they are as many as are needed; otherwise they are let go of first.
         Devices of a node that is gone and that Ray counts still are waited out: workers would be placed on them.
         """
+        if self._has(workers):
+            return workers
+        self._let_go()
         begun = time.monotonic()
         while True:
             with answering("which devices are left"):
-                nodes = self._connection.nodes(self._kind)
-                settled = self._connection.settled(self._kind)
+                nodes, silent = self._connection.nodes_and_silent(self._kind)
             count, total = sum(node.free for node in nodes), sum(node.total for node in nodes)
             patience = max(SPARE_S, self._patience) if total >= workers else SPARE_S
-            if (count >= workers and settled) or time.monotonic() > begun + patience:
+            if (count >= workers and not silent) or time.monotonic() > begun + patience:
                 return min(count, workers)
             time.sleep(LOOK_S)
 
@@ -122,132 +149,61 @@ class RaySession:
             self._placed = placement.ids
             return placement
 
-    def _fit(self, trainer: Any, watch: Watch) -> None:
-        """Runs the trainer to its end, until this thread is interrupted, or until the watch has a verdict.
-
-        In a thread of its own, because in the main one Ray Train answers an interrupt itself, by ending the process
-        with exit code 0 and no word. Here the interrupt ends the wait, and the end of the session the workers.
-        """
-        failures: list[Exception] = []
-
-        def fit() -> None:
-            try:
-                trainer.fit()
-            except Exception as error:
-                failures.append(error)
-            finally:
-                ended.set()
-
-        # an event, for a thread whose join was interrupted passes for dead
-        ended = threading.Event()
-        threading.Thread(target=fit, daemon=True).start()
-        try:
-            while not ended.wait(LOOK_S):
-                if watch.verdict is not None and not failures:
-                    self._end(ended, watch.verdict, watch.beats)
-                    raise WorkerError("the workers were ended")
-        except KeyboardInterrupt:
-            self._close(ended, at_once=False)
-            raise
-        if failures:
-            raise failures[0]
-
-    def _end(self, ended: threading.Event, verdict: Verdict, beats: Mapping[int, Beat]) -> None:
-        """Ends an attempt that stands still: by the process that is to blame, or by the whole session.
-
-        Raises DiedError where a machine is gone: one that loses its power says nothing, and Ray takes up to half a
-        minute to see it. One that is cut off may still reach the run's folder, and beat; then all workers wait for one
-        another, and the one that waits the longest may stand on another node.
-        """
-        beat, gone = verdict.beat, self._gone(beats, verdict.place.rank)
-        if gone is not None:
-            self._close(ended)
-            raise DiedError(gone, "its node is gone", "node")
-        if beat is not None:
-            self._connection.kill(beat.node, beat.pid)
-            ended.wait(END_S)
-        if not ended.is_set():
-            self._close(ended)
-
-    def _close(self, ended: threading.Event, at_once: bool = True) -> None:
+    def _close(self, at_once: bool = True) -> None:
         """Ends the session, and before it what asks Ray from threads of their own: under one that waits for an answer
         Ray would end this whole process. What nodes apart wrote last is still carried here unless ``at_once``."""
         if self._mirror is not None:
             self._mirror.end(at_once)
-        with suppress(Exception):  # a head that is gone has no controller to be ended
-            self._connection.end_controller()
-        ended.wait(END_S)
+        if self._agents is not None:
+            with suppress(Exception):  # a head that is gone has no controller to be ended
+                self._connection.end_controller()
+            self._agents.wait()
+        self._mirror = self._agents = None
         self._connection.close()
 
     def _first_cause(self, error: Exception, watch: Watch) -> SuiteError:
-        """Returns what ended an attempt; where a worker is dead or waited in vain, nodes are looked at, for a lost
-        machine is no fault of a program."""
-        cause = first_cause(error)
-        if not isinstance(cause, DiedError | StallError) or not self._connection.connected:
-            return cause
-        gone = self._gone(watch.beats, cause.rank) if isinstance(cause, DiedError) else self._gone(watch.beats)
+        """Returns what ended an attempt, with all its workers ended: by their agents, or where one does not answer or a
+        machine is gone by the end of the session.
+
+        Where a worker is dead, stands still or waited in vain, nodes are looked at, for a lost machine is no fault of a
+        program. One that loses its power says nothing, and Ray takes up to half a minute to see it. One that is cut off
+        may still reach the run's folder, and beat; then all workers wait for one another, and the one that waits the
+        longest may stand on another node.
+        """
+        cause, gone = first_cause(error), None
+        if self._connection.connected and (watch.verdict is not None or isinstance(cause, DiedError | StallError)):
+            died = cause.rank if isinstance(cause, DiedError) else 0
+            gone = self._gone(watch.beats, watch.verdict.place.rank if watch.verdict is not None else died)
+        if gone is not None or not self._stopped():
+            self._close()
         return cause if gone is None else DiedError(gone, "its node is gone", "node")
+
+    def _stopped(self) -> bool:
+        """Has the workers of an attempt ended; returns whether they are, and Ray answers."""
+        if self._agents is None or not self._agents.alive:
+            return True
+        try:
+            return self._agents.stop()
+        except Exception:  # of many types: what ended the agents, or Ray
+            return not self._agents.alive
 
     def _gone(self, beats: Mapping[int, Beat], first: int = 0) -> int | None:
         """Returns a rank whose node is gone, ``first`` if that one's is; None where all answer."""
-        lost = {node: self._connection.lost(node) for node in {beat.node for beat in beats.values()} if node}
+        lost = self._connection.lost({beat.node for beat in beats.values()} - {""})
         ranks = sorted(beats, key=lambda rank: (rank != first, rank))
-        return next((rank for rank in ranks if lost.get(beats[rank].node)), None)
+        return next((rank for rank in ranks if beats[rank].node in lost), None)
 
 
-def _trainer(job: Job, experiment: Experiment, nodes: Sequence[str]) -> Any:
-    """Returns what runs an attempt's workers, each on its node; Ray Train's ranks are ours, for it counts them node by
-    node in this order."""
-    import ray.train
-    from ray.train.torch import TorchTrainer
-
-    from launch.cluster.meeting import Meeting
-
-    config = {
-        "folder": str(job.folder), "data": str(job.data), "cells": list(job.cells), "recipe": asdict(job.recipe),
-        "use_gpu": job.use_gpu, "resume": job.resume, "attempt": job.attempt,
-        "faults": job.faults, "step_s": job.step_s, "shrunk": job.shrunk,
-    }  # fmt: skip
-    return TorchTrainer(
-        _loop,
-        train_loop_config=config,
-        torch_config=Meeting(backend="cpu:gloo,cuda:nccl" if job.use_gpu else "gloo", timeout_s=int(job.timeout_s)),
-        scaling_config=ray.train.ScalingConfig(  # type: ignore[call-arg]
-            num_workers=len(nodes),
-            use_gpu=job.use_gpu,
-            resources_per_worker={"GPU": 1} if job.use_gpu else {"CPU": 1},
-            label_selector=[{"ray.io/node-id": node} for node in nodes],
-        ),
-        run_config=ray.train.RunConfig(
-            name=f"ray-train/{job.attempt}",
-            storage_path=str(job.folder),
-            worker_runtime_env={
-                "env_vars": {"OMP_NUM_THREADS": str(threads_of(experiment)), "TOKENIZERS_PARALLELISM": "false"}
-            },
-            # our supervisor decides what is tried again: Ray Train's retry cannot tell a bug from a lost machine that
-            # it was not warned of, nor the same failure from another, nor plan for another K
-            failure_config=ray.train.FailureConfig(
-                max_failures=0,
-                controller_failure_limit=0,  # type: ignore[call-arg]  # of Ray Train v2, whose types lag behind
-                max_preemption_failures=0,
-            ),
-        ),
-    )
-
-
-def _loop(config: dict[str, Any]) -> None:
-    """What Ray Train calls in each worker."""
-    import ray
-    import ray.train
-
-    from launch.worker import work
-
-    secrets.receive()
-    cells = tuple(map(int, config["cells"]))
-    recipe = Recipe(**config["recipe"] | {"graphs": tuple(map(int, config["recipe"]["graphs"]))})
-    folder, data = Path(config["folder"]), Path(config["data"])
-    job = Job(
-        folder, data, cells, recipe, bool(config["use_gpu"]), bool(config["resume"]), int(config["attempt"]),
-        str(config["faults"]), float(config["step_s"]), bool(config["shrunk"]),
-    )  # fmt: skip
-    work(job, ray.train.get_context().get_world_rank(), ray.get_runtime_context().get_node_id())
+def _follow(agents: Agents, watch: Watch) -> None:
+    """Returns when all workers came to the end of the job. Raises the first cause where one did not, WorkerError once
+    the watch has a verdict."""
+    while True:
+        reports = agents.reports()
+        failures = [report for report in reports.values() if report is not None]
+        if len(reports) == agents.workers and not failures:
+            return
+        if failures:
+            # an agent holds back for a while that its worker lost another: what happened to that one comes first
+            raise min(failures, key=lambda one: (isinstance(one, NeighbourLostError), isinstance(one, StallError)))
+        if watch.ends:
+            raise WorkerError("the workers were ended")

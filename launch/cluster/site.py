@@ -15,8 +15,7 @@ from experiments.planned import Pricer
 from experiments.workload import Measurable
 from launch.cluster.causes import first_line
 from launch.cluster.connection import Connection, address, answering
-from launch.cluster.mirror import keep
-from launch.cluster.parcels import packed
+from launch.cluster.data_transfer import receiver_on, send_folder
 from launch.cluster.ray_train import RaySession
 from launch.devices import gpus, this_machine
 from launch.doctor.kept import read_links
@@ -84,8 +83,8 @@ class RayCluster(Site):
         def measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log: Path) -> list[Measured]:
             kind = "GPU" if cluster.kind == "gpu" else "CPU"
             node = self._free(kind, workers, say)
-            if data is not None and not _on(node, os.path.exists, LOOK_AT_S, str(data)):
-                _on(node, keep, LOOK_AT_S, data, packed(data))
+            if data is not None:
+                send_folder(data, {receiver_on(node, data): node})
             resources = {f"num_{kind.lower()}s": workers}
             return _on(node, measure_here, MEASURING_S, work, cluster, workers, threads, log.resolve(), **resources)  # type: ignore[no-any-return]
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +41,7 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     address = address or os.environ.get("RAY_ADDRESS", "")
     place = storage or str(RUNS.absolute())
     Storage(place)
+    Path(place).exists()  # raises OSError for what can be no name of a file
     if not storage:
         with suppress(OSError):  # what cannot be written is found below
             RUNS.mkdir(parents=True, exist_ok=True)

@@ -32,13 +32,15 @@ class Worker:
         self._address = address
 
     def ready(self) -> int:
-        """Returns a free port, once torch is there."""
+        """Opens a store, so that its port stays this worker's, and returns the port."""
         use_interface_of(self._address)
-        return links.free_port(self._address)
+        self._store = links.open_store(self._address)
+        return int(self._store.port)
 
-    def measure(self, rank: int, world: int, rendezvous: str, task: links.Task, use_gpu: bool) -> links.Told:
-        """Measures with the others."""
-        return links.measure(rank, world, rendezvous, task, use_gpu)
+    def measure(self, rank: int, world: int, host: str, port: int, task: links.Task, use_gpu: bool) -> links.Told:
+        """Measures with the others, who meet in the first one's store."""
+        store = self._store if rank == 0 else links.join_store(host, port)
+        return links.measure(rank, world, store, task, use_gpu)
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,9 @@ def by_ray(nodes: Sequence[Node], say: Callable[[str], None]) -> tuple[Measured 
         if not task.pairs:
             return None, found
         say(f"measuring {len(task.pairs)} links between {len(there)} workers")
-        rendezvous = f"tcp://{there[0].address}:{ready[placed[0]]}"
         told, mute = collect(
             {
-                rank: actors[at].measure.remote(rank, len(there), rendezvous, task, use_gpu)  # type: ignore[attr-defined]
+                rank: actors[at].measure.remote(rank, len(there), there[0].address, ready[placed[0]], task, use_gpu)  # type: ignore[attr-defined]
                 for rank, at in enumerate(placed)
             },
             BEGIN_S + PAIR_S * len(task.pairs),

@@ -5,14 +5,15 @@ Two sizes of message tell both: the small one is all latency; what the large one
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from suite.pipeline.simulate import Link
 from suite.pipeline.topology import backend_of
@@ -49,18 +50,23 @@ class Told:
     reduced: Link | None
 
 
-def free_port(address: str) -> int:
-    """Returns a port of the system's choice."""
-    with socket.create_server((address, 0)) as listening:
-        return int(listening.getsockname()[1])
+def open_store(address: str) -> TCPStore:
+    """Returns a store where processes can meet; it listens on a port of the system's choice from now on."""
+    return TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
 
 
-def measure(rank: int, world: int, rendezvous: str, task: Task, use_gpu: bool) -> Told:
-    """Meets the others and measures; for a pair the second rank only answers."""
+def join_store(address: str, port: int) -> TCPStore:
+    """Returns a connection to the store that another process has opened."""
+    return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+
+
+def measure(rank: int, world: int, meeting: str | Store, task: Task, use_gpu: bool) -> Told:
+    """Meets the others, by a URL or in a store, and measures; for a pair the second rank only answers."""
     torch.set_num_threads(1)
     device = torch.device("cuda") if use_gpu else torch.device("cpu")
     timeout = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group(backend_of(device), init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
+    where: dict[str, Any] = {"init_method": meeting} if isinstance(meeting, str) else {"store": meeting}
+    dist.init_process_group(backend_of(device), rank=rank, world_size=world, timeout=timeout, **where)
     found = {}
     for pair in task.pairs:
         dist.all_reduce(torch.zeros(1))  # nobody else sends meanwhile

@@ -124,11 +124,14 @@ class Door(JobSubmissionClient):
         )
 
     def asks_for_token(self) -> bool:
-        """Whether the cluster turns away who has no token."""
+        """Whether the cluster turns away who has no token. Raises AwayError where it does not say."""
         try:
-            return requests.get(f"{self.address}/api/version", timeout=(CONNECT_S, ANSWER_S)).status_code == 401
-        except requests.RequestException:  # it answered with the token a moment ago
-            return True
+            response = requests.get(f"{self.address}/api/version", timeout=(CONNECT_S, ANSWER_S))
+        except requests.RequestException as error:
+            raise AwayError(
+                f"the cluster at {self.address} did not say whether it asks for a token ({_first(error)}); try again"
+            ) from None
+        return response.status_code in (401, 403)
 
     def put_package(self, name: str, data: bytes) -> None:
         """Puts bytes into the cluster's store of packages. Raises JobError where it does not take them."""

@@ -18,6 +18,8 @@ from launch.jobs.door import Door, JobError
 from launch.jobs.small import run_small
 from launch.progress import MARK
 from launch.runs import RUNS
+from suite.errors import PathError
+from suite.paths import extract_files, safe_join
 
 LIMIT = 30 * 2**20
 """Bytes of the archive: it goes through the memory of the cluster's dashboard."""
@@ -48,6 +50,8 @@ def fetch(asked: str, job: str, console: Console) -> None:
     for folder in head["folders"]:
         (RUNS / folder / "job.log").write_text("\n".join(log) + "\n")
         console.print(f"folder: {(RUNS / folder).resolve()}")
+        if folder in head["training"]:
+            console.print("  it is being trained: fetch it again at its end, what wandb records comes then")
     console.print(
         f"fetched {head['files']} files, {head['bytes'] / 2**20:.2f} MiB packed; checkpoints stay in {told['storage']}"
     )
@@ -83,9 +87,7 @@ def unpack(packed: bytes, folders: list[str], runs: Path, source: dict[str, str]
     is there already and was not fetched from the same cluster; then nothing is written. On one cluster a folder is one
     run, whichever job went on with it."""
     for folder in folders:
-        place = runs / folder
-        if not place.resolve().is_relative_to(runs.resolve()):
-            raise JobError(f"the archive names a folder outside of {runs}: {folder}; nothing was unpacked")
+        place = _below(runs, folder)
         note = place / FETCHED
         if place.exists() and not _is_of(note, source["address"]):
             raise JobError(
@@ -93,12 +95,20 @@ def unpack(packed: bytes, folders: list[str], runs: Path, source: dict[str, str]
                 "again"
             )
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-        members = archive.getmembers()
-        for member in members:
-            place = (runs / member.name).resolve()
-            if not member.isfile() or not any(place.is_relative_to((runs / one).resolve()) for one in folders):
-                raise JobError(f"the archive holds {member.name}, which is no file of these runs; nothing was unpacked")
-        archive.extractall(runs, members=members, filter="data")
+        for name in archive.getnames():
+            if not any(_below(runs, name).is_relative_to(_below(runs, one)) for one in folders):
+                raise JobError(f"the archive holds {name}, which is no file of these runs; nothing was unpacked")
+        try:
+            extract_files(archive, runs)
+        except PathError as error:
+            raise JobError(f"{error}; nothing was unpacked") from None
     for folder in folders:
         (runs / folder).mkdir(parents=True, exist_ok=True)
         (runs / folder / FETCHED).write_text(json.dumps(source) + "\n")
+
+
+def _below(runs: Path, path: str) -> Path:
+    try:
+        return safe_join(runs, path)
+    except PathError as error:
+        raise JobError(f"the archive names a path outside: {error}; nothing was unpacked") from None

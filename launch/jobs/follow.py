@@ -11,6 +11,7 @@ import aiohttp
 from ray.job_submission import JobDetails, JobStatus
 from rich.console import Console
 
+from launch import interrupts
 from launch.jobs.door import AwayError, Door, JobError
 from launch.progress import Bar, read_update
 
@@ -22,9 +23,6 @@ QUIET_S = 15.0
 
 OF_RAY = ("Running entrypoint for job ", "Runtime env is setting up.")
 """Parts of the lines that Ray puts before a job's own."""
-
-PASSED = 130
-"""The exit code of who leaves a job that goes on."""
 
 
 def logs(asked: str, job: str, console: Console) -> int:
@@ -39,12 +37,8 @@ def follow(door: Door, job: str, console: Console, lost_s: float = LOST_S) -> in
 
     Raises AwayError where the cluster is away for longer than ``lost_s``. The job does not depend on who follows it.
     """
-    try:
+    with interrupts.advised(lambda: f"job {job} goes on without you\n{how_to(door, job)}"):
         asyncio.run(_show(door, job, console, lost_s))
-    except KeyboardInterrupt:
-        console.print(f"job {job} goes on without you")
-        console.print(how_to(door, job))
-        return PASSED
     return tell_end(door.get_job_info(job), console)
 
 

@@ -9,10 +9,8 @@ from ray.job_submission import JobDetails
 from rich.console import Console
 from rich.table import Table
 
+from launch.interrupts import JOB_STOP_S
 from launch.jobs.door import OURS, Door, JobError
-
-STOP_S = 60
-"""Seconds between the signal that asks a driver to end and the one that ends it: workers end, the trace is written."""
 
 
 def jobs(asked: str, console: Console) -> None:
@@ -34,7 +32,7 @@ def jobs(asked: str, console: Console) -> None:
     console.print(rows)
 
 
-def stop(asked: str, job: str, console: Console, deadline_s: float = STOP_S + 15) -> None:
+def stop(asked: str, job: str, console: Console, deadline_s: float = JOB_STOP_S + 15) -> None:
     """Ends a job and says what is left of it. Raises JobError for an unknown one, or one that does not end in time."""
     door = Door(asked)
     details = door.find(job)
@@ -42,7 +40,7 @@ def stop(asked: str, job: str, console: Console, deadline_s: float = STOP_S + 15
         console.print(f"job {job} has ended already: it is {details.status.value.lower()}")
         return
     door.stop_job(job)
-    console.print(f"job {job} was told to end; it has {STOP_S} s to end its workers")
+    console.print(f"job {job} was told to end; it has {JOB_STOP_S} s to end its workers and to copy its runs")
     until = time.monotonic() + deadline_s
     while not (status := door.get_job_status(job)).is_terminal():
         if time.monotonic() > until:

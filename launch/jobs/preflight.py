@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 from launch.jobs import probe
 from launch.jobs.door import Door, JobError
 from launch.jobs.small import run_small
+from launch.runs import CACHE
 
-DEADLINE_S = 60.0
+DEADLINE_S = 60.0 + probe.NODE_S
 """Seconds for the probe, from its submission to its answer."""
 
 INSTALL_S = 900
@@ -33,13 +35,17 @@ class Ground:
     install: dict[str, Any]
     """The part of the job's runtime environment that installs packages; empty where none are missing."""
     lines: tuple[str, ...]
+    cache: str = ""
+    """The cache folder of the submitter's machine, where the head and all nodes see it; else they have their own."""
 
 
 def preflight(door: Door, pins: dict[str, str], storage: str, lenient: bool = False) -> Ground:
     """Sends the probe and judges what it saw. Raises JobError for the first thing that would end the run there; a
     ``lenient`` one does not mind nodes or storage, which is the doctor's business."""
-    asked = {"pins": pins, "storage": storage}
-    said = run_small(door, Path(probe.__file__), "GPIPE_PROBE", asked, DEADLINE_S)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=CACHE.resolve(), prefix=".seen-") as marker:
+        asked = {"pins": pins, "storage": storage, "cache": marker.name}
+        said = run_small(door, Path(probe.__file__), "GPIPE_PROBE", asked, DEADLINE_S)
     answers = [line.removeprefix(probe.MARK) for line in said.splitlines() if line.startswith(probe.MARK)]
     if not answers:
         raise JobError(f"the probe of the cluster at {door.address} gave no answer; its log ends with: {said[-300:]}")
@@ -53,6 +59,11 @@ def judge(seen: dict[str, Any], pins: dict[str, str], storage: str, here: str, l
     """
     nodes = seen["nodes"]
     for node in nodes:
+        if node.get("silent") and not lenient:
+            raise JobError(
+                f"node {_called(node)} {node['fault']}: it is overloaded or hangs; try again when it is less busy, see "
+                "`make doctor`, or take it off"
+            )
         if node["fault"] and "shared" not in node and not lenient:
             raise JobError(f"node {_called(node)} is not fit for work: {node['fault']}; mend it or take it off")
     answered = [node for node in nodes if "python" in node]
@@ -67,7 +78,12 @@ def judge(seen: dict[str, Any], pins: dict[str, str], storage: str, here: str, l
         where += f" on the head, copied to {url}; checkpoints go there at once"
     elif not storage:
         where += ", on the one node there is; it outlives the job"
-    return Ground(len(nodes), folder, url, "python" if install else str(seen["executable"]), install, (line, where))
+    python = "python" if install else str(seen["executable"])
+    if not seen.get("cache") or not all(node.get("cache") for node in nodes):
+        return Ground(len(nodes), folder, url, python, install, (line, where))
+    cache = str(CACHE.resolve())
+    lines = (line, where, f"cache: {cache}, which the head and all nodes see: what is prepared there is used")
+    return Ground(len(nodes), folder, url, python, install, lines, cache)
 
 
 def _check_python(nodes: list[dict[str, Any]], here: str) -> None:

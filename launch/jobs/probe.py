@@ -13,13 +13,20 @@ import os
 import platform
 import socket
 import sys
+import time
 import uuid
 from typing import Any
 
 MARK = "@gpipe-probe "
 MISSING = "there is no such folder; mount the share there, or make the folder"
-NODE_S = 30.0
-"""Seconds for all nodes to answer."""
+NODE_S = 120.0
+"""Seconds for all nodes to answer, however busy."""
+
+RETRY_S = 20.0
+"""Seconds after which a node that has not answered is asked again, by another process there."""
+
+EQUAL_ERRORS = 3
+"""Equal errors of a node in a row after which it is not asked again."""
 
 
 def versions(pins: dict[str, str]) -> dict[str, str | None]:
@@ -41,13 +48,26 @@ def join(place: str, name: str) -> str:
     return place.rstrip("/") + "/" + name
 
 
+def open_store(url: str) -> tuple[Any, str]:
+    """Returns a URL's file system and the path in it: S3 and Google Cloud Storage by pyarrow, as a run does."""
+    import fsspec
+
+    if url.startswith(("s3://", "gs://")):
+        from fsspec.implementations.arrow import ArrowFSWrapper
+        from pyarrow.fs import FileSystem
+
+        files, path = FileSystem.from_uri(url)
+        return ArrowFSWrapper(files), path
+    found: tuple[Any, str] = fsspec.url_to_fs(url)
+    return found
+
+
 def put(place: str, name: str) -> None:
     """Writes a marker."""
     if "://" in place:
-        import fsspec
-
-        with fsspec.open(join(place, name), "w") as file:
-            file.write(name)
+        files, path = open_store(join(place, name))
+        with files.open(path, "wb") as file:
+            file.write(name.encode())
     else:
         if not os.path.isdir(place):  # made here, it would hide a share that is not mounted
             raise FileNotFoundError(MISSING)
@@ -66,9 +86,8 @@ def there(place: str, name: str) -> bool:
     """Whether a marker can be read."""
     try:
         if "://" in place:
-            import fsspec
-
-            with fsspec.open(join(place, name)) as file:
+            files, path = open_store(join(place, name))
+            with files.open(path, "rb") as file:
                 return bool(file.read().decode() == name)
         with open(join(place, name)) as file:
             return file.read() == name
@@ -80,9 +99,7 @@ def remove(place: str, name: str) -> None:
     """Takes a marker away."""
     try:
         if "://" in place:
-            import fsspec
-
-            files, path = fsspec.url_to_fs(join(place, name))
+            files, path = open_store(join(place, name))
             files.rm(path)
         else:
             os.remove(join(place, name))
@@ -90,11 +107,16 @@ def remove(place: str, name: str) -> None:
         pass
 
 
-def look(pins: dict[str, str], place: str, marker: str, mine: str) -> dict[str, Any]:
+def sees_cache(marker: str) -> bool:
+    """Whether the submitter's cache folder is here, too: a file in it that was made for this probe."""
+    return bool(marker) and os.path.exists(marker) and os.access(os.path.dirname(marker), os.W_OK)
+
+
+def look(pins: dict[str, str], place: str, marker: str, mine: str, cache: str = "") -> dict[str, Any]:
     """What each node says of itself."""
     told: dict[str, Any] = {
         "host": socket.gethostname(), "python": platform.python_version(), "executable": sys.executable,
-        "differ": versions(pins), "shared": True, "fault": "",
+        "differ": versions(pins), "shared": True, "fault": "", "cache": sees_cache(cache),
     }  # fmt: skip
     if place:
         try:
@@ -108,10 +130,80 @@ def look(pins: dict[str, str], place: str, marker: str, mine: str) -> dict[str, 
     return told
 
 
+def ask(alive: list[dict[str, Any]], arguments: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns what ``look`` says on each node, by the node's id; for one that does not answer in time, what was seen
+    of it. ``arguments`` are those of ``look``, by the node's id."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    answers: dict[str, dict[str, Any]] = {}
+    errors: dict[str, list[str]] = {}
+    waiting: dict[Any, str] = {}
+    begin, tries = time.monotonic(), 0
+    while (silent := unsettled(alive, answers, errors)) and time.monotonic() < begin + NODE_S:
+        tries += 1
+        for id in silent:
+            where = NodeAffinitySchedulingStrategy(id, soft=False)
+            task = ray.remote(look).options(num_cpus=0, scheduling_strategy=where)
+            waiting[task.remote(*arguments[id])] = id
+        until = min(begin + NODE_S, time.monotonic() + RETRY_S)
+        while unsettled(alive, answers, errors) and (left := until - time.monotonic()) > 0:
+            if not waiting:  # each has failed
+                time.sleep(min(left, 1.0))
+                continue
+            for answer in ray.wait(list(waiting), num_returns=1, timeout=left)[0]:
+                id = waiting.pop(answer)
+                try:
+                    answers[id] = ray.get(answer, timeout=left)
+                except Exception as error:
+                    errors.setdefault(id, []).append(last_line(error))
+    return {node["NodeID"]: answers.get(node["NodeID"]) or missing(node, tries, errors) for node in alive}
+
+
+def unsettled(
+    alive: list[dict[str, Any]], answers: dict[str, dict[str, Any]], errors: dict[str, list[str]]
+) -> list[str]:
+    """Returns the ids of nodes that have not answered, but for those that fail in the same way each time."""
+    ids = [node["NodeID"] for node in alive if node["NodeID"] not in answers]
+    return [id for id in ids if not settled(errors.get(id, []))]
+
+
+def settled(errors: list[str]) -> bool:
+    """Whether a node's last errors are equal, and enough of them."""
+    return len(errors) >= EQUAL_ERRORS and len(set(errors[-EQUAL_ERRORS:])) == 1
+
+
+def last_line(error: Exception) -> str:
+    """Returns the last line of what an error says, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def missing(node: dict[str, Any], tries: int, errors: dict[str, list[str]]) -> dict[str, Any]:
+    """What was seen of a node that has not answered."""
+    import ray
+
+    now = {one["NodeID"]: one["Alive"] for one in ray.nodes()}  # type: ignore[no-untyped-call]
+    free = ray._private.state.available_resources_per_node().get(node["NodeID"], {})  # type: ignore[no-untyped-call]
+    if not now.get(node["NodeID"]):
+        state = "Ray has lost it since"
+    else:
+        state = f"Ray lists it as alive, {free.get('CPU', 0):g} of its {node['Resources'].get('CPU', 0):g} CPUs free"
+    failed = errors.get(node["NodeID"], [])
+    if settled(failed):
+        return {
+            "host": node["NodeManagerHostname"],
+            "fault": f"the probe failed there {EQUAL_ERRORS} times in the same way: {failed[-1]}; {state}",
+        }
+    last = f"; its last error: {failed[-1]}" if failed else ""
+    return {
+        "host": node["NodeManagerHostname"], "silent": True,
+        "fault": f"did not answer {tries} tries in {NODE_S:.0f} s; {state}{last}",
+    }  # fmt: skip
+
+
 def probe(asked: dict[str, Any]) -> dict[str, Any]:
     """Looks at the driver's machine and at every node, and returns what was seen."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
     alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -127,6 +219,7 @@ def probe(asked: dict[str, Any]) -> dict[str, Any]:
         "storage": place,
         "fault": "",
         "nodes": [],
+        "cache": sees_cache(asked["cache"]),
     }
     seen["differ"] = versions(asked["pins"])
     marks = {node["NodeID"]: marker + "-" + node["NodeID"][:12] for node in alive}
@@ -137,25 +230,12 @@ def probe(asked: dict[str, Any]) -> dict[str, Any]:
             seen["fault"] = reason(error)
             place = ""
     try:
-        waiting = {
-            ray.remote(look)
-            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-            .remote(asked["pins"], place, marker, marks[node["NodeID"]]): node
-            for node in alive
-        }
-        ready, late = ray.wait(list(waiting), num_returns=len(waiting), timeout=NODE_S)
-        for answer in ready:
-            node = waiting[answer]
-            try:
-                told = ray.get(answer)
-            except Exception as error:
-                told = {"host": node["NodeManagerHostname"], "fault": str(error).strip().splitlines()[-1]}
+        arguments = {id: (asked["pins"], place, marker, mark, asked["cache"]) for id, mark in marks.items()}
+        answers = ask(alive, arguments)
+        for node in alive:
+            told = answers[node["NodeID"]]
             if place and told.get("shared") and not told["fault"]:
                 told["shared"] = there(place, marks[node["NodeID"]])
-            seen["nodes"].append(dict(told, address=node["NodeManagerAddress"]))
-        for answer in late:
-            node = waiting[answer]
-            told = {"host": node["NodeManagerHostname"], "fault": f"did not answer in {NODE_S:.0f} s"}
             seen["nodes"].append(dict(told, address=node["NodeManagerAddress"]))
     finally:
         for name in [marker, *marks.values()] if place else []:

@@ -10,11 +10,15 @@ laptop --PUT--> key-value store --> driver's environment --> actor --> workers' 
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import secrets
+import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from launch.cluster.network import interface_of
 from suite.errors import SuiteError
 
 if TYPE_CHECKING:
@@ -31,6 +35,35 @@ ANSWER_S = 30.0
 """Seconds for the actor to answer a worker."""
 
 
+def check_safe(door: Door) -> None:
+    """Raises JobError where this machine's secret would go to a cluster that lets everyone in, or over plain http to
+    another machine."""
+    if not os.environ.get(SECRET):
+        return
+    from launch.jobs.door import JobError
+
+    if not door.asks_for_token():
+        why = "asks for no token: whoever reaches it could read the key"
+    elif door.address.startswith("http://") and not is_this_machine(urlsplit(door.address).hostname or ""):
+        why = "is reached over plain http: whoever is on the way could read the key"
+    else:
+        return
+    raise JobError(
+        f"{SECRET} is set, and the cluster at {door.address} {why}; nothing was uploaded. Submit without it, wandb "
+        f"then writes offline and make sync sends it (env -u {SECRET} make submit ...), or with SEND_KEY=1 all the "
+        "same, or mend the cluster (docs/cluster.md, Secrets)"
+    )
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether all addresses of a host are this machine's."""
+    try:
+        found = {str(one[4][0]) for one in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(one).is_loopback or interface_of(one) is not None for one in found)
+
+
 def leave(door: Door) -> dict[str, str]:
     """Leaves this machine's secret on the cluster, if it has one; returns the job's variable that says where."""
     secret = os.environ.get(SECRET)
@@ -45,6 +78,12 @@ def leave(door: Door) -> dict[str, str]:
         take_back(door, left)
         raise
     return left
+
+
+def mode_alone() -> dict[str, str]:
+    """Returns the job's variable that says that there is a key, for a job that is not given it: the doctor looks
+    whether nodes reach wandb."""
+    return {"WANDB_MODE": "online"} if os.environ.get(SECRET) and not os.environ.get("WANDB_MODE") else {}
 
 
 def take_back(door: Door, variables: dict[str, str]) -> None:

@@ -21,16 +21,17 @@ from experiments.cluster import GIB, Cluster
 from experiments.registry import experiments, find, resolve
 from experiments.sweep import folder_name
 from experiments.sweeps import SWEEPS, find_scale
+from launch import interrupts
 from launch.jobs import secrets
 from launch.jobs.door import OURS, Door, JobError
 from launch.jobs.follow import follow, how_to
-from launch.jobs.listing import STOP_S
 from launch.jobs.package import Package, checkout, pack
 from launch.jobs.pins import pins
 from launch.jobs.preflight import Ground, preflight
 from launch.progress import FOLLOWED
-from launch.runs import COPIES, JOB
+from launch.runs import COPIES, JOB, SHARED_CACHE
 from suite.errors import PlacementError, SettingError, nearest
+from suite.training.checkpoint.object_store import check_url
 
 PASSED_ON = ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
 """Variables of this machine that a job gets as well; no secrets."""
@@ -48,10 +49,10 @@ class Work:
 
 
 def submit(
-    name: str, asked: str, scale: str, settings: str, storage: str, job: str, run: str, console: Console
+    name: str, asked: str, scale: str, settings: str, storage: str, job: str, run: str, send_key: bool, console: Console
 ) -> int:  # fmt: skip
-    """Submits, follows to the end and returns the exit code of the job. Raises a SuiteError for whatever would end it
-    there and can be known here."""
+    """Submits, follows to the end and returns the exit code of the job. ``send_key``: the key of wandb goes to any
+    cluster. Raises a SuiteError for whatever would end it there and can be known here."""
     work = work_of(name, scale, settings, run, storage)
     _check_names(job, storage)
     with tempfile.TemporaryDirectory() as place:
@@ -61,11 +62,13 @@ def submit(
         door = Door(asked)
         if not door.asks_for_token():
             console.print(f"{door.address} asks for no token: whoever reaches it can run anything there, and read all")
+        if not send_key:
+            secrets.check_safe(door)
         job = _free(door, job or f"{work.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         ground = preflight(door, pins(checkout()), storage)
         for line in ground.lines:
             console.print(line)
-        _send(door, job, work, package, ground, settings)
+        _send(door, job, work, package, ground, settings, with_key=True)
     console.print(f"submitted: job {job} on {door.address}; Ctrl-C leaves it running")
     console.print(how_to(door, job))
     return follow(door, job, console)
@@ -82,7 +85,7 @@ def submit_doctor(asked: str, storage: str, console: Console) -> int:
         job = _free(door, f"{work.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         ground = preflight(door, pins(checkout()), storage, lenient=True)
         console.print(f"the doctor goes to {door.address} as job {job}")
-        _send(door, job, work, package, replace(ground, url=""), "")
+        _send(door, job, work, package, replace(ground, url=""), "", with_key=False)
     return follow(door, job, console)
 
 
@@ -103,6 +106,9 @@ def work_of(name: str, scale: str, settings: str, run: str, storage: str = "") -
             raise SettingError(f"sweep {name} takes no settings: its members have their own; leave SET out")
         chosen = find_scale(SWEEPS[name], scale, Cluster(1, GIB, "cpu"))
         return Work(name, ("sweep", name, "--scale", scale, "--launcher", "ray"), (folder_name(name, chosen),))
+    if not name:
+        known = ", ".join([*experiments(), *SWEEPS])
+        raise SettingError(f"which experiment or sweep? Name one with NAME=, or a run to go on with by RUN=; {known}")
     if name not in experiments():
         raise SettingError(f"no experiment or sweep is called {name}; {nearest(name, [*experiments(), *SWEEPS])}")
     _check_settings(name, scale, settings)
@@ -114,13 +120,14 @@ def _check_settings(name: str, scale: str, settings: str) -> None:
     if scale not in ("auto", "paper", "laptop"):
         raise SettingError(f"no scale {scale!r}; {nearest(scale, ['auto', 'paper', 'laptop'])}")
     if scale == "paper":
-        find(name).with_settings(settings.split())
+        find(name).with_settings(settings)
         return
     with suppress(PlacementError):
         resolve(name, "laptop", Cluster(64, 64 * GIB, "cpu"), settings)
 
 
 def _check_names(job: str, storage: str) -> None:
+    check_url(storage)
     if job and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", job):
         raise SettingError(f"JOB={job!r} is no name of a job: letters, digits, and . _ - after the first of them")
     if storage and not re.match("/|[a-z0-9]+://", storage):
@@ -138,33 +145,38 @@ def _free(door: Door, job: str) -> str:
     return job
 
 
-def _send(door: Door, job: str, work: Work, package: Package, ground: Ground, settings: str) -> None:
+def _send(
+    door: Door, job: str, work: Work, package: Package, ground: Ground, settings: str, *, with_key: bool
+) -> None:  # fmt: skip
     """Uploads the package and submits the job. From here on the cluster has it."""
     command = shlex.join([ground.python, "-m", "launch.cli", *work.command])
     variables = {
         "GPIPE_STORAGE": ground.storage, JOB: job, FOLLOWED: "1", "COLUMNS": "120",
-        "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S),
+        "RAY_JOB_STOP_WAIT_TIME_S": str(interrupts.JOB_STOP_S),
         **({COPIES: ground.url} if ground.url else {}),
+        **({SHARED_CACHE: ground.cache} if ground.cache else {}),
         **{name: value for name in PASSED_ON if (value := os.environ.get(name))},
     }  # fmt: skip
-    left = secrets.leave(door)
+    left = secrets.leave(door) if with_key else secrets.mode_alone()
+    listed = f"make jobs ADDRESS={door.address} says whether job {job} was submitted"
     try:
-        door.submit_job(
-            entrypoint=f"exec {command}",
-            submission_id=job,
-            runtime_env={
-                "working_dir": str(package.archive),
-                "env_vars": variables | left,
-                **ground.install,
-            },
-            metadata={
-                OURS: " ".join(work.command[:2]),
-                "storage": ground.storage,
-                "beside": " ".join(work.beside),
-                "set": settings,
-                "commit": package.commit,
-            },
-        )
+        with interrupts.advised(lambda: listed):
+            door.submit_job(
+                entrypoint=f"exec {command}",
+                submission_id=job,
+                runtime_env={
+                    "working_dir": str(package.archive),
+                    "env_vars": variables | left,
+                    **ground.install,
+                },
+                metadata={
+                    OURS: " ".join(work.command[:2]),
+                    "storage": ground.storage,
+                    "beside": " ".join(work.beside),
+                    "set": settings,
+                    "commit": package.commit,
+                },
+            )
     except BaseException:
         secrets.take_back(door, left)
         raise

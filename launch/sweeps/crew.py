@@ -39,7 +39,8 @@ class Crew:
             with self._lock:
                 self._at_work.discard(process)
             if process.stdin is not None:
-                process.stdin.close()
+                with suppress(BrokenPipeError):  # what it did not read is still in the buffer, and closing writes it
+                    process.stdin.close()
         _judge(process.returncode, outcome, log)
 
     def _start(self, order: Order, log: Path, variables: Mapping[str, str]) -> subprocess.Popen[str]:

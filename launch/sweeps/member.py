@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -24,15 +23,16 @@ from rich.console import Console
 from experiments.registry import read_experiment
 from experiments.sweep import Scoring
 from experiments.text_experiment import TranslationExperiment
+from launch import interrupts
 from launch.checkpoints import place_of_run
 from launch.runs import RUNS, RunFolder, held, named_run
 from launch.scoring import score_run
 from launch.session import resume, run_experiment
 from launch.sweeps.retries import again, told
 from suite.errors import CheckpointError, SuiteError
-from suite.training.checkpoint import list_checkpoints
+from suite.training.checkpoint import Storage, folders_of
 
-END_S = 20.0
+END_S = 5.0
 """Seconds that a member has to end its workers and itself."""
 
 
@@ -79,13 +79,14 @@ def carry_out(order: Order, console: Console) -> None:
 def _train(order: Order, console: Console) -> None:
     folder = RUNS / order.folder
     family, _, id = order.folder.rpartition("/")
-    if list_checkpoints(place_of_run(folder), console.print):
+    if folders_of(Storage(place_of_run(folder))):  # whether they can be used or not
         resume(str(folder), "", order.launcher, console)
         return
     if folder.exists():
-        console.print("it was left before its first checkpoint and is begun again")
         with held(folder):
-            shutil.rmtree(folder)
+            aside = folder.with_name(f"{folder.name}-set-aside-{time.strftime('%Y%m%d-%H%M%S')}")
+            folder.rename(aside)
+        console.print(f"it was left before its first checkpoint: moved to {aside} and begun again")
     run_experiment(read_experiment(order.experiment), named_run(family, id), order.launcher, console)
 
 
@@ -112,15 +113,18 @@ def log_console(file: Any) -> Console:
 
 def main() -> None:
     """Carries out the order on standard input. Exit codes: 0 done, 1 failed, 130 interrupted."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    interrupts.install()
     order = Order.of_line(_line())
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
     outcome = Path(order.outcome)
     try:
-        carry_out(order, log_console(sys.stdout))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception as error:
+        with interrupts.command():
+            carry_out(order, log_console(sys.stdout))
+    except BaseException as error:
+        if interrupts.received():
+            interrupts.leave()
+        if not isinstance(error, Exception):
+            raise
         if isinstance(error, SuiteError):
             print(f"error: {error}")
         else:
@@ -151,12 +155,6 @@ def _end_with_the_sweep() -> None:
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(END_S)
-    os.killpg(0, signal.SIGKILL)  # a session of its own: itself and its workers
-
-
-def _as_interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

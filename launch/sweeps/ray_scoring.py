@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from launch.cluster.ray_train import START_DEADLINE
+from launch.cluster.agents import START_DEADLINE
 from launch.jobs import secrets
 from launch.sweeps.member import Order, log_console, score
 from launch.sweeps.room import connected, devices_of

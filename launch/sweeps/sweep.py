@@ -6,7 +6,6 @@ end, and the others go on. Everything that a member has to say while it runs is 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from experiments.scales import onto
 from experiments.sweep import Member, folder_name
 from experiments.sweeps import find_scale, find_sweep
 from experiments.tasks import prepare_data
+from launch import interrupts
 from launch.runs import CACHE, RUNS, in_job, note, where_jobs_go
 from launch.site import site_of
 from launch.sweeps.lanes import Room
@@ -48,15 +48,11 @@ def sweep(name: str, asked: str, launcher: str, console: Console) -> list[str]:
             note(one.run.path)
     console.print(f"{len(every) - len(left)} of {len(every)} members are finished already")
     work = Work(left, launcher, cluster, RUNS / folder_name(name, scale) / "logs", console)
-    try:
-        if left:
-            with _room(left, launcher, cluster) as (room, variables):
-                work.run(room, variables)
-    except KeyboardInterrupt:
-        command = f"make submit NAME={name} SCALE={scale} {where_jobs_go()}" if in_job() else f"make sweep NAME={name}"
-        console.print(f"interrupted; {command} goes on with what is left")
-        # threads that wait for processes cannot be interrupted; the processes end with this one, which they watch
-        os._exit(130)
+    command = f"make submit NAME={name} SCALE={scale} {where_jobs_go()}" if in_job() else f"make sweep NAME={name}"
+    if left:
+        advised = interrupts.advised(lambda: f"{command} goes on with what is left")
+        with advised, _room(left, launcher, cluster) as (room, variables):
+            work.run(room, variables)
     for table in family.tables(scale, cluster, RUNS):
         console.print(table.shown() if console.is_terminal else table.markdown())
     write_report(family, scale, cluster, console)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from unicodedata import is_normalized, normalize
 
@@ -82,6 +82,16 @@ def without_marks(english: str, translation: str) -> tuple[str, str]:
 
 def clean(pairs: Iterable[Pair], fewest: int = FEWEST) -> Sentences:
     """Returns the usable pairs of each language; languages with fewer than ``fewest`` of them are left out."""
+    found = clean_pairs(pairs)
+    written: Sentences = {}
+    for language in sorted(found):
+        ordered = sorted(found[language])
+        written[language] = list(filter(script_check(ordered), ordered))
+    return {language: kept for language, kept in written.items() if len(kept) >= fewest}
+
+
+def clean_pairs(pairs: Iterable[Pair]) -> defaultdict[str, set[tuple[str, str]]]:
+    """Returns the cleaned pairs of each language, those in another script than its own still among them."""
     english_of: dict[str, _English | None] = {}
     found: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     for language, raw, translation in set(pairs):
@@ -95,8 +105,7 @@ def clean(pairs: Iterable[Pair], fewest: int = FEWEST) -> Sentences:
         pair = _pair(english, plain(translation))
         if pair is not None:
             found[language].add(pair)
-    written = {language: _in_script(sorted(found[language])) for language in sorted(found)}
-    return {language: kept for language, kept in written.items() if len(kept) >= fewest}
+    return found
 
 
 def _english(raw: str) -> _English | None:
@@ -116,8 +125,12 @@ def _pair(english: _English, translation: str) -> tuple[str, str] | None:
     return pair
 
 
-def _in_script(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the pairs whose translation is in the script that most of them are in, placeholders not counted."""
-    bare = [PLACEHOLDER.sub("", t) if "%" in t or "{" in t else t for _, t in pairs]
-    check = ScriptCheck(script_of(bare))
-    return [pair for pair, text in zip(pairs, bare, strict=True) if check(text)]
+def script_check(pairs: Sequence[tuple[str, str]]) -> Callable[[tuple[str, str]], bool]:
+    """Returns what tells of a pair whether its translation is in the script that most of these are in, placeholders
+    not counted."""
+    check = ScriptCheck(script_of([_bare(translation) for _, translation in pairs]))
+    return lambda pair: check(_bare(pair[1]))
+
+
+def _bare(text: str) -> str:
+    return PLACEHOLDER.sub("", text) if "%" in text or "{" in text else text

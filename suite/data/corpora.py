@@ -2,7 +2,8 @@
 
 ``catalogues``   seven packages' translations, fetched by pip with their hashes and read without installing them
 ``django``       the translations of the installed Django; needs no fetch
-``owner/name``   a translation set on the Hugging Face hub, in the layout of ``Helsinki-NLP/opus-100``
+``owner/name``   a translation set on the Hugging Face hub, in the layout of ``Helsinki-NLP/opus-100``, or a folder with
+                 that layout; read by ``suite.data.hub``
 """
 
 from __future__ import annotations
@@ -12,15 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from suite.data.catalogues import Pair, read_catalogues
-from suite.data.languages import canonical
 from suite.data.wheels import fetch_wheels
 from suite.errors import DataError, nearest
 
 CATALOGUES, DJANGO = "catalogues", "django"
 REQUIREMENTS = Path(__file__).with_name("catalogues.txt")
 Say = Callable[[str], None]
-
-_HUB_PAIRS = 50_000  # of one language; a hundred languages of a million pairs would not fit in memory
 
 
 def check_corpus(name: str) -> None:
@@ -33,18 +31,18 @@ def check_corpus(name: str) -> None:
 
 
 def read_corpus(name: str, cache: Path, say: Say) -> Iterator[Pair]:
-    """Fetches what the corpus needs into ``cache`` and returns its raw pairs, which are read as they are asked for.
+    """Fetches what ``catalogues`` or ``django`` needs into ``cache`` and returns its raw pairs, which are read as they
+    are asked for. A set on the hub is read by ``suite.data.hub``.
 
-    Raises UnreachableError when ``catalogues`` cannot be fetched, DataError for an unknown name, for a package that is
-    not what its hash says, and for a hub data set that cannot be read.
+    Raises UnreachableError when ``catalogues`` cannot be fetched, DataError for any other name and for a package that
+    is not what its hash says.
     """
-    check_corpus(name)
     if name == DJANGO:
         return read_catalogues(_django())
-    if name == CATALOGUES:
-        what = "packages with translations (96 MB)"
-        return _read_wheels(fetch_wheels(cache / "wheels", REQUIREMENTS, what, say))
-    return _read_hub(name, say)
+    if name != CATALOGUES:
+        raise DataError(f"{name!r} is not a corpus of catalogues: only {CATALOGUES} and {DJANGO} are")
+    what = "packages with translations (96 MB)"
+    return _read_wheels(fetch_wheels(cache / "wheels", REQUIREMENTS, what, say))
 
 
 def _django() -> Path:
@@ -57,27 +55,3 @@ def _django() -> Path:
 def _read_wheels(wheels: list[Path]) -> Iterator[Pair]:
     for wheel in wheels:
         yield from read_catalogues(wheel)
-
-
-def _read_hub(name: str, say: Say) -> Iterator[Pair]:
-    import datasets
-
-    try:
-        configs = [c for c in datasets.get_dataset_config_names(name) if "en" in c.split("-")]
-        say(f"reading {len(configs)} languages of {name} from the hub, {_HUB_PAIRS} pairs of each at most")
-        for config in configs:
-            for row in datasets.load_dataset(name, config, split=f"train[:{_HUB_PAIRS}]"):
-                texts = row["translation"]
-                for code, text in texts.items():
-                    language = canonical(code)
-                    if language is not None:
-                        yield language, texts["en"], text
-    except Exception as error:  # the hub's client raises errors of half a dozen libraries
-        raise DataError(
-            f"{name} could not be read from the hub ({type(error).__name__}: {error}); check the name and the network, "
-            "or set text.corpus=catalogues or text.corpus=django"
-        ) from error
-    if not configs:
-        raise DataError(
-            f"{name} has no language pair with English, such as de-en; take a set like Helsinki-NLP/opus-100"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable
 from hashlib import sha256
@@ -12,6 +13,7 @@ from pathlib import Path
 from suite.data.cache import cached, save_rows
 from suite.data.cleaning import clean
 from suite.data.corpora import CATALOGUES, DJANGO, REQUIREMENTS, check_corpus, read_corpus
+from suite.data.hub import read_hub
 from suite.data.splitting import SPLITS, TRAIN, split
 from suite.data.store import tokenised
 from suite.data.text import FACTS, TOKENIZER, TextData
@@ -22,7 +24,10 @@ from suite.settings import TextSettings
 
 Say = Callable[[str], None]
 
-VERSION = 1
+Built = tuple[list[str], dict[str, list[int]]]
+"""Languages in sorted order, and {split: pairs of each language}."""
+
+VERSION = 2
 """Of cleaning, splitting and tokenising. Raise it when one of them changes, or old caches stay in use."""
 
 
@@ -57,6 +62,21 @@ def _prepare(settings: TextSettings, cache: Path, say: Say) -> TextData:
 
 def _build(settings: TextSettings, building: Path, cache: Path, say: Say) -> None:
     start = time.monotonic()
+    build = _build_catalogues if settings.corpus in (CATALOGUES, DJANGO) else _build_hub
+    languages, sizes = build(settings, building, cache, say)
+    facts = {
+        "corpus": settings.corpus, "languages": languages, "sizes": sizes,
+        "settings": settings.model_dump(exclude={"languages"}),  # a run's own choice of what it draws
+    }  # fmt: skip
+    (building / FACTS).write_text(json.dumps(facts, indent=1))
+    kept = {name: sum(sizes[name]) for name in SPLITS}
+    say(
+        f"prepared {kept['train']} training, {kept['valid']} validation and {kept['test']} test pairs "
+        f"in {time.monotonic() - start:.0f} s"
+    )
+
+
+def _build_catalogues(settings: TextSettings, building: Path, cache: Path, say: Say) -> Built:
     pairs = read_corpus(settings.corpus, cache, say)
     say(f"reading and cleaning {settings.corpus}")
     sentences = clean(pairs)
@@ -69,18 +89,26 @@ def _build(settings: TextSettings, building: Path, cache: Path, say: Say) -> Non
     tokenizer = train_tokenizer(parts[TRAIN], settings.vocabulary)
     say(f"learned a vocabulary of {len(tokenizer)} from {len(parts[TRAIN])} languages; tokenising")
     tokenizer.save_pretrained(building / TOKENIZER)
-    languages = sorted(parts[TRAIN])
     sizes = {}
     for name in SPLITS:
         rows, sizes[name] = tokenised(parts[name], tokenizer, settings.max_tokens, with_text=name != TRAIN)
         save_rows(rows, building / name)
-    facts = {
-        "corpus": settings.corpus, "languages": languages, "sizes": sizes,
-        "settings": settings.model_dump(exclude={"languages"}),  # a run's own choice of what it draws
-    }  # fmt: skip
-    (building / FACTS).write_text(json.dumps(facts, indent=1))
-    kept = {name: sum(sizes[name]) for name in SPLITS}
-    say(
-        f"prepared {kept['train']} training, {kept['valid']} validation and {kept['test']} test pairs "
-        f"in {time.monotonic() - start:.0f} s"
-    )
+    return sorted(parts[TRAIN]), sizes
+
+
+def _build_hub(settings: TextSettings, building: Path, cache: Path, say: Say) -> Built:
+    text = read_hub(settings.corpus, building / "draft", say)
+    tokenizer = train_tokenizer(text.sample(), settings.vocabulary, text.sizes[TRAIN])
+    say(f"learned a vocabulary of {len(tokenizer)} from {len(text.sizes[TRAIN])} languages; tokenising")
+    tokenizer.save_pretrained(building / TOKENIZER)
+    sizes = {}
+    for name in SPLITS:
+        draft = building / "draft" / f"{name}.tokens"
+        rows, sizes[name] = text.write_rows(name, tokenizer, settings.max_tokens, draft)
+        save_rows(rows, building / name)
+        draft.unlink()
+        left_out = sum(text.sizes[name].get(language, 0) for language in text.sizes[TRAIN]) - sum(sizes[name])
+        if left_out:
+            say(f"{left_out} {name} pairs are longer than text.max_tokens={settings.max_tokens} and left out")
+    shutil.rmtree(building / "draft")
+    return list(text.sizes[TRAIN]), sizes

@@ -35,13 +35,25 @@ def tokenised(
 
     Pairs with a side of more than ``max_tokens``, the marks of the side included, are left out.
     """
+    table, sizes = token_table(sentences, tokenizer, max_tokens, with_text)
+    return Dataset(table), sizes
+
+
+def token_table(
+    sentences: Sentences, tokenizer: PreTrainedTokenizerFast, max_tokens: int, with_text: bool, first: int = 0
+) -> tuple[pa.Table, list[int]]:
+    """Returns the rows of sentences, and the number of them of each language; the languages are numbered from ``first``
+    on.
+
+    Pairs with a side of more than ``max_tokens``, the marks of the side included, are left out.
+    """
     texts = sorted({english for pairs in sentences.values() for english, _ in pairs})
     row_of = {english: row for row, english in enumerate(texts)}
     english = _Ragged(encode_all(tokenizer, texts))
     longest = max_tokens - MARKS
     tables: list[pa.Table] = []
     sizes: list[int] = []
-    for index, language in enumerate(sorted(sentences)):
+    for index, language in enumerate(sorted(sentences), first):
         pairs = sentences[language]
         rows = np.fromiter((row_of[e] for e, _ in pairs), dtype=np.int64, count=len(pairs))
         translation = _Ragged(encode_all(tokenizer, [t for _, t in pairs]))
@@ -56,4 +68,4 @@ def tokenised(
             columns["translation_text"] = pa.array([pairs[i][1] for i in kept.tolist()], type=pa.string())
         tables.append(pa.table(columns))
         sizes.append(len(kept))
-    return Dataset(pa.concat_tables(tables)), sizes
+    return pa.concat_tables(tables), sizes

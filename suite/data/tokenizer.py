@@ -32,9 +32,9 @@ BYTES = tuple(f"<0x{value:02X}>" for value in range(256))
 
 _FEWEST_PIECES = 64
 _TEXTS_AN_ENTRY = 5  # what the pieces are learned from; more texts change the pieces little and cost seconds
-_MOST_TEXTS = 100_000
+MOST_TEXTS = 100_000
 _ENGLISH_SHARE = 0.25  # of these texts: English is half of what is trained on, yet one language of a hundred
-_TEMPERATURE = 5.0  # of the sample; not the one trained with, so that changing that one keeps the prepared text
+TEMPERATURE = 5.0  # of the sample; not the one trained with, so that changing that one keeps the prepared text
 _COVERAGE = 0.9998  # of the characters of the sample; the rest are written as bytes
 _ALPHABET_SHARE = 0.4  # of the pieces at most are single characters; Han and Hangul would take them all
 _LONGEST_PIECE = 16  # characters
@@ -51,8 +51,11 @@ def smallest_vocabulary(languages: int) -> int:
     return len(SPECIAL) + languages + len(BYTES) + _FEWEST_PIECES
 
 
-def train_tokenizer(sentences: Sentences, vocabulary: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    sentences: Sentences, vocabulary: int, sizes: Mapping[str, int] | None = None
+) -> PreTrainedTokenizerFast:
     """Learns the pieces from a temperature-sampled part of ``sentences``; the result has ``vocabulary`` entries.
+    ``sizes`` are the pairs of each language where ``sentences`` has only some of them.
 
     Raises SettingError when the vocabulary cannot hold the special tokens, the bytes and a few pieces, or when the text
     has too few pieces to fill it.
@@ -66,7 +69,8 @@ def train_tokenizer(sentences: Sentences, vocabulary: int) -> PreTrainedTokenize
             f"set text.vocabulary={needed} or more"
         )
     fixed = [*SPECIAL, *map(language_token, languages), *BYTES]
-    pieces, merges = _learn(_sample(sentences, min(_MOST_TEXTS, _TEXTS_AN_ENTRY * vocabulary)), vocabulary - len(fixed))
+    count = min(MOST_TEXTS, _TEXTS_AN_ENTRY * vocabulary)
+    pieces, merges = _learn(_sample(sentences, count, sizes), vocabulary - len(fixed))
     if len(fixed) + len(pieces) < vocabulary:
         raise SettingError(
             f"text.vocabulary is {vocabulary}, but this text only gives {len(fixed) + len(pieces)} entries; "
@@ -107,12 +111,12 @@ def _spread(texts: Sequence[str], count: int) -> list[str]:
     return [texts[int(i * step)] for i in range(min(count, len(texts)))]
 
 
-def _sample(sentences: Sentences, count: int) -> list[str]:
-    sizes: Mapping[str, int] = {language: len(pairs) for language, pairs in sentences.items() if pairs}
+def _sample(sentences: Sentences, count: int, sizes: Mapping[str, int] | None) -> list[str]:
+    sizes = sizes or {language: len(pairs) for language, pairs in sentences.items() if pairs}
     texts = _spread(
         sorted({english for pairs in sentences.values() for english, _ in pairs}), round(count * _ENGLISH_SHARE)
     )
-    weights = temperature_weights(list(sizes.values()), _TEMPERATURE)
+    weights = temperature_weights(list(sizes.values()), TEMPERATURE)
     for language, weight in zip(sizes, weights, strict=True):
         wanted = round(count * (1 - _ENGLISH_SHARE) * float(weight))
         texts += _spread([translation for _, translation in sentences[language]], wanted)

@@ -46,7 +46,11 @@ class MicroBatchNorm(nn.BatchNorm2d):
         return normalised
 
     def moments(self) -> Moments:
-        """Returns those of all micro-batches together, added in their order."""
+        """Returns those of all micro-batches together, added in their order; of none, a count of zero."""
+        if not self.noted:  # a replica without a micro-batch
+            assert self.running_mean is not None
+            nothing = torch.zeros_like(self.running_mean, dtype=torch.float64)
+            return 0, nothing, nothing
         counts, means, variances = zip(*(self.noted[i] for i in sorted(self.noted)), strict=True)
         squares = torch.stack(variances).double() * _column(counts, means[0]).sub_(1)
         return merge(counts, torch.stack(means).double(), squares)
@@ -107,6 +111,8 @@ class MovingAverages:
             merged = _over_replicas(merged, replicas)
         if merged:
             for norm, (count, mean, squares) in zip(self._norms, merged, strict=True):
+                if not count:  # each replica has averages of its own, and this one saw nothing
+                    continue
                 _move(norm, mean, squares / max(count - 1, 1))
         for norm in self._norms:
             norm.noted = {}

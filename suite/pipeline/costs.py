@@ -61,9 +61,13 @@ class LayerCost:
     """What putting it off takes beside."""
     put_off: int = 0
     """Alive between the backward of the inputs and that of the weights."""
+    frozen: int = 0
+    """Of ``parameters``, the values that are not trained: they have no gradient and no optimizer state."""
     noted: int = 0
     """What its norms note of each micro-batch until the mini-batch ends (``suite.pipeline.batchnorm``)."""
     takes: tuple[Taken, ...] = ()
+    spread: float = 1.0
+    """The upper quartile of the measured rounds' seconds over the lower one: how much other work disturbed them."""
 
     @property
     def seconds(self) -> float:

@@ -19,7 +19,7 @@ from suite.pipeline.boundary import Boundary, Front, TensorSpec, announced, narr
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import Device
 from suite.pipeline.fronts import Fronts, standing
-from suite.pipeline.layers import Tensors, as_tuple, scored, structure_of
+from suite.pipeline.layers import Tensors, as_tuple, frozen_values, scored, structure_of, trainable
 from suite.pipeline.meter import Meter
 from suite.pipeline.profile import MicroBatch
 from suite.pipeline.put_off import Splits, splitting
@@ -98,13 +98,14 @@ def _estimate(
         backward_s = meter.seconds - forward_s - rebuild_s
         backward_peak = max(0, meter.peak - base)
         weight_s, put_off = _put_off(layer, inputs, run, meter)
-    sizes = [parameter.numel() for parameter in layer.parameters()]
+    sizes = [parameter.numel() for parameter in trainable(layer)]
+    frozen = frozen_values(layer)
     return {
         "forward_s": forward_s, "rebuild_s": rebuild_s, "backward_s": backward_s,
-        "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth, "parameters": sum(sizes),
+        "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth, "parameters": sum(sizes) + frozen,
         "activations": activations, "forward_peak": forward_peak, "graph_peak": graph_peak,
         "backward_peak": backward_peak, "update_peak": _UPDATE_ROOM[optimizer.name] * max(sizes, default=0),
-        "noted": noted_bytes(layer), "weight_s": min(weight_s, backward_s), "put_off": put_off,
+        "frozen": frozen, "noted": noted_bytes(layer), "weight_s": min(weight_s, backward_s), "put_off": put_off,
     }  # fmt: skip
 
 
@@ -137,14 +138,17 @@ def _backward(outputs: Tensors) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _fake(layer: nn.Module) -> None:
-    """Gives a meta-device layer parameters and buffers that claim to lie on the CPU, gradients too.
+    """Gives a meta-device layer parameters and buffers that claim to lie on the CPU, gradients too where they are not
+    frozen.
 
     Gradients stand already, so that the backward's peak holds none but temporary ones.
     """
     for module in layer.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            made: Any = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu"))
-            made.grad = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+            made: Any = nn.Parameter(empty, parameter.requires_grad)
+            if parameter.requires_grad:
+                made.grad = torch.empty_like(empty)
             setattr(module, name, made)
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))

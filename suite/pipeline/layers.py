@@ -16,6 +16,9 @@ tuple; ids and masks may be among them) and returns what the next one takes. It 
 ``begin(*inputs)``, ``extend(cache, *inputs)`` (optional, of the last layers of a model that writes)
     forward by positions: the first ones, and one more, see ``suite.pipeline.incremental``.
 
+A parameter whose ``requires_grad`` is False is frozen: it gets no gradient, no optimizer state and no weight decay, and
+is saved in checkpoints as the others are.
+
 The loss is a module too: ``loss(*outputs, *targets) -> (objective, measure)``, both *sums* over the micro-batch's
 tokens. The objective is differentiated; the measure (for text: plain negative log likelihood) is only reported.
 """
@@ -28,6 +31,8 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from suite.errors import SettingError
 
 Tensors = tuple[Tensor, ...]
 
@@ -55,8 +60,9 @@ _NOT_FUNCTION = {*vars(nn.Module()), "training", "tied", "takes", "gives"}
 def structure_of(layer: nn.Module) -> Hashable:
     """Returns a key that is equal for layers which compute the same function of their inputs and parameters.
 
-    Class, plain attributes, and shapes of parameters and buffers decide, of the layer and all its submodules. What is
-    neither plain nor known counts as itself, so that two layers are never taken for alike by mistake.
+    Class, plain attributes, and shapes of parameters and buffers decide, and which parameters are frozen, of the layer
+    and all its submodules. What is neither plain nor known counts as itself, so that two layers are never taken for
+    alike by mistake.
     """
     attributes = tuple(
         (name, value if _plain(value) else id(value))
@@ -64,7 +70,7 @@ def structure_of(layer: nn.Module) -> Hashable:
         if name not in _NOT_FUNCTION
     )
     own = itertools.chain(layer.named_parameters(recurse=False), layer.named_buffers(recurse=False))
-    tensors = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in own)
+    tensors = tuple((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in own)
     children = tuple((name, structure_of(child)) for name, child in layer.named_children())
     skips = tuple(len(getattr(layer, names, ())) for names in ("takes", "gives"))
     return type(layer), skips, attributes, tensors, children
@@ -91,8 +97,39 @@ def distinct_parameters(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str,
 
 
 def count_parameters(layers: Sequence[nn.Module]) -> int:
-    """Returns the number of trainable values, tied ones counted once; works on the meta device."""
+    """Returns the number of values, frozen ones too, tied ones counted once; works on the meta device."""
     return sum(parameter.numel() for _, _, parameter in distinct_parameters(layers))
+
+
+def trainable(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yields the parameters of a module that are not frozen, in order."""
+    return (parameter for parameter in module.parameters() if parameter.requires_grad)
+
+
+def frozen_values(module: nn.Module) -> int:
+    """Returns the number of values in the frozen parameters of a module."""
+    return sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
+
+
+def check_frozen(layers: Sequence[nn.Module]) -> None:
+    """Raises SettingError when all parameters are frozen, or only some copies of a tied one."""
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        raise SettingError(
+            f"all {len(parameters)} parameters of the model are frozen, so there is nothing to train; "
+            "set requires_grad of some of them"
+        )
+    copies: dict[str, dict[str, bool]] = {}
+    for index, layer in enumerate(layers):
+        for name, tie in ties_of(layer).items():
+            copies.setdefault(tie, {})[f"layer {index}, {name}"] = layer.get_parameter(name).requires_grad
+    for tie, trainable in copies.items():
+        if len(set(trainable.values())) > 1:
+            frozen = "; ".join(copy for copy, trained in trainable.items() if not trained)
+            raise SettingError(
+                f"{len(trainable)} layers share the parameter {tie!r}, and it is frozen in some of them alone "
+                f"({frozen}); freeze it in all or in none"
+            )
 
 
 def materialise(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:

@@ -13,7 +13,6 @@ Section 2.3 of the paper counts N + L/K * N/M: the second and third row. The oth
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +29,9 @@ Ints = NDArray[np.int64]
 
 SUNDRIES = 1 << 20
 """Bytes of what is not counted one by one: announcements, targets, losses, the allocator's rounding."""
+
+FROZEN_BYTES = 4
+"""Bytes of a value that is not trained: the weight, in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,66 +65,46 @@ def peak_bytes(actions: Sequence[Action], *cells: StageBytes, unsent: int = OUTS
     Of the messages that a cell expects, ``WINDOW`` a direction have their room ahead; the last ``unsent`` that it
     sent (``transport.outstanding``) may not have left.
     """
-    walks = [_Walk(actions, turn, cell, unsent) for turn, cell in enumerate(cells)]
-    fixed, standing = sum(cell.fixed for cell in cells), [walk.standing() for walk in walks]
-    most = total = sum(standing)
-    for action in actions:
-        walk = walks[action.turn]
-        most = max(most, total - standing[action.turn] + walk.begin(action))
-        walk.end(action)
-        total += walk.standing() - standing[action.turn]
-        standing[action.turn] = walk.standing()
-    return fixed + max(most, max(cell.update_peak for cell in cells))
+    walk = np.array([(ord(action.kind), action.micro_batch, action.turn) for action in actions], dtype=np.int64)
+    walk = walk.reshape(-1, 3).T
+    stood = [_cell_bytes(walk, turn, cell, unsent) for turn, cell in enumerate(cells)]
+    total = np.sum([between for between, _ in stood], axis=0)
+    most = int(total[0])
+    for turn, (between, during) in enumerate(stood):
+        mine = walk[2] == turn
+        most = max(most, int((total[:-1] - between[:-1] + during)[mine].max(initial=0)))
+    return sum(cell.fixed for cell in cells) + max(most, max(cell.update_peak for cell in cells))
 
 
-class _Walk:
-    """What stands of one cell while its stage walks."""
+def _cell_bytes(walk: Ints, turn: int, cell: StageBytes, unsent: int) -> tuple[Ints, Ints]:
+    """Returns the bytes of one cell between the actions of its stage, (actions + 1,), and while each lasts, (actions,).
 
-    def __init__(self, actions: Sequence[Action], turn: int, cell: StageBytes, unsent: int) -> None:
-        mine = [action for action in actions if action.turn == turn]
-        self._cell = cell
-        self._rebuilt = {action.micro_batch for action in mine if action.kind == "R"}
-        self._put_off = {action.micro_batch for action in mine if action.kind == "W"}
-        self._to_come = {kind: sum(action.kind == kind for action in mine) for kind in "FB"}
-        self._sent: deque[int] = deque(maxlen=unsent)
-        self._inputs = self._graphs = self._later = 0
+    ``walk``, (3, actions), holds the kinds, micro-batches and turns. What others than the cell's own last is nothing.
+    """
+    kind, micro_batch, turns = walk
+    forward, again, backward, weights = ((kind == ord(letter)) & (turns == turn) for letter in "FRBW")
+    rebuilt, put_off = (np.isin(micro_batch, micro_batch[of]) for of in (again, weights))
 
-    def standing(self) -> int:
-        """Returns the bytes between two actions."""
-        cell, to_come = self._cell, self._to_come
-        ahead = min(WINDOW, to_come["F"]) * cell.inputs + min(WINDOW, to_come["B"]) * cell.coming_back
-        held = self._inputs * cell.inputs + self._graphs * cell.activations + self._later * cell.put_off
-        return held + ahead + sum(self._sent) + cell.far
+    def count(begins: NDArray[np.bool_], ends: NDArray[np.bool_] | None = None) -> Ints:
+        changes = begins.astype(np.int64) - (0 if ends is None else ends)
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(changes)))
 
-    def begin(self, action: Action) -> int:
-        """Takes what an action takes; returns the most bytes while it lasts."""
-        cell = self._cell
-        if action.kind in "FB":
-            self._to_come[action.kind] -= 1
-        self._inputs += action.kind == "F"
-        taken = cell.coming_back if action.kind == "B" else 0
-        return self.standing() + taken + self._peak(action)
-
-    def end(self, action: Action) -> None:
-        """Lets go of what an action lets go of, and holds what it sent."""
-        kind, i = action.kind, action.micro_batch
-        if kind == "B":
-            self._inputs, self._graphs = self._inputs - (i not in self._put_off), self._graphs - 1
-            self._later += i in self._put_off
-            self._sent.append(self._cell.sent_back)
-        elif kind == "F":
-            self._sent.append(self._cell.leaving)
-        self._graphs += kind == "R" or (kind == "F" and i not in self._rebuilt)
-        self._later -= kind == "W"
-        self._inputs -= kind == "W"
-
-    def _peak(self, action: Action) -> int:
-        cell, kind, i = self._cell, action.kind, action.micro_batch
-        if kind == "W":
-            return cell.backward_peak
-        if kind == "B":  # what is put off takes the room of the activations that the backward lets go of
-            return cell.backward_peak + (max(0, cell.put_off - cell.activations) if i in self._put_off else 0)
-        return cell.forward_peak if kind == "F" and i in self._rebuilt else cell.graph_peak
+    inputs = count(forward, weights | (backward & ~put_off))
+    held = count(again | (forward & ~rebuilt), backward) * cell.activations
+    held += count(backward & put_off, weights) * cell.put_off + cell.far
+    sends = forward | backward
+    size = np.where(forward, cell.leaving, cell.sent_back)[sends]
+    sizes, number = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(size))), count(sends)
+    held += sizes[number] - sizes[np.maximum(0, number - unsent)]
+    ahead = np.minimum(WINDOW, forward.sum() - count(forward)) * cell.inputs
+    ahead += np.minimum(WINDOW, backward.sum() - count(backward)) * cell.coming_back
+    # what is put off takes the room of the activations that the backward lets go of
+    split = np.where(put_off, max(0, cell.put_off - cell.activations), 0)
+    peak = np.where(forward & rebuilt, cell.forward_peak, cell.graph_peak)
+    peak = np.where(backward, cell.backward_peak + split + cell.coming_back, peak)
+    peak = np.where(weights, cell.backward_peak, peak)
+    during = held[:-1] + ahead[1:] + (inputs[:-1] + forward) * cell.inputs + peak
+    return held + ahead + inputs * cell.inputs, during
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +116,12 @@ class Crowd:
     graphs: int
     put_off: int = 0
     drains: bool = True
-    """Whether all forwards come before all backwards: gradients sent back then take the room of inputs let go."""
+    """Whether all forwards come before all backwards, and these begin with the last micro-batch. Then sent gradients
+    take the room of freed inputs, and the graphs that are kept are those of the last forwards."""
     unsent: int = OUTSTANDING
     """Messages of a cell that may be under way."""
+    several_on: int = 0
+    """K, where stages hold several cells; 0 where each holds one."""
 
     @property
     def waiting(self) -> int:
@@ -150,7 +135,7 @@ class Crowd:
         found = [_crowd(actions, turn) for actions in _distinct(schedule) for turn in range(turns)]
         inputs, graphs, put_off = (max(column, default=0) for column in zip(*(one[:3] for one in found), strict=True))
         drains, unsent = not put_off and all(one[3] for one in found), outstanding(len(schedule), turns)
-        return Crowd(micro_batches, inputs, graphs, put_off, drains, unsent)
+        return Crowd(micro_batches, inputs, graphs, put_off, drains, unsent, len(schedule) if turns > 1 else 0)
 
 
 def _distinct(schedule: Sequence[Sequence[Action]]) -> list[Sequence[Action]]:
@@ -161,13 +146,15 @@ def _crowd(actions: Sequence[Action], turn: int) -> tuple[int, int, int, bool]:
     rebuilt = {action.micro_batch for action in actions if action.kind == "R" and action.turn == turn}
     inputs = graphs = later = 0
     most = [0, 0, 0]
-    drains, backward = True, False
+    drains, last_backward = True, None
     put_off = {action.micro_batch for action in actions if action.kind == "W" and action.turn == turn}
     for action in actions:
         if action.turn != turn:
             continue
         kind, i = action.kind, action.micro_batch
-        drains, backward = drains and not (backward and kind == "F"), backward or kind == "B"
+        if last_backward is not None:
+            drains = drains and not (kind == "F" or (kind == "B" and i > last_backward))
+        last_backward = i if kind == "B" else last_backward
         inputs += kind == "F"
         graphs += kind == "R" or (kind == "F" and i not in rebuilt)
         most = [max(pair) for pair in zip(most, (inputs, graphs, later), strict=True)]
@@ -178,7 +165,7 @@ def _crowd(actions: Sequence[Action], turn: int) -> tuple[int, int, int, bool]:
 
 
 def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
-    """Weight 4 and gradient 4, always fp32; AdamW adds two moments of 4.
+    """Of a value that is trained: weight 4 and gradient 4, always fp32; AdamW adds two moments of 4.
 
     With replicas (ZeRO-1) each holds its share of the moments, and of a flat copy of the weights and of the reduced
     gradients. Adafactor keeps a number a row and column, not counted, and is not shared out. The bf16 copies that
@@ -193,7 +180,8 @@ class CellBytes:
     """Bytes of any cell of consecutive layers, as a stage of a pipeline."""
 
     def __init__(self, costs: Sequence[LayerCost], crowd: Crowd, per_parameter: float, process: int = 0) -> None:
-        """``per_parameter`` bytes stand for each value all the while; ``process`` are those of a worker without any."""
+        """``per_parameter`` bytes stand for each value all the while, ``FROZEN_BYTES`` for each that is not trained;
+        ``process`` are those of a worker without any."""
         self.crowd, self._micro_batches = crowd, crowd.micro_batches
         self._per_parameter, self._process = per_parameter, process
         self._layers = len(costs)
@@ -204,7 +192,9 @@ class CellBytes:
         zero = np.zeros(1, dtype=np.int64)
         self._inputs = np.append(column("boundary"), zero)  # at L: nothing leaves the last layer
         self._gradients = np.append(column("gradient"), zero)
-        self._parameters = np.concatenate((zero, np.cumsum(column("parameters"))))
+        frozen = column("frozen")
+        self._trained = np.concatenate((zero, np.cumsum(column("parameters") - frozen)))
+        self._frozen = np.concatenate((zero, np.cumsum(frozen)))
         self._alive = np.concatenate((zero, np.cumsum(column("activations"))))
         self._noted = np.concatenate((zero, np.cumsum(self._micro_batches * column("noted"))))
         self._put_off = np.concatenate((zero, np.cumsum(column("put_off"))))
@@ -229,7 +219,8 @@ class CellBytes:
         return self.among([cell for cell in cells if cell], 1 if begin else 0)
 
     def among(self, cells: Sequence[range], k: int) -> StageBytes:
-        """Returns the bytes of one of these cells."""
+        """Returns the bytes of one of these cells; what stays on its stage is no message, of sent ones nor of those
+        that are expected."""
         begin, end = cells[k][0], cells[k][-1] + 1
         beyond = cells[k + 1][-1] + 1 if k + 1 < len(cells) else end
         before, after = self._crossings[begin], self._crossings[end]
@@ -238,44 +229,63 @@ class CellBytes:
         twice = sum(skip.gradient for skip in after if not skip.apart_at(end) and skip.taker >= beyond)
         parts = self._parts(np.array([begin]), np.array([end]), self._inputs[[end]], self._gradients[[end]])
         whole = StageBytes(*(int(part[0]) for part in parts))
+        given, taken = self._staying(cells, k)
         return replace(
             whole,
             inputs=whole.inputs - sum(skip.bytes for skip in passing),
-            sent_back=max(0, whole.sent_back - sum(skip.gradient for skip in passing)),
-            leaving=whole.leaving - sum(skip.bytes for skip in older),
+            sent_back=max(0, whole.sent_back - sum(skip.gradient for skip in (*passing, *taken))),
+            leaving=whole.leaving - sum(skip.bytes for skip in (*older, *given) if skip in older or skip.apart_at(end)),
             coming_back=whole.coming_back - sum(skip.gradient for skip in older) + twice,
             backward_peak=whole.backward_peak + twice,  # both gradients are added up in a third tensor
             far=self._far_bytes(cells, k),
         )
 
+    def _staying(self, cells: Sequence[range], k: int) -> tuple[list[Crossing], list[Crossing]]:
+        """Returns the skips that a cell gives to another of its stage, and those that it takes from one."""
+        stages = self.crowd.several_on
+        if not stages:
+            return [], []
+        of_stage = {layer for cell in cells[k % stages :: stages] for layer in cell}.difference(cells[k])
+        given = [
+            skip for skip in self._crossings[cells[k][-1] + 1] if skip.giver in cells[k] and skip.taker in of_stage
+        ]
+        taken = [skip for skip in self._crossings[cells[k][0]] if skip.taker in cells[k] and skip.giver in of_stage]
+        return given, taken
+
     def _far_bytes(self, cells: Sequence[range], k: int) -> int:
-        """Messages under way to stages beyond the neighbours, beside those that the walk counts with the neighbours'.
+        """Messages under way to cells beyond the neighbours, beside those that the walk counts with the neighbours'.
 
         What was sent forward is held until the step ends, or until more is sent there. To the neighbour gradients
-        follow and take its place, but for the first stage, which sends none.
+        follow and take its place, but for the first cell, which sends none. What stays on the stage waits for its other
+        cell, of a group of K micro-batches at most; ``WINDOW`` of them count there, as if they were expected.
         """
-        stage_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
-        forward = back = 0
-        for skip in (one for front, crossing in enumerate(self._crossings) for one in crossing if one.taker == front):
-            giver, taker = stage_of[skip.giver], stage_of[skip.taker]
-            if giver == k and taker - giver > 1:
-                forward += self._sent_far(taker - giver, counted=k == 0) * skip.bytes
-            if taker == k and taker - giver > 1:
-                back += self._sent_far(taker - giver, counted=True) * skip.gradient
+        cell_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
+        given, taken = self._staying(cells, k)
+        waiting = max(0, min(self._micro_batches, self.crowd.several_on) - WINDOW)
+        forward, back = (waiting * sum(sizes) for sizes in ([s.bytes for s in given], [s.gradient for s in taken]))
+        for skip in self._crossings[cells[k][-1] + 1]:
+            distance = cell_of[skip.taker] - k
+            if skip.giver in cells[k] and distance > 1 and skip not in given:
+                forward += self._sent_far(distance, beside=self.crowd.unsent if k == 0 else 0) * skip.bytes
+        for skip in self._crossings[cells[k][0]]:
+            distance = k - cell_of[skip.giver]
+            if skip.taker in cells[k] and distance > 1 and skip not in taken:
+                back += self._sent_far(distance, beside=self.crowd.unsent) * skip.gradient
         return forward + back
 
-    def _sent_far(self, distance: int, counted: bool) -> int:
-        """Returns how many messages may be under way; ``counted``, how many beside as many as to the neighbour."""
-        most = min(self._micro_batches, OUTSTANDING + distance - 1)
-        return most - min(self._micro_batches, OUTSTANDING) if counted else most
+    def _sent_far(self, distance: int, beside: int) -> int:
+        """Returns how many messages may be under way over a distance in cells, ``beside`` so many that are counted."""
+        under_way = min(self._micro_batches, self.crowd.unsent + distance - 1)
+        return under_way - min(self._micro_batches, beside)
 
     def _farthest(self, front: int, skip: Crossing) -> int:
         """The most that can be under way of a skip behind a front, were each layer after it a stage."""
-        return self._sent_far(skip.taker - front + 1, counted=False) * skip.bytes if skip.taker > front else 0
+        return self._sent_far(skip.taker - front + 1, beside=0) * skip.bytes if skip.taker > front else 0
 
     def _farthest_back(self, front: int, skip: Crossing) -> int:
-        """The same of its gradients before a front."""
-        return self._sent_far(front - skip.giver, counted=True) * skip.gradient if skip.giver < front - 1 else 0
+        """The same of its gradients before a front; of those that stay on a stage none is counted as sent."""
+        beside = WINDOW if self.crowd.several_on else self.crowd.unsent
+        return self._sent_far(front - skip.giver, beside) * skip.gradient if skip.giver < front - 1 else 0
 
     def _summed(self, of: Callable[[int, Crossing], int]) -> Ints:
         sums = [sum(of(front, skip) for skip in crossing) for front, crossing in enumerate(self._crossings)]
@@ -329,7 +339,8 @@ class CellBytes:
 
     def _parts(self, begin: Ints, end: Ints, leaving: Ints, coming_back: Ints) -> tuple[Ints, ...]:
         """The fields of StageBytes, in their order."""
-        weights = self._per_parameter * (self._parameters[end] - self._parameters[begin])
+        weights = self._per_parameter * (self._trained[end] - self._trained[begin])
+        weights = weights + FROZEN_BYTES * (self._frozen[end] - self._frozen[begin])
         inputs, sent_back = self._inputs[begin], np.where(begin == 0, 0, self._gradients[begin])
         # the first layer's inputs are among those that are kept, a later one's stand beside them
         later = np.where(end - begin > 1, self._later_peak(begin + 1, np.maximum(end, begin + 2)), 0)

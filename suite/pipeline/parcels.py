@@ -66,9 +66,9 @@ class Lane:
     def _receive(self, tensor: Tensor, tag: int, what: str) -> None:
         work = dist.irecv(tensor, self._peer, group=self._group, tag=tag)
         if work is not None:
-            wait(work, self._deadline, f"{what} from {self._name}")
+            wait(work, self._deadline, f"{what} from {self._name}", tensor.device)
 
     def _settle(self, leave: int) -> None:
         while len(self._sent) > leave:
-            for work, _ in self._sent.popleft():
-                wait(work, self._deadline, f"what was sent to {self._name} to be taken")
+            for work, tensor in self._sent.popleft():
+                wait(work, self._deadline, f"what was sent to {self._name} to be taken", tensor.device)

@@ -75,7 +75,7 @@ def cell_ranges(cells: Sequence[int], layers: int) -> list[range]:
     held = sum(cells)
     faults = [f"{held - layers} too many"] if held > layers else []
     faults += [f"{layers - held} left out"] if held < layers else []
-    faults += [f"stage {k} has {cell}" for k, cell in enumerate(cells) if cell < 1]
+    faults += [f"cell {k} has {cell}" for k, cell in enumerate(cells) if cell < 1]
     if faults:
         raise SettingError(
             f"cells {list(cells)} hold {held} layers, the model has {layers}: {', '.join(faults)}; none may be empty, "

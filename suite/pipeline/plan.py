@@ -22,7 +22,7 @@ from suite.pipeline.crossing import messages
 from suite.pipeline.memory import SUNDRIES, CellBytes, Crowd, StageBytes, peak_bytes
 from suite.pipeline.partition import cell_ranges, fewest_stages, partition
 from suite.pipeline.rebuild import ALL, with_rebuilds
-from suite.pipeline.recipe import FEWEST_TURNS, TURNING, Recipe, faults
+from suite.pipeline.recipe import FEWEST_TURNS, Recipe, faults
 from suite.pipeline.simulate import Link, Links, StageCost, simulate
 from suite.pipeline.timeline import Timeline
 from suite.pipeline.transport import outstanding
@@ -36,12 +36,15 @@ class Machine:
     """What a plan knows of the devices: bytes of each, what a worker takes of them for itself, links between them."""
 
     limit: int
+    """What a plan may use of the memory."""
     process: int = 0
     link: Link | Links = field(default_factory=Link)
     reduce_bytes_per_s: float = float("inf")
     """Of the reduction of gradients over replicas."""
     cores: int | None = None
     """So many workers compute at once, where more than there are devices take turns; None: all."""
+    reserve: int = 0
+    """Bytes of each device beyond the limit that a plan leaves free."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Plan:
     limit: int
     timeline: Timeline
     cores: int | None = None
+    reserve: int = 0
+    """Bytes of each device beyond the limit, left free."""
 
     @property
     def cells(self) -> tuple[int, ...]:
@@ -157,17 +162,8 @@ def make_plan(
     ``per_parameter`` are the bytes that stand for each value (``suite.pipeline.memory.bytes_per_parameter``). Raises
     PlanError with every fault: costs, stages, cells by hand, schedule, and each stage that does not fit its device.
     """
-    try:
-        check_costs(costs, layers)
-    except SettingError as fault:
-        raise PlanError([str(fault)]) from None
-    wrong = faults(pipeline, layers) + _skip_faults(pipeline, costs)
-    if wrong:
-        raise PlanError(wrong)
-    if pipeline.schedule != "auto":
-        return _one_plan(costs, pipeline, per_parameter, machine)
     plans, refused = [], None
-    for candidate in _candidates(pipeline, costs):
+    for candidate in _asked_for(costs, layers, pipeline):
         try:
             plans.append(_one_plan(costs, candidate, per_parameter, machine))
         except PlanError as fault:
@@ -178,7 +174,34 @@ def make_plan(
     return min(plans, key=lambda plan: plan.step_s)  # of equals the first, which is the simplest
 
 
-def _candidates(pipeline: PipelineSettings, costs: Sequence[LayerCost]) -> Iterator[PipelineSettings]:
+def check_memory(
+    costs: Sequence[LayerCost], layers: int, pipeline: PipelineSettings, per_parameter: float, machine: Machine
+) -> None:
+    """Raises PlanError where ``make_plan`` would; no step is simulated."""
+    refused = None
+    for candidate in _asked_for(costs, layers, pipeline):
+        try:
+            _Fit(costs, candidate, per_parameter, machine).cells(machine)
+            return
+        except PlanError as fault:
+            refused = refused or fault
+    assert refused is not None
+    raise refused
+
+
+def _asked_for(costs: Sequence[LayerCost], layers: int, pipeline: PipelineSettings) -> list[PipelineSettings]:
+    """Returns the settings with each schedule that they leave open. Raises PlanError for what contradicts itself."""
+    try:
+        check_costs(costs, layers)
+    except SettingError as fault:
+        raise PlanError([str(fault)]) from None
+    wrong = faults(pipeline, layers)
+    if wrong:
+        raise PlanError(wrong)
+    return list(_candidates(pipeline, layers)) if pipeline.schedule == "auto" else [pipeline]
+
+
+def _candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSettings]:
     """Yields the settings with each schedule that they can be walked by, the simplest first."""
     several = max(FEWEST_TURNS, pipeline.turns)
     choices: tuple[tuple[ScheduleName, int], ...] = (
@@ -187,17 +210,8 @@ def _candidates(pipeline: PipelineSettings, costs: Sequence[LayerCost]) -> Itera
     for name, turns in choices:
         candidate = pipeline.model_copy(update={"schedule": name, "turns": turns})
         by_hand = turns > 1 and pipeline.cells is not None
-        if not by_hand and not faults(candidate, len(costs)) and not _skip_faults(candidate, costs):
+        if not by_hand and not faults(candidate, layers):
             yield candidate
-
-
-def _skip_faults(pipeline: PipelineSettings, costs: Sequence[LayerCost]) -> list[str]:
-    if pipeline.turns == 1 or pipeline.schedule not in TURNING or not any(cost.takes for cost in costs):
-        return []
-    return [
-        "stages of several cells carry no skips, which could begin and end on one stage; this model has some; "
-        "use pipeline.schedule=1f1b pipeline.turns=1"
-    ]
 
 
 def _one_plan(
@@ -208,34 +222,91 @@ def _one_plan(
         with suppress(PlanError):  # with memory to spare nothing is rebuilt, and the cells are cut for that
             return _one_plan(costs, pipeline.model_copy(update={"remat": "never"}), per_parameter, machine)
     stages, count = pipeline.stages, pipeline.micro_batches
-    frugal = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
-    recipe = Recipe.of(frugal)
+    fit = _Fit(costs, pipeline, per_parameter, machine)
+    ranges = fit.cells(machine)
+    cells = [_stage_cost(costs, fit.sizes, ranges, at, pipeline, machine) for at in range(len(ranges))]
+    held = _held(fit.sizes, ranges, stages, machine)
+    recipe = fit.recipe
+    if pipeline.remat == "auto":
+        recipe = replace(recipe, graphs=_dialled(recipe, stages, count, held, machine.limit))
     try:
         schedule = recipe.actions(stages, count)
     except SettingError as fault:
         raise PlanError([str(fault)]) from None
-    sizes = CellBytes(costs, Crowd.of(schedule, count), per_parameter, machine.process)
-    ranges = _cells([_weight(cost, frugal) for cost in costs], sizes, pipeline, machine, schedule)
-    cells = [_stage_cost(costs, sizes, ranges, at, pipeline, machine) for at in range(len(ranges))]
-    held = _held(sizes, ranges, stages, machine)
-    needed = _needed(schedule, held)
-    room = f"the device has {machine.limit / GIB:.2f} GiB"
-    wrong = [
-        f"stage {k} (layers {_layers(ranges[k::stages])}) needs {need / GIB:.2f} GiB, {room}"
-        for k, need in enumerate(needed)
-        if need > machine.limit
-    ]
-    if wrong:
-        raise PlanError(wrong)
-    if pipeline.remat == "auto":
-        recipe = replace(recipe, graphs=_dialled(recipe, stages, count, held, machine.limit))
-        schedule = recipe.actions(stages, count)
-        needed = _needed(schedule, held)
+    needed = list(_peaks(schedule, held))
     plans = tuple(
         StagePlan(cell[0], cell[-1] + 1, sum(costs[index].parameters for index in cell), cells[at], needed[at % stages])
         for at, cell in enumerate(ranges)
     )
-    return Plan(plans, pipeline, recipe, machine.limit, simulate(schedule, cells, machine.link), machine.cores)
+    timeline = simulate(schedule, cells, machine.link)
+    return Plan(plans, pipeline, recipe, machine.limit, timeline, machine.cores, machine.reserve)
+
+
+class _Fit:
+    """The bytes of one schedule, rebuilt as much as the settings allow, to be held against any memory."""
+
+    def __init__(
+        self, costs: Sequence[LayerCost], pipeline: PipelineSettings, per_parameter: float, machine: Machine
+    ) -> None:
+        frugal = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
+        self.recipe, self._pipeline = Recipe.of(frugal), pipeline
+        try:
+            self._schedule = self.recipe.unchecked(pipeline.stages, pipeline.micro_batches)
+        except SettingError as fault:
+            raise PlanError([str(fault)]) from None
+        crowd = Crowd.of(self._schedule, pipeline.micro_batches)
+        self.sizes = CellBytes(costs, crowd, per_parameter, machine.process)
+        self._weights = [_weight(cost, frugal) for cost in costs]
+
+    def cells(self, machine: Machine) -> list[range]:
+        """Returns the lightest cells that fit. Raises PlanError with every stage that does not."""
+        ranges = _cells(self._weights, self.sizes, self._pipeline, machine, self._schedule)
+        needed = _peaks(self._schedule, _held(self.sizes, ranges, self._pipeline.stages, machine))
+        wrong = [
+            f"stage {k} (layers {_layers(ranges[k :: self._pipeline.stages])}) needs {need / GIB:.2f} GiB, "
+            f"the device has {_in_gib(machine)}"
+            for k, need in enumerate(needed)
+            if need > machine.limit
+        ]
+        if wrong:
+            raise PlanError(wrong)
+        return ranges
+
+
+def least_limit(
+    costs: Sequence[LayerCost], pipeline: PipelineSettings, per_parameter: float, machine: Machine, unit: int
+) -> int | None:
+    """Returns the fewest bytes a device, a multiple of ``unit``, in which ``make_plan`` finds a plan; None: none do."""
+    fits = []
+    for candidate in _asked_for(costs, len(costs), pipeline):
+        with suppress(PlanError):
+            fits.append(_Fit(costs, candidate, per_parameter, machine))
+
+    def enough(units: int) -> bool:
+        for fit in fits:
+            with suppress(PlanError):
+                fit.cells(replace(machine, limit=units * unit))
+                return True
+        return False
+
+    most = 1
+    while not enough(most):
+        if most * unit > 2**60:
+            return None
+        most *= 2
+    least = most // 2
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if enough(middle) else (middle, most)
+    return most * unit
+
+
+def _in_gib(machine: Machine) -> str:
+    """Returns the bytes of a device, and what a plan may use of them, in words."""
+    if not machine.reserve:
+        return f"{machine.limit / GIB:.2f} GiB"
+    whole = machine.limit + machine.reserve
+    return f"{whole / GIB:.2f} GiB ({machine.limit / GIB:.2f} GiB after a reserve of {machine.reserve / whole:.0%})"
 
 
 def _dialled(
@@ -278,10 +349,10 @@ def _held(sizes: CellBytes, ranges: Sequence[range], stages: int, machine: Machi
     return [held[k::stages] for k in range(stages)]
 
 
-def _needed(schedule: Schedule, held: Sequence[Sequence[StageBytes]]) -> list[int]:
-    """Returns the peak of each stage."""
+def _peaks(schedule: Schedule, held: Sequence[Sequence[StageBytes]]) -> Iterator[int]:
+    """Yields the peak of each stage."""
     unsent = outstanding(len(schedule), turns_of(schedule))
-    return [peak_bytes(actions, *cells, unsent=unsent) for actions, cells in zip(schedule, held, strict=True)]
+    return (peak_bytes(actions, *cells, unsent=unsent) for actions, cells in zip(schedule, held, strict=True))
 
 
 def _layers(cells: Sequence[range]) -> str:
@@ -318,7 +389,7 @@ def _cells(
     except PlacementError as fault:
         # what reaches how far is a bound; the lightest of all cuts may fit all the same
         lightest = cell_ranges(partition(weights, count), len(weights))
-        if max(_needed(schedule, _held(sizes, lightest, pipeline.stages, machine))) <= machine.limit:
+        if all(need <= machine.limit for need in _peaks(schedule, _held(sizes, lightest, pipeline.stages, machine))):
             return lightest
         raise PlanError(_too_large(weights, sizes, pipeline, machine, reach) or [str(fault)]) from None
     except SettingError as fault:
@@ -335,9 +406,9 @@ def _too_large(
 ) -> list[str]:
     """Returns a sentence for each layer that fits no device alone, or else for each stage of the lightest cut."""
     share = _share(pipeline, machine)
-    room = f"the device has {share / GIB:.2f} GiB" + (
-        f" for each of {pipeline.turns} cells" if pipeline.turns > 1 else ""
-    )
+    room = f"the device has {_in_gib(machine)}"
+    if pipeline.turns > 1:
+        room += f", {share / GIB:.2f} GiB for each of {pipeline.turns} cells"
 
     def need(begin: int, end: int) -> float:
         return sizes.needs(begin, end) / GIB
@@ -358,10 +429,11 @@ def _too_large(
     worst = max(over, key=over.__getitem__)
     others = f", and {len(over) - 1} other stages too much as well" if len(over) > 1 else ""
     part = "stage" if pipeline.turns == 1 else "cell"
-    return [
-        f"{part} {worst} (layers {cut[worst][0]}-{cut[worst][-1]}) needs {over[worst]:.2f} GiB, {room}{others}; "
-        f"{-(-fewest // pipeline.turns)} stages are the fewest that fit, {pipeline.stages} were asked for"
-    ]
+    told = f"{part} {worst} (layers {cut[worst][0]}-{cut[worst][-1]}) needs {over[worst]:.2f} GiB, {room}{others}"
+    if machine.cores is not None:  # more stages would get less memory each
+        return [f"{told}; all stages share the memory of one machine"]
+    enough = -(-fewest // pipeline.turns)
+    return [f"{told}; {enough} stages are the fewest that fit, {pipeline.stages} were asked for"]
 
 
 def _stage_cost(
@@ -372,7 +444,7 @@ def _stage_cost(
     reduced = 0.0
     if pipeline.replicas > 1:  # a ring passes every gradient twice, but for each worker's own share
         share = 2 * (pipeline.replicas - 1) / pipeline.replicas
-        reduced = share * 4 * sum(cost.parameters for cost in inside) / machine.reduce_bytes_per_s
+        reduced = share * 4 * sum(cost.parameters - cost.frozen for cost in inside) / machine.reduce_bytes_per_s
     sent = messages(costs, cells, k)
     before = messages(costs, cells, k - 1) if k else []
     return StageCost(

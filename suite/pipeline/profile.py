@@ -20,7 +20,7 @@ from suite.pipeline.batchnorm import noted_bytes
 from suite.pipeline.boundary import Front, TensorSpec
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.fronts import Fronts, standing
-from suite.pipeline.layers import Tensors, structure_of
+from suite.pipeline.layers import Tensors, frozen_values, structure_of, trainable
 from suite.pipeline.put_off import Later
 from suite.pipeline.skip import Cargo, Routes, Skip, Stash, find_skips, gives_of, takes_of
 from suite.pipeline.stage import Kept, Stage
@@ -180,7 +180,8 @@ class _Measured:
         return self._stage.splits and any(hasattr(module, "later") for module in self._stage.layers.modules())
 
     def seconds(self, make_update: Callable[[nn.Module], Update], meet: Meet, least_s: float) -> dict[str, float]:
-        """Returns means over ordinary rounds of forward, rebuild, backward, put-off weights' gradients and update."""
+        """Returns means over ordinary rounds of forward, rebuild, backward, put-off weights' gradients and update, and
+        the rounds' spread."""
         update = make_update(self._stage.layers)
         rounds: list[tuple[float, ...]] = []
         until = time.perf_counter() + least_s
@@ -189,14 +190,16 @@ class _Measured:
         names = ("forward_s", "rebuild_s", "backward_s", "weight_s", "update_s")
         columns = zip(*rounds[WARM_UPS:], strict=True)
         count = len(self._stage.layers)
-        return {name: _ordinary_mean(column) / count for name, column in zip(names, columns, strict=True)}
+        means = {name: _ordinary_mean(column) / count for name, column in zip(names, columns, strict=True)}
+        lower, _, upper = statistics.quantiles(map(sum, rounds[WARM_UPS:]), n=4)
+        return means | {"spread": upper / lower if lower else 1.0}  # shorter than the clock can tell
 
     def bytes(self, make_update: Callable[[nn.Module], Update]) -> dict[str, int]:
         """Returns the sizes of a ``LayerCost``; gradients and optimizer state stand already when it begins."""
         device, update = self._stage.device, make_update(self._stage.layers)
         self._backward(*self._rebuilt(), [])
         update()
-        for parameter in self._stage.layers.parameters():
+        for parameter in trainable(self._stage.layers):
             parameter.grad = torch.zeros_like(parameter)
         with Allocation(device) as forward:
             self._forward()
@@ -211,7 +214,7 @@ class _Measured:
             update()
         return {
             "parameters": sum(parameter.numel() for parameter in self._stage.layers.parameters()),
-            "noted": sum(map(noted_bytes, self._stage.layers)),
+            "frozen": frozen_values(self._stage.layers), "noted": sum(map(noted_bytes, self._stage.layers)),
             "activations": graph.change, "forward_peak": forward.peak, "graph_peak": graph.peak,
             "backward_peak": backward.peak, "update_peak": updating.peak,
         }  # fmt: skip
@@ -221,7 +224,7 @@ class _Measured:
         if not self.puts_off:
             return 0
         later: list[Later] = []
-        for parameter in self._stage.layers.parameters():
+        for parameter in trainable(self._stage.layers):
             parameter.grad = torch.zeros_like(parameter)
         with Allocation(self._stage.device) as standing:
             kept, gradients = self._rebuilt()

@@ -4,9 +4,9 @@
                        W:  dW = dy' x     whenever there is time; x and dy are held until then
 
 Nothing is computed twice, because a layer's two products are apart. ``nn.Linear``, where the weights of a Transformer
-are, is taken apart here. Any other module can be: it has an attribute ``later``, None but while gradients may
-be put off, and then its backward appends calls to it that add them to ``.grad`` of its parameters. What does neither
-makes its weights' gradients in ``B``.
+are, is taken apart here, unless its weight is frozen: then nothing is left for ``W``. Any other module can be: it has
+an attribute ``later``, None but while gradients may be put off, and then its backward appends calls to it that add them
+to ``.grad`` of its parameters. What does neither makes its weights' gradients in ``B``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ Later = list[PutOff]
 
 
 def splitting(layer: nn.Module) -> nn.Module:
-    """Returns the layer with every linear module in it made one that can put off its gradients, of the same values."""
+    """Returns the layer with every linear module in it whose weight is not frozen made one that can put off its
+    gradients, of the same values."""
     for module in layer.modules():
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and module.weight.requires_grad:
             module.__class__ = SplitLinear
             cast(SplitLinear, module).later = None
     return layer
@@ -92,7 +93,7 @@ class _Page:
 
 
 class SplitLinear(nn.Linear):
-    """``nn.Linear`` that can put off its gradients."""
+    """``nn.Linear`` that can put off its gradients. Its weight is not frozen, its bias may be."""
 
     later: _Page | None
 
@@ -132,8 +133,9 @@ class _SplitLinear(torch.autograd.Function):
 
 
 def _gradients(module: SplitLinear, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Returns those of weight and bias, from rows (N, in) and gradients (N, out)."""
-    bias = None if module.bias is None else gradient.sum(0).to(module.bias.dtype)
+    """Returns those of weight and bias, from rows (N, in) and gradients (N, out); a frozen bias has none."""
+    frozen = module.bias is None or not module.bias.requires_grad
+    bias = None if frozen else gradient.sum(0).to(module.bias.dtype)
     return (gradient.t() @ x).to(module.weight.dtype), bias
 
 

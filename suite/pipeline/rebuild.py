@@ -9,9 +9,8 @@ be while no more than so many graphs stand at once, the one of a rebuild include
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-
-import numpy as np
 
 from suite.pipeline.action import Action
 
@@ -37,7 +36,8 @@ def _kept(actions: Sequence[Action], turn: int, most: int) -> list[int]:
     """Returns the micro-batches of one cell whose graphs are kept.
 
     Of intervals on a line, as many as can be with at most so many over any point are found by taking them by their
-    ends, each that still fits (Faigle and Nawijn, 1995). Every backward is a point, and the rebuild before it counts.
+    ends, each that still fits, in the place that became free last (Faigle and Nawijn, 1995). Every backward is a point,
+    and the rebuild before it counts.
     """
     forwards = [a.micro_batch for a in actions if a.turn == turn and a.kind == "F"]
     if most == 0 or most >= len(forwards):
@@ -50,12 +50,15 @@ def _kept(actions: Sequence[Action], turn: int, most: int) -> list[int]:
         elif action.turn == turn and action.kind == "B":
             ends[action.micro_batch] = backwards
             backwards += 1
-    # over each backward: the graph that it needs, and those of later ones that are kept meanwhile
-    standing = np.ones(backwards, dtype=np.int64)
+    # one graph is that of the backward itself; each other place is taken until the backward of what is kept there
+    places = [0] * (most - 1)
     kept = []
     for i, end in ends.items():
-        over = standing[begins[i] : end]
-        if not len(over) or over.max() < most:
-            over += 1
-            kept.append(i)
+        if begins[i] < end:
+            place = bisect_right(places, begins[i]) - 1
+            if place < 0:
+                continue
+            del places[place]
+            places.append(end)
+        kept.append(i)
     return kept

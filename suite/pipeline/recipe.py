@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from suite.errors import SettingError
 from suite.pipeline.action import Action, Schedule
 from suite.pipeline.rebuild import GRAPHS, with_rebuilds
 from suite.pipeline.schedule import fill_drain, forward_only, interleaved, one_forward_one_backward, zero_bubble
-from suite.pipeline.validate import validate
+from suite.pipeline.validate import check
 from suite.settings import PipelineSettings, ScheduleName
 
 FEWEST_TURNS = 2
@@ -45,6 +46,17 @@ class Recipe:
         """Returns the validated schedule of K stages and M micro-batches."""
         return [list(actions) for actions in _actions(self, stages, micro_batches, train)]
 
+    def unchecked(self, stages: int, micro_batches: int) -> Schedule:
+        """Returns the schedule of a training step, not validated; stages that do the same share one list."""
+        known: dict[tuple[tuple[Action, ...], tuple[int, ...]], list[Action]] = {}
+        schedule = []
+        for k, actions in enumerate(self.bare(stages, micro_batches)):
+            one = tuple(actions), tuple(self.graphs_of(k, stages))
+            if one not in known:
+                known[one] = with_rebuilds(*one)
+            schedule.append(known[one])
+        return schedule
+
     def graphs_of(self, stage: int, stages: int) -> Sequence[int]:
         """Returns the dial of a stage's cells."""
         cells = stages * self.turns
@@ -53,22 +65,22 @@ class Recipe:
         return each[stage::stages]
 
     def bare(self, stages: int, micro_batches: int) -> Schedule:
-        """Returns the schedule without rebuilds, not validated."""
+        """Returns the schedule without rebuilds, not validated. Raises SettingError for a name that none has."""
         if self.schedule == "interleaved":
             return interleaved(stages, micro_batches, self.turns)
         if self.schedule == "zero_bubble":
             return zero_bubble(stages, micro_batches, self.turns)
-        return (fill_drain if self.schedule == "fill_drain" else one_forward_one_backward)(stages, micro_batches)
+        if self.schedule == "1f1b":
+            return one_forward_one_backward(stages, micro_batches)
+        if self.schedule == "fill_drain":
+            return fill_drain(stages, micro_batches)
+        raise SettingError(f"no schedule is called {self.schedule!r}; use fill_drain, 1f1b, interleaved or zero_bubble")
 
 
 @lru_cache(maxsize=256)
 def _actions(recipe: Recipe, stages: int, micro_batches: int, train: bool) -> tuple[tuple[Action, ...], ...]:
-    if not train:
-        schedule = forward_only(stages, micro_batches, recipe.turns)
-    else:
-        bare = recipe.bare(stages, micro_batches)
-        schedule = [with_rebuilds(actions, recipe.graphs_of(k, stages)) for k, actions in enumerate(bare)]
-    validate(schedule, micro_batches, train)
+    schedule = recipe.unchecked(stages, micro_batches) if train else forward_only(stages, micro_batches, recipe.turns)
+    check(schedule, micro_batches, train)
     return tuple(map(tuple, schedule))
 
 

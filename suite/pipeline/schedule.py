@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from suite.errors import SettingError
 from suite.pipeline.action import Action, Kind, Schedule
 
 
 def fill_drain(stages: int, micro_batches: int) -> Schedule:
     """Returns the paper's schedule (figure 2c and section 2.3), here with rebuilds, the last micro-batch not rebuilt:
 
-        stage 0   F0 F1 F2 F3 .  .  .  .  .  .  .  B3 R2 B2 R1 B1 R0 B0
-        stage 1   .  F0 F1 F2 F3 .  .  .  .  B3 R2 B2 R1 B1 R0 B0
+        stage 0   F0 F1 F2 F3 .  .  .  .  B3 R2 B2 R1 B1 R0 B0
+        stage 1   .  F0 F1 F2 F3 .  .  B3 R2 B2 R1 B1 R0 B0
         stage 2   .  .  F0 F1 F2 F3 B3 R2 B2 R1 B1 R0 B0
 
     All forwards, then all backwards from the last to the first: so the last one's graph is still alive.
@@ -112,7 +113,10 @@ def _greedy(
     stages: int, forwards: Sequence[Action], backwards: Sequence[Action], rooms: Sequence[_Room]
 ) -> Schedule:  # fmt: skip
     """Plays all stages in equal units of time: one that is free takes its next forward if there is room and its input
-    is there, else its next backward if its gradient is there, else what was put off."""
+    is there, else its next backward if its gradient is there, else what was put off.
+
+    Raises SettingError when no stage has any of these: they would wait for each other for ever.
+    """
     schedule: Schedule = [[] for _ in range(stages)]
     ended: dict[tuple[Kind, int, int], int] = {}  # by kind, cell and micro-batch
     counts = [{"F": 0, "B": 0, "W": 0} for _ in range(stages)]
@@ -140,11 +144,16 @@ def _greedy(
 
     unit, whole = 0, len(forwards) * (2 if rooms[0].of_put_off is None else 3)
     while any(len(actions) < whole for actions in schedule):
+        idle = True
         for k, actions in enumerate(schedule):
             action = choice(k, unit)
             if action is not None:
+                idle = False
                 actions.append(action)
                 counts[k][action.kind] += 1
                 ended[action.kind, action.turn * stages + k, action.micro_batch] = unit + 1
+        if idle:
+            made = ", ".join(f"{len(actions)} of stage {k}" for k, actions in enumerate(schedule))
+            raise SettingError(f"no stage can go on after {made}, of {whole} actions each; give stages more room")
         unit += 1
     return schedule

@@ -98,7 +98,12 @@ def simulate(schedule: Sequence[Sequence[Action]], cells: Sequence[StageCost], l
         return cost.seconds(action.kind, one in rebuilt[stage], one in put_off[stage])
 
     lanes = [Lane(k, k + 1, cells[k].sends, cells[k + 1].returns) for k in range(len(cells) - 1)]
-    lanes += [Lane(k, far.to, far.sends, far.returns) for k, cell in enumerate(cells) for far in cell.far]
+    lanes += [
+        Lane(k, far.to, far.sends, far.returns)
+        for k, cell in enumerate(cells)
+        for far in cell.far
+        if (far.to - k) % stages  # what stays on a stage is no message
+    ]
     links = link if isinstance(link, Links) else Links(link, link, frozenset())
     timed = [lane.timed(links.between(lane.giver % stages, lane.taker % stages)) for lane in lanes]
     rows = play(schedule, seconds, timed)

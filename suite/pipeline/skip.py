@@ -5,7 +5,8 @@
                  gives b ------------------> takes b        after its own inputs. One giver, one taker, in this order.
 
 Between stages a skip goes straight from the giver's to the taker's, not through the stages between. Where it is also
-the output that the next stage gets anyway, the same tensor, it is sent once.
+the output that the next stage gets anyway, the same tensor, it is sent once. Between two cells of one stage it stays on
+the device.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from suite.errors import SettingError
 from suite.pipeline.boundary import Boundary, Front, narrowed
 from suite.pipeline.layers import Tensors, as_tuple
+from suite.pipeline.topology import CellPair
 
 Stash = dict[str, Tensor]
 """Skips given and not taken yet, by name."""
@@ -85,6 +87,14 @@ def find_skips(layers: Sequence[nn.Module]) -> tuple[Skip, ...]:
     return tuple(sorted(skips, key=lambda skip: (skip.taker, takes_of(layers[skip.taker]).index(skip.name))))
 
 
+def communicating_pairs(skips: Sequence[Skip], cells: Sequence[range], stages: int) -> list[CellPair]:
+    """Returns all pairs of cells between whose stages messages go: neighbours, and those that a skip connects."""
+    cell_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
+    lanes = {(at, at + 1) for at in range(len(cells) - 1)}
+    lanes |= {(cell_of[skip.giver], cell_of[skip.taker]) for skip in skips}
+    return sorted((giver, taker) for giver, taker in lanes if giver % stages != taker % stages)
+
+
 def _by_name(layers: Sequence[nn.Module], names_of: Callable[[nn.Module], tuple[str, ...]]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for index, layer in enumerate(layers):
@@ -132,24 +142,12 @@ class Routes:
     """The ways of skips through one stage: which come from and go to which other stages."""
 
     def __init__(self, skips: Sequence[Skip], cells: Sequence[range], stage: int) -> None:
-        self._stage, self._last = stage, len(cells) - 1
+        self._stage = stage
         self.names = tuple(skip.name for skip in skips)
         stage_of = {layer: k for k, cell in enumerate(cells) for layer in cell}
         ways = [(skip.name, stage_of[skip.giver], stage_of[skip.taker]) for skip in skips]
         self.taken = tuple((name, giver) for name, giver, taker in ways if taker == stage and giver != stage)
         self.given = tuple((name, taker) for name, giver, taker in ways if giver == stage and taker != stage)
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        """Stages that something comes from, in order."""
-        near = {self._stage - 1} if self._stage else set()
-        return tuple(sorted(near | {giver for _, giver in self.taken}))
-
-    @property
-    def destinations(self) -> tuple[int, ...]:
-        """Stages that something goes to, in order."""
-        near = {self._stage + 1} if self._stage < self._last else set()
-        return tuple(sorted(near | {taker for _, taker in self.given}))
 
     def arriving(self, front: Front) -> Cargo:
         """Returns what enters the stage at a front."""

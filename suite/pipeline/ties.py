@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from suite.pipeline.layers import ties_of
+from suite.pipeline.layers import check_frozen, ties_of
 from suite.pipeline.topology import Group, Place
 
 
@@ -29,7 +29,11 @@ class Copy:
 
 
 def find_ties(layers: Sequence[nn.Module], cells: Sequence[range], stages: int) -> dict[str, list[Copy]]:
-    """Returns the copies of each tied parameter in layer order, cell c being on stage c mod K; the first owns it."""
+    """Returns the copies of each tied parameter in layer order, cell c being on stage c mod K; the first owns it.
+
+    Raises SettingError when all parameters are frozen, or only some copies of a tied one (``check_frozen``).
+    """
+    check_frozen(layers)
     ties: dict[str, list[Copy]] = {}
     for at, cell in enumerate(cells):
         for layer in cell:
@@ -67,8 +71,9 @@ class Ties:
         return True
 
     def parameters(self) -> list[nn.Parameter]:
-        """Returns this stage's copies of tied parameters."""
-        return [parameter for _, copies in sorted(self._ties.items()) for parameter in self._mine(copies)]
+        """Returns this stage's copies of tied parameters that are not frozen."""
+        copies = [parameter for _, copies in sorted(self._ties.items()) for parameter in self._mine(copies)]
+        return [parameter for parameter in copies if parameter.requires_grad]
 
     @torch.no_grad()
     def equalise(self) -> None:
@@ -78,9 +83,9 @@ class Ties:
 
     @torch.no_grad()
     def sum_gradients(self) -> None:
-        """Gives every copy the sum, in layer order, of all copies' gradients."""
+        """Gives every copy the sum, in layer order, of all copies' gradients; a frozen parameter has none."""
         for tie, copies in sorted(self._ties.items()):
-            mine = self._mine(copies)
+            mine = [parameter for parameter in self._mine(copies) if parameter.requires_grad]
             for parameter in mine:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)

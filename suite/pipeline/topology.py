@@ -7,7 +7,9 @@ replica     0 0 0 | 1 1 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +17,9 @@ import torch
 import torch.distributed as dist
 
 Group = dist.ProcessGroup
+
+CellPair = tuple[int, int]
+"""Two cells with a lane between them: the one that sends activations, and the one that sends gradients back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,8 @@ class Groups:
     """The process groups of one worker.
 
     Activations and gradients have groups of their own: a NCCL communicator runs its messages one after the other, and a
-    gradient receive posted ahead would block the activations behind it. So has each turn, and the way from one turn to
-    the next, where stages hold several cells.
+    gradient receive posted ahead would block the activations behind it. So has each lane, where several connect the
+    same two stages.
     """
 
     activations: tuple[Group, ...]
@@ -73,20 +78,32 @@ class Groups:
     """The same stage in all replicas (DeepSpeed's data parallel group)."""
     stages: Group
     """All stages of this replica (DeepSpeed's model parallel group)."""
-
-    def way(self, giver: int, taker: int, stages: int) -> int:
-        """Returns which of the groups carry messages between two cells, v * K + k being the v-th of stage k."""
-        turn = taker // stages
-        return 2 * turn - (giver // stages < turn)
+    p2p_group_index: Mapping[CellPair, int] = field(default_factory=dict)
+    """Which group of ``activations`` and of ``gradients`` carries a lane's messages."""
 
 
-def make_groups(place: Place, timeout_s: float, turns: int = 1) -> Groups:
-    """Makes the groups for stages of ``turns`` cells; every rank must call it. The default group must stand already."""
+def p2p_group_indices(lanes: Iterable[CellPair], stages: int) -> dict[CellPair, int]:
+    """Returns for each lane the group that carries it: lanes that connect the same two stages have one each."""
+    used: Counter[frozenset[int]] = Counter()
+    indices = {}
+    for lane in sorted(set(lanes)):
+        ends = frozenset(cell % stages for cell in lane)
+        assert len(ends) == 2, f"lane {lane} begins and ends on one of {stages} stages"
+        indices[lane] = used[ends]
+        used[ends] += 1
+    return indices
+
+
+def make_groups(place: Place, timeout_s: float, lanes: Iterable[CellPair] = ()) -> Groups:
+    """Makes the groups for messages over ``lanes``, one a direction where there are none; every rank must call it with
+    the same. The default group must stand already."""
     span = timedelta(seconds=timeout_s)
+    indices = p2p_group_indices(lanes, place.stages)
+    p2p_groups = 1 + max(indices.values(), default=0)
     mine: dict[str, Any] = {}
     for replica in range(place.replicas):
         ranks = [place.rank_of(replica, stage) for stage in range(place.stages)]
-        for name, count in (("activations", 2 * turns - 1), ("gradients", 2 * turns - 1), ("stages", 1)):
+        for name, count in (("activations", p2p_groups), ("gradients", p2p_groups), ("stages", 1)):
             groups = tuple(dist.new_group(ranks, timeout=span) for _ in range(count))
             if replica == place.replica:
                 mine[name] = groups if name != "stages" else groups[0]
@@ -94,7 +111,7 @@ def make_groups(place: Place, timeout_s: float, turns: int = 1) -> Groups:
         group = dist.new_group([place.rank_of(replica, stage) for replica in range(place.replicas)], timeout=span)
         if stage == place.stage:
             mine["replicas"] = group
-    return Groups(**mine)
+    return Groups(**mine, p2p_group_index=indices)
 
 
 def backend_of(device: torch.device) -> str:

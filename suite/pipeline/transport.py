@@ -4,8 +4,11 @@
                  F1 ----a1--->                 so a tensor arrives while the stage computes;
                  B1 <---g1----                 sends are not waited for, but for the oldest of many
 
-Neighbours have a lane each way; stages between which a skip goes (``suite.pipeline.skip``) have one too. Every wait has
-a deadline. A wait that fails says which message of which stage was missing.
+Neighbours have a lane each way; cells between which a skip goes (``suite.pipeline.skip``) have one too. What goes from
+one cell of a stage to another stays on the device, and is handed over without a message.
+
+On a CPU every wait has a deadline, and one that fails says which message of which stage was missing. On a GPU the
+stream waits and the host goes on; how long that may take is the groups' time-out and the supervisor's.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,8 +29,8 @@ from suite.errors import NeighbourLostError, StallError
 from suite.pipeline.boundary import Announcement, TensorSpec, dense
 from suite.pipeline.layers import Tensors
 from suite.pipeline.recorder import Recorder
-from suite.pipeline.skip import Cargo, Routes
-from suite.pipeline.topology import Group, Groups, Place
+from suite.pipeline.skip import Cargo
+from suite.pipeline.topology import CellPair, Group, Groups, Place
 
 WINDOW = 2
 """Receives posted ahead: one is on its way while one is taken; more would only hold memory."""
@@ -69,13 +72,21 @@ class Deadline:
         return self.waited + (time.monotonic() - self.began if self.waiting else 0.0)
 
 
-def wait(work: dist.Work, deadline: Deadline, what: str) -> None:
-    """Waits for one message. Raises StallError when the deadline passes or the other side is gone."""
+def wait(work: dist.Work, deadline: Deadline, what: str, device: torch.device) -> None:
+    """Waits for one message of tensors on ``device``. Raises StallError when the deadline passes or the other side is
+    gone. On a GPU only the current stream waits: with a time-out NCCL would block the host until the tensor is there.
+    """
     deadline.began, deadline.waiting = time.monotonic(), what
     try:
-        work.wait(timedelta(seconds=deadline.seconds))
+        if device.type == "cuda":
+            work.wait()
+        else:
+            work.wait(timedelta(seconds=deadline.seconds))
     except RuntimeError as error:
-        raise explain(error, what, deadline.seconds) from error
+        explained = explain(error, what, deadline.seconds)
+        if explained is error:
+            raise
+        raise explained from error
     deadline.waiting, deadline.ended = "", time.monotonic()
     deadline.waited += deadline.ended - deadline.began
 
@@ -124,48 +135,54 @@ class Inbox:
         expected, tensors, works = self._posted.popleft()
         assert expected == micro_batch, f"{self._what}: {expected} comes next, {micro_batch} was asked for"
         for work in works:
-            wait(work, self._deadline, f"{self._what} of micro-batch {micro_batch}")
+            wait(work, self._deadline, f"{self._what} of micro-batch {micro_batch}", self._device)
         self._post()
         return tensors
 
 
 class Inboxes:
-    """All lanes into a stage in one direction: each micro-batch's tensors come together in their places."""
+    """All lanes into a cell in one direction: each micro-batch's tensors come together in their places."""
 
-    def __init__(self, lanes: dict[int, Inbox], places: dict[int, dict[int, tuple[int, ...]]]) -> None:
-        """``places[i]`` are those of micro-batch i by the stage that they come from."""
-        self._lanes, self._places = lanes, places
+    def __init__(
+        self, takes: dict[int, Callable[[int], Tensors]], places: dict[int, dict[int, tuple[int, ...]]]
+    ) -> None:  # fmt: skip
+        """``takes`` return a micro-batch's tensors by the cell that they come from, ``places[i]`` are those of
+        micro-batch i."""
+        self._takes, self._places = takes, places
 
     def take(self, micro_batch: int) -> Tensors:
         """Returns one micro-batch's tensors, in the order of their places; waits as ``Inbox.take`` does."""
         found: dict[int, Tensor] = {}
         for peer, places in self._places[micro_batch].items():
-            found.update(zip(places, self._lanes[peer].take(micro_batch), strict=True))
+            found.update(zip(places, self._takes[peer](micro_batch), strict=True))
         return tuple(found[at] for at in sorted(found))
 
 
-def meetings(cells: Sequence[tuple[int, Routes]]) -> Iterator[tuple[str, int, int, bool]]:
-    """Yields whom a stage of these cells meets before its first mini-batch, in order: the kind of message, the cell it
-    comes from, the one it goes to, and whether this stage sends it. Activations of all cells, then gradients."""
+LocalMessages = dict[tuple[int, int, int], Tensors]
+"""Tensors that one cell of a stage made for another and that this has not taken yet, by the two and micro-batch."""
+
+
+def meetings(lanes: Iterable[CellPair], stage: int, stages: int) -> Iterator[tuple[str, CellPair, bool]]:
+    """Yields whom a stage meets before its first mini-batch, in order: the kind of message, the lane, and whether this
+    stage is the one that sends. All stages go through the lanes in one order, so nobody waits in a circle."""
     for kind in ("activations", "gradients"):
-        for cell, routes in cells:
-            yield from ((kind, peer, cell, False) for peer in routes.sources)
-            yield from ((kind, cell, peer, True) for peer in routes.destinations)
+        for lane in sorted(lanes):
+            if stage in (cell % stages for cell in lane):
+                yield kind, lane, lane[0] % stages == stage
 
 
-def warm_up(place: Place, cells: Sequence[tuple[int, Routes]], groups: Groups, device: torch.device) -> None:
+def warm_up(place: Place, groups: Groups, device: torch.device) -> None:
     """Has stages with a lane between them meet once in each direction's group before anything is posted ahead.
 
     NCCL makes the communicator of a pair at its first message and blocks until both are there: a gradient receive
     posted ahead would wait for the first gradient before the first activation could go. gloo needs none of it.
-    Everyone hears all stages before it first, in their order, so nobody waits in a circle.
     """
     if device.type != "cuda":
         return
     token = torch.zeros(1, device=device)
-    for kind, giver, taker, sends in meetings(cells):
-        group = getattr(groups, kind)[groups.way(giver, taker, place.stages)]
-        peer = place.rank_of(place.replica, (taker if sends else giver) % place.stages)
+    for kind, lane, sends in meetings(groups.p2p_group_index, place.stage, place.stages):
+        group = getattr(groups, kind)[groups.p2p_group_index[lane]]
+        peer = place.rank_of(place.replica, lane[sends] % place.stages)
         if sends:
             dist.send(token, peer, group=group)
         else:
@@ -176,11 +193,12 @@ class Transport:
     """The lanes of one cell to other stages' cells; a lane's ends are cells, v * K + k being the v-th of stage k."""
 
     def __init__(
-        self, place: Place, groups: Groups, device: torch.device, deadline: Deadline, turn: int = 0,
-        unsent: int = OUTSTANDING,
+        self, place: Place, groups: Groups, device: torch.device, deadline: Deadline, local: LocalMessages,
+        turn: int = 0, unsent: int = OUTSTANDING,
     ) -> None:  # fmt: skip
-        """``unsent`` messages to a neighbour may be under way."""
+        """``local`` is that of all cells of the stage; ``unsent`` messages to a neighbour may be under way."""
         self.place, self.groups, self.device, self.deadline = place, groups, device, deadline
+        self._local = local
         self.cell, self._unsent = turn * place.stages + place.stage, unsent
         self.recorder: Recorder | None = None
         """Told of waits for room; those for messages are the executor's."""
@@ -220,28 +238,24 @@ class Transport:
         for i, cargo in messages:
             for peer, places in lanes[i].items():
                 coming.setdefault(peer, []).append((i, [cargo.boundary[at] for at in places]))
-        return Inboxes(
-            {
-                peer: Inbox(
-                    self._rank(peer),
-                    self._group(kind, peer),
-                    specs,
-                    step,
-                    self.device,
-                    self.deadline,
-                    f"the {kind} from {self._named(peer)}",
-                )
-                for peer, specs in coming.items()
-            },
-            lanes,
-        )
+        return Inboxes({peer: self._inbox(peer, kind, specs, step) for peer, specs in coming.items()}, lanes)
+
+    def _inbox(
+        self, peer: int, kind: str, messages: Sequence[tuple[int, list[TensorSpec]]], step: int
+    ) -> Callable[[int], Tensors]:  # fmt: skip
+        if self._is_local(peer):
+            return lambda micro_batch: self._local.pop((peer, self.cell, micro_batch))
+        what = f"the {kind} from {self._named(peer)}"
+        return Inbox(
+            self._rank(peer), self._group(kind, peer), messages, step, self.device, self.deadline, what
+        ).take  # fmt: skip
 
     def send_activations(self, tensors: Sequence[Tensor], cargo: Cargo, micro_batch: int, step: int) -> None:
         """Sends one micro-batch forward, each tensor to its stage, and does not wait for it."""
         what = f"the activations of micro-batch {micro_batch}"
         for peer, places in cargo.lanes:
             sent = [tensors[at].detach().contiguous(memory_format=cargo.boundary[at].layout) for at in places]
-            self._send(sent, peer, self._group("activations", peer), _tag(step, micro_batch, 0), what)
+            self._give(sent, peer, "activations", micro_batch, step, what)
 
     def send_gradients(self, tensors: Sequence[Tensor], cargo: Cargo, micro_batch: int, step: int) -> None:
         """Sends one micro-batch's gradients back, in the order of what has one, and does not wait for them."""
@@ -250,10 +264,11 @@ class Transport:
         of_place = dict(zip(places, tensors, strict=True))
         for peer, lane in cargo.back:
             sent = [of_place[at].contiguous(memory_format=cargo.boundary[at].layout) for at in lane]
-            self._send(sent, peer, self._group("gradients", peer), _tag(step, micro_batch, 0), what)
+            self._give(sent, peer, "gradients", micro_batch, step, what)
 
     def flush(self) -> None:
         """Waits until all that was sent has left; then its memory is free."""
+        assert not self._local, f"nobody took what was handed over: {sorted(self._local)}"
         for sent in self._sent.values():
             self._wait_for_oldest(sent, leave=0)
 
@@ -263,8 +278,15 @@ class Transport:
         with self.recorder.waiting() if self.recorder is not None else nullcontext():
             while len(sent) > leave:
                 works, what = sent.popleft()
-                for work, _ in works:
-                    wait(work, self.deadline, f"{what} to be taken by the stage they were sent to")
+                for work, tensor in works:
+                    wait(work, self.deadline, f"{what} to be taken by the stage they were sent to", tensor.device)
+
+    def _give(self, tensors: Sequence[Tensor], peer: int, kind: str, micro_batch: int, step: int, what: str) -> None:
+        """Hands a micro-batch's tensors to another cell, as a message or on the device."""
+        if self._is_local(peer):
+            self._local[self.cell, peer, micro_batch] = tuple(tensors)
+        else:
+            self._send(tensors, peer, self._group(kind, peer), _tag(step, micro_batch, 0), what)
 
     def _send(self, tensors: Sequence[Tensor], peer: int, group: Group, tag: int, what: str) -> None:
         if self.late is not None:
@@ -287,7 +309,10 @@ class Transport:
 
     def _group(self, kind: str, peer: int) -> Group:
         groups: tuple[Group, ...] = getattr(self.groups, kind)
-        return groups[self.groups.way(min(self.cell, peer), max(self.cell, peer), self.place.stages)]
+        return groups[self.groups.p2p_group_index[min(self.cell, peer), max(self.cell, peer)]]
+
+    def _is_local(self, peer: int) -> bool:
+        return peer % self.place.stages == self.place.stage
 
     def _named(self, peer: int) -> str:
         turn, stage = divmod(peer, self.place.stages)
@@ -297,10 +322,10 @@ class Transport:
         peer = self.cell - 1
         work = dist.irecv(tensor, self._rank(peer), group=self._group("activations", peer), tag=tag)
         if work is not None:
-            wait(work, self.deadline, what)
+            wait(work, self.deadline, what, tensor.device)
 
 
 def _tag(step: int, micro_batch: int, tensor: int) -> int:
-    """A number for (step, micro-batch, tensor) above the two of announcements; direction is the group's."""
+    """A number for (step, micro-batch, tensor) above the two of announcements; lane and direction are the group's."""
     assert tensor < _TENSORS_A_MESSAGE, f"more than {_TENSORS_A_MESSAGE} tensors in one boundary"
     return 2 + tensor + _TENSORS_A_MESSAGE * (micro_batch % 4096 + 4096 * (step % 1024))

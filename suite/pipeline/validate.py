@@ -18,7 +18,13 @@ DRAWN_STAGES, DRAWN_UNITS = 16, 40
 
 
 def validate(schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool = True) -> list[list[str]]:
-    """Plays a schedule as fast as its messages allow and returns its timeline, a text cell a stage and unit of time.
+    """As ``check``, but returns the picture's cells: a text for each stage and unit of time."""
+    return _timeline(schedule, check(schedule, micro_batches, train))
+
+
+def check(schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool = True) -> list[list[int]]:
+    """Plays a schedule as fast as its messages allow; returns the unit of time in which each action plays, a list a
+    stage.
 
     In each of its cells every stage must run each micro-batch's ``F`` once and, to train, its ``B`` once after it with
     at most one ``R`` between and at most one ``W`` after; and no stage may wait for ever, also not for room where no
@@ -33,15 +39,14 @@ def validate(schedule: Sequence[Sequence[Action]], micro_batches: int, train: bo
     _check_message_order(schedule, turns)
     game = _Game(schedule, turns)
     game.play()
-    timeline = _timeline(schedule, game.units)
     stuck = {
         k: actions[len(played)]
         for k, (actions, played) in enumerate(zip(schedule, game.units, strict=True))
         if len(played) < len(actions)
     }
     if stuck:
-        raise SettingError(_deadlock(stuck, game, timeline))
-    return timeline
+        raise SettingError(_deadlock(stuck, game, _timeline(schedule, game.units)))
+    return game.units
 
 
 def draw(timeline: Sequence[Sequence[str]], first_stage: int = 0) -> str:
@@ -177,6 +182,8 @@ def _check_each_stage(
     schedule: Sequence[Sequence[Action]], turns: int, micro_batches: int, train: bool
 ) -> None:  # fmt: skip
     for k, actions in enumerate(schedule):
+        if _whole(actions, turns, micro_batches, train):
+            continue
         unknown = [a for a in actions if a.kind not in KINDS or a.turn < 0]
         if unknown:
             raise SettingError(f"stage {k} runs {unknown[0]}, which is no action; actions look like F3, R3, B3, W3")
@@ -190,6 +197,20 @@ def _check_each_stage(
         for turn in range(turns):
             for i in range(micro_batches):
                 _check_one(k, place, turn, i, train)
+
+
+def _whole(actions: Sequence[Action], turns: int, micro_batches: int, train: bool) -> bool:
+    """Returns whether a stage does each micro-batch in each of its cells once, in order, and nothing else."""
+    kinds: dict[tuple[int, int], str] = {}
+    for action in actions:
+        one = action.turn, action.micro_batch
+        kinds[one] = kinds.get(one, "") + action.kind
+    if len(kinds) != turns * micro_batches or not set(kinds.values()) <= (_TRAINED if train else _EVALUATED):
+        return False
+    return all(0 <= turn < turns and 0 <= i < micro_batches for turn, i in kinds)
+
+
+_TRAINED, _EVALUATED = {"FB", "FRB", "FBW", "FRBW"}, {"F"}
 
 
 def _check_one(k: int, place: Mapping[Action, int], turn: int, i: int, train: bool) -> None:
@@ -210,12 +231,13 @@ def _check_one(k: int, place: Mapping[Action, int], turn: int, i: int, train: bo
 
 def _check_message_order(schedule: Sequence[Sequence[Action]], turns: int) -> None:
     """Cells must agree on the order of the messages between them: a link delivers in the order of sending."""
+    orders: list[dict[tuple[str, int], list[int]]] = [{} for _ in schedule]
+    for order, actions in zip(orders, schedule, strict=True):
+        for action in actions:
+            order.setdefault((action.kind, action.turn), []).append(action.micro_batch)
     for (k, turn), (next_k, next_turn) in _neighbours(len(schedule), turns):
         for kind, what in (("F", "activations"), ("B", "gradients")):
-            here, there = (
-                [a.micro_batch for a in schedule[s] if a.kind == kind and a.turn == v]
-                for s, v in ((k, turn), (next_k, next_turn))
-            )
+            here, there = orders[k].get((kind, turn), []), orders[next_k].get((kind, next_turn), [])
             if here != there:
                 raise SettingError(f"stages {k} and {next_k} disagree on the order of {what}: {here} against {there}")
 

@@ -74,6 +74,8 @@ def _hooks(executor: Executor, seen: list[Sighting]) -> Iterator[Hook]:
             yield _Scored(layer, returned)
         yield layer.register_forward_hook(_out_of(_looker(executor, seen, False, index, f"{name}, its output")))
         for part, parameter in layer.named_parameters():
+            if not parameter.requires_grad:  # frozen: it gets no gradient
+                continue
             yield parameter.register_hook(_looker(executor, seen, True, index, f"{name}, the gradient of {part}"))
     if stage.loss is not None:
         last = stage.indices[-1]

@@ -2,8 +2,8 @@
 
     runs/<name>/<id>/system/0-2.jsonl     replica 0, stage 2: a line every ten seconds, and one at the end
 
-The worker that speaks reads the others' last lines from there, so no message for it stands in a step. On a GPU a wait
-does not hold up the process, and how busy the device is takes its place.
+The worker that speaks reads the others' last lines from there, so no message for it stands in a step. On a GPU the
+stream waits for other stages' tensors and the process goes on: how busy the device is takes the place of the waits.
 """
 
 from __future__ import annotations

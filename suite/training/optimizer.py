@@ -8,6 +8,9 @@ With R = 1 DeepSpeed runs without ZeRO and each parameter stays a tensor of its 
 so much as a bit. With R > 1 it is ZeRO-1: each replica keeps 1/R of the optimizer state. ZeRO-2 and 3 shard gradients
 and weights per micro-batch, which a pipeline would pay for M times a step; they are not offered. Adafactor's factored
 moments need whole matrices, which ZeRO flattens, so Adafactor always runs without ZeRO.
+
+Frozen parameters (``requires_grad`` False) have no part in any of it: no gradient, state, norm or weight decay. A stage
+of frozen parameters alone has no DeepSpeed engine; it takes part in the all-reduce of the norm like all others.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from torch import Tensor, nn
 
 from suite.errors import CheckpointError
 from suite.pipeline.batchnorm import MovingAverages
+from suite.pipeline.layers import trainable
 from suite.pipeline.recorder import Recorder
 from suite.pipeline.reduction import Reduction
 from suite.pipeline.step import Sums
@@ -72,18 +76,21 @@ class StageOptimizer:
     ) -> None:  # fmt: skip
         """``named`` are the stage's parameters by (layer, name), ``layers`` counts the whole model's. ``averages`` are
         those of the stage's norms: they move when, and only when, the parameters do."""
-        self._named, self._layers, self._ties = named, layers, ties
+        self._named = {key: parameter for key, parameter in named.items() if parameter.requires_grad}
+        self._layers, self._ties = layers, ties
         self._place, self._device, self._settings = place, device, settings
         self._averages = averages
         self.reduction = (
-            Reduction(list(named.values()), ties.parameters(), groups.replicas) if place.replicas > 1 else None
+            Reduction(list(self._named.values()), ties.parameters(), groups.replicas) if place.replicas > 1 else None
         )
         """For the executor, which knows when a step's gradients are whole."""
         self._averaged_over = groups.replicas if place.replicas > 1 and averages_over_replicas else None
         self._kept = _kept(settings)
-        self._zero = place.replicas > 1 and bool(self._kept)
+        self._zero = place.replicas > 1 and bool(self._kept) and bool(self._named)
         self._step_on_device = settings.name == "adamw"  # the fused kernel wants it there, Adafactor on the host
-        self._inner = _make_optimizer(list(named.values()), settings)
+        if not self._named:
+            return
+        self._inner = _make_optimizer(list(self._named.values()), settings)
         self._engine = _initialize(module, self._inner, place, groups, zero_stage=1 if self._zero else 0)
         if self._zero:
             self._allocate_sharded_state()
@@ -102,10 +109,8 @@ class StageOptimizer:
         rate = learning_rate(step, self._settings)
         if applied:
             self._clip(reduced, norm)
-            for group in self._inner.param_groups:
-                group["lr"] = rate
-            self._engine.optimizer.step()
-            assert not getattr(self._engine.optimizer, "overflow", False), "DeepSpeed skipped a step that was agreed on"
+            if self._named:
+                self._step(rate)
             if self._place.replicas > 1:
                 self._equalise()
         if self._averages is not None:
@@ -115,6 +120,12 @@ class StageOptimizer:
             recorder.note("U", -1, start)
         norms = tuple(math.sqrt(square) if math.isfinite(square) else square for square in squares)
         return Outcome(totals[0], totals[1], norm, rate, applied, norms)
+
+    def _step(self, rate: float) -> None:
+        for group in self._inner.param_groups:
+            group["lr"] = rate
+        self._engine.optimizer.step()
+        assert not getattr(self._engine.optimizer, "overflow", False), "DeepSpeed skipped a step that was agreed on"
 
     def reduce(self) -> list[tuple[tuple[int, str], Tensor]]:
         """Sums gradients over ties and averages them over replicas: what an update begins with.
@@ -132,8 +143,8 @@ class StageOptimizer:
         return self._held()
 
     def gradient(self, key: tuple[int, str]) -> Tensor:
-        """Returns one parameter's whole gradient after ``reduce``. With replicas, all of them must call it in the same
-        order."""
+        """Returns the whole gradient of one parameter that is not frozen, after ``reduce``. With replicas, all of them
+        must call it in the same order."""
         parameter = self._named[key]
         if not self._zero:
             return cast(Tensor, parameter.grad)
@@ -142,7 +153,10 @@ class StageOptimizer:
         return cast(Tensor, safe_get_full_grad(parameter))
 
     def state(self, key: tuple[int, str]) -> State:
-        """Returns one parameter's whole optimizer state. With replicas, all of them must call it in the same order."""
+        """Returns the whole optimizer state of one parameter, empty of a frozen one. With replicas, all of them must
+        call it in the same order."""
+        if key not in self._named:
+            return {}
         parameter = self._named[key]
         if not self._zero:
             return {name: value for name, value in self._inner.state.get(parameter, {}).items() if value is not None}
@@ -153,7 +167,8 @@ class StageOptimizer:
         return {"step": flat["step"].clone(), **state}
 
     def load_state(self, key: tuple[int, str], state: State) -> None:
-        """Sets one parameter's whole optimizer state, whatever K, R and ZeRO stage it was saved from.
+        """Sets the whole optimizer state of one parameter that is not frozen, whatever K, R and ZeRO stage it was saved
+        from.
 
         Raises CheckpointError when it is another optimizer's.
         """
@@ -191,7 +206,11 @@ class StageOptimizer:
         held = []
         for group, parameters in enumerate(optimizer.params_in_partition):
             shards = [g for g in optimizer.averaged_gradients[group] if not getattr(g, "_zero_padding", False)]
-            held += [(keys[id(p)], shard) for p, shard in zip(parameters, shards, strict=False)]
+            shards = shards[: len(parameters)]  # behind them only padding
+            values = sum(map(Tensor.numel, shards))
+            wanted = optimizer.partition_size[group] - optimizer.groups_padding[group]
+            assert values == wanted, f"DeepSpeed gave shards of {values} values, this replica has {wanted}"
+            held += [(keys[id(p)], shard) for p, shard in zip(parameters, shards, strict=True)]
         return held
 
     @torch.no_grad()
@@ -218,7 +237,7 @@ class StageOptimizer:
     @torch.no_grad()
     def _clip(self, reduced: Sequence[tuple[tuple[int, str], Tensor]], norm: float) -> None:
         bound = self._settings.clip_norm
-        if bound is not None and norm > bound:
+        if bound is not None and norm > bound and reduced:  # torch refuses an empty list
             torch._foreach_mul_([gradient for _, gradient in reduced], bound / norm)
 
     @torch.no_grad()
@@ -269,7 +288,7 @@ class StageOptimizer:
 
 def lone_update(module: nn.Module, settings: OptimizerSettings) -> Callable[[], None]:
     """Returns what a stage does to update these parameters, but for the exchange with other workers: to measure it."""
-    parameters = list(module.parameters())
+    parameters = list(trainable(module))
     optimizer = _make_optimizer(parameters, settings) if parameters else None
 
     def update() -> None:
@@ -342,7 +361,8 @@ class _Grid:
 
 
 def _initialize(module: nn.Module, inner: torch.optim.Optimizer, place: Place, groups: Groups, zero_stage: int) -> Any:
-    """Returns the engine. Its own clipping and norm stay off: they know nothing of ties and depend on K."""
+    """Returns the engine. Its own clipping and norm stay off: they know nothing of ties and depend on K, and the norm
+    would cost two all-reduces a step."""
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.stages * place.replicas))
     os.environ.setdefault("LOCAL_RANK", "0")
     if not torch.cuda.is_available():
@@ -359,7 +379,10 @@ def _initialize(module: nn.Module, inner: torch.optim.Optimizer, place: Place, g
         config={
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
-            "zero_optimization": {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": False},
+            "zero_optimization": {
+                "stage": zero_stage, "overlap_comm": False, "contiguous_gradients": False,
+                "compute_grad_norm": not zero_stage,  # without ZeRO it computes none and refuses the word
+            },
             "zero_allow_untested_optimizer": True,
             "gradient_clipping": 0.0,
         },

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from experiments.experiment import Experiment
+from experiments.planning import _merged
 from experiments.registry import read_experiment
 from experiments.text_experiment import TranslationExperiment
 from experiments.translation import t12_400m
@@ -147,7 +148,10 @@ def test_settings_reach_their_fields_with_their_types() -> None:
     ("setting", "message"),
     [
         ("train.steps=abc", "train.steps takes an integer; it was given 'abc'"),
-        ("train.steps=0", "train.steps takes an integer; it was given '0'.* greater than or equal to 1"),
+        ("train.steps=0", "train.steps takes an integer, 1 or more; it was given 0$"),
+        ("train.steps=-1", "train.steps takes an integer, 1 or more; it was given -1$"),
+        ("optimizer.beta1=1.5", "optimizer.beta1 takes a number, less than 1.0; it was given 1.5$"),
+        ("train.seed=9223372036854775808", "train.seed takes an integer, less than 9223372036854775808; it was given"),
         ("train.steps=1.5", "train.steps takes an integer; it was given '1.5'"),
         ("optimizer.learning_rate=fast", "optimizer.learning_rate takes a number"),
         ("optimizer.name=sgd", "optimizer.name takes one of adamw, adafactor, rmsprop; it was given 'sgd'"),
@@ -164,6 +168,7 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("trace=sometimes", "trace takes true or false; it was given 'sometimes'"),
         ("pipeline.stages=20 pipeline.cells=9,9", "has 15 layers.*names 2 cells.*hold 18 layers"),
         ("train.steps", "has no '='"),
+        ("train.checkpoints='/my disk", "No closing quotation.*a value with blanks stands in quotes"),
         ("train.steps=5 train.steps=6", "train.steps is set twice, to 5 and to 6"),
     ],
 )
@@ -171,3 +176,11 @@ def test_a_bad_setting_is_one_sentence_naming_it(setting: str, message: str) -> 
     with pytest.raises(SettingError, match=message) as fault:
         t12_400m().with_settings(setting)
     assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("quote", "'\"")
+def test_a_value_with_blanks_stands_in_quotes(quote: str) -> None:
+    found = t12_400m().with_settings(f"train.steps=5  train.checkpoints={quote}/my disk/runs{quote}")
+    assert (found.train.steps, found.train.checkpoints) == (5, "/my disk/runs")
+    printed = _merged("train.steps=5", f"train.checkpoints={quote}/my disk/runs{quote}")  # as a plan's remedy has it
+    assert t12_400m().with_settings(printed) == found

@@ -8,20 +8,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from experiments.cluster import GIB, Cluster, parse_cluster
 from experiments.language import LanguageModel
-from experiments.planned import Planned, Price
-from experiments.planning import adapted, estimated_price, make
+from experiments.planned import Planned, Price, in_figures, in_hours
+from experiments.planning import RESERVE, adapted, attempt, estimated_price, least_memory, make, row_faults
 from experiments.registry import find, resolve
 from experiments.text_workload import Translation
 from experiments.workload import Measurable
 from models.language_model import LanguageModelShape
 from suite.errors import BusyError, PlanError
+from suite.pipeline.action import Schedule
 from suite.pipeline.layers import count_parameters
 from suite.pipeline.memory import bytes_per_parameter
 from suite.pipeline.placement import Node
-from suite.pipeline.simulate import Link
+from suite.pipeline.recipe import Recipe
+from suite.pipeline.simulate import Link, simulate
+from suite.pipeline.timeline import Timeline
 from suite.settings import OptimizerSettings, PipelineSettings
 
 MIB = 2**20
@@ -91,7 +95,7 @@ def test_bytes_of_a_parameter(name: Any, precision: Any, replicas: int, each: fl
 KEYS = {
     "name", "cluster", "costs", "measured", "parameters", "layers", "K", "M", "R", "remat", "cells", "step_s",
     "limit_s", "tokens_per_second", "bubble", "steps", "hours", "device_bytes", "notes", "stages", "schedule", "turns",
-    "rebuilt", "forwards", "nodes",
+    "rebuilt", "forwards", "nodes", "reserve_bytes",
 }  # fmt: skip
 STAGE_KEYS = {
     "first_layer", "last_layer", "parameters", "forward_s", "rebuild_s", "backward_s", "update_s", "sends_bytes",
@@ -120,7 +124,8 @@ def test_the_record_is_whole_and_agrees_with_itself() -> None:
     assert found["hours"] == pytest.approx(90 * found["step_s"] / 3600)
     assert found["bubble"] == pytest.approx(sum(stage["idle"] for stage in stages) / 3)
     assert found["step_s"] >= found["limit_s"] > 0
-    assert max(stage["peak_bytes"] for stage in stages) <= found["device_bytes"] == 79 * GIB
+    assert max(stage["peak_bytes"] for stage in stages) <= found["device_bytes"] - found["reserve_bytes"]
+    assert (found["device_bytes"], found["reserve_bytes"]) == (79 * GIB, int(RESERVE * 79 * GIB))
     assert (stages[0]["returns_bytes"], stages[-1]["sends_bytes"]) == (0, 0)
     assert all(stage["sends_bytes"] > stage["returns_bytes"] > 0 for stage in stages[1:-1])
 
@@ -221,10 +226,137 @@ def test_every_fault_is_told_at_once() -> None:
 
 
 def test_a_language_models_rows_are_counted() -> None:
-    """32 sequences; sentences of a translation are as many as it takes, and no number of micro-batches is too large."""
+    """32 sequences; sentences of a translation are as many as it takes, each of a token at the least."""
     fault = refused(language(stages=2).with_settings("pipeline.micro_batches=33"), parse_cluster("64x16GiB", LAPTOP))
-    assert "R = 1 x M = 33 micro-batches are more than the 32 examples of a step" in fault.faults
+    assert "R = 1 x M = 33 micro-batches are more than the 32 examples that a step of" in fault.faults[0]
     assert make(translation("pipeline.micro_batches=999 train.batch_tokens=1000"), ROOMY, estimated_price).plan.cells
+
+
+@pytest.mark.parametrize(
+    ("replicas", "micro_batches", "advice"),
+    [
+        (4, 9, "pipeline.micro_batches=8 or fewer"),
+        (32, 2, "pipeline.micro_batches=1"),
+        (64, 2, "pipeline.replicas=16 or fewer"),
+        (64, 32, "pipeline.replicas=1"),
+        (64, 33, "pipeline.replicas=1 with pipeline.micro_batches=32 or fewer"),
+    ],
+)
+def test_an_advice_on_too_many_micro_batches_is_one_that_can_be_set(
+    replicas: int, micro_batches: int, advice: str
+) -> None:
+    pipeline = PipelineSettings(stages=2, replicas=replicas, micro_batches=micro_batches)
+    work = language().with_pipeline(pipeline)
+    (fault,) = row_faults(work)
+    assert fault.endswith(f"; use {advice}")
+    settings = re.findall(r"pipeline\.\w+=\d+", advice)
+    assert row_faults(work.with_settings(" ".join(settings))) == []
+
+
+class Counts:
+    """The micro-batches of each schedule that is generated, and of each step that is simulated."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.generated: list[int] = []
+        self.simulated: list[int] = []
+        bare = Recipe.bare
+
+        def counted_bare(recipe: Recipe, stages: int, micro_batches: int) -> Schedule:
+            self.generated.append(micro_batches)
+            return bare(recipe, stages, micro_batches)
+
+        def counted_simulate(schedule: Schedule, *rest: Any) -> Timeline:
+            self.simulated.append(1 + max(action.micro_batch for action in schedule[0]))
+            return simulate(schedule, *rest)
+
+        monkeypatch.setattr(Recipe, "bare", counted_bare)
+        monkeypatch.setattr("suite.pipeline.plan.simulate", counted_simulate)
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
+    return Counts(monkeypatch)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "1f1b"])
+def test_more_micro_batches_than_a_mini_batch_can_have_rows_are_refused_at_once(schedule: str, counts: Counts) -> None:
+    """Ten million of them would take minutes and gigabytes to plan; only the nearest plans are made."""
+    work = translation(f"pipeline.schedule={schedule} pipeline.stages=2 pipeline.micro_batches=10000000")
+    fault = refused(work, ROOMY)
+    assert 0 < max(counts.generated) <= 1024
+    assert 0 < max(counts.simulated) <= 1024
+    assert "M = 10,000,000 micro-batches are more than the 1,024 examples" in fault.faults[0]
+    assert "use pipeline.micro_batches=1024 or fewer" in fault.faults[0]
+    assert fault.remedies
+
+
+@pytest.mark.parametrize(("schedule", "candidates"), [("auto", 5), ("1f1b", 1)])
+@pytest.mark.parametrize("cluster", [Cluster(1, GIB, "gpu"), Cluster(2, MIB, "gpu")], ids=["devices", "memory"])
+def test_a_plan_of_many_micro_batches_is_refused_without_a_step_simulated(
+    cluster: Cluster, schedule: str, candidates: int, counts: Counts
+) -> None:
+    many = "pipeline.stages=2 pipeline.micro_batches=2048 train.batch_tokens=4096"
+    with pytest.raises(PlanError):
+        attempt(translation(f"pipeline.schedule={schedule} {many}"), cluster, estimated_price)
+    assert counts.simulated == []
+    assert set(counts.generated) == {2048}
+    assert len(counts.generated) <= candidates
+
+
+class Frozen(LanguageModel):
+    """Nothing of it is left to train."""
+
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
+        layers, loss = super().build()
+        return [layer.requires_grad_(False) for layer in layers], loss
+
+    def key(self) -> str:
+        return f"frozen {super().key()}"
+
+
+def test_a_model_that_is_frozen_whole_is_refused_before_anything_is_priced() -> None:
+    def price(work: Measurable, cluster: Cluster) -> Price:
+        raise AssertionError("priced")
+
+    plain = language(stages=2)
+    fault = refused(Frozen(plain.shape, plain.pipeline), ROOMY, price)
+    assert re.match(r"all \d+ parameters of the model are frozen", str(fault))
+    assert fault.remedies == ()
+
+
+def test_the_least_memory_of_a_run_fits_it_and_a_tenth_of_a_gib_less_does_not() -> None:
+    work = Translation(find("t128_6b"))
+    least = least_memory(work, parse_cluster("128xH100", LAPTOP))
+    assert least is not None
+    assert least < 79 * GIB
+    assert make(work, replace(parse_cluster("128xH100", LAPTOP), bytes_per_device=least), estimated_price).plan.cells
+    refused(work, replace(parse_cluster("128xH100", LAPTOP), bytes_per_device=least - GIB // 10))
+
+
+def test_a_plan_leaves_the_reserve_of_accelerators_free_and_says_so() -> None:
+    work = translation("pipeline.stages=2 pipeline.remat=auto")
+    planned = make(work, Cluster(2, GIB, "gpu"), estimated_price)
+    assert (planned.plan.limit, planned.plan.reserve) == (GIB - int(RESERVE * GIB), int(RESERVE * GIB))
+    assert "of 0.95 GiB (1.00 GiB less a reserve of 5%)" in "\n".join(planned.lines())
+    assert make(work, LAPTOP, estimated_price).plan.reserve == 0
+
+
+def test_parameters_that_several_stages_hold_are_told() -> None:
+    planned = make(translation("pipeline.stages=3"), ROOMY, estimated_price)
+    assert f"{2000 * 64:,} of them are copies" in "\n".join(planned.lines())
+    assert "copies" not in "\n".join(make(language(), ROOMY, estimated_price).lines())
+
+
+@pytest.mark.parametrize(
+    ("value", "figures"), [(0.0042, "0.0042"), (0.42, "0.42"), (3.14159, "3.1"), (47.3, "47"), (12345.6, "12,346")]
+)
+def test_small_numbers_keep_two_figures(value: float, figures: str) -> None:
+    assert in_figures(value) == figures
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(7200, "2.00 hours"), (90, "1.5 minutes"), (5, "5.00 s")])
+def test_a_short_run_is_told_in_minutes_or_seconds(seconds: float, told: str) -> None:
+    assert in_hours(seconds) == told
 
 
 def instant(work: Measurable, cluster: Cluster) -> Price:
@@ -330,8 +462,19 @@ def test_where_no_setting_helps_the_memory_that_would_is_told() -> None:
     work = language(stages=4)
     fault = refused(work, Cluster(4, MIB, "gpu"))
     assert fault.remedies == ()
-    (size,) = re.findall(r"as it is set it fits devices of ([0-9.]+) GiB", str(fault))
+    told = r"\(no setting was found that fits there; as it is set \(K = 4\) it needs devices of at least (\S+) GiB\)$"
+    (size,) = re.findall(told, str(fault))
     assert make(work, Cluster(4, int(float(size) * GIB), "gpu"), estimated_price)
+
+
+def test_where_workers_share_the_memory_of_one_machine_all_of_it_is_told() -> None:
+    work = language(stages=4)
+    fault = refused(work, Cluster(2, MIB, "cpu"))
+    assert fault.remedies == ()
+    told = r"\(no setting was found that fits there; as it is set \(K = 4\) it needs at least (\S+) GiB in all\)$"
+    (size,) = re.findall(told, str(fault))
+    assert make(work, Cluster(2, int(float(size) / 2 * GIB), "cpu"), estimated_price)
+    refused(work, Cluster(2, int((float(size) / 2 - 0.2) * GIB), "cpu"))
 
 
 def test_more_stages_than_a_language_model_has_layers_are_refused_with_a_way_out() -> None:

@@ -15,7 +15,7 @@ from experiments.registry import find
 from experiments.scales import laptop
 from experiments.sweep import Member
 from experiments.sweeps import SWEEPS
-from launch import cli
+from launch import cli, interrupts
 from tests.faults.trial import TINY
 
 STEPS = 1000
@@ -56,5 +56,6 @@ for one in (
     SWEEPS[one.name] = one
 
 if __name__ == "__main__":
+    interrupts.install()
     sys.argv = ["gpipe", "sweep", sys.argv[1], "--launcher", "ray"]
     cli.main()

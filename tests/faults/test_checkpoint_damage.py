@@ -1,4 +1,5 @@
-"""Ten thousand harmed files, and every file of a checkpoint harmed in every plain way."""
+"""Ten thousand harmed files, random bytes flipped in three checkpoints, and every file of a checkpoint harmed in every
+plain way."""
 
 import random
 import shutil
@@ -10,8 +11,8 @@ from launch.spawn import run_processes
 from suite.training.checkpoint import audit, newest_valid
 from suite.training.checkpoint.storage import Storage
 from tests.pipeline.build import join
-from tests.training.fuzz import LAYERS, fuzz
-from tests.training.work import run
+from tests.training.fuzz import LAYERS, flip_bytes, fuzz
+from tests.training.work import run, three_checkpoints
 
 FILES = [*(f"layer-{layer:04d}.safetensors" for layer in range(LAYERS)), "manifest.json"]
 
@@ -28,6 +29,14 @@ def test_ten_thousand_harmed_files(written, tmp_path):
     print(ends)
     assert sum(ends.values()) == 10_000
     assert min(ends[end] for end in ("the one before", "refused by name", "of this model")) > 100
+
+
+def test_two_hundred_times_random_bytes_flipped_in_a_run_of_three_checkpoints(tmp_path):
+    (ends,) = run_processes(flip_bytes, 1, three_checkpoints(tmp_path), tmp_path, 200, 7)
+    print(sorted(ends.items()))
+    assert sum(ends.values()) == 400
+    ways = ("step 20", "step 40", "step 60", "refused")
+    assert ends.keys() == {(harm, way) for harm in ("flipped", "flipped and deleted") for way in ways}
 
 
 def every_harm(rank, world, rendezvous, folder):

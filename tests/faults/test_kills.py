@@ -1,12 +1,20 @@
 """SIGKILL of every stage at every action of a step: the run goes on by itself, to the undisturbed run's last bit."""
 
+import os
 import re
+import signal
 import statistics
+import threading
+import time
+from multiprocessing import forkserver
 from pathlib import Path
 
+import psutil
 import pytest
 
 from experiments.table import Table
+from launch.beats import read_beat
+from launch.runs import RunFolder
 from suite.pipeline.recipe import Recipe
 from tests.faults.trial import assert_same
 
@@ -57,3 +65,34 @@ def test_how_long_recovery_took():
     )  # fmt: skip
     print(table.markdown())
     table.write(Path(".cache/faults"))
+
+
+def test_a_killed_forkserver_is_named_and_costs_no_bit(trials, undisturbed, monkeypatch):
+    """No worker of the first attempt may be left beside those of the second: they would write the same files."""
+    struck, left = [], []
+
+    def strike(run):
+        while not run.metrics.exists() or len(run.metrics.read_text().splitlines()) < STEP:
+            time.sleep(0.01)
+        struck.extend(read_beat(run.beats, 0, stage, 1).pid for stage in range(3))
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        struck.append(time.time())
+
+    def before_each():
+        (run,) = trials.root.glob(f"run-{trials._count}")
+        if not struck:
+            threading.Thread(target=strike, args=[RunFolder(run)], daemon=True).start()
+        else:
+            time.sleep(1.0)  # the kernel takes a killed process's memory down
+        left.extend(pid for pid in struck[:3] if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie")
+
+    trial = trials.train(monkeypatch, SETTINGS, [{"fault": "sleep", "step": 4, "action": "F0"}], before_each)
+    assert trial.error is None, trial.said
+    assert not left
+    first, last = trial.ends
+    assert (first["kind"], first.get("stage"), last["outcome"]) == ("death", None, "done")
+    assert re.search(r"forkserver, process \d+\) ended by SIGKILL, and all workers with it", first["told"])
+    assert_same(trial, undisturbed)
+    noticed = first["ended"] - struck[3]
+    print(f"forkserver killed: noticed after {noticed:.1f} s, training again {trial.recovered[0]:.1f} s later")
+    assert noticed + trial.recovered[0] < 60

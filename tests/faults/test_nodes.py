@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
@@ -21,6 +22,8 @@ SETTINGS = (
 )
 STEPS = 400
 GOES_ON_S = 60.0
+AGENTS_STAY_S = 15.0
+"""With a new worker of the same agents, rather than new processes of Ray."""
 
 
 class Machines:
@@ -210,5 +213,23 @@ def test_a_struck_worker_on_a_node_of_its_own_is_replaced_and_no_bit_is_lost(
     print(f"{blow} on Ray: named after {named:.1f} s, ended after {ended:.1f} s, training again {again:.1f} s later")
     assert (failure["kind"], failure["stage"], failure["action"]) == ("death" if blow == "kill" else "stall", 1, "B1")
     assert named < 10
-    assert ended + again < GOES_ON_S
+    assert ended + again < (AGENTS_STAY_S if blow == "kill" else GOES_ON_S)
+    assert losses(driver) == undisturbed
+
+
+@pytest.mark.parametrize("struck", ["forkserver", "agent"])
+def test_what_starts_a_worker_is_replaced_and_no_bit_is_lost(machines, drive, undisturbed, struck):
+    """An agent of Ray Train starts a forkserver, which starts a worker for each attempt."""
+    driver = drive(machines(2), "")
+    driver.until(lambda: driver.training(12), 180)
+    forkserver = psutil.Process(driver.beats()[1].pid).parent()
+    begin = time.monotonic()
+    (forkserver if struck == "forkserver" else forkserver.parent()).kill()
+    seconds = gone_on(driver, begin)
+    failure = first_failure(driver)
+    print(f"{struck} killed on Ray: training again after {seconds:.1f} s")
+    assert failure["kind"] == "death", failure
+    assert ("forkserver" in failure["told"]) == (struck == "forkserver"), failure
+    assert seconds < GOES_ON_S
+    driver.wait(240)
     assert losses(driver) == undisturbed

@@ -10,7 +10,8 @@ from safetensors.torch import save
 
 from experiments.registry import find
 from launch import cli, runs
-from launch.checkpoints import place_of, place_of_run
+from launch.checkpoints import check_unused, place_of, place_of_run
+from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
 
@@ -50,12 +51,18 @@ def test_checkpoints_are_listed_with_what_is_wrong(run, monkeypatch, capsys):
     (run.checkpoints / "00000010/good").touch()
     (run.checkpoints / "00000030/layer-0001.safetensors").write_bytes(b"")
     (run.checkpoints / "00000040").mkdir()
+    (run.checkpoints / "00000050").mkdir()
+    (run.checkpoints / "00000050/begun-0").touch()
+    (run.checkpoints / "00000060").write_text("")
     code, rows = listed(run, monkeypatch, capsys)
     assert code == 0
-    assert [row[0] for row in rows] == ["40", "30", "20", "10"]
+    assert [row[0] for row in rows] == ["60", "50", "40", "30", "20", "10"]
+    assert [row[5] for row in rows[:3]] == [
+        "it is not a folder", "no manifest, it was never finished", "its manifest.json is missing",
+    ]  # fmt: skip
+    rows = rows[2:]
     assert [row[4] for row in rows] == ["not yet", "not yet", "not yet", "yes"]
     assert [row[3] for row in rows[1:]] == ["10", "10", "10"]
-    assert rows[0][5] == "no manifest, it was never finished"
     assert "00000030/layer-0001.safetensors: it has 0 bytes, the manifest says" in rows[1][5]
     assert [row[5] for row in rows[2:]] == ["whole", "whole"]
 
@@ -76,3 +83,11 @@ def test_another_place_is_by_name_and_id_of_the_run(run, tmp_path, monkeypatch, 
     assert place_of(run, experiment) == place_of_run(run.path) == place
     write(place, 10)
     assert listed(run, monkeypatch, capsys)[0] == 0
+
+
+def test_a_new_run_does_not_begin_where_checkpoints_are(tmp_path):
+    place = tmp_path / "store"
+    check_unused(str(place))
+    write(place, 10)
+    with pytest.raises(CheckpointError, match=f"a new run would write its checkpoints to {place}, which has 00000010"):
+        check_unused(str(place))

@@ -1,12 +1,16 @@
 """The command line: it is small and stays so, and every fault of a user is one sentence and exit code 2."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from experiments.registry import experiments
+from experiments.sweeps import SWEEPS
 from launch import cli
+from launch.listing import TABLES
 
 
 def gpipe(*arguments, monkeypatch):
@@ -66,9 +70,15 @@ def test_the_commands_are_these_and_a_new_one_is_a_decision():
         (["gpu-check"], ["needs a CUDA device", "torch sees none", "nvidia-smi"]),
         (["submit", "t128_6", "--address", "http://127.0.0.1:1"], ["t128_6", "did you mean t128_6b"]),
         (["submit", "t128_6b", "--address", "http://127.0.0.1:1"], ["no Ray cluster answers at http://127.0.0.1:1"]),
+        (["submit", "--address", "http://127.0.0.1:1"], ["which experiment or sweep?", "NAME=", "depth_width"]),
+        (["submit", "t128_6b", "--storage", "s3://KEY:SECRET@b/x"], ["only a bucket and a path"]),
+        (["experiment", "t128_6b", "--set", "train.checkpoints=s3://b/x?region=a"], ["only a bucket and a path"]),
         (["resume", ""], ["which run?", "RUN="]),
         (["resume", "**x"], ["no run '**x'"]),
         (["resume", "nothing"], ["no run 'nothing'", "there are no runs"]),
+        (["score", "x" * 5000], ["no run 'xxx", "xxx...': there are no runs"]),
+        (["doctor", "--storage", "/" + "x" * 5000], ["xxx... is too long for the name of a file"]),
+        (["translate", "nothing", "--to", "de", "--", os.fsdecode(b"na\xefve")], ["argument 6", "0xef after 2 char"]),
     ],
 )
 def test_a_users_fault_is_one_sentence_and_exit_code_2(arguments, parts, monkeypatch, capsys):
@@ -117,6 +127,39 @@ def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch, capsys):
         assert any(name in line and parameters in line for line in said.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("table", [*TABLES]),
+        ("sweep", [*SWEEPS]),
+        ("plan", [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]),
+        ("experiment", [*experiments()]),
+    ],
+)
+def test_without_a_name_what_there_is_is_listed(command, names, monkeypatch, capsys):
+    monkeypatch.setattr(cli.console, "width", 200)
+    assert gpipe(command, monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    for name in names:
+        assert name in said
+
+
+def test_the_listed_tables_are_those_that_can_be_made(monkeypatch, capsys):
+    assert gpipe("table", "?", monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err.strip().endswith(f"known names: {', '.join(sorted(TABLES))}")
+
+
+def test_the_list_fits_a_terminal_of_80_columns_without_breaking_a_word(monkeypatch, capsys):
+    monkeypatch.setattr(cli.console, "width", 80)
+    assert gpipe("list", monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out.splitlines()
+    rows = [line for line in said if line.startswith(" t128_6b")]
+    assert len(rows) == 1
+    assert rows[0].split() == ["t128_6b", "131", "6,040,979,968", "16", "8", "256", "4,000,000", "tokens"]
+    assert all(len(line) <= 80 for line in said)
+    assert {"(Helsinki-NLP/opus-100):", "(ILSVRC/imagenet-1k):"} <= set(" ".join(said).split())
+
+
 def test_help_needs_neither_torch_nor_ray():
     code = (
         "import sys, launch.cli; sys.argv = ['gpipe', '--help']\n"
@@ -125,3 +168,35 @@ def test_help_needs_neither_torch_nor_ray():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_file_that_may_not_be_read_is_no_defect_of_the_suite(monkeypatch, capsys):
+    def fail():
+        raise PermissionError(13, "Permission denied", "/runs/x")
+
+    monkeypatch.setattr("launch.listing.table", fail)
+    assert gpipe("list", monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err == ("error: /runs/x cannot be read or written: Permission denied; see who owns it\n")
+
+
+def test_a_jobs_secret_that_cannot_be_had_is_one_sentence(monkeypatch, capsys):
+    def fail():
+        raise RuntimeError("no head")
+
+    monkeypatch.setenv("GPIPE_JOB", "j")
+    monkeypatch.setattr("launch.jobs.secrets.take", fail)
+    assert gpipe("list", monkeypatch=monkeypatch) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: RuntimeError: no head; this is a defect of the suite")
+
+
+def test_any_other_exception_is_one_sentence_and_exit_code_1_with_its_traceback_in_a_log(monkeypatch, capsys, tmp_path):
+    def fail():
+        raise ZeroDivisionError("a bug\nof two lines")
+
+    monkeypatch.setattr("launch.listing.table", fail)
+    assert gpipe("list", monkeypatch=monkeypatch) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    log = tmp_path / ".cache/errors.log"
+    assert said == f"error: ZeroDivisionError: a bug; this is a defect of the suite, its traceback is in {log}"
+    assert "in fail\n" in log.read_text()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -103,6 +105,23 @@ def test_a_killed_member_is_worth_another_try_and_an_ended_crew_starts_none(memb
     run()
     assert str(failures[-1]) == "the sweep is ending"
     assert failures[-1].verdict == Again.NO
+
+
+class LateOrder(Order):
+    """An order that is sent when its process has ended."""
+
+    def as_line(self):
+        (process,) = (child for child in psutil.Process().children() if child.name() == "false")
+        until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+        return super().as_line()
+
+
+def test_a_member_that_ends_before_it_is_told_its_order_is_worth_another_try(members, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    order = LateOrder("train", "a/b", members[0].experiment.to_toml(), "spawn", f"{tmp_path}/outcome", f"{tmp_path}/at")
+    with pytest.raises(MemberError, match="its process ended with exit code 1 and said nothing") as raised:
+        Crew().run(order, tmp_path / "log", {})
+    assert raised.value.verdict == Again.AGAIN
 
 
 def test_an_order_is_a_line(members):

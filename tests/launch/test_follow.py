@@ -24,10 +24,12 @@ def test_a_tail_gives_whole_lines_once_and_starts_over_when_the_file_is_rewritte
 
 def test_step_loss_speed_and_time_left_are_shown_and_messages_pass_through(tmp_path):
     run, out = RunFolder(tmp_path), io.StringIO()
-    with Follower(run, 4, "tokens", Console(file=out, width=200)):
+    steps = []
+    with Follower(run, 4, "tokens", Console(file=out, width=200), lambda *step: steps.append(step)):
         run.messages.write_text("a word\n")
         lines = [{"step": s, "loss": 8.0 - s, "tokens_per_second": 1234.0, "seconds": 2.0} for s in (1, 2)]
         run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = out.getvalue().splitlines()
     assert "a word" in shown
+    assert steps == [(1, 2.0), (2, 2.0)]
     assert "step 2/4  loss 6.000  1,234 tokens/s  about 4 s left" in shown

@@ -5,17 +5,21 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import tarfile
+import tempfile
 import zipfile
+from pathlib import Path
 
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.job_submission import JobDetails
 from rich.console import Console
 
 from launch.jobs import packing, probe
-from launch.jobs.copies import Copies
+from launch.jobs.copies import Copies, CopyError
 from launch.jobs.door import JobError, address_of, is_dashboard
 from launch.jobs.fetch import read_archive, unpack
 from launch.jobs.follow import tell_end
@@ -24,6 +28,7 @@ from launch.jobs.pins import pins
 from launch.jobs.preflight import judge
 from launch.jobs.submit import work_of
 from launch.progress import Bar, Marked, Update, read_update
+from launch.runs import CACHE, SHARED_CACHE, held
 from suite.errors import SettingError, SuiteError
 
 PINS = {"torch": "2.13.0", "rich": "15.0.0"}
@@ -126,6 +131,21 @@ def test_a_url_keeps_checkpoints_and_copies_and_the_heads_folder_the_run():
     assert work_of("t128_6b", "auto", "", "", "s3://b/x/").command[-1] == "train.checkpoints=s3://b/x/checkpoints"
 
 
+def test_a_job_uses_the_cache_here_where_the_head_and_all_nodes_see_it(tmp_path):
+    ours = judge(seen(node(cache=True), node(cache=True), cache=True), PINS, "/s", "3.11.7")
+    assert ours.cache == str(CACHE.resolve())
+    assert f"cache: {ours.cache}, which the head and all nodes see" in ours.lines[2]
+    for told in (seen(node(cache=True), node(cache=False), cache=True), seen(node(cache=True), cache=False)):
+        assert judge(told, PINS, "/s", "3.11.7").cache == ""
+    (tmp_path / "marker").touch()
+    assert probe.look({}, "", "", "", str(tmp_path / "marker"))["cache"]
+    assert not probe.look({}, "", "", "", str(tmp_path / "other"))["cache"]
+    variables = {**os.environ, "GPIPE_STORAGE": "/s", SHARED_CACHE: str(tmp_path)}
+    code = "from launch import runs; print(runs.CACHE)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=checkout(), env=variables, capture_output=True, text=True)
+    assert found.stdout == f"{tmp_path}\n", found.stderr
+
+
 def test_a_runs_files_are_copied_to_a_url_once_until_they_change(tmp_path):
     run, notes = tmp_path / "runs" / "t" / "1", tmp_path / "notes"
     copies = Copies(tmp_path / "runs", notes, f"file://{tmp_path}/there")
@@ -142,6 +162,73 @@ def test_a_runs_files_are_copied_to_a_url_once_until_they_change(tmp_path):
     assert {str(path.relative_to(there)): path.read_text() for path in there.rglob("*") if path.is_file()} == {
         "record.json": "one", "logs/a.log": "one, two",
     }  # fmt: skip
+
+
+@pytest.fixture
+def as_nobody(tmp_path):
+    """Makes this process one that may not read everything, and its folder one that it may write."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder != Path(tempfile.gettempdir()):
+            folder.chmod(folder.stat().st_mode | 0o055)
+        if folder == Path(tempfile.gettempdir()):
+            break
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 65534, -1)
+        os.seteuid(65534)
+        yield
+        os.seteuid(0)
+    else:
+        yield
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_copied(tmp_path, as_nobody):
+    run, notes, there = tmp_path / "runs/t/1", tmp_path / "notes", tmp_path / "there/runs/t/1"
+    run.mkdir(parents=True)
+    notes.write_text(f"{run}\n")
+    for name in ("a.log", "b.log", "c.log"):
+        (run / name).write_text(name)
+    (run / "a.log").chmod(0)
+    copies = Copies(tmp_path / "runs", notes, f"file://{tmp_path}/there")
+    for _ in range(2):
+        with pytest.raises(CopyError, match=r"1 of its files cannot be read: .*a\.log.*; all others are copied"):
+            copies.copy()
+        assert sorted(path.name for path in there.iterdir()) == ["b.log", "c.log"]
+    (run / "a.log").chmod(0o600)
+    assert copies.copy() == 1
+
+
+def refusing(tmp_path, names, refused):
+    """Returns the copies of a run with these files, and where they go: a store that takes no file of those names."""
+    run, notes, there = tmp_path / "runs/t/1", tmp_path / "notes", tmp_path / "there/runs/t/1"
+    run.mkdir(parents=True)
+    notes.write_text(f"{run}\n")
+    for name in names:
+        (run / name).write_text(name)
+    for name in refused:
+        (there / name).mkdir(parents=True)
+    return Copies(tmp_path / "runs", notes, f"file://{tmp_path}/there"), there
+
+
+def test_files_that_the_store_refuses_keep_no_other_from_being_copied(tmp_path):
+    copies, there = refusing(tmp_path, "abcde", "bd")
+    for _ in range(2):
+        with pytest.raises(CopyError, match=r"refused 2 of its files: .*/b: .*; all others are copied"):
+            copies.copy()
+        assert [(there / name).is_file() for name in "abcde"] == [True, False, True, False, True]
+    for name in "bd":
+        (there / name).rmdir()
+    assert copies.copy() == 2
+
+
+def test_a_store_that_takes_nothing_is_asked_three_times_and_the_refused_go_last(tmp_path):
+    copies, there = refusing(tmp_path, "abcdef", "abce")
+    with pytest.raises(CopyError, match=r"refused 3 of its files: .*/a: .*; the rest waits for the next copy"):
+        copies.copy()
+    assert not (there / "d").exists()
+    with pytest.raises(CopyError, match=r"refused 4 of its files: .*/e: "):
+        copies.copy()
+    assert (there / "d").is_file()
+    assert (there / "f").is_file()
 
 
 @pytest.mark.parametrize(
@@ -184,10 +271,75 @@ def test_a_probe_tells_versions_that_differ_and_markers_that_it_sees(tmp_path):
     assert not list((tmp_path / "ours").iterdir())
 
 
+A, B = 56 * "a", 56 * "b"
+
+
+class Result:
+    """The future of a task."""
+
+    def __init__(self, node):
+        self.node = node
+
+
+@pytest.fixture
+def failing_node(monkeypatch):
+    """Asks a cluster whose node A answers with errors; returns the answers and the nodes that were asked."""
+    errors, calls = [], []
+
+    class Task:
+        def options(self, scheduling_strategy, **_):
+            self.node = scheduling_strategy.node_id
+            return self
+
+        def remote(self, *_):
+            calls.append(self.node)
+            return Result(self.node)
+
+    def get(result, timeout):
+        if result.node == A and errors:
+            raise errors.pop(0)
+        return {"fault": ""}
+
+    monkeypatch.setattr(ray, "remote", lambda _: Task())
+    monkeypatch.setattr(ray, "wait", lambda results, num_returns, timeout: (results[:1], results[1:]))
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": node, "Alive": True} for node in (A, B)])
+    monkeypatch.setattr(ray._private.state, "available_resources_per_node", dict)
+    monkeypatch.setattr(probe, "RETRY_S", 0.01)
+
+    def ask(*given):
+        errors.extend(given)
+        alive = [{"NodeID": node, "NodeManagerHostname": node, "Resources": {"CPU": 2}} for node in (A, B)]
+        return probe.ask(alive, dict.fromkeys([A, B], ())), calls
+
+    return ask
+
+
+def test_a_node_that_fails_three_times_in_the_same_way_is_not_asked_again(failing_node):
+    answers, calls = failing_node(*(OSError() for _ in range(9)))  # an error without a text
+    assert (calls.count(A), calls.count(B)) == (3, 1)
+    assert "failed there 3 times in the same way: OSError; Ray lists it as alive" in answers[A]["fault"]
+    with pytest.raises(JobError, match=r"node a+ .* is not fit for work: the probe failed there 3 times"):
+        judge(seen(answers[A] | {"address": "x"}), PINS, "/s", "3.11.7")
+
+
+def test_a_node_whose_errors_differ_is_asked_on(failing_node):
+    answers, calls = failing_node(OSError("one"), OSError("two"), OSError("one"), OSError("one"))
+    assert calls.count(A) == 5
+    assert answers == {A: {"fault": ""}, B: {"fault": ""}}
+
+
 def archive(tmp_path, capsys):
     """Returns what the cluster prints for a job with one run."""
     run = tmp_path / "storage" / "runs" / "t" / "1"
-    for name in ("record.json", "logs/stage-0-0.log", "checkpoints/5/manifest.json", "model.safetensors", "lock"):
+    for name in (
+        "record.json",
+        "logs/stage-0-0.log",
+        "checkpoints/5/manifest.json",
+        "model.safetensors",
+        "lock",
+        "hf.lock",
+    ):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(name)
     notes = tmp_path / "storage" / "jobs" / "j"
@@ -207,6 +359,51 @@ def test_an_archive_comes_back_whole_without_checkpoints(tmp_path, capsys):
     unpack(packed, head["folders"], tmp_path / "runs", source | {"job": "k"})  # that went on with the run
     with pytest.raises(JobError, match="is there already, and not from the cluster at b"):
         unpack(packed, head["folders"], tmp_path / "runs", source | {"address": "b"})
+
+
+def test_storage_behind_a_symbolic_link_is_packed_by_the_runs_own_names(tmp_path, capsys):
+    """A run notes where it really is; the job knows its storage by the name that was given."""
+    real, link = tmp_path / "disk" / "storage", tmp_path / "storage"
+    run = real / "runs" / "t" / "1"
+    for path in (run / "record.json", real / "runs" / "sweep-tiny" / "report.md", real / "jobs" / "j"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{run}\n")
+    link.symlink_to(real)
+    packing.main({"storage": str(link), "job": "j", "beside": ["sweep-tiny"], "limit": 10**6})
+    head, packed = read_archive(capsys.readouterr().out)
+    assert head["folders"] == ["t/1", "sweep-tiny"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "mine")
+    unpack(packed, head["folders"], tmp_path / "runs", {"job": "j", "address": "a"})
+    assert (tmp_path / "mine" / "t" / "1" / "record.json").exists()
+
+
+def test_a_folder_that_is_noted_and_lies_elsewhere_is_not_packed(tmp_path, capsys):
+    (tmp_path / "private").mkdir()
+    (tmp_path / "storage" / "jobs").mkdir(parents=True)
+    (tmp_path / "storage" / "jobs" / "j").write_text(f"{tmp_path / 'private'}\n")
+    with pytest.raises(SystemExit):
+        packing.main({"storage": str(tmp_path / "storage"), "job": "j", "beside": [], "limit": 10**6})
+    assert "private lies outside of" in capsys.readouterr().out
+
+
+def test_what_wandb_recorded_of_a_run_in_training_stays_until_it_has_ended(tmp_path, capsys):
+    """Its last part is not whole, and what is uploaded of it now would be missing or doubled later."""
+    part = tmp_path / "storage/runs/t/1/wandb/offline-run-x/run-x.wandb"
+    part.parent.mkdir(parents=True)
+    part.write_text("steps")
+    with held(tmp_path / "storage/runs/t/1"):
+        head, packed = read_archive(archive(tmp_path, capsys))
+    assert (head["training"], files_in(packed)) == (["t/1"], {"t/1/record.json", "t/1/logs/stage-0-0.log"})
+    (tmp_path / "storage/jobs/j").unlink()
+    (tmp_path / "storage/jobs").rmdir()
+    head, packed = read_archive(archive(tmp_path, capsys))
+    assert (head["training"], len(files_in(packed))) == ([], 3)
+
+
+def files_in(packed):
+    with tarfile.open(fileobj=io.BytesIO(packed)) as file:
+        return set(file.getnames())
 
 
 def test_a_torn_or_damaged_archive_is_refused(tmp_path, capsys):

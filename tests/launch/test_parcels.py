@@ -2,12 +2,10 @@
 
 import os
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.cluster import parcels
-from launch.cluster.mirror import keep
 from launch.cluster.parcels import Changes, packed, put, unpack
 
 NAMES = ("metrics.jsonl", "logs/a.log", "beats/0-0.json", "experiment.toml", "wandb/run/x.wandb")
@@ -90,32 +88,9 @@ def test_a_beat_is_sent_though_its_time_stands_still(tmp_path):
 
 
 def test_checkpoints_and_the_lock_stay_where_they_are(tmp_path):
-    for name in ("checkpoints/5/manifest.json", "lock", "ray-train/1/x", "plan.txt"):
+    for name in ("checkpoints/5/manifest.json", "lock", "huggingface.lock", "ray-train/1/x", "plan.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     assert list(contents(tmp_path)) == ["plan.txt"]
     unpack(packed(tmp_path), tmp_path / "copy")
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["plan.txt"]
-
-
-def test_data_that_is_there_stays(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "x").write_text("new")
-    sent = packed(tmp_path / "data")
-    keep(tmp_path / "there" / "data", sent)
-    assert (tmp_path / "there" / "data" / "x").read_text() == "new"
-    (tmp_path / "data" / "x").write_text("other")
-    keep(tmp_path / "there" / "data", packed(tmp_path / "data"))
-    assert (tmp_path / "there" / "data" / "x").read_text() == "new"
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["data"]
-
-
-def test_nothing_is_laid_out_beyond_the_folder(tmp_path):
-    import io
-    import tarfile
-
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
-    with pytest.raises(tarfile.OutsideDestinationError):
-        unpack(buffer.getvalue(), tmp_path / "inside")

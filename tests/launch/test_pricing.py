@@ -1,6 +1,8 @@
 """Measured costs are kept and found again; what cannot be measured here is estimated, and says so."""
 
 import json
+import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,8 @@ from experiments.language import LanguageModel
 from experiments.planning import estimated_price, make
 from launch import pricing
 from launch.measure import Measured
+from launch.runs import RunFolder
+from launch.step_check import StepCheck
 from models.language_model import LanguageModelShape
 from suite.pipeline.costs import LayerCost
 from suite.pipeline.devices import DEVICES
@@ -19,7 +23,7 @@ from suite.settings import PipelineSettings
 
 THIS = Cluster(2, 4 * GIB, "cpu")
 TINY = LanguageModelShape(3, width=16, feed_forward=32, heads=2, vocabulary=50, time=8)
-COST = LayerCost(1e-3, 1.5e-3, 3e-3, 1e-4, 5_000, 4096, 4096, 20_000, 1000, 2000, 3000, 400)
+COST = LayerCost(1e-3, 1.5e-3, 3e-3, 1e-4, 5_000, 4096, 4096, 20_000, 1000, 2000, 3000, 400, spread=1.2)
 COSTS = (replace(COST, gradient=0), *[COST] * 3, replace(COST, parameters=7_000))
 
 
@@ -34,7 +38,7 @@ def measured(monkeypatch):
 
     def run(target, workers, work, threads, use_gpu, log):
         calls.append((workers, threads))
-        return [Measured(COSTS, Link(2e-4, 1.5e9), 300_000_000)] * workers
+        return [Measured(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=3.5)] * workers
 
     monkeypatch.setattr("launch.spawn.run_processes", run)
     monkeypatch.setattr(pricing, "cores", lambda: 2)
@@ -55,7 +59,8 @@ def test_a_second_price_comes_from_the_file(measured, tmp_path):
     assert second.machine == first.machine
     assert first.measured
     assert second.measured
-    assert (first.source.endswith("; kept"), second.source.endswith("; kept")) == (False, True)
+    assert first.source.endswith(", 2 at once, 1 threads each, load 3.5, spread 1.20")
+    assert second.source == f"{first.source}; kept"
     assert len(said) == 1
     assert said[0].startswith("measuring the layers on this machine's ")
     assert "2 at once, 1 threads each" in said[0]
@@ -167,6 +172,7 @@ def test_layers_are_measured_in_processes_of_this_machine(tmp_path):
     block = 4 * (16 * 16 + 16) + (2 * 16 * 32 + 32 + 16) + 4 * 16  # attention, feed-forward, norms
     assert [cost.parameters for cost in costs] == [50 * 16, block, block, block, 50 * 17]
     assert all(cost.forward_s > 0 and cost.rebuild_s > 0 for cost in costs)
+    assert all(1 < cost.spread < 100 for cost in costs)
     # 32 sequences in 4 micro-batches: 8 rows of 8 ids of 8 bytes arrive first, then 16 fp32 columns
     assert [cost.boundary for cost in costs] == [8 * 8 * 8, *[8 * 8 * 16 * 4] * 4]
     assert 50e6 < machine.process < 4 * GIB
@@ -181,3 +187,73 @@ def test_what_measuring_would_take_is_judged_by_the_clusters_device_not_this_mac
     assert not price(work(), THIS).measured
     assert not measured
     assert pricing.pricer(tmp_path, ignore, look=lambda cluster: DEVICES["H100"])(work(), THIS).measured
+
+
+def test_what_an_earlier_process_measured_is_measured_again_once_where_that_is_asked(measured, tmp_path, monkeypatch):
+    said = []
+    price = pricing.pricer(tmp_path, said.append)
+    price(work(), THIS)
+    monkeypatch.setattr(pricing, "STARTED", time.time())
+    monkeypatch.setenv("REMEASURE", "0")
+    price(work(), THIS)
+    assert len(measured) == 1
+    monkeypatch.setenv("REMEASURE", "1")
+    assert not price(work(), THIS).source.endswith("; kept")
+    assert price(work(), THIS).source.endswith("; kept")
+    assert len(measured) == 2
+    assert said[1].startswith("measuring the layers again, as REMEASURE asks, on ")
+
+
+@pytest.fixture
+def begun(measured, tmp_path):
+    """Returns a function that plans with what is kept, and lets a run's steps take so many times what the plan says;
+    it returns what was said."""
+    run = RunFolder(tmp_path)
+
+    def begin(factor, steps=range(1, 8)):
+        said = []
+        planned = make(work(), THIS, pricing.pricer(tmp_path / "costs", said.append))
+        check = StepCheck(run, lambda: planned, said.append)
+        for step in steps:
+            check.step(step, planned.step_s * (9 if step < 3 else factor))
+        return said
+
+    return begin
+
+
+@pytest.mark.parametrize("factor", [1.5, 0.2])
+def test_costs_that_the_first_steps_disagree_with_are_measured_again(begun, measured, monkeypatch, factor):
+    assert len(begun(1.25)) == 1  # measured for the first time, and nothing else
+    assert begun(0.8) == []
+    (told,) = begun(factor)
+    assert re.match(
+        r"a step takes .* \(median of 5\), the plan says .* load 3.5, spread 1.20; the next plan meas", told
+    )
+    other = Measured(tuple(replace(cost, backward_s=9e-3) for cost in COSTS), Link(2e-4, 1.5e9), 0)
+    monkeypatch.setattr("launch.spawn.run_processes", lambda *_: [other])
+    again, times = begun(1.0)
+    assert again.startswith("measuring the layers again, as the first steps of a run disagreed with what was kept, on ")
+    assert times == "they take 57.50 ms a micro-batch, and took 27.50 ms before"
+    assert begun(1.0) == []
+    assert "the next plan measures them again" in begun(factor)[0]
+
+
+def test_costs_that_come_out_the_same_on_a_calm_machine_are_not_measured_once_more(begun, measured, monkeypatch):
+    begun(1.5)
+    assert begun(1.5)[2].endswith("the next plan measures them again")  # a load of 3.5 on two cores proves nothing
+    assert len(measured) == 2
+    calm = Measured(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=0.4)
+    monkeypatch.setattr("launch.spawn.run_processes", lambda *_: [calm])
+    measuring, _, told = begun(1.5)
+    assert "again" in measuring
+    assert told.endswith("twice and with the same result, so they are not measured again: something else differs")
+    monkeypatch.setattr("launch.spawn.run_processes", lambda *_: pytest.fail("measured once more"))
+    assert "twice" in begun(1.5)[0]
+
+
+def test_the_lines_of_before_a_resume_are_not_its_first_steps(begun, measured, tmp_path):
+    begun(1.0)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 20}\n')
+    assert begun(9.0, range(1, 21)) == []
+    assert begun(9.0, range(1, 27)) == []
+    assert len(begun(9.0, range(1, 28))) == 1

@@ -49,3 +49,13 @@ def test_how_to_go_on_is_said_from_where_a_person_sits(monkeypatch):
     assert runs.how_to_sync(run) == "make fetch JOB=j ADDRESS=, then make sync RUN=t12_400m/1"
     monkeypatch.setenv("GPIPE_COPIES", "s3://b/x")
     assert runs.how_to_go_on(run) == "make submit RUN=t12_400m/1 STORAGE=s3://b/x ADDRESS="
+
+
+def test_an_id_that_several_runs_have_is_refused_with_their_names():
+    for name in ("small", "large", "small-2"):
+        run = runs.named_run(name, "t12_400m-0")()
+        run.experiment.write_text("")
+    told = "3 runs have the id 't12_400m-0': large/t12_400m-0, small-2/t12_400m-0, small/t12_400m-0; name one of them"
+    with pytest.raises(SettingError, match=told):
+        runs.find_run("t12_400m-0")
+    assert runs.find_run("small-2/t12_400m-0") == run

@@ -15,8 +15,8 @@ from safetensors.torch import save
 
 from experiments.cluster import Cluster
 from experiments.registry import find
-from launch import cli
-from launch.decoding import decode, stages_of, text_run
+from launch import cli, decoding, translating
+from launch.decoding import Task, decode, stages_of, text_run
 from launch.decoding_speed import decoding_table
 from launch.exporting import export
 from launch.model_text import source_of, text_of
@@ -145,6 +145,22 @@ def test_sacrebleus_command_line_gives_the_same_scores(scored):
         assert scored["signatures"] == {"bleu": bleu["signature"], "chrf": chrf["signature"]}
 
 
+@pytest.mark.parametrize("verb", ["score", "export"])
+def test_a_run_in_training_and_a_second_at_once_are_refused(scored, verb):
+    """The lock is that of a real second process, and nothing of the first one's files is touched."""
+    run = find_run("made")
+    name = {"score": "lock", "export": "huggingface.lock"}[verb]
+    path = str(run.path / name)
+    hold = f"import filelock; lock = filelock.FileLock({path!r}); lock.acquire(); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()}
+        with pytest.raises(SettingError, match=f"another process is at .*{run.path.name}.*; wait until it ends"):
+            score_run(run, QUIET, beam=1, max_pairs=2) if verb == "score" else export("made", "huggingface", QUIET)
+        assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()} == before
+        holder.communicate(b"\n")
+
+
 def test_k_is_no_part_of_the_scores(scored):
     before = texts("hyp")
     assert len({line for lines in before.values() for line in lines}) > 5
@@ -203,7 +219,7 @@ def test_the_exported_model_generates_our_greedy_tokens(scored, tmp_path, monkey
         (["score", "made", "--set", "score.languages=en"], ["no language 'en'"]),
         (["score", "made", "--set", "score.languages=udm"], ["50 test pairs or more", "udm has"]),
         (["score", "made", "--set", "score.beams=2"], ["score.beams", "did you mean score.beam"]),
-        (["score", "made", "--set", "score.beam=0"], ["score.beam", "greater than or equal to 1"]),
+        (["score", "made", "--set", "score.beam=0"], ["score.beam takes an integer, 1 or more; it was given 0"]),
         (["score", "made", "--set", "score.stages=6"], ["stages is 6", "5 layers"]),
         (["export", "bare"], ["no finished checkpoint"]),
         (["export", "made", "--format", "onnx"], ["no format is called 'onnx'", "huggingface"]),
@@ -264,6 +280,98 @@ def test_a_language_that_was_not_drawn_is_not_one_that_the_model_knows():
         score_run(run, QUIET, beam=1, languages=["fr"], max_pairs=2, stages=1)
     with pytest.raises(SettingError, match="the model knows no language 'fr'"):
         translate("german", "fr", "Save the file", QUIET)
+
+
+def typed(monkeypatch, data):
+    """Makes bytes the standard input."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="surrogateescape"))
+
+
+def test_many_lines_are_translated_by_one_start_of_the_workers_in_their_order(monkeypatch):
+    lines = ["Save the file", "", "Open", "Close the window now", "Delete"]
+    alone = []
+    for line in lines:
+        if line:
+            heard = Console(record=True, width=500, file=io.StringIO())
+            translate("made", "de", line, heard)
+            alone.append(heard.export_text())
+    starts = []
+    started = decoding.run_processes
+    monkeypatch.setattr(decoding, "run_processes", lambda *a, **k: starts.append(1) or started(*a, **k))
+    for source in ("text", "standard input"):
+        typed(monkeypatch, "\n".join(lines).encode())
+        heard = Console(record=True, width=500, file=io.StringIO())
+        translate("made", "de", "\n".join(lines) if source == "text" else "", heard)
+        assert heard.export_text() == alone[0] + "\n" + "".join(alone[1:])
+    assert len(starts) == 2
+
+
+def test_standard_input_that_is_not_utf_8_is_one_sentence(monkeypatch, capsys):
+    typed(monkeypatch, "Save the file\nDatei öffnen\n".encode("latin-1"))
+    monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "de", ""])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: standard input is not UTF-8 text: byte 0xf6 at offset 20, in line 2; "
+        "convert it first, with iconv for instance\n"
+    )
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_without_a_line_on_standard_input_there_is_nothing_to_translate(monkeypatch, closed):
+    typed(monkeypatch, b"\n \n")
+    if closed:
+        monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(SettingError, match="the text to translate is empty"):
+        translate("made", "de", "", QUIET)
+
+
+def test_a_line_whose_printing_fails_once_is_printed_and_those_after_it(monkeypatch, tmp_path):
+    logged, heard = [], []
+    monkeypatch.setattr(decoding, "PERIOD", 0.05)
+    monkeypatch.setattr(decoding, "log_error", logged.append)
+    task = Task(find_run("made"), [], 1, 0.6, 1, tmp_path / "progress")
+
+    def hear(at, tokens):
+        if at == 1 and not logged:
+            raise BlockingIOError("the terminal takes nothing now")
+        heard.append((at, tokens))
+
+    with decoding._watched(task, hear):
+        task.progress.write_bytes(b"[0, [7]]\n[1, [8, 9]]\n[2, []]\n[3")
+        deadline = time.monotonic() + 30
+        while len(heard) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with task.progress.open("ab") as file:
+            file.write(b", [5]]\n")
+    assert heard == [(0, [7]), (1, [8, 9]), (2, []), (3, [5])]
+    assert [type(error) for error in logged] == [BlockingIOError]
+
+
+def test_a_print_that_fails_loses_no_line_and_lines_that_were_not_printed_are_told(monkeypatch):
+    printed, failures = [], [OSError("no room")]
+
+    class Out:
+        def print(self, text):
+            if text == "" and failures:
+                raise failures.pop()
+            printed.append(text)
+
+    def decoded(run, sources, stages, console, heard):
+        with pytest.raises(OSError, match="no room"):
+            heard(0, sources[0])
+        heard(0, sources[0])
+        if len(sources) == 2:
+            heard(1, sources[1])
+
+    monkeypatch.setattr(translating, "decode", decoded)
+    translate("made", "de", "Open\n\nDelete", Out())
+    assert len(printed) == 3
+    assert printed[1] == ""
+    failures.append(OSError("no room"))
+    with pytest.raises(RuntimeError, match="only 2 of 5 lines were printed"):
+        translate("made", "de", "Open\n\nDelete\nSave\nClose", Out())
 
 
 def test_decoding_is_timed_beside_generate_on_the_same_tokens(scored, tmp_path, monkeypatch):

@@ -1,14 +1,17 @@
 """Plain processes: results by rank, the first failure, and no one left behind."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from launch.spawn import PRELOAD, PRELOAD_LATE, run_processes
-from suite.errors import SettingError, WorkerError
+from suite.errors import ForkserverError, SettingError, WorkerError
 
 
 def answer(rank, world, rendezvous, offset):
@@ -67,3 +70,73 @@ def test_the_first_failure_ends_all_workers_at_once(kind, error, message):
 def test_a_deadline_ends_workers_that_do_not_finish():
     with pytest.raises(WorkerError, match=r"workers \[0, 1\] gave no result in time"):
         run_processes(sleep, 2, deadline_s=1.0)
+
+
+def kill_forkserver(rank, world, rendezvous, folder):
+    """Rank 0 kills the process that all are forked from, once all have left their number."""
+    (folder / str(os.getpid())).touch()
+    while rank == 0 and len(list(folder.iterdir())) < world:
+        time.sleep(0.01)
+    if rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(120)
+
+
+def test_a_killed_forkserver_is_named_and_takes_its_workers_along(tmp_path):
+    with pytest.raises(ForkserverError, match=r"forkserver, process \d+\) ended by SIGKILL, and all workers with it"):
+        run_processes(kill_forkserver, 2, tmp_path)
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2
+    until = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+COMMAND = """
+from launch import interrupts
+interrupts.install()
+{imports}
+print("here", flush=True)
+try:
+    with interrupts.command():
+        {what}
+except BaseException:
+    if not interrupts.received():
+        raise
+    interrupts.leave()
+"""
+STARTS = (
+    "from launch.spawn import run_processes; from tests.launch.test_spawn import sleep", "run_processes(sleep, 2)"
+)  # fmt: skip
+WAITS = "import threading", "threading.Event().wait()"
+SWALLOWS = "import time", "exec('while True:\\n try: time.sleep(99)\\n except BaseException: pass')"
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [(STARTS, "twice"), (STARTS, "group"), (SWALLOWS, "once"), (WAITS, "group")],
+    ids=["starts", "starts-group", "swallows", "waits"],
+)  # fmt: skip
+def test_an_interrupt_ends_a_command_with_one_sentence_and_its_processes(code, how):
+    """While workers start the server that they are forked from imports for seconds, and hears nothing."""
+    imports, what = code
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(imports=imports, what=what)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "here\n"
+    time.sleep(0.3)
+    until = time.monotonic() + 60
+    while not (below := psutil.Process(process.pid).children(recursive=True)) and code is STARTS:
+        assert time.monotonic() < until, "no process was started"
+        time.sleep(0.01)
+    assert bool(below) == (code is STARTS)
+    for _ in range(1 + (how == "twice")):
+        (os.killpg if how == "group" else os.kill)(process.pid, signal.SIGTERM if how == "once" else signal.SIGINT)
+        time.sleep(0.05)
+    printed, said = process.communicate(timeout=30)
+    assert said == "interrupted; the same command starts it again\n"
+    assert (process.returncode, printed) == (130, "")
+    _, alive = psutil.wait_procs(below, 5)
+    assert not alive

@@ -84,6 +84,15 @@ def test_parts_that_wandb_has_marked_are_not_uploaded_again(place):
     assert syncing.unsent(run) == [second]
 
 
+@pytest.mark.parametrize("mark", [b"", b"done\n", b"\xff\xfe"])
+def test_a_mark_of_wandbs_that_is_no_number_says_no_size(place, mark):
+    run = RunFolder(place / "runs" / "t24" / "1")
+    (part,) = syncing.unsent(run)
+    (part / "run-t241.wandb").write_bytes(b"recorded")
+    (part / "run-t241.wandb.synced").write_bytes(mark)
+    assert syncing.unsent(run) == []
+
+
 class Server(http.server.ThreadingHTTPServer):
     """As much of a wandb server as an upload needs: it keeps the steps of each run, and refuses those of one."""
 
@@ -197,6 +206,27 @@ def test_of_a_part_whose_writer_was_killed_the_whole_steps_are_uploaded_once(tmp
     assert syncing.unsent(RunFolder(run)) == []
 
 
+def test_a_part_that_has_grown_since_it_was_uploaded_is_uploaded_again(tmp_path, server):
+    """As one does that was copied while its run trained, and once more at its end."""
+    run = tmp_path / "runs" / "t12" / "1"
+    recorded(run, "one", list(range(1, 31)))
+    (part,) = run.glob("wandb/offline-run-*/*.wandb")
+    until = time.monotonic() + 30
+    while part.stat().st_size < 10_000:  # wandb's own process writes it, and may end later
+        assert time.monotonic() < until, part.stat().st_size
+        time.sleep(0.1)
+    whole = part.read_bytes()
+    os.truncate(part, 3000)
+    there = {"WANDB_BASE_URL": server.address, **WITH_KEY}
+    assert synced(tmp_path, **there)[0] == 0
+    assert syncing.unsent(RunFolder(run)) == []
+    part.write_bytes(whole)
+    assert syncing.unsent(RunFolder(run)) == [part.parent]
+    assert synced(tmp_path, **there)[0] == 0
+    assert server.steps["one"][-30:] == list(range(1, 31))
+    assert syncing.unsent(RunFolder(run)) == []
+
+
 @pytest.mark.parametrize(
     ("code", "more", "left"), [(1, "", 0), (None, "", 1), (1, "Post http://s/graphql: dial tcp: connection refused", 1)]
 )
@@ -224,7 +254,7 @@ def test_a_resumed_run_becomes_one_run_and_what_fails_or_trains_is_told(tmp_path
         code, said = synced(tmp_path, **there)
     assert code == 2
     assert "1 of 3: t12/1, 2 parts uploaded 2 of 3: t12/2, 1 part failed" in said
-    assert "3 of 3: t12/3, 1 part it is being trained: left for later" in said
+    assert "3 of 3: t12/3, 1 part it is being trained or scored: left for later" in said
     assert "error: 1 of 3 runs were not uploaded; t12/2: " in said
     assert server.steps == {"one": [1, 2, 3, 3, 4]}
     assert server.groups == {"one": "twos"}

@@ -10,6 +10,7 @@ from launch.beats import Beat, Beating, path_of, read_beat
 from launch.grid import grid
 from launch.watch import END_S, FIRST_BEAT_S, Judge, Watch
 from launch.worker import Job
+from suite.errors import WorkerError
 from suite.pipeline.action import Action
 from suite.pipeline.doing import FIRST_PATIENCE, Doing
 from suite.pipeline.recipe import Recipe
@@ -171,3 +172,47 @@ def test_nobody_is_judged_while_workers_are_still_to_be_placed(tmp_path, monkeyp
             assert time.monotonic() < end
             time.sleep(0.01)
     assert "gave no sign of life" in watch.verdict.told
+
+
+def test_a_file_of_beats_that_another_wrote_is_no_sign_of_life_and_harms_nobody(tmp_path):
+    doing = Doing()
+    with Beating(tmp_path, PLACES[1], 3, doing):
+        doing.turn(Action("B", 2), 17)
+        path = path_of(tmp_path, 0, 1)
+        whole = path.read_bytes()
+        path.write_bytes(whole + b"x")
+        assert read_beat(tmp_path, 0, 1, 3).what == "B2"
+        path.write_bytes(whole[:-16] + b"\xff" * 16)
+        assert read_beat(tmp_path, 0, 1, 3).what == "\N{REPLACEMENT CHARACTER}" * 16
+        path.write_bytes(whole.replace(b'"since_s": ', b'"since_s": "x", "x": '))
+        assert read_beat(tmp_path, 0, 1, 3) is None
+
+
+def until_it_ends(watch, end):
+    while not watch.ends:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_watch_goes_on_after_an_exception_and_is_missed_when_it_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr("launch.watch.PERIOD", 0.01)
+    monkeypatch.setattr("launch.error_log.CACHE", tmp_path / "cache")
+    experiment = find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
+    watch = Watch(Job(tmp_path, tmp_path, (1, 1), Recipe(), False, False), experiment)
+    failures = [ValueError("no number"), SystemExit()]
+
+    def fail():
+        raise failures.pop(0)
+
+    watch.look = fail
+    end = time.monotonic() + 10
+    with watch:
+        while failures:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        watch.look = lambda: None
+        with pytest.raises(WorkerError, match="the thread that watched the workers is gone"):
+            until_it_ends(watch, end)
+    said = (tmp_path / "messages.log").read_text()
+    assert "signs of life failed (ValueError: no number); it goes on" in said
+    assert "ValueError: no number" in (tmp_path / "cache/errors.log").read_text()

@@ -35,6 +35,25 @@ def test_chunks_of_any_size_give_the_sums_and_gradients_of_the_whole(rows, clip,
     torch.testing.assert_close(found(y, project, labels, clip), whole, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("weight", "bias")])
+def test_a_frozen_projection_gets_no_gradient_and_the_rest_that_of_the_whole(frozen, monkeypatch):
+    y, project, labels = example()
+    for name in frozen:
+        project.get_parameter(name).requires_grad_(False)
+
+    def gradients():
+        y.grad = None
+        project.zero_grad()
+        scored(y, project, None, TranslationLoss(0.1), labels)[0].backward()
+        return [y.grad, project.weight.grad, project.bias.grad]
+
+    whole = gradients()
+    monkeypatch.setattr(in_chunks, "WHOLE_BYTES", 4 * WORDS * 4)
+    parts = gradients()
+    assert [part is None for part in parts[1:]] == [name in frozen for name in ("weight", "bias")]
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+
+
 def test_there_are_never_more_than_64_chunks_however_large_the_micro_batch():
     assert rows_at_once(64_000, 4096) == in_chunks.WHOLE_BYTES // 256_000  # 16 of 64 MiB
     assert -(-4_000_000 // rows_at_once(64_000, 4_000_000)) == 64

@@ -11,7 +11,7 @@ from suite.pipeline.partition import cell_ranges, partition
 from suite.pipeline.rebuild import GRAPHS
 from suite.pipeline.recipe import Recipe
 from suite.pipeline.rng import initial_seed, layer_seed, set_seed
-from suite.pipeline.skip import call
+from suite.pipeline.skip import call, communicating_pairs, find_skips
 from suite.pipeline.stage import Stage
 from suite.pipeline.step import Executor
 from suite.pipeline.ties import Ties, find_ties
@@ -31,12 +31,14 @@ def parameters_of(layer: nn.Module) -> float:
     return float(sum(p.numel() for p in layer.parameters()) or 1)
 
 
-def build(place: Place, layers: list[nn.Module], loss: nn.Module, recipe, seed: int = 7, deadline: float = 60.0):
+def build(
+    place: Place, layers: list[nn.Module], loss: nn.Module, recipe, seed: int = 7, deadline: float = 60.0, cells=None
+):  # fmt: skip
     """Returns (executor, ties, parameters, groups) of this worker, weights equalised; a remat stands for fill-drain."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe("fill_drain", (GRAPHS[recipe],))
-    groups = make_groups(place, deadline, recipe.turns)
     count = place.stages * recipe.turns
-    cells = cell_ranges(partition([parameters_of(layer) for layer in layers], count), len(layers))
+    cells = cells or cell_ranges(partition([parameters_of(layer) for layer in layers], count), len(layers))
+    groups = make_groups(place, deadline, communicating_pairs(find_skips(layers), cells, place.stages))
     mine, loss = cells[place.stage :: place.stages], loss if place.last else None
     stage = Stage(layers, mine, loss, CPU, "fp32", seed, recipe.splits)
     ways = make_ways(place, layers, cells, groups, CPU, Deadline(deadline))

@@ -122,11 +122,10 @@ def test_of_equal_ones_the_papers_is_taken():
     assert plan(costs, stages=1, micro_batches=4, remat="never", schedule="auto").recipe.schedule == "fill_drain"
 
 
-def test_interleaving_is_refused_where_skips_would_stay_on_one_stage_and_auto_takes_another():
-    costs = [layer() for _ in range(7)] + [layer(takes=(Taken(2, 10, 10, True),))]
-    with pytest.raises(PlanError, match=r"carry no skips.*use pipeline.schedule=1f1b"):
-        plan(costs, stages=2, schedule="interleaved", turns=2)
-    assert plan(costs, stages=2, schedule="auto").recipe.turns == 1
+def test_interleaving_is_for_models_with_skips_too():
+    costs = [layer(weight=0.5) for _ in range(7)] + [layer(weight=0.5, takes=(Taken(2, 10, 10, True),))]
+    assert plan(costs, stages=2, schedule="interleaved", turns=2).recipe.turns == 2
+    assert plan(costs, stages=4, micro_batches=8, schedule="auto").recipe.turns == 2
 
 
 def test_a_schedule_that_cannot_be_is_a_fault_of_the_plan():

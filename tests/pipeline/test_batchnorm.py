@@ -78,15 +78,16 @@ def norms(stage):
     }
 
 
-def compare(rank: int, world: int, rendezvous: str, model: str):
+def compare(rank: int, world: int, rendezvous: str, model: str, turns: int):
     """Returns, for each case, the largest difference of each gradient and of each moving average."""
     join(rank, world, rendezvous)
     layers, loss = MODELS[model][0](), SumOfErrors()
-    executor, _, named, _ = build(Place(rank, world, 1), layers, loss, "always")
+    schedule = "fill_drain" if turns == 1 else "interleaved"
+    executor, _, named, _ = build(Place(rank, world, 1), layers, loss, Recipe(schedule, (1,), turns))
     found = []
     for step, (micro_batches, remat) in enumerate(itertools.product(MICRO_BATCHES, REMATS)):
         batch = mini_batch(model, step, micro_batches)
-        executor.recipe = Recipe("fill_drain", (GRAPHS[remat],))
+        executor.recipe = Recipe(schedule, (GRAPHS[remat],), turns)
         for parameter in named.values():
             parameter.grad = None
         before = {key: (n.running_mean.clone(), n.running_var.clone()) for key, n in norms(executor.stage).items()}
@@ -113,7 +114,17 @@ def compare(rank: int, world: int, rendezvous: str, model: str):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_gradients_and_averages_equal_the_unpartitioned_model(stages, model):
-    found = [case for results in run_processes(compare, stages, model) for case in results]
+    check(stages, model, 1)
+
+
+@pytest.mark.parametrize("turns", [2, 3])
+def test_so_do_those_of_stages_of_several_cells(turns):
+    """Skips of AmoebaNet go from a stage's cell to its next: they stay on the device."""
+    check(2, "amoebanet", turns)
+
+
+def check(stages, model, turns):
+    found = [case for results in run_processes(compare, stages, model, turns) for case in results]
     layers = MODELS[model][0]()
     each = sum(1 for layer in layers for _ in layer.parameters()) + 1
     each += 2 * sum(isinstance(module, nn.BatchNorm2d) for layer in layers for module in layer.modules())
@@ -217,23 +228,25 @@ def test_evaluation_uses_the_averages_and_notes_nothing():
     assert layer[0].noted == {}
 
 
-def replicas(rank: int, world: int, rendezvous: str, over: bool):
-    """Runs one step of two replicas of two stages; returns this stage's averages after it."""
+def replicas(rank: int, world: int, rendezvous: str, over: bool, first: int):
+    """Runs one step of two replicas of two stages, the ``first`` of five micro-batches on the first replica and the
+    rest on the other; returns this stage's averages after it."""
     join(rank, world, rendezvous)
     place = Place(rank, 2, 2)
     executor, _, _, groups = build(place, skips_layers(), SumOfErrors(), "always")
     everything = mini_batch("skips", 3, 5)
-    mine = slice(0, 3) if place.replica == 0 else slice(3, 5)
-    batch = MiniBatch(everything.inputs[mine], everything.targets[mine], everything.weight, 3 * place.replica)
+    mine = slice(0, first) if place.replica == 0 else slice(first, 5)
+    batch = MiniBatch(everything.inputs[mine], everything.targets[mine], everything.weight, first * place.replica)
     executor.train(batch, 3)
     executor.stage.averages.close(True, groups.replicas if over else None)
     return {key: (n.running_mean.tolist(), n.running_var.tolist()) for key, n in norms(executor.stage).items()}
 
 
-def test_averages_over_replicas_are_those_of_the_whole_mini_batch():
+@pytest.mark.parametrize("first", [3, 5])
+def test_averages_over_replicas_are_those_of_the_whole_mini_batch(first):
     layers, everything = skips_layers(), mini_batch("skips", 3, 5)
     seen = all_values(layers, everything, 3)
-    found = run_processes(replicas, 4, True)
+    found = run_processes(replicas, 4, True, first)
     for first, second in ((0, 2), (1, 3)):
         assert found[first].keys() == found[second].keys()
         for key, averages in found[first].items():
@@ -241,5 +254,11 @@ def test_averages_over_replicas_are_those_of_the_whole_mini_batch():
             for own, other, value in zip(averages, found[second][key], wanted, strict=True):
                 assert own == other
                 assert own == pytest.approx(value.tolist(), rel=1e-11, abs=1e-11)
-    alone = run_processes(replicas, 4, False)
+
+
+@pytest.mark.parametrize("first", [3, 5])
+def test_averages_of_each_replica_are_those_of_its_own_share(first):
+    alone = run_processes(replicas, 4, False, first)
     assert all(mean != alone[2][key][0] for key, (mean, _) in alone[0].items())
+    if first == 5:  # the other replica saw nothing: its averages are those it began with
+        assert all(set(mean) == {0.0} and set(variance) == {1.0} for mean, variance in alone[2].values())

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from suite.pipeline.costs import LayerCost, Taken
 from suite.pipeline.crossing import Crossing, Message, crossings, messages
-from suite.pipeline.memory import CellBytes, peak_bytes
+from suite.pipeline.memory import CellBytes, Crowd, peak_bytes
 from suite.pipeline.partition import cell_ranges
+from suite.pipeline.rebuild import ALL
+from suite.pipeline.recipe import Recipe
+from suite.pipeline.transport import outstanding
 from tests.pipeline.walks import crowd, fill_drain
 
 PLAIN = LayerCost(*[1.0] * 4, *[0] * 8)
@@ -89,6 +92,45 @@ def test_no_cell_needs_more_than_its_bound_whatever_the_other_cells_are(costs, m
     sizes = CellBytes(costs, crowd(micro_batches, remat), 8.0)
     for k, (cell, actions) in enumerate(zip(cells, fill_drain(stages, micro_batches, remat), strict=True)):
         assert sizes.needs(cell[0], cell[-1] + 1) >= peak_bytes(actions, sizes.among(cells, k))
+
+
+@settings(deadline=None)
+@given(
+    skipping_costs(), st.integers(1, 9), st.sampled_from(["interleaved", "zero_bubble"]), st.sampled_from([0, 1, ALL])
+)  # fmt: skip
+def test_nor_does_a_cell_of_a_stage_of_several(costs, micro_batches, name, graphs):
+    """Stages are two, or three where the layers are enough: a skip may stay on one of them."""
+    stages = 3 if len(costs) >= 6 else 2
+    turns = len(costs) // stages
+    if turns < 2:
+        return
+    cells = cell_ranges((*[1] * (stages * turns - 1), len(costs) - stages * turns + 1), len(costs))
+    schedule = Recipe(name, (graphs,), turns).actions(stages, micro_batches)
+    sizes, unsent = CellBytes(costs, Crowd.of(schedule, micro_batches), 8.0), outstanding(stages, turns)
+    for at, cell in enumerate(cells):
+        mine = [replace(action, turn=0) for action in schedule[at % stages] if action.turn == at // stages]
+        peak = peak_bytes(mine, sizes.among(cells, at), unsent=unsent)
+        assert sizes.needs(cell[0], cell[-1] + 1) >= peak
+
+
+def test_a_skip_that_stays_on_a_stage_is_held_of_a_group_at_most():
+    """K = 4, two cells a stage: cell 0 gives 7 bytes to cell 4 and 9 to cell 5."""
+    takes = {4: Taken(4, 7, 7, same=False), 5: Taken(5, 9, 9, same=False)}
+    costs = [layer(0, 0, *[takes[at]] if at in takes else []) for at in range(8)]
+    for taker, one in ((4, takes[4]), (5, takes[5])):
+        for at in range(taker - one.span + 1, taker + 1):
+            costs[at] = replace(
+                costs[at], boundary=costs[at].boundary + one.bytes, gradient=costs[at].gradient + one.gradient
+            )
+    schedule = Recipe("interleaved", (1,), 2).actions(4, 12)
+    sizes, cells = CellBytes(costs, Crowd.of(schedule, 12), 8.0), cell_ranges((1,) * 8, 8)
+    assert outstanding(4, 2) == 4
+    giver, near, far = (sizes.among(cells, at) for at in (0, 4, 5))
+    # of the skip that stays two wait beside the two that count as expected; of the other, eight may be under way, of
+    # which the first four count with the neighbour's
+    assert giver.far == (4 - 2) * 7 + (8 - 4) * 9
+    assert (near.far, far.far) == ((4 - 2) * 7, (8 - 4) * 9)
+    assert (giver.leaving, near.inputs, near.sent_back) == (9, 7, 0)
 
 
 @settings(deadline=None)

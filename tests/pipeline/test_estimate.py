@@ -23,6 +23,7 @@ from suite.pipeline.profile import MicroBatch, Sample, profile
 from suite.pipeline.simulate import Link
 from suite.settings import OptimizerSettings
 from suite.training.optimizer import lone_update
+from tests.pipeline.freezing import FREEZES, freeze
 from tests.pipeline.toy import SumLoss, toy_batch, toy_layers
 
 INFINITY = float("inf")
@@ -200,6 +201,37 @@ def test_bytes_of_layers_with_odd_boundaries(monkeypatch):
     # x, ids, mask and the idle tensor of 4 rows, 5 places, width 6; gradients for the two of floats
     x, idle = 4 * 5 * 6 * 4, 4 * 6 * 4
     assert (found[1].boundary, found[1].gradient) == (x + 4 * 5 * 8 + 4 * 5 + idle, x + idle)
+
+
+@pytest.mark.parametrize("name", ["layers before one of their class", "the last layers", "weights", "biases"])
+def test_bytes_of_frozen_layers_are_those_measured(name, monkeypatch):
+    ids, labels = toy_batch(4)
+
+    def make():
+        return freeze(toy_layers(), FREEZES[name])
+
+    args = (make, SumLoss(), MicroBatch((ids,), (labels,)))
+    found, real = estimated(*args), measured(*args, monkeypatch)
+    for at, layer in enumerate(make()):
+        names = ("parameters", "frozen", "boundary", "gradient")
+        if at > 0:  # the kernels of the embedding take room of their own
+            names += ("activations", "forward_peak", "backward_peak")
+        assert sizes(found[at], names) == sizes(real[at], names), at
+        assert found[at].frozen == sum(p.numel() for p in layer.parameters() if not p.requires_grad)
+        assert found[at].update_peak == pytest.approx(real[at].update_peak, abs=64)
+        assert found[at].put_off <= real[at].put_off <= found[at].put_off + found[at].boundary
+
+
+def test_a_frozen_layer_has_no_update_and_no_backward_of_its_weight():
+    def layers(*frozen):
+        return freeze([Product(4, 4), Product(4, 4), Product(4, 4), Through()], frozen)
+
+    args = SquareLoss(), rows(8, 4), replace(PRODUCTS, bandwidth=1e-3)
+    plain, some = (estimated(lambda made=made: layers(*made), *args) for made in ((), (0, 1)))
+    assert [cost.update_s > 0 for cost in some] == [False, False, True, False]
+    assert [cost.backward_s for cost in some[:2]] == [0, 0]
+    assert some[2].backward_s == plain[0].backward_s  # what it takes needs no gradient by now, as the first one's input
+    assert [cost.frozen for cost in some] == [16, 16, 0, 0]
 
 
 def test_equal_layers_are_estimated_once():

@@ -1,25 +1,26 @@
 """Who meets whom before the first mini-batch: every one blocks until the other is there, and nobody waits for ever."""
 
-import pytest
+from itertools import combinations
 
-from suite.pipeline.skip import Routes, Skip
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.pipeline.skip import Skip, communicating_pairs
+from suite.pipeline.topology import p2p_group_indices
 from suite.pipeline.transport import meetings
 
 
-def played(stages, turns, skips=()):
+def played(lanes, stages):
     """Returns what is left to meet when no two workers wait for each other any more."""
-    cells = [range(at, at + 1) for at in range(stages * turns)]
-    lists = []
-    for k in range(stages):
-        mine = [(at, Routes(skips, cells, at)) for at in range(k, stages * turns, stages)]
-        lists.append(list(meetings(mine)))
+    lists = [list(meetings(lanes, stage, stages)) for stage in range(stages)]
     while True:
         heads = {k: todo[0] for k, todo in enumerate(lists) if todo}
         pairs = [
             (k, other)
-            for k, (kind, giver, taker, sends) in heads.items()
-            for other in ((taker if sends else giver) % stages,)
-            if heads.get(other) == (kind, giver, taker, not sends)
+            for k, (kind, lane, sends) in heads.items()
+            for other in (lane[sends] % stages,)
+            if heads.get(other) == (kind, lane, not sends)
         ]
         if not pairs:
             return [todo for todo in lists if todo]
@@ -27,11 +28,35 @@ def played(stages, turns, skips=()):
             lists[k].pop(0)
 
 
+def lanes_of(stages, turns, skips=()):
+    return communicating_pairs(skips, [range(at, at + 1) for at in range(stages * turns)], stages)
+
+
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
 @pytest.mark.parametrize("turns", [1, 2, 3, 4])
 def test_all_meet(stages, turns):
-    assert played(stages, turns) == []
+    assert played(lanes_of(stages, turns), stages) == []
 
 
 def test_so_do_those_that_a_skip_connects():
-    assert played(4, 1, (Skip("a", 0, 2), Skip("b", 0, 3), Skip("c", 1, 3))) == []
+    assert played(lanes_of(4, 1, (Skip("a", 0, 2), Skip("b", 0, 3), Skip("c", 1, 3))), 4) == []
+    assert played(lanes_of(2, 2, (Skip("a", 0, 3),)), 2) == []
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.data())
+def test_any_skips_meet_and_no_two_lanes_of_two_stages_share_a_group(stages, turns, data):
+    pairs = list(combinations(range(stages * turns), 2))
+    skips = [Skip(f"{giver} to {taker}", giver, taker) for giver, taker in data.draw(st.sets(st.sampled_from(pairs)))]
+    lanes = lanes_of(stages, turns, skips)
+    going = {(skip.giver, skip.taker) for skip in skips} | {(at, at + 1) for at in range(stages * turns - 1)}
+    assert set(lanes) == {(giver, taker) for giver, taker in going if (taker - giver) % stages}
+    assert played(lanes, stages) == []
+    groups = [(frozenset(cell % stages for cell in lane), at) for lane, at in p2p_group_indices(lanes, stages).items()]
+    assert len(set(groups)) == len(lanes)
+
+
+def test_a_pipeline_without_lanes_of_two_stages_twice_has_one_group():
+    assert set(p2p_group_indices(lanes_of(4, 1, (Skip("a", 0, 3),)), 4).values()) == {0}
+    assert p2p_group_indices(lanes_of(2, 3, (Skip("a", 1, 4),)), 2) == {
+        (0, 1): 0, (1, 2): 1, (1, 4): 2, (2, 3): 3, (3, 4): 4, (4, 5): 5
+    }  # fmt: skip

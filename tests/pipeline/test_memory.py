@@ -128,6 +128,14 @@ def test_a_cells_bytes_by_hand(begin, end, parameters, numbers):
     assert sizes.stage(begin, end) == StageBytes(16 * parameters + 1_000 + SUNDRIES, *numbers)
 
 
+def test_of_frozen_values_only_the_weights_stand():
+    some = [replace(THREE[0], frozen=10), replace(THREE[1], frozen=5), THREE[2]]
+    sizes, plain = (CellBytes(c, crowd(4, "except_last"), per_parameter=16.0, process=1_000) for c in (some, THREE))
+    for begin, end, frozen in ((0, 3, 15), (0, 1, 10), (1, 2, 5), (2, 3, 0)):
+        assert sizes.stage(begin, end).fixed == plain.stage(begin, end).fixed - (16 - 4) * frozen
+        assert sizes.needs(begin, end) == plain.needs(begin, end) - (16 - 4) * frozen
+
+
 def test_shares_of_a_byte_round_up():
     stage = CellBytes([cost(parameters=3)], crowd(1, "always"), per_parameter=8.0 + 16 / 3).stage(0, 1)
     assert stage.fixed == 40 + SUNDRIES
@@ -177,6 +185,7 @@ def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
 )  # fmt: skip
 @example([cost(), cost(gradient=1), cost(boundary=1)], 1, 2, "zero_bubble", 1, 0)  # at W0 both F0 and B0 may be unsent
 @example([cost(), cost(gradient=1), cost(boundary=1)], 2, 2, "zero_bubble", 1, 0)
+@example([cost(boundary=49, activations=32, forward=52)], 4, 9, "interleaved", 1, 1)  # F1 finds the graph of F0 kept
 def test_nor_is_it_with_other_schedules(costs, micro_batches, stages, name, turns, graphs):
     """For any cell of theirs, whichever layers it holds."""
     costs = [replace(one, put_off=one.activations // 2) for one in costs]

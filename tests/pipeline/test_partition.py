@@ -303,9 +303,9 @@ def test_too_many_stages_for_a_layer_that_does_not_fit_alone_are_refused():
     [
         ([2, 2], r"^cells \[2, 2\] hold 4 layers, the model has 3: 1 too many; none may be empty"),
         ([1, 1], "hold 2 layers, the model has 3: 1 left out; none may be empty"),
-        ([3, 0], "the model has 3: stage 1 has 0; none may be empty"),
-        ([4, -1], "the model has 3: stage 1 has -1; none may be empty"),
-        ([0, 5, -1], "hold 4 layers, the model has 3: 1 too many, stage 0 has 0, stage 2 has -1; none may be empty"),
+        ([3, 0], "the model has 3: cell 1 has 0; none may be empty"),
+        ([4, -1], "the model has 3: cell 1 has -1; none may be empty"),
+        ([0, 5, -1], "hold 4 layers, the model has 3: 1 too many, cell 0 has 0, cell 2 has -1; none may be empty"),
         ([], "hold 0 layers, the model has 3: 3 left out; none may be empty"),
     ],
 )

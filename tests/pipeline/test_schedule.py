@@ -1,13 +1,16 @@
 """Schedules as pictures, and what the validator refuses."""
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
-from suite.pipeline.action import Action
+from suite.pipeline import rebuild, schedule
+from suite.pipeline.action import Action, turns_of
 from suite.pipeline.rebuild import ALL
 from suite.pipeline.recipe import Recipe, faults
 from suite.pipeline.schedule import fill_drain as bare_fill_drain
@@ -38,34 +41,88 @@ def test_played_with_equal_costs_a_stage_rebuilds_before_its_gradient_arrives():
     ]
 
 
-PICTURES = {
-    ("1f1b", 1): [
-        "stage 0   F0 F1 F2 .  .  B0 F3 B1 F4 B2 .  B3 .  B4",
-        "stage 1   .  F0 F1 .  B0 F2 B1 F3 B2 F4 B3 .  B4 . ",
-        "stage 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 .  . ",
-    ],
-    ("zero_bubble", 1): [
-        "stage 0   F0 F1 F2 .  .  B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4",
-        "stage 1   .  F0 F1 .  B0 F2 B1 W0 F3 B2 W1 F4 B3 W2 B4 W3 W4",
-        "stage 2   .  .  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4",
-    ],
-    ("zero_bubble", 2): [
-        "stage 0   F0   F1   F0.1 F1.1 F2   B0.1 W0.1 B1.1 F2.1 B0   B1   W1.1 W0   B2.1 W1   B2   W2.1 W2   .   ",
-        "stage 1   .    F0   F1   F0.1 B0.1 F1.1 B1.1 F2   B0   B1   W0.1 F2.1 B2.1 W1.1 B2   W0   W1   W2.1 W2  ",
-    ],
-    ("interleaved", 2): [
-        "stage 0   F0   F1   F0.1 F1.1 F2   B0.1 F3   B1.1 F2.1 B0   F3.1 B1   .    B2.1 .    B3.1 B2   B3  ",
-        "stage 1   .    F0   F1   F0.1 B0.1 F1.1 B1.1 F2   B0   F3   B1   F2.1 B2.1 F3.1 B3.1 B2   B3   .   ",
-    ],
+GENERATORS = {
+    "fill_drain": schedule.fill_drain, "1f1b": schedule.one_forward_one_backward,
+    "zero_bubble": schedule.zero_bubble, "interleaved": schedule.interleaved,
 }  # fmt: skip
+ACTION = r"(?:[FRBW]\d+(?:\.\d+)?|\.)"
 
 
-@pytest.mark.parametrize(("name", "turns"), PICTURES)
-def test_the_other_schedules_are_their_pictures(name, turns):
-    picture = PICTURES[name, turns]
-    stages, micro_batches = len(picture), sum(cell in picture[0].split() for cell in ("F0", "F1", "F2", "F3", "F4"))
-    schedule = Recipe(name, (ALL,), turns).actions(stages, micro_batches)
-    assert draw(validate(schedule, micro_batches)).splitlines() == picture
+def pictures(text):
+    """Returns the pictures in a text, each a list of rows of actions and dots."""
+    found, before = [], None
+    for at, line in enumerate(text.splitlines()):
+        row = re.match(rf" *stage (\d+) +({ACTION}(?: +{ACTION})*)(?: |$)", line)
+        if row is None or set(row[2]) <= {".", " "}:  # other pictures have stages too
+            continue
+        if row[1] == "0":
+            found.append([])
+        assert row[1] == "0" or before == at - 1, line
+        found[-1].append(row[2])
+        before = at
+    return found
+
+
+def played(name, stages, micro_batches, turns, graphs):
+    """Returns the rows of a schedule in equal units of time."""
+    actions = Recipe(name, (graphs,), turns).actions(stages, micro_batches)
+    return [line[len("stage 0   ") :] for line in draw(validate(actions, micro_batches)).splitlines()]
+
+
+def without_end(row):
+    """Returns a row without the dots behind its last action."""
+    return row.rstrip(" .")
+
+
+def check_picture(name, rows):
+    actions = [Action.parse(cell) for cell in rows[0].split() if cell != "."]
+    micro_batches = len({action.micro_batch for action in actions})
+    turns, graphs = turns_of([actions]), 1 if any(action.kind == "R" for action in actions) else ALL
+    expected = played(name, len(rows), micro_batches, turns, graphs)
+    assert list(map(without_end, rows)) == list(map(without_end, expected))
+
+
+@pytest.mark.parametrize(("name", "count"), [("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 2), ("interleaved", 1)])
+def test_schedules_are_the_pictures_over_them(name, count):
+    found = pictures(GENERATORS[name].__doc__)
+    assert len(found) == count
+    for rows in found:
+        check_picture(name, rows)
+
+
+def test_the_pictures_of_the_documentation_are_those_of_the_schedules():
+    text = (Path(__file__).parents[2] / "docs/architecture.md").read_text()
+    (rows,) = pictures(text)
+    check_picture("fill_drain", rows)
+    for name, stages, micro_batches, turns in (("1f1b", 3, 5, 1), ("zero_bubble", 3, 5, 1), ("interleaved", 2, 4, 2)):
+        (line,) = re.findall(rf"^{name} +({ACTION}(?: +{ACTION})*)(\s+\.\.\.)?(?: |$)", text, re.MULTILINE)
+        row, whole = line[0].split(), not line[1]
+        expected = played(name, stages, micro_batches, turns, ALL)[0].split()
+        assert len(row) > 8
+        assert row == (expected[: len(row)] if not whole else without_end(" ".join(expected)).split())
+
+
+def test_the_rebuild_dial_is_its_picture():
+    heads, rows = (line.split("   ") for line in rebuild.__doc__.splitlines()[2:4])
+    dials, walks = ([part.strip() for part in parts if part.strip()] for parts in (heads[1:], rows[1:]))
+    assert [dial.split()[0] for dial in dials][-4:] == ["0", "1", "2", "M"]
+    for graphs, walk in zip((0, 1, 2, 4), walks[-4:], strict=True):
+        (actions,) = Recipe("fill_drain", (graphs,)).actions(1, 4)
+        assert " ".join(map(str, actions[4:])).startswith(walk.removesuffix("..").strip())
+
+
+def test_a_name_that_no_schedule_has_is_refused():
+    with pytest.raises(SettingError, match="no schedule is called 'gpipe'; use fill_drain, 1f1b"):
+        Recipe("gpipe").actions(2, 3)
+    with pytest.raises(SettingError, match="no schedule is called 'auto'"):
+        Recipe("auto").actions(2, 3)
+
+
+def test_a_generator_whose_stages_cannot_go_on_is_refused():
+    """Stage 1 would need the gradient of its first micro-batch before it begins it."""
+    forwards, backwards = [Action("F", i) for i in range(3)], [Action("B", i) for i in range(3)]
+    with pytest.raises(SettingError, match="no stage can go on after 1 of stage 0, 0 of stage 1, of 6 actions each"):
+        schedule._greedy(2, forwards, backwards, [schedule._Room(1), schedule._Room(0)])
 
 
 @given(

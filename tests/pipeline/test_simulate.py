@@ -301,6 +301,18 @@ def test_a_skip_to_a_far_stage_holds_up_its_forward_and_its_gradient_the_givers_
     assert spans[0]["B0"] == (16, 18)  # the near gradient is there at 11, the skip's at 16
 
 
+def test_a_skip_that_stays_on_a_stage_holds_up_nothing():
+    recipe = Recipe("interleaved", (ALL,), 2)
+    plain = [StageCost(1, 1, 2, sends=10, returns=10) for _ in range(4)]
+    staying = [replace(plain[0], far=(Message(2, 500, 700),)), *plain[1:]]
+    leaving = [replace(plain[0], far=(Message(3, 500, 700),)), *plain[1:]]
+    alone, stays, leaves = (
+        simulate(recipe.actions(2, 4), cells, Link(0.0, 10.0)) for cells in (plain, staying, leaving)
+    )
+    assert stays == alone
+    assert leaves.seconds > alone.seconds + 50
+
+
 def test_messages_of_a_far_lane_leave_one_after_the_other():
     costs = [StageCost(1, 1, 1, far=(Message(2, 30, 0),)), StageCost(1, 1, 1), StageCost(1, 1, 1)]
     timeline = simulate(fill_drain(3, 3, "never"), costs, Link(0.0, 10.0))

@@ -1,6 +1,7 @@
 """Damaged checkpoints: named, never used, and the one before is taken; another model's or version's are refused."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -13,13 +14,14 @@ from suite.errors import CheckpointError
 from suite.pipeline.stage import Stage
 from suite.training.checkpoint import audit, list_checkpoints, load_optimizer, load_values, newest_valid
 from suite.training.checkpoint.manifest import digest
+from suite.training.checkpoint.reading import survey
 from suite.training.checkpoint.retention import KEEP
-from suite.training.checkpoint.storage import Storage
+from suite.training.checkpoint.storage import BEGUN, Storage
 from tests.pipeline.build import CPU, join
 from tests.pipeline.toy import toy_layers
-from tests.training.fuzz import fuzz
+from tests.training.fuzz import flip_bytes, fuzz
 from tests.training.seal import seal_again
-from tests.training.work import run
+from tests.training.work import run, three_checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,8 @@ def flip(path):
         (lambda f: flip(f / "00000060/layer-0004.safetensors"), "layer-0004.safetensors: its SHA-256 is not"),
         (lambda f: (f / "00000060/layer-0001.safetensors").unlink(), "layer-0001.safetensors: missing"),
         (lambda f: (f / "00000060/layer-0000.safetensors").write_bytes(b""), "layer-0000.safetensors: it has 0 bytes"),
-        (lambda f: (f / "00000060/manifest.json").unlink(), "no manifest, it was never finished"),
+        (lambda f: (f / "00000060/manifest.json").unlink(), "its manifest.json is missing"),
+        (lambda f: interrupt_save(f / "00000060"), "no manifest, it was never finished"),
         (lambda f: (f / "00000060/manifest.json").write_text('{"step": 60'), "bad manifest: it is no manifest"),
         (lambda f: (f / "00000060/manifest.json").write_text("[" * 100_000), "bad manifest: it is no manifest"),
         (lambda f: (f / "00000060/manifest.json").write_text("[]"), "bad manifest: its seal"),
@@ -111,31 +114,130 @@ def test_a_manifest_with_another_step_than_was_written_is_refused(folder):
     assert "its seal does not agree" in said[0]
 
 
-def test_none_finished_is_none(folder):
-    for path in folder.glob("*/manifest.json"):
-        path.unlink()
-    assert newest(folder)[0] is None
+def interrupt_save(path):
+    """Makes a checkpoint what a save leaves that was interrupted."""
+    (path / "manifest.json").unlink()
+    (path / "begun-0").touch()
 
 
-def test_finished_but_all_damaged_is_no_beginning_from_nothing(folder):
-    for path in folder.glob("*/layer-0002.safetensors"):
-        flip(path)
-    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints .* is whole .*00000060/layer-0002"):
-        newest(folder)
-    shutil.rmtree(folder / "00000060")  # before the first checkpoint there is the beginning
+def test_a_run_whose_only_saves_were_interrupted_starts_at_step_0(folder):
+    assert newest_valid(folder / "empty", range(6), 6, print) is None
+    for path in folder.iterdir():
+        interrupt_save(path)
     step, said = newest(folder)
     assert step is None
-    assert "00000040 is not used: " in said[0]
+    assert len(said) == 2
+    assert all("no manifest, it was never finished" in line for line in said)
 
 
-def test_manifests_that_are_all_damaged_are_no_beginning_from_nothing_either(folder):
-    (folder / "00000060/layer-0002.safetensors").unlink()
-    (folder / "00000040/manifest.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints .* is whole .*bad manifest"):
+HARMS = {
+    "flipped": (lambda path: flip(path / "layer-0002.safetensors"), "layer-0002.safetensors: its SHA-256"),
+    "layer deleted": (lambda path: (path / "layer-0002.safetensors").unlink(), "layer-0002.safetensors: missing"),
+    "manifest flipped": (lambda path: flip(path / "manifest.json"), "bad manifest: its seal"),
+    "manifest empty": (lambda path: (path / "manifest.json").write_bytes(b""), "bad manifest: it is no manifest"),
+    "manifest deleted": (lambda path: (path / "manifest.json").unlink(), "its manifest.json is missing"),
+    "emptied": (lambda path: [one.unlink() for one in path.iterdir()], "its manifest.json is missing"),
+}
+
+
+def test_an_interrupted_save_stays_one_while_it_is_removed(folder, monkeypatch):
+    interrupt_save(folder / "00000040")
+    storage = Storage(folder)
+    removed = []
+    remove = storage.remove
+
+    def noted(path):
+        removed.append(path)
+        remove(path)
+        mark = {name for name in storage.names("00000040") if name.startswith(BEGUN)}
+        assert mark, f"only its files are left to tell what it was: {removed}"
+
+    monkeypatch.setattr(storage, "remove", noted)
+    storage.remove_folder("00000040")
+    assert len(removed) > 2
+    assert not (folder / "00000040").exists()
+
+
+def test_a_manifest_that_is_published_between_two_looks_is_read(folder, monkeypatch):
+    storage, looks = Storage(folder), []
+    size = storage.size
+
+    def late(path):
+        looks.append(path)
+        if len(looks) == 1:
+            raise FileNotFoundError(path)
+        return size(path)
+
+    monkeypatch.setattr(storage, "size", late)
+    assert [type(found).__name__ for _, found in survey(storage)] == ["Checkpoint"] * 2
+
+
+@pytest.mark.parametrize("newer", HARMS)
+@pytest.mark.parametrize("older", [*HARMS, "interrupted", "none"])
+def test_checkpoints_none_of_which_can_be_used_are_refused_by_name(folder, newer, older):
+    """Training from step 0 would write over them."""
+    harm, why = HARMS[newer]
+    harm(folder / "00000060")
+    told = [rf"00000060.*{why}"]
+    if older == "interrupted":
+        interrupt_save(folder / "00000040")
+    elif older == "none":
+        shutil.rmtree(folder / "00000040")
+    else:
+        HARMS[older][0](folder / "00000040")
+        told.append(rf"00000040.*{HARMS[older][1]}")
+    count = {2: "none of the 2 checkpoints", 1: "the only checkpoint"}[len(told)]
+    with pytest.raises(CheckpointError) as refused:
         newest(folder)
-    (folder / "00000060/manifest.json").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
-        newest(folder)
+    assert count in str(refused.value)
+    assert re.search(".*".join(told), str(refused.value)), refused.value
+    assert "restore" in str(refused.value)
+
+
+def test_a_place_of_checkpoints_that_is_no_folder_is_refused(folder, tmp_path):
+    """A link to a disk that is not mounted is no run without checkpoints."""
+    for name, make in {
+        "gone": lambda path: path.symlink_to(tmp_path / "not-mounted"),
+        "circle": lambda path: path.symlink_to(path),
+        "file": lambda path: path.write_text(""),
+    }.items():
+        make(tmp_path / name)
+        with pytest.raises(CheckpointError, match=f"cannot be listed: .*{name}"):
+            newest(tmp_path / name)
+    (tmp_path / "link").symlink_to(folder)
+    assert newest(tmp_path / "link") == (60, [])
+
+
+def test_what_only_has_a_checkpoints_name_is_refused_where_nothing_else_is_there(folder, tmp_path):
+    (folder / "00000080").write_text("")
+    (folder / "000000090").mkdir()  # not a name that a save writes
+    assert newest(folder)[0] == 60
+    lone = tmp_path / "lone"
+    lone.mkdir()
+    (lone / "00000060").symlink_to(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match=r"the only checkpoint .*00000060"):
+        newest(lone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"files": {}}, "its field files: "),
+        ({"notes": {"units": "many"}}, "its field notes: .*units is 'many'"),
+        ({"notes": {"units": "12"}}, "its field notes: .*units is '12'"),
+        ({"notes": {"units": -1}}, "its field notes: .*units is -1"),
+        ({"notes": {"units": True}}, "its field notes: .*units is True"),
+        ({"notes": {"wandb_run": 5}}, "its field notes: .*wandb_run is 5"),
+    ],
+)
+def test_a_manifest_whose_fields_a_run_cannot_use_is_damaged(folder, changes, said):
+    seal_again(folder / "00000060", **changes)
+    step, messages = newest(folder)
+    assert step == 40
+    assert re.search(f"00000060 is not used: bad manifest: {said}", messages[0]), messages
+    newer, older = audit(Storage(folder))
+    assert re.search(said, newer.faults[0])
+    assert older.faults == ()
 
 
 def test_an_audit_names_every_fault(folder):
@@ -161,6 +263,13 @@ def test_three_hundred_harmed_files_give_an_error_by_name_or_the_right_state(wri
     (ends,) = run_processes(fuzz, 1, written, tmp_path, 300, 1)
     assert sum(ends.values()) == 300
     assert min(ends[end] for end in ("the one before", "refused by name", "of this model")) > 0
+
+
+def test_twenty_times_random_bytes_flipped_in_a_run_of_three_checkpoints(tmp_path):
+    (ends,) = run_processes(flip_bytes, 1, three_checkpoints(tmp_path), tmp_path, 20, 7)
+    assert sum(ends.values()) == 40
+    assert ends["flipped", "refused"] > 0
+    assert ends["flipped and deleted", "refused"] > 0
 
 
 def test_missing_and_extra_layers_are_refused_by_name(folder):
@@ -214,7 +323,7 @@ def test_state_of_what_is_no_parameter_is_refused(folder, stage):
             pass
 
     found = changed(folder, lambda tensors: tensors.update({"state/mox.weight/step": torch.ones(())}))
-    with pytest.raises(CheckpointError, match=r"layer 1 of .* state of what is no parameter of it: mox.weight/step"):
+    with pytest.raises(CheckpointError, match=r"layer 1 of .* what is no trainable parameter of it: mox.weight/step"):
         load_optimizer(found, stage, Takes())
 
 

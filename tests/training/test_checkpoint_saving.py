@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import threading
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from launch.spawn import run_processes
 from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage, load_optimizer, load_values, newest_valid
+from suite.training.checkpoint.reading import UNFINISHED, survey
 from suite.training.checkpoint.retention import KEEP, kept
+from suite.training.checkpoint.storage import BEGUN
 from tests.training.saves import LAYERS, Counting, kill_during_saves, restored
 
 
@@ -107,9 +110,8 @@ def test_the_last_save_is_tried_again_and_a_run_without_it_ends_with_an_error(tm
     assert "there is none yet" in told
 
 
-def in_a_store(rank, world, rendezvous):
-    """Returns what lies in an object store (fsspec's, in memory) after saves, and what is loaded from it."""
-    place = "memory://bucket/run"
+def in_a_store(rank, world, rendezvous, place):
+    """Returns what lies in an object store after saves, and what is loaded from it."""
     one = Counting(rank, world, rendezvous, place)
     for step in (1, 2, 3):
         one.become(step)
@@ -124,11 +126,15 @@ def in_a_store(rank, world, rendezvous):
     return found.step, values, {folder: sorted(storage.names(folder)) for folder in storage.folders()}
 
 
-def test_an_object_store_serves_as_a_folder_does():
-    ((step, values, files),) = run_processes(in_a_store, 1)
+def check_store(place):
+    ((step, values, files),) = run_processes(in_a_store, 1, place)
     assert (step, values) == (3, {3.0})
     layers = [f"layer-{layer:04d}.safetensors" for layer in range(LAYERS)]
     assert files == {"00000003": [*layers, "manifest.json"], "00000002": ["good", *layers, "manifest.json"]}
+
+
+def test_an_object_store_serves_as_a_folder_does():
+    check_store("memory://bucket/run")
 
 
 def test_a_store_of_no_known_kind_is_a_sentence():
@@ -178,3 +184,56 @@ def test_retention_keeps_the_newest_and_never_loses_the_last_good_one(finite):
 
 def test_kills_during_saves_leave_the_state_before_or_the_new_one(tmp_path):
     assert sum(kill_during_saves(str(tmp_path), 4, seed=1)) == 4
+
+
+def test_retention_removes_a_link_and_leaves_what_it_leads_to(tmp_path):
+    place, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run_processes(resumes_before, 1, str(place))
+    shutil.copytree(place / "00000002", elsewhere)
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    (place / "00000001").symlink_to(elsewhere)
+    run_processes(again, 1, str(place))
+    assert sorted(os.listdir(place)) == ["00000002", "00000003"]
+    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
+def test_retention_leaves_a_file_that_is_named_like_a_checkpoint_and_goes_on(tmp_path):
+    (tmp_path / "00000009").write_text("a person's")
+    (tmp_path / "notes").write_text("a person's")
+    run_processes(resumes_before, 1, str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003", "00000009", "notes"]
+
+
+def test_a_save_that_is_under_way_can_be_told_from_a_checkpoint_without_its_manifest(tmp_path):
+    looks = [look for seen in run_processes(interrupted_save, 2, str(tmp_path)) for look in seen]
+    assert {found for _, found in looks} == {UNFINISHED}
+    assert any(all(name.startswith(BEGUN) for name in names) for names, _ in looks)  # the first worker's mark
+    layers = {f"layer-{layer:04d}.safetensors" for layer in range(LAYERS)}
+    assert layers <= set().union(*(names for names, _ in looks))
+    assert not list(tmp_path.glob("*/begun-*"))
+
+
+def interrupted_save(rank, world, rendezvous, folder):
+    """Returns what this worker saw of a save: after its mark and after each of its layers, before its share."""
+    disk = Watched(folder)
+    one = Counting(rank, world, rendezvous, disk)
+    one.become(1)
+    one.saver.save(1, 0)
+    one.saver.settle()
+    return disk.seen
+
+
+class Watched(Storage):
+    """A folder that is looked at as soon as a mark or a layer is there. Behind a share the manifest may come at any
+    time."""
+
+    def __init__(self, location):
+        super().__init__(location)
+        self.seen = []
+
+    def write(self, path, data):
+        super().write(path, data)
+        name = path.rpartition("/")[2]
+        if name.startswith((BEGUN, "layer-")):
+            names = self.names(path.partition("/")[0])
+            self.seen += [(names, found) for _, found in survey(Storage(self.location))]

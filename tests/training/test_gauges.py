@@ -57,7 +57,7 @@ def test_waits_are_counted_also_the_present_one(tmp_path):
     doing = Doing(Deadline(1.0))
     with gauged(tmp_path, 0, doing=doing):
         begin = time.monotonic()
-        wait(Work(), doing.deadline, "a message")
+        wait(Work(), doing.deadline, "a message", CPU)
         assert 0.05 <= doing.deadline.waited_now() <= time.monotonic() - begin
         before = doing.deadline.waited
         doing.deadline.began, doing.deadline.waiting = time.monotonic(), "another"

@@ -1,6 +1,7 @@
 """The rate of each step, under each way of falling."""
 
 import pytest
+import torch
 
 from suite.settings import OptimizerSettings
 from suite.training.learning_rate import learning_rate
@@ -36,3 +37,23 @@ def test_falls_as_half_a_cosine_and_stays_at_nothing():
     assert found[19] == pytest.approx(0.4 * 0.8535533906)
     assert found[49] == pytest.approx(0, abs=1e-12)
     assert found[60] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("step", [0, 1000, 19_000, 19_400, 39_999, 99_999])
+def test_the_rate_of_adafactor_is_the_one_that_acts(step):
+    """A parameter of ones, whose gradient is as large as ever: what it loses is the rate."""
+    settings = OptimizerSettings(name="adafactor", learning_rate=0.015, warmup_steps=40_000)
+    parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+    rate = learning_rate(step, settings)
+    optimizer = torch.optim.Adafactor([parameter], lr=rate, weight_decay=0.0)
+    optimizer.state[parameter] = {"step": torch.tensor(float(step)), "variance": torch.ones_like(parameter)}
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert (1 - parameter.detach()).tolist() == pytest.approx([rate] * 4, rel=1e-9)
+    assert rate == pytest.approx(min(0.015 * (step + 1) / 40_000, (step + 1) ** -0.5))
+
+
+def test_only_adafactor_is_bounded():
+    capped = OptimizerSettings(name="adafactor", learning_rate=0.4, warmup_steps=10)
+    assert [learning_rate(step, capped) for step in (8, 39)] == [pytest.approx(1 / 3), 40**-0.5]
+    assert rates(10)[9] == 0.4

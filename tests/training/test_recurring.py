@@ -1,6 +1,8 @@
 """What is done now and then: not before its time, again and again, not after its end, and without holding that up."""
 
+import sys
 import threading
+import time
 
 from suite.training.recurring import Recurring
 
@@ -42,3 +44,52 @@ def test_what_is_ended_within_its_period_was_not_done():
     recurring.start()
     assert recurring.end()
     assert done == []
+
+
+def test_an_exception_is_told_once_and_ends_nothing():
+    told, calls, enough = [], 0, threading.Event()
+
+    def fail():
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            enough.set()
+        raise ValueError("the first kind" if calls < 3 else "the second kind")
+
+    recurring = Recurring(fail, 0.01, "failing", told.append)
+    recurring.start()
+    assert enough.wait(60)
+    assert not recurring.died
+    assert recurring.end()
+    assert [str(error) for error in told] == ["the first kind", "the second kind"]
+
+
+def test_whoever_is_told_may_fail_too():
+    calls, enough = [], threading.Event()
+
+    def fail():
+        calls.append(1)
+        if len(calls) == 3:
+            enough.set()
+        raise ValueError(len(calls))
+
+    def tell(error):
+        raise BrokenPipeError
+
+    recurring = Recurring(fail, 0.01, "failing", tell)
+    recurring.start()
+    assert enough.wait(60)
+    assert not recurring.died
+    assert recurring.end()
+
+
+def test_a_thread_that_is_gone_is_missed():
+    recurring = Recurring(sys.exit, 0.01, "gone")
+    assert not recurring.died
+    recurring.start()
+    until = time.monotonic() + 60
+    while not recurring.died:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    recurring.end()
+    assert not recurring.died

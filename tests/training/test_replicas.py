@@ -135,6 +135,36 @@ def test_so_are_those_that_deepspeed_shares_out():
     assert not [case for case in found if not case[1] <= 1e-6]
 
 
+def update(rank: int, world: int, rendezvous: str):
+    """Returns the sizes of all tensors that an update with ZeRO reduces, and what is said of a list of DeepSpeed's
+    that lacks a parameter."""
+    join(rank, world, rendezvous)
+    place, layers = Place(rank, STAGES, REPLICAS), toy_layers()
+    cells = cell_ranges(partition([parameters_of(layer) for layer in layers], STAGES), len(layers))
+    engine = assemble(place, layers, SumLoss(), cells, CPU, RECIPES[0], OptimizerSettings(), seed=7)
+    batch, sizes, all_reduce = shares(place, 5)[1], [], dist.all_reduce
+
+    def noting(tensor, *others, **named):
+        sizes.append(tensor.numel())
+        return all_reduce(tensor, *others, **named)
+
+    sums = engine.executor.train(batch, 0)
+    dist.all_reduce = noting
+    engine.optimizer.update(sums, 0)
+    dist.all_reduce = all_reduce
+    engine.executor.train(batch, 1)
+    engine.optimizer._engine.optimizer.params_in_partition[0].pop()
+    with pytest.raises(AssertionError, match="DeepSpeed gave shards of") as told:
+        engine.optimizer.reduce()
+    return sizes, str(told.value)
+
+
+def test_an_update_reduces_norms_once_and_misses_no_parameter():
+    tables, agreed = 11 * 6, 6 + 2  # the tied table's gradient; squares of six layers and two losses
+    for sizes, _ in run_processes(update, STAGES * REPLICAS):
+        assert sizes == [tables, agreed]
+
+
 @pytest.mark.parametrize(
     ("schedule", "turns", "last"),
     [

@@ -1,8 +1,11 @@
 """A real training run of the toy model in the processes of a test: executor, DeepSpeed, checkpoints."""
 
+import shutil
+
 import torch
 import torch.distributed as dist
 
+from launch.spawn import run_processes
 from suite.pipeline.layers import as_tuple
 from suite.pipeline.topology import Place
 from suite.pipeline.transport import Deadline
@@ -11,7 +14,11 @@ from suite.training import checkpoint
 from suite.training.loop import Progress, Worker, train
 from suite.training.optimizer import StageOptimizer
 from tests.pipeline.build import CPU, build, join, mini_batch
+from tests.pipeline.freezing import freeze
 from tests.pipeline.toy import SumLoss, toy_batch, toy_layers
+
+SETTINGS = {"learning_rate": 0.02, "warmup_steps": 5, "clip_norm": 0.2, "weight_decay": 0.01}
+"""Of the optimizer, whichever it is."""
 
 
 class Losses:
@@ -45,11 +52,11 @@ def run(
 
 def trained(
     rank, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4, poison=None,
-    once=False, recipe="except_last", again=None, at=lambda step: None,
+    once=False, recipe="except_last", again=None, at=lambda step: None, frozen=(),
 ):  # fmt: skip
-    """As ``run``, in a process that has joined already."""
+    """As ``run``, in a process that has joined already; ``frozen`` is what ``freeze`` takes."""
     place = Place(rank, stages, replicas)
-    layers = toy_layers()
+    layers = freeze(toy_layers(), frozen)
     executor, ties, named, groups = build(place, layers, SumLoss(), recipe)
     progress = Progress()
     found = None
@@ -57,7 +64,7 @@ def trained(
         found = checkpoint.newest_valid(folder, executor.stage.indices, len(layers), print)
         checkpoint.load_values(found, executor.stage)
         progress.step = found.step
-    settings = OptimizerSettings(name=optimizer, learning_rate=0.02, warmup_steps=5, clip_norm=0.2, weight_decay=0.01)
+    settings = OptimizerSettings(name=optimizer, **SETTINGS)
     update = StageOptimizer(executor.stage.layers, named, len(layers), ties, place, groups, CPU, settings)
     executor.reduction = update.reduction
     if found is not None:
@@ -92,6 +99,16 @@ def trained(
     worker = Worker(executor, update, deadline, batches, saver, [losses] if place.speaks else [])
     train(worker, TrainSettings(steps=until, checkpoint_every=20, bad_steps_allowed=2), progress)
     return losses.seen, {key: p.detach().clone().numpy() for key, p in named.items()}
+
+
+def three_checkpoints(work):
+    """Returns a folder of the checkpoints of steps 20, 40 and 60 of one run. Retention keeps two; of a run whose steps
+    after 20 are all skipped it keeps three."""
+    folder = work / "three"
+    run_processes(run, 1, 1, 1, 40, str(folder))
+    first = shutil.copytree(folder / "00000020", work / "first")
+    run_processes(run, 1, 1, 1, 60, str(folder), True)
+    return shutil.copytree(first, folder / "00000020").parent
 
 
 def poisoned(executor, kind, layer, micro_batch):

@@ -10,7 +10,7 @@ A folder without a manifest that agrees with its files is not a checkpoint: it i
 
 from suite.training.checkpoint.audit import Audit, audit
 from suite.training.checkpoint.loading import load_optimizer, load_values
-from suite.training.checkpoint.reading import Checkpoint, list_checkpoints, newest_valid
+from suite.training.checkpoint.reading import Checkpoint, folders_of, list_checkpoints, newest_valid
 from suite.training.checkpoint.storage import Storage
 from suite.training.checkpoint.writing import Saver
 
@@ -20,6 +20,7 @@ __all__ = [
     "Saver",
     "Storage",
     "audit",
+    "folders_of",
     "list_checkpoints",
     "load_optimizer",
     "load_values",

@@ -1,8 +1,10 @@
 """One save on its way to the disk, in a thread of its own while training goes on.
 
-Each stage of the first replica writes its layers, and then its share: names, sizes and digests of what it wrote. The
-first rank waits for all shares and publishes the manifest. A share's name holds a word that all workers were told when
-this save began, so what an earlier attempt left behind is never taken for it.
+Each stage of the first replica writes a mark that the save has begun, its layers, and then its share: names, sizes and
+digests of what it wrote. The first rank waits for all shares, publishes the manifest and removes the marks: a folder
+with a mark and no manifest is a save that was interrupted, one without either has lost its manifest. A share's name
+holds a word that all workers were told when this save began, so what an earlier attempt left behind is never taken for
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
 from suite.training.checkpoint.retention import mark_good, rotate
-from suite.training.checkpoint.storage import MANIFEST, Storage
+from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 
 FIRST_POLL_S, LONGEST_POLL_S = 0.01, 1.0
 """Seconds between looks for the others' shares: a store asks money for each."""
@@ -96,6 +98,7 @@ class Flight:
 
     def _write(self) -> Files:
         files: Files = {}
+        self._storage.write(self._mark(self._stage), b"")
         for layer in sorted(self._snapshot):
             data = save(self._snapshot.pop(layer))
             name = layer_file(layer)
@@ -119,7 +122,7 @@ class Flight:
         self._storage.write(f"{self._folder}/{MANIFEST}", manifest.encode())
         self._storage.settle(self._folder)
         self.published = True
-        self._tidy([self._share(stage) for stage in others], more)
+        self._tidy([*map(self._mark, range(more.stages)), *map(self._share, others)], more)
 
     def _await(self, shares: list[str]) -> bool:
         """Returns whether all shares came before this save was given up."""
@@ -130,16 +133,19 @@ class Flight:
             pause = min(2 * pause, LONGEST_POLL_S)
         return True
 
-    def _tidy(self, shares: list[str], more: Publication) -> None:
+    def _tidy(self, passing: list[str], more: Publication) -> None:
         try:
-            for share in shares:
-                self._storage.remove(share)
+            for path in passing:
+                self._storage.remove(path)
             if more.proven is not None:
                 mark_good(self._storage, folder_of(more.proven))
             rotate(self._storage, self.step)
         except OSError as error:
             with suppress(OSError):
                 more.say(f"checkpoints that need not stay could not be removed: {error}")
+
+    def _mark(self, stage: int) -> str:
+        return f"{self._folder}/{BEGUN}{stage}"
 
     def _share(self, stage: int) -> str:
         return f"{self._folder}/share-{stage}-{self._word}.json"

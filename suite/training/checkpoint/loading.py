@@ -34,18 +34,18 @@ def load_values(checkpoint: Checkpoint, stage: Stage, indices: Sequence[int] | N
 def load_optimizer(checkpoint: Checkpoint, stage: Stage, optimizer: StageOptimizer) -> None:
     """Fills the optimizer state of a stage's parameters, whole or as this worker's shard.
 
-    Raises CheckpointError when it is another optimizer's, or of parameters that there are not.
+    Raises CheckpointError when it is another optimizer's, or of parameters that are frozen or that there are not.
     """
     for index, layer in zip(stage.indices, stage.layers, strict=True):
         stored = _part(checkpoint.layers[index], "state/")
-        for name, _ in layer.named_parameters():
+        for name in (name for name, parameter in layer.named_parameters() if parameter.requires_grad):
             mine = [key for key in stored if key.rpartition("/")[0] == name]
             state: State = {key.removeprefix(f"{name}/"): stored.pop(key) for key in mine}
             if state:
                 optimizer.load_state((index, name), state)
         if stored:
             raise CheckpointError(
-                f"layer {index} of {checkpoint} has optimizer state of what is no parameter of it: "
+                f"layer {index} of {checkpoint} has optimizer state of what is no trainable parameter of it: "
                 f"{', '.join(sorted(stored))}; resume with the settings of the run that wrote it"
             )
 

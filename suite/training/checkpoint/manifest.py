@@ -14,7 +14,7 @@ import hashlib
 import json
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from suite.errors import CheckpointError
 
@@ -47,9 +47,19 @@ class Manifest(_Record):
     """Steps done when it was written: also the whole state of the sampler, of the random numbers and of the rate."""
     written: float
     """Seconds since 1970."""
-    files: dict[str, File]
+    files: dict[str, File] = Field(min_length=1)
     notes: dict[str, Any]
     """What a run wants back: units seen, its name, seed, wandb run and vocabulary."""
+
+    @field_validator("notes")
+    @classmethod
+    def _usable(cls, notes: dict[str, Any]) -> dict[str, Any]:
+        units, run = notes.get("units", 0), notes.get("wandb_run")
+        if type(units) is not int or units < 0:
+            raise ValueError(f"units is {units!r}, not a count")
+        if run is not None and not isinstance(run, str):
+            raise ValueError(f"wandb_run is {run!r}, not a name")
+        return notes
 
     def encode(self) -> bytes:
         """Returns the one text that stands for this manifest."""

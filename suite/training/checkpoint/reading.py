@@ -15,11 +15,12 @@ from torch import Tensor
 
 from suite.errors import CheckpointError
 from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest, layer_file
-from suite.training.checkpoint.storage import MANIFEST, Storage
+from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 
 PARTS = ("value/", "state/")
 
 UNFINISHED = "no manifest, it was never finished"
+"""Of a save that was interrupted. Nothing is lost with it: the state before it is that of the checkpoint before."""
 
 
 @dataclass(frozen=True)
@@ -92,38 +93,75 @@ def survey(storage: Storage) -> Iterator[tuple[str, Checkpoint | str | Checkpoin
 
     Raises CheckpointError when the place cannot be listed.
     """
+    for folder in folders_of(storage):
+        yield folder, _examine(storage, folder)
+
+
+def _examine(storage: Storage, folder: str, retry: bool = True) -> Checkpoint | str | CheckpointError:
+    path = f"{folder}/{MANIFEST}"
     try:
-        folders = storage.folders()
+        if not storage.is_folder(folder):
+            return "it is not a folder"
+        size = storage.size(path)
+        if size > LARGEST:
+            raise DamagedError(f"it has {size} bytes, no manifest has more than {LARGEST}")
+        manifest = decode(storage.read(path, size), storage.shown(path))
+        if manifest.step != int(folder):
+            raise DamagedError(f"it is of step {manifest.step}")
+        return Checkpoint(storage, folder, manifest)
+    except FileNotFoundError:
+        return _without_manifest(storage, folder, retry)
+    except (DamagedError, OSError) as error:
+        return f"bad manifest: {error}"
+    except CheckpointError as error:
+        return error
+
+
+def folders_of(storage: Storage) -> list[str]:
+    """Returns the names of all that may be a checkpoint, usable or not, the newest step first.
+
+    Raises CheckpointError when the place cannot be listed.
+    """
+    try:
+        return storage.folders()
     except OSError as error:
         raise CheckpointError(f"checkpoints cannot be listed: {error}") from None
-    for folder in folders:
-        path = f"{folder}/{MANIFEST}"
-        try:
-            size = storage.size(path)
-            if size > LARGEST:
-                raise DamagedError(f"it has {size} bytes, no manifest has more than {LARGEST}")
-            manifest = decode(storage.read(path, size), storage.shown(path))
-            if manifest.step != int(folder):
-                raise DamagedError(f"it is of step {manifest.step}")
-            yield folder, Checkpoint(storage, folder, manifest)
-        except FileNotFoundError:
-            yield folder, UNFINISHED
-        except (DamagedError, OSError) as error:
-            yield folder, f"bad manifest: {error}"
-        except CheckpointError as error:
-            yield folder, error
+
+
+def _without_manifest(storage: Storage, folder: str, retry: bool) -> Checkpoint | str | CheckpointError:
+    try:
+        names = storage.names(folder)
+    except OSError as error:
+        return str(error)
+    if MANIFEST in names and retry:  # a save has published it since
+        return _examine(storage, folder, retry=False)
+    return UNFINISHED if any(name.startswith(BEGUN) for name in names) else f"its {MANIFEST} is missing"
 
 
 def list_checkpoints(location: str | Path, say: Callable[[str], None]) -> list[Checkpoint]:
-    """Returns the checkpoints below a folder or URL whose manifest is whole, newest first; names the others.
+    """Returns the checkpoints below a folder or URL whose manifest is whole, newest first; names the others. None where
+    no save was ever finished.
 
-    Raises CheckpointError when another version of the suite wrote one, or the place cannot be listed.
+    Raises CheckpointError when there are checkpoints and no manifest is whole, when another version of the suite wrote
+    one, or the place cannot be listed.
     """
-    return _found(Storage(location), say, [])
+    bad: list[str] = []
+    found = _found(Storage(location), say, bad)
+    if bad and not found:
+        raise _refusal(location, bad)
+    return found
+
+
+def _refusal(location: str | Path, bad: list[str]) -> CheckpointError:
+    none = f"none of the {len(bad)} checkpoints can" if len(bad) > 1 else "the only checkpoint cannot"
+    return CheckpointError(
+        f"{none} be used ({'; '.join(sorted(bad, reverse=True))}); restore these files, or move {location} away "
+        "to train from step 0"
+    )
 
 
 def _found(storage: Storage, say: Callable[[str], None], bad: list[str]) -> list[Checkpoint]:
-    """As ``list_checkpoints``; what is wrong with manifests that are there goes to ``bad``."""
+    """As ``list_checkpoints``; what cannot be used and is no interrupted save goes to ``bad``, with the reason."""
     found = []
     for folder, one in survey(storage):
         if isinstance(one, CheckpointError):
@@ -140,16 +178,16 @@ def _found(storage: Storage, say: Callable[[str], None], bad: list[str]) -> list
 def newest_valid(
     location: str | Path, layers: Sequence[int], count: int, say: Callable[[str], None]
 ) -> Checkpoint | None:
-    """Returns the newest checkpoint all of whose files are whole, with what this worker needs of it; None where none
-    was finished, or a first one that is damaged: before it is the beginning. All workers must call it and get the same.
+    """Returns the newest checkpoint all of whose files are whole, with what this worker needs of it; None where no save
+    was ever finished. All workers must call it and get the same.
 
     Each worker reads its ``layers`` of the model's ``count``; ``say`` hears of what is damaged on the first rank.
 
-    Raises CheckpointError, on all workers, when all of several are damaged, or one is of another model or version.
+    Raises CheckpointError, on all workers, when there are checkpoints and none can be used, or one is of another model
+    or version.
     """
     storage = Storage(location)
     offered, bad = _offered(storage, say)
-    first = bad[0] if bad else ""
     for folder, manifest in offered:
         checkpoint = Checkpoint(storage, folder, manifest)
         checkpoint.check_layers(count)
@@ -163,15 +201,12 @@ def newest_valid(
         told = sorted({line for line in faults if line})
         if not told:
             return checkpoint
-        first = first or told[0]
+        bad.append(told[0])
         if dist.get_rank() == 0:
             for line in told:
                 say(f"checkpoint {checkpoint} is not used: {line}")
-    if (count := len(offered) + len(bad)) > 1:
-        raise CheckpointError(
-            f"none of the {count} checkpoints in {storage.location} is whole ({first}); bring the files back, "
-            "or start a new run"
-        )
+    if bad:
+        raise _refusal(storage.location, bad)
     return None
 
 

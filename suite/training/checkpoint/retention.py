@@ -25,9 +25,10 @@ def kept(finished: Collection[int], good: Collection[int]) -> set[int]:
 def rotate(storage: Storage, step: int) -> None:
     """Removes what need not stay once the checkpoint of ``step`` is there.
 
-    What lies beyond ``step`` is of a future that a resume gave up, and what has no manifest was never finished.
+    What lies beyond ``step`` is of a future that a resume gave up, and what has no manifest was never finished. A file
+    that is named like a checkpoint is not ours and stays.
     """
-    folders = {int(name): name for name in storage.folders()}
+    folders = {int(name): name for name in storage.folders() if storage.is_folder(name)}
     names = {at: storage.names(name) for at, name in folders.items()}
     finished = [at for at in folders if at <= step and MANIFEST in names[at]]
     stay = kept(finished, [at for at in finished if GOOD in names[at]])

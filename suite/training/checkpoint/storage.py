@@ -15,12 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from suite.errors import CheckpointError
+from suite.training.checkpoint.object_store import open_store
 
 MANIFEST = "manifest.json"
+
+BEGUN = "begun-"
+"""How the names of marks begin that a save leaves in its folder until the manifest is there, one a stage."""
 
 PAUSES_S = (0.3, 3.0)
 """Seconds before a read that failed is tried again."""
@@ -32,15 +35,13 @@ class Storage:
     def __init__(self, location: str | Path) -> None:
         """``location`` is a folder or a URL, such as s3://bucket/runs.
 
-        Raises CheckpointError for a URL of a kind that is not known here.
+        Raises CheckpointError for a URL of a kind that is not known here, and for a bucket that cannot be found.
         """
         self.location = str(location)
         try:
-            # what another worker has just written must be seen
-            found: tuple[Any, str] = fsspec.url_to_fs(self.location, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
+            self._files, self._root = open_store(self.location)
+        except (ImportError, ValueError, OSError) as error:
             raise CheckpointError(f"checkpoints cannot be kept at {self.location}: {error}") from None
-        self._files, self._root = found
         self._local = isinstance(self._files, LocalFileSystem)
 
     def shown(self, path: str) -> str:
@@ -48,9 +49,18 @@ class Storage:
         return f"{self.location.rstrip('/')}/{path}".rstrip("/")
 
     def folders(self) -> list[str]:
-        """Returns the names of folders that may be checkpoints, the newest step first."""
-        names = [name for name in self.names("") if re.fullmatch(r"\d{8,12}", name)]
+        """Returns what is named as a save names its folder, the newest step first: each may be a checkpoint.
+
+        Raises OSError when the place is a file, or a link to a folder that is not there.
+        """
+        if self._local and os.path.lexists(self._root) and not os.path.isdir(self._root):
+            raise OSError(f"{self.location} is not a folder, or a link to one that does not exist")
+        names = [name for name in self.names("") if re.fullmatch(r"\d{8}|[1-9]\d{8,11}", name)]
         return sorted(names, key=int, reverse=True)
+
+    def is_folder(self, folder: str) -> bool:
+        """Returns whether there is such a folder, or a link to one."""
+        return bool(self._tried(folder, lambda: self._files.isdir(self._at(folder))))
 
     def names(self, folder: str) -> set[str]:
         """Returns what lies directly in a folder; nothing in one that is not there."""
@@ -104,8 +114,15 @@ class Storage:
                 return
 
     def remove_folder(self, folder: str) -> None:
-        """Removes a checkpoint, its manifest first: a half-deleted folder is no checkpoint."""
-        self.remove(f"{folder}/{MANIFEST}")
+        """Removes a checkpoint, its manifest first: a half-deleted folder is no checkpoint. Of an interrupted save the
+        marks go last, so that it stays one until it is gone. Of a link, removes the link and nothing that it leads to.
+        """
+        if not (self._local and os.path.islink(self._at(folder))):
+            self.remove(f"{folder}/{MANIFEST}")
+            names = self.names(folder)
+            marks = {name for name in names if name.startswith(BEGUN)}
+            for name in sorted(names - marks) if marks else ():
+                self.remove(f"{folder}/{name}")
         with self._named(folder):
             try:
                 self._files.rm(self._at(folder), recursive=True)

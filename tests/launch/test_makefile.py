@@ -1,0 +1,84 @@
+"""What is typed after ``make`` arrives at the command line as it was typed, and nothing of it is run."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+STUB = """#!/bin/sh
+printf '%s\\0' "$@"
+"""
+
+HOSTILE = (
+    'x"; touch hacked; "', "x'; touch hacked; '", "$(shell touch hacked)", "$$(touch hacked)", "`touch hacked`",
+    "$(touch hacked)", "costs $5 and $(CC) and ${HOME} and $$", "  two   blanks  ", "a # b", "back\\slash\\", "%d\\n*?",
+    "--help", "two\nlines", "Größe, 保存", "x;touch hacked|touch hacked&touch hacked>hacked", "$(eval A:=b)", "endef",
+)  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A checkout with a command line that prints what it is given."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt", ".venv/bin/gpipe", ".venv/installed"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    stub = tmp_path / ".venv/bin/gpipe"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    return tmp_path
+
+
+def made(place, *arguments, **variables):
+    """Returns what ``make`` gave to the command line."""
+    done = subprocess.run(
+        ["make", *arguments], cwd=place, env={"PATH": os.environ["PATH"], **variables}, capture_output=True, text=True,
+        timeout=30, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert not (place / "hacked").exists()
+    return done.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_a_value_arrives_as_it_was_typed_and_is_not_run(place, value):
+    typed = value.lstrip(" ")  # make itself drops blanks behind the equals sign
+    assert made(place, "experiment", f"NAME={value}", f"SET={value}", f"SCALE={value}", f"LAUNCHER={value}") == [
+        "experiment", "--scale", typed, "--set", typed, "--launcher", typed, "--", typed,
+    ]  # fmt: skip
+    assert made(place, "translate", RUN=value, TO=value, TEXT=value)[2:] == [value, "--", value, value]
+
+
+@pytest.mark.parametrize("target", [
+    "experiment", "resume", "checkpoints", "plan", "table", "bench", "sweep", "report", "score", "sync", "translate",
+    "export", "list", "submit", "jobs", "logs", "stop", "fetch", "gpu-check", "doctor",
+])  # fmt: skip
+def test_every_value_of_every_target_is_passed_untouched(place, target):
+    value = 'a "b"  $(shell touch hacked) `touch hacked` $5'
+    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("VALUES :=")]
+    names = line.split()[2:]
+    assert len(names) > 12
+    command, *arguments = made(place, target, *(f"{name}={value}" for name in names))
+    assert command == target
+    assert {word for word in arguments if not word.startswith("--")} <= {value, ""}
+
+
+def test_a_name_is_taken_from_the_command_line_alone(place):
+    assert made(place, "experiment", NAME="host-17")[-2:] == ["--", ""]
+    assert made(place, "bench", NAME="host-17") == ["bench", "--", "all"]
+    assert made(place, "report", NAME="host-17") == ["report", "--scale", "auto", "--", ""]
+    assert made(place, "plan", "NAME=t128_6b", NAME="host-17")[-1] == "t128_6b"
+
+
+def test_without_values_each_target_has_its_own_defaults(place):
+    assert made(place, "experiment") == ["experiment", "--scale", "auto", "--set", "", "--launcher", "ray", "--", ""]
+    assert made(place, "sweep") == ["sweep", "--scale", "auto", "--launcher", "spawn", "--", ""]
+    assert made(place, "plan")[-4:] == ["--format", "text", "--", ""]
+    assert made(place, "export", "RUN=r") == ["export", "--format", "huggingface", "--", "r"]
+    assert made(place, "submit", "NAME=n", "SEND_KEY=1")[-3:] == ["--send-key", "--", "n"]
+    assert made(place, "submit", "NAME=n", "SEND_KEY=0")[-3:] == ["", "--", "n"]
+    assert made(place, "sweep", LAUNCHER="ray", SCALE="tiny")[2:5] == ["tiny", "--launcher", "ray"]
