@@ -1,5 +1,5 @@
 # The suite and all it needs, every version as in constraints.txt: a job that is submitted to a cluster of this image
-# installs nothing. launch/kuberay/ and launch/ray_up/ start Ray in it; docs/platforms.md has the commands.
+# installs nothing. launch/deploy/kuberay/ and launch/deploy/ray_up/ start Ray in it; docs/platforms.md has the commands.
 #
 #   docker build --tag gpipe-suite:0.1.0 .
 #
@@ -27,7 +27,7 @@ ENV PIP_NO_CACHE_DIR=1 \
 WORKDIR /opt/gpipe
 
 # What the suite needs first, under an empty package of its name: a change of the sources leaves this layer as it is.
-# google-api-python-client: Ray asks Google for the other nodes by it (`ray up`, launch/ray_up/cluster.yaml).
+# google-api-python-client: Ray asks Google for the other nodes by it (`ray up`, launch/deploy/ray_up/cluster.yaml).
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN pip install --constraint constraints.txt . google-api-python-client==2.202.0 \
  && pip uninstall --yes gpipe-suite

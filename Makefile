@@ -14,7 +14,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep report score sync translate export list submit jobs logs stop fetch gpu-check doctor test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report score sync translate export list settings submit jobs logs stop fetch gpu-check doctor test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -24,13 +24,13 @@ help: ## show this
 experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=; without NAME, list them
 	@$(GPIPE) experiment --scale "$${SCALE:-auto}" --set "$$SET" --launcher "$${LAUNCHER:-ray}" -- "$$NAME"
 
-resume: $(READY) ## take a run up again: RUN=, SET= (another pipeline.stages or pipeline.replicas, say)
+resume: $(READY) ## resume a run: RUN=, SET= (another pipeline.stages or pipeline.replicas, say)
 	@$(GPIPE) resume --set "$$SET" --launcher "$${LAUNCHER:-ray}" -- "$$RUN"
 
-checkpoints: $(READY) ## list a run's checkpoints, every file verified: RUN=
+checkpoints: $(READY) ## list the checkpoints of a run; verifies every file: RUN=
 	@$(GPIPE) checkpoints -- "$$RUN"
 
-plan: $(READY) ## what a run would cost: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=; without NAME, list what can be planned
+plan: $(READY) ## estimate a run: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=; without NAME: a list
 	@$(GPIPE) plan --cluster "$$CLUSTER" --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" -- "$$NAME"
 
 table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), decoding (RUN=), partition, efficiency, prediction, slow_links (as root); without NAME, list them
@@ -60,6 +60,9 @@ export: $(READY) ## a trained run's model as a folder that transformers loads: R
 list: $(READY) ## list the experiments
 	@$(GPIPE) list
 
+settings: $(READY) ## print every setting, with its value in an experiment: NAME=, SCALE=, SET=, FORMAT=markdown (docs/settings.md)
+	@$(GPIPE) settings --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" -- "$$NAME"
+
 submit: $(READY) ## run it as a job on a Ray cluster: NAME= (or RUN=, there), ADDRESS=http://head:8265, STORAGE=, SCALE=, SET=, JOB=, SEND_KEY=1 (docs/cluster.md)
 	@$(GPIPE) submit --address "$$ADDRESS" --scale "$${SCALE:-auto}" --set "$$SET" --storage "$$STORAGE" --job "$$JOB" --run "$$RUN" $$(test "$$SEND_KEY" = 1 && echo --send-key) -- "$$NAME"
 
@@ -69,10 +72,10 @@ jobs: $(READY) ## the jobs on a cluster: ADDRESS=
 logs: $(READY) ## follow a job to its end: JOB=, ADDRESS=
 	@$(GPIPE) logs --address "$$ADDRESS" -- "$$JOB"
 
-stop: $(READY) ## end a job: JOB=, ADDRESS=; its run can be taken up again by make submit RUN=
+stop: $(READY) ## end a job: JOB=, ADDRESS=; make submit RUN= resumes its run
 	@$(GPIPE) stop --address "$$ADDRESS" -- "$$JOB"
 
-fetch: $(READY) ## bring what a job left, checkpoints aside, into runs/: JOB=, ADDRESS=
+fetch: $(READY) ## copy the files of a job, without checkpoints, to runs/: JOB=, ADDRESS=
 	@$(GPIPE) fetch --address "$$ADDRESS" -- "$$JOB"
 
 gpu-check: $(READY) ## check one GPU: gradients, training steps, faster ways; without this environment: python -m launch.gpu_check
@@ -86,7 +89,7 @@ test: $(READY) ## run the tests
 
 # a process for each file: Ray keeps what it was told first, such as a token, for as long as its process lives
 test-faults: $(READY) ## run the slow tests: kills, torn files, full disks, clusters; an hour and a half at most
-	@failed=; for file in tests/faults/test_*.py; do echo "$$file"; \
+	@failed=; for file in tests/slow/*/test_*.py; do echo "$$file"; \
 	  $(VENV)/bin/python -m pytest -n 0 --timeout 1800 "$$file" || failed="$$failed $$file"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

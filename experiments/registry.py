@@ -1,22 +1,24 @@
-"""Names of runs, and how a name becomes a resolved experiment."""
+"""The named runs, and their resolution to an experiment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from experiments import images, overrides, toml_text, translation
-from experiments.cluster import Cluster
-from experiments.experiment import Experiment
-from experiments.image_experiment import ImageExperiment
-from experiments.scale_choice import Asked, choose_scale
-from experiments.text_experiment import TranslationExperiment
+from experiments.base import overrides, toml_text
+from experiments.base.cluster import Cluster
+from experiments.base.experiment import FORMAT, Experiment
+from experiments.images import runs as images
+from experiments.images.experiment import ImageExperiment
+from experiments.scaling.scale_choice import RequestedScale, choose_scale
+from experiments.translation import runs as translation
+from experiments.translation.experiment import TranslationExperiment
 from suite.errors import SettingError, nearest
 
 TASKS: dict[str, type[Experiment]] = {"translation": TranslationExperiment, "classification": ImageExperiment}
 
 
 def experiments() -> dict[str, Callable[[], Experiment]]:
-    """Returns every run by name, smallest first of each kind; each makes the experiment with its own numbers."""
+    """Returns a function for every run by name, smallest first of each kind; it makes the experiment."""
     runs = (
         translation.t12_400m,
         translation.t24_1_3b_wide,
@@ -30,24 +32,32 @@ def experiments() -> dict[str, Callable[[], Experiment]]:
 
 
 def find(name: str) -> Experiment:
-    """Returns a run with the paper's numbers. Raises SettingError with the nearest names to an unknown one."""
+    """Returns a run with the paper's numbers. Raises SettingError with the closest names for an unknown name."""
     known = experiments()
     if name not in known:
-        raise SettingError(f"no experiment is called {name}; {nearest(name, known)}")
+        raise SettingError(f"there is no experiment {name}; {nearest(name, known)}")
     return known[name]()
 
 
 def read_experiment(text: str) -> Experiment:
-    """Reads what ``Experiment.to_toml`` wrote, exactly. Raises SettingError when it is no TOML or no experiment."""
+    """Reads what ``Experiment.to_toml`` wrote. Raises SettingError when it is not TOML or not an experiment."""
     values = toml_text.read(text)
+    written = values.pop("format", 1)
+    if written != FORMAT:
+        raise SettingError(
+            f"this run was written by another version of the suite: its experiment has format {written}, this version "
+            f"reads format {FORMAT}; resume it with the version that wrote it, or start a new run"
+        )
     task = values.get("task")
     if task not in TASKS:
         raise SettingError(f"task is {task!r} in the experiment's file; it must be one of {', '.join(TASKS)}")
     return TASKS[task].restored(values)
 
 
-def resolve(name: str, scale: Asked, cluster: Cluster, settings: str | Iterable[str] = ()) -> tuple[Experiment, str]:
-    """Returns the run at a scale, settings applied, and one line saying what was shrunk and why.
+def resolve(
+    name: str, scale: RequestedScale, cluster: Cluster, settings: str | Iterable[str] = ()
+) -> tuple[Experiment, str]:
+    """Returns the run at a scale with settings applied, and one line that says what was shrunk and why.
 
     Raises SettingError for an unknown name or a bad setting, PlacementError when ``paper`` does not fit the cluster.
     """

@@ -1,24 +1,22 @@
-"""What depends on whether a run is on text or on images: its workload, and its data by name."""
+"""The parts of a run that depend on its task, text or images: its workload and its data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from experiments.experiment import Experiment
-from experiments.image_experiment import ImageExperiment
-from experiments.image_workload import Classification
-from experiments.text_experiment import TranslationExperiment
-from experiments.text_workload import Translation
-from experiments.workload import Workload
-from suite.data.image_prepare import folder_of_images, prepare_images
-from suite.data.prepare import folder_of, prepare
-
-Say = Callable[[str], None]
+from experiments.base.experiment import Experiment
+from experiments.base.workload import Workload
+from experiments.images.experiment import ImageExperiment
+from experiments.images.workload import Classification
+from experiments.translation.experiment import TranslationExperiment
+from experiments.translation.workload import Translation
+from suite.data.images.prepare import folder_of_images, prepare_images
+from suite.data.text.prepare import folder_of, prepare
+from suite.log import Log
 
 
 def workload(experiment: Experiment, data: Path | None = None) -> Workload:
-    """Returns an experiment as the plan sees it; with the folder of its prepared data, from what it will see."""
+    """Returns the workload of an experiment. With the folder of its prepared data, samples are real data."""
     if isinstance(experiment, TranslationExperiment):
         return Translation(experiment, data)
     assert isinstance(experiment, ImageExperiment), type(experiment)
@@ -26,20 +24,20 @@ def workload(experiment: Experiment, data: Path | None = None) -> Workload:
 
 
 def data_folder(experiment: Experiment, cache: Path) -> Path:
-    """Returns where the experiment's prepared data is kept."""
+    """Returns the cache folder of the experiment's data."""
     if isinstance(experiment, TranslationExperiment):
         return folder_of(experiment.text, cache)
     assert isinstance(experiment, ImageExperiment), type(experiment)
     return folder_of_images(experiment.images, cache)
 
 
-def prepare_data(experiment: Experiment, cache: Path, say: Say) -> str:
-    """Prepares the data and returns the name of what was prepared: another one where this one cannot be had.
+def prepare_data(experiment: Experiment, cache: Path, log: Log) -> str:
+    """Prepares the data and returns its name. The name differs from the setting if a fallback was used.
 
-    Raises DataError when nothing can.
+    Raises DataError when the data is not available.
     """
     if isinstance(experiment, TranslationExperiment):
-        return prepare(experiment.text, cache, say).corpus
+        return prepare(experiment.text, cache, log).corpus
     assert isinstance(experiment, ImageExperiment), type(experiment)
     model = experiment.model
-    return prepare_images(experiment.images, model.channels, model.classes, cache, say).facts.source
+    return prepare_images(experiment.images, model.channels, model.classes, cache, log).facts.source

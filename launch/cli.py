@@ -1,8 +1,11 @@
-"""The one command line. The Makefile is a thin face of it; new behaviour is a field of an experiment, not an option.
+"""The command line of the GPipe suite; the targets of the Makefile call it.
 
-Exit codes: 0 done, 1 a benchmark found wrong gradients, no checkpoint is whole, a run of a sweep failed, the doctor
-found a fault, or the suite has a defect (one sentence; the traceback is in a log), 2 a fault the user can mend (one
-sentence, no traceback), 130 interrupted (one sentence).
+Exit codes:
+0: done
+1: no checkpoint is valid, a run of a sweep failed, the doctor found a fault,
+a benchmark found wrong gradients, or the suite has a defect (see its log)
+2: an error that the user can fix
+130: interrupted
 """
 
 from __future__ import annotations
@@ -17,22 +20,22 @@ from typing import Annotated
 
 from launch import interrupts
 
-if interrupts.is_command_line():  # before what takes time to import
+if interrupts.is_command_line():  # before the slow imports
     interrupts.install()
 
 import typer
 from rich.console import Console
 
 from launch.error_log import log_error
-from suite.errors import SettingError, SuiteError
+from suite.errors import SettingError, SuiteError, first_line
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console(markup=False, highlight=False, soft_wrap=True)
-complaints = Console(stderr=True, style="red", markup=False, highlight=False, soft_wrap=True)
+error_console = Console(stderr=True, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 class Scale(StrEnum):
-    """What ``--scale`` may be."""
+    """Values of ``--scale``."""
 
     auto = "auto"
     paper = "paper"
@@ -40,101 +43,155 @@ class Scale(StrEnum):
 
 
 class Launcher(StrEnum):
-    """Who starts the workers."""
+    """What starts the workers."""
 
     ray = "ray"
     spawn = "spawn"
 
 
 class Form(StrEnum):
-    """How a plan is printed."""
+    """Output format of a plan."""
 
     text = "text"
     json = "json"
 
 
-ScaleOption = Annotated[Scale, typer.Option(help="paper: the printed numbers; laptop: shrunk by experiments/scales.py")]
-SetOption = Annotated[str, typer.Option("--set", help='settings, as in "train.steps=50 pipeline.stages=4"')]
-NameArgument = Annotated[str, typer.Argument(help="empty: list what there is")]
-LauncherOption = Annotated[Launcher, typer.Option(help="ray, or plain processes of this machine")]
+class SettingsForm(StrEnum):
+    """How settings are printed."""
+
+    text = "text"
+    markdown = "markdown"
+
+
+def _experiment_names() -> list[str]:
+    """Completes the name of an experiment."""
+    from experiments.registry import experiments
+
+    return [*experiments()]
+
+
+def _setting_names(incomplete: str) -> list[str]:
+    """Completes the last setting of ``--set``."""
+    from experiments.base.overrides import paths
+    from experiments.base.score_settings import ScoreRecord
+    from experiments.registry import TASKS
+
+    given, blank, _ = incomplete.rpartition(" ")
+    names = {path for record in TASKS.values() for path in paths(record)} | {*paths(ScoreRecord)}
+    return [f"{given}{blank}{name}=" for name in sorted(names)]
+
+
+ScaleOption = Annotated[
+    Scale, typer.Option(help="paper: the paper's sizes; laptop: scaled down by experiments/scaling/scales.py")
+]
+SetOption = Annotated[
+    str,
+    typer.Option("--set", autocompletion=_setting_names, help='settings, such as "train.steps=50 pipeline.stages=4"'),
+]
+NameArgument = Annotated[str, typer.Argument(help="empty: list the names")]
+ExperimentArgument = Annotated[str, typer.Argument(autocompletion=_experiment_names, help="empty: list the names")]
+LauncherOption = Annotated[Launcher, typer.Option(help="ray: Ray; spawn: plain processes on this machine")]
+
+
+def _print_version(requested: bool) -> None:
+    if not requested:
+        return
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    for package in ("gpipe-suite", "torch", "ray", "deepspeed"):
+        try:
+            print(package, version(package))
+        except PackageNotFoundError:
+            print(package, "not installed")
+    print("Python", platform.python_version())
+    raise typer.Exit
+
+
+@app.callback()
+def _common_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print versions and exit")
+    ] = False,
+) -> None: ...
 
 
 @app.command()
 def experiment(
-    name: NameArgument = "",
+    name: ExperimentArgument = "",
     scale: ScaleOption = Scale.auto,
     settings: SetOption = "",
     launcher: LauncherOption = Launcher.ray,
 ) -> None:
-    """Run an experiment by name: prepare the text, train, evaluate, summarise."""
+    """Run an experiment: prepare its data, train, evaluate, summarize."""
     if not name:
         list_experiments()
-        console.print("which one? Name it with NAME=")
+        console.print("choose one with NAME=")
         return
-    from launch import session
+    from launch.train.command import start
 
-    session.start(name, scale.value, settings, launcher.value, console)
+    start(name, scale.value, settings, launcher.value, console)
 
 
 @app.command()
 def resume(run: str, settings: SetOption = "", launcher: LauncherOption = Launcher.ray) -> None:
-    """Take a run up again from its newest whole checkpoint, at the same or another K and R."""
-    from launch import session
+    """Resume a run from its latest valid checkpoint, with the same or another K and R."""
+    from launch.train.command import resume as resume_run
 
-    session.resume(run, settings, launcher.value, console)
+    resume_run(run, settings, launcher.value, console)
 
 
 @app.command()
 def checkpoints(run: str) -> None:
-    """List a run's checkpoints and verify every file of them; exit code 1 when none is whole."""
-    from launch import checkpoints as listing
+    """List a run's checkpoints and verify all their files; exit code 1 if none is valid."""
+    from launch.runs.checkpoints import print_checkpoints
 
-    if not listing.checkpoints(run, console):
+    if not print_checkpoints(run, console):
         raise typer.Exit(1)
 
 
 @app.command()
 def plan(
-    name: NameArgument = "",
-    cluster: Annotated[str, typer.Option(help="such as 16x16GiB, 2x8xH100; empty: RAY_ADDRESS, or this machine")] = "",
+    name: ExperimentArgument = "",
+    cluster: Annotated[str, typer.Option(help="such as 16x16GiB or 2x8xH100; empty: RAY_ADDRESS or this machine")] = "",
     scale: ScaleOption = Scale.auto,
     settings: SetOption = "",
-    form: Annotated[Form, typer.Option("--format", help="text, or one JSON object")] = Form.text,
+    form: Annotated[Form, typer.Option("--format", help="text or one JSON object")] = Form.text,
 ) -> None:
-    """Say what a run would cost and whether it fits, without running it."""
+    """Estimate a run's step time and memory, and whether it fits, without running it."""
     if not name:
         list_experiments()
-        console.print("which one? Name it with NAME=; also transformer_<L> and amoebanet_<L>x<D>")
+        console.print("choose one with NAME=; transformer_<L> and amoebanet_<L>x<D> can be planned too")
         return
-    from launch import planning
+    from launch.planning.command import print_plan
 
-    planning.plan(name, cluster, scale.value, settings, form.value, console)
+    print_plan(name, cluster, scale.value, settings, form.value, console)
 
 
 @app.command()
 def table(
-    name: NameArgument = "", run: Annotated[str, typer.Option(help="of the breakdown; empty: the newest")] = ""
+    name: NameArgument = "",
+    run: Annotated[str, typer.Option(help="run for breakdown (empty: the latest) or decoding")] = "",
 ) -> None:
-    """Make one of the paper's tables: 1, 2, 3, 4, 5, partition, breakdown, efficiency, prediction,
-    slow_links."""
+    """Make a table: 1 to 5 of the paper, partition, breakdown, efficiency, prediction, slow_links, decoding."""
     if not name:
-        from launch import listing
+        from launch.runs import listing
 
         console.print(listing.tables())
         return
-    from launch import tables
+    from launch.benchmarks.command import table as make_table
 
-    tables.table(name, run, console)
+    make_table(name, run, console)
 
 
 @app.command()
 def bench(name: Annotated[str, typer.Argument(help="sleeping, layers, translation, replicas, all")] = "all") -> None:
-    """Time the suite beside other pipelines, on the same work in the same processes."""
-    from launch import bench as benchmark
+    """Benchmark the suite against other pipeline libraries, on the same work in the same processes."""
+    from launch.benchmarks.peers import bench as run_benchmark
 
-    wrong = benchmark.bench(name, console)
+    wrong = run_benchmark(name, console)
     for sentence in wrong:
-        complaints.print(f"wrong: {sentence}")
+        error_console.print(f"wrong: {sentence}")
     if wrong:
         raise typer.Exit(1)
 
@@ -142,21 +199,21 @@ def bench(name: Annotated[str, typer.Argument(help="sleeping, layers, translatio
 @app.command()
 def sweep(
     name: NameArgument = "",
-    scale: Annotated[str, typer.Option(help="auto, or one that the sweep has: laptop, gpu, tiny, paper")] = "auto",
+    scale: Annotated[str, typer.Option(help="auto, or a scale of the sweep: laptop, gpu, tiny, paper")] = "auto",
     launcher: LauncherOption = Launcher.spawn,
 ) -> None:
-    """Run a family of runs and report on it: depth_width, capacity, batch_size, temperature, bilingual, trainability,
+    """Run a sweep and report its results: depth_width, capacity, batch_size, temperature, bilingual, trainability,
     transfer."""
     if not name:
-        from launch import listing
+        from launch.runs import listing
 
         console.print(listing.sweeps())
         return
-    from launch.sweeps import sweep as sweeps
+    from launch.sweeps.command import sweep as run_sweep
 
-    failures = sweeps.sweep(name, scale, launcher.value, console)
+    failures = run_sweep(name, scale, launcher.value, console)
     for sentence in failures:
-        complaints.print(sentence)
+        error_console.print(sentence)
     if failures:
         raise typer.Exit(1)
 
@@ -166,66 +223,68 @@ def report(
     name: Annotated[str, typer.Argument(help="a sweep; empty: all that have runs")] = "",
     scale: Annotated[str, typer.Option(help="auto: every scale that has runs")] = "auto",
 ) -> None:
-    """Report on a sweep from the records and scores of its runs: one HTML page, and Markdown."""
-    from launch.sweeps import report as reports
+    """Write a sweep's report from the records and scores of its runs: one HTML page, and Markdown."""
+    from launch.sweeps.report import report as write_report
 
-    reports.report(name, scale, console)
+    write_report(name, scale, console)
 
 
 @app.command()
 def score(run: str, settings: SetOption = "") -> None:
-    """Score a trained run: BLEU and chrF a language and direction, on held-out test pairs."""
-    from launch import scoring
+    """Score a trained run: BLEU and chrF per language and direction, on held-out test pairs."""
+    from launch.inference.score import score_typed
 
-    scoring.score_typed(run, settings, console)
+    score_typed(run, settings, console)
 
 
 @app.command()
 def sync(run: Annotated[str, typer.Argument(help="empty: all runs")] = "") -> None:
-    """Upload what runs recorded for wandb without a server."""
-    from launch import syncing
+    """Upload what runs recorded offline to wandb."""
+    from launch.tracking.wandb_sync import sync as sync_runs
 
-    syncing.sync(run, console)
+    sync_runs(run, console)
 
 
 @app.command()
-def translate(run: str, text: str, to: Annotated[str, typer.Option(help="the language to write, such as de")]) -> None:
-    """Translate a text by a trained run's model."""
-    from launch import translating
+def translate(run: str, text: str, to: Annotated[str, typer.Option(help="target language, such as de")]) -> None:
+    """Translate a text with a trained run's model."""
+    from launch.inference.translate import translate as translate_text
 
-    translating.translate(run, to, text, console)
+    translate_text(run, to, text, console)
 
 
 @app.command()
 def export(run: str, form: Annotated[str, typer.Option("--format", help="huggingface")] = "huggingface") -> None:
-    """Write a trained run's model as a folder that transformers loads."""
-    from launch import exporting
+    """Export a trained run's model as a folder that Hugging Face transformers loads."""
+    from launch.inference.export import export as export_run
 
-    exporting.export(run, form, console)
+    export_run(run, form, console)
 
 
 @app.command("gpu-check")
 def check_gpu() -> None:
-    """Check one GPU: gradients against the CPU's, training steps beside the plan's, faster ways; needs no text."""
-    from launch import gpu_check
+    """Check one GPU: gradients against the CPU's, step times against the plan, faster variants; needs no data."""
+    from launch.gpu_check import command as gpu_check
 
     gpu_check.check(console.print, lambda table: console.print(table.shown()), "gpipe gpu-check")
 
 
-AddressOption = Annotated[str, typer.Option(help="of the cluster's dashboard; empty: RAY_API_SERVER_ADDRESS")]
+AddressOption = Annotated[str, typer.Option(help="address of the cluster's dashboard; empty: RAY_API_SERVER_ADDRESS")]
 
 
 @app.command()
 def submit(
     name: Annotated[str, typer.Argument(help="an experiment or a sweep")] = "",
     address: AddressOption = "",
-    scale: Annotated[str, typer.Option(help="as of the experiment or the sweep")] = "auto",
+    scale: Annotated[str, typer.Option(help="scale of the experiment or sweep")] = "auto",
     settings: SetOption = "",
-    storage: Annotated[str, typer.Option(help="a folder that all nodes share, or a URL; one node needs none")] = "",
-    job: Annotated[str, typer.Option(help="its name; empty: what it runs, and the time of day")] = "",
-    run: Annotated[str, typer.Option(help="take this run on the cluster's storage up again, instead of a name")] = "",
+    storage: Annotated[
+        str, typer.Option(help="a folder that all nodes share, or a URL; not needed on a single node")
+    ] = "",
+    job: Annotated[str, typer.Option(help="name of the job; empty: the experiment's name and the time")] = "",
+    run: Annotated[str, typer.Option(help="resume this run from the cluster's storage, instead of a name")] = "",
     send_key: Annotated[
-        bool, typer.Option("--send-key", help="send WANDB_API_KEY without a token, or over plain http, too")
+        bool, typer.Option("--send-key", help="send WANDB_API_KEY even without a token or over plain http")
     ] = False,
 ) -> None:
     """Run an experiment or a sweep as a job on a Ray cluster, and follow it."""
@@ -236,76 +295,89 @@ def submit(
 
 @app.command()
 def jobs(address: AddressOption = "") -> None:
-    """List the jobs of this suite on a Ray cluster."""
-    from launch.jobs import listing
+    """List this suite's jobs on a Ray cluster."""
+    from launch.jobs.listing import jobs as list_jobs
 
-    listing.jobs(address, console)
+    list_jobs(address, console)
 
 
 @app.command()
 def logs(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "") -> None:
-    """Follow a job on a Ray cluster to its end; the exit code is the job's."""
-    from launch.jobs import follow
+    """Follow the log of a job on a Ray cluster until it ends; the exit code is the job's."""
+    from launch.jobs.logs import logs as follow_job
 
-    raise typer.Exit(follow.logs(address, job, console))
+    raise typer.Exit(follow_job(address, job, console))
 
 
 @app.command()
 def stop(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "") -> None:
-    """End a job on a Ray cluster; its run can be resumed."""
-    from launch.jobs import listing
+    """Stop a job on a Ray cluster; its run can be resumed."""
+    from launch.jobs.listing import stop as stop_job
 
-    listing.stop(address, job, console)
+    stop_job(address, job, console)
 
 
 @app.command()
 def fetch(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "") -> None:
-    """Fetch what a job's runs left on the cluster, checkpoints aside, into runs/."""
-    from launch.jobs import fetch
+    """Copy the results of a job's runs from the cluster into runs/, without checkpoints."""
+    from launch.jobs.fetch import fetch as fetch_job
 
-    fetch.fetch(address, job, console)
+    fetch_job(address, job, console)
 
 
 @app.command()
 def doctor(
     address: Annotated[
         str,
-        typer.Option(help="a dashboard, head:8265, or Ray itself, head:6379; empty: RAY_ADDRESS, or this machine"),
+        typer.Option(help="a dashboard (head:8265) or Ray itself (head:6379); empty: RAY_ADDRESS or this machine"),
     ] = "",
-    storage: Annotated[str, typer.Option(help="folder or URL that runs will be kept at; empty: ./runs")] = "",
+    storage: Annotated[str, typer.Option(help="folder or URL for the runs; empty: ./runs")] = "",
 ) -> None:
-    """Examine this machine or a Ray cluster before a run; exit code 1 when there is a fault."""
-    from launch.jobs.door import is_dashboard
+    """Check this machine or a Ray cluster before a run; exit code 1 if there is a fault."""
+    from launch.jobs.client import is_dashboard
 
     if is_dashboard(address):
         from launch.jobs.submit import submit_doctor
 
         raise typer.Exit(submit_doctor(address, storage, console))
-    from launch.doctor import doctor as examination
+    from launch.diagnostics.command import doctor as run_checks
 
-    if not examination.doctor(address, storage, console):
+    if not run_checks(address, storage, console):
         raise typer.Exit(1)
+
+
+@app.command("settings")
+def print_settings(
+    name: Annotated[str, typer.Argument(autocompletion=_experiment_names, help="empty: no values")] = "",
+    scale: ScaleOption = Scale.auto,
+    settings: SetOption = "",
+    form: Annotated[SettingsForm, typer.Option("--format", help="text, or Markdown")] = SettingsForm.text,
+) -> None:
+    """Print every setting with its type, default, unit and description, and its value in an experiment."""
+    from launch.planning import settings as listing
+
+    listing.print_settings(name, scale.value, settings, form.value, console)
 
 
 @app.command("list")
 def list_experiments() -> None:
-    """List the experiments: what they are, and the paper's numbers."""
-    from launch.listing import table
+    """List the experiments, with their sizes in the paper."""
+    from launch.runs.listing import table
 
     console.print(table())
 
 
 def main() -> None:
-    """Runs the command line and exits: a user's fault becomes one sentence and exit code 2, any other exception one
-    sentence and exit code 1, an interrupt one sentence and exit code 130."""
+    """Runs the command line and exits. Prints one sentence for an error of the user (exit code 2), for any other
+    exception (1) and for an interrupt (130)."""
     code = 1
     try:
-        with _as_job():  # what a job left is copied also after an interrupt
-            code = _exit_code()
+        with _as_job():  # copies the job's runs after an interrupt, too
+            code = _run_command()
     except BaseException as error:
         if not interrupts.received():
-            sentence, code = _answer(error)
-            complaints.print(f"error: {sentence}")
+            message, code = _describe_error(error)
+            error_console.print(f"error: {message}")
     if interrupts.received():
         interrupts.leave()
     if interrupts.is_command_line():
@@ -313,8 +385,8 @@ def main() -> None:
     sys.exit(code)
 
 
-def _exit_code() -> int:
-    """Runs a command to its end."""
+def _run_command() -> int:
+    """Runs a command; returns the exit code."""
     try:
         with interrupts.command():
             _check_arguments()
@@ -324,54 +396,54 @@ def _exit_code() -> int:
     except BaseException as error:
         if interrupts.received() or isinstance(error, KeyboardInterrupt):
             return interrupts.EXIT_CODE
-        sentence, code = _answer(error)
-        complaints.print(f"error: {sentence}")
+        message, code = _describe_error(error)
+        error_console.print(f"error: {message}")
         return code
     return 0
 
 
-def _answer(error: BaseException) -> tuple[str, int]:
-    """Returns the sentence that reports an exception, and the exit code."""
+def _describe_error(error: BaseException) -> tuple[str, int]:
+    """Returns the error message of an exception, and the exit code."""
     if isinstance(error, SuiteError):
         return str(error), 2
-    first = (str(error).strip().splitlines() or ["no message"])[0][:300]
+    first = first_line(error)[:300]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        return f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room, and go on", 2
+        return f"{error.filename or 'a file'} cannot be written: {error.strerror}; free space and try again", 2
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
-        return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}; see who owns it", 2
+        return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}; check its permissions", 2
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return f"{str(error.filename)[:60]}... is too long for the name of a file; give a shorter one", 2
+        return f"{str(error.filename)[:60]}... is too long for a file name; give a shorter one", 2
     log = log_error(error)
-    where = f"its traceback is in {log}" if log else "its traceback could be written nowhere"
+    where = f"the traceback is in {log}" if log else "the traceback could not be written to a log"
     return f"{type(error).__name__}: {first}; this is a defect of the suite, {where}", 1
 
 
 def _check_arguments() -> None:
-    """Raises SettingError for an argument that is no UTF-8: it could be neither written nor printed."""
+    """Raises SettingError for an argument that is not UTF-8: it could not be written or printed."""
     for at, argument in enumerate(sys.argv[1:], 1):
         try:
             argument.encode()
         except UnicodeEncodeError as error:
             byte = os.fsencode(argument[error.start])
             raise SettingError(
-                f"argument {at} is no UTF-8 text: it has the byte 0x{byte.hex()} after {error.start} characters; "
-                "convert it first, with iconv for instance"
+                f"argument {at} is not UTF-8: it has the byte 0x{byte.hex()} after {error.start} characters; "
+                "convert it first, for example with iconv"
             ) from None
 
 
 @contextmanager
 def _as_job() -> Iterator[None]:
-    """A context for the command line. In a job on a cluster it has the key of who submitted it, and copies its runs to
-    where they are to be kept; elsewhere it is nothing."""
+    """A context that, in a job on a cluster, loads the submitter's wandb key and copies the job's runs to their
+    storage. Elsewhere it does nothing."""
     if "GPIPE_JOB" not in os.environ:
         yield
         return
-    from launch.jobs.copies import copied
-    from launch.jobs.secrets import take
+    from launch.backends.secrets import claim_secret
+    from launch.jobs.upload import uploading
 
-    if gone := take():
-        console.print(gone)
-    with copied(console.print):
+    if problem := claim_secret():
+        console.print(problem)
+    with uploading(console.print):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Where the traceback of an unexpected exception goes: a person at the terminal gets one sentence with its path."""
+"""The log file for tracebacks of unexpected exceptions. The terminal shows one sentence with its path."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from launch.runs import CACHE
+from launch.runs.store import CACHE
 
 
 def log_error(error: BaseException) -> Path | None:
-    """Appends the traceback to ``errors.log`` in the cache, or in the folder for temporary files where that cannot be
-    written; returns its path, None where neither can."""
+    """Appends the traceback to ``errors.log`` in the cache, or in the temporary folder if the cache is not writable;
+    returns its path, or None if neither is."""
     trace = "".join(traceback.format_exception(error))
     entry = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(sys.argv)[:1000]}\n{trace}\n"
     for folder in (CACHE, Path(tempfile.gettempdir())):

@@ -1,10 +1,10 @@
-"""An interrupt ends a command at any moment: one sentence, exit code 130, and no process left.
+"""Handles SIGINT and SIGTERM: a command prints one sentence, exits with code 130 and leaves no process behind.
 
-SIGINT or SIGTERM --> main thread        plain worker processes are killed; KeyboardInterrupt unwinds the command
-                  \\-> thread "interrupt"  what has not unwound after UNWIND_S is ended as it is: a library may hold the
-                                         main thread, or swallow a KeyboardInterrupt
+SIGINT or SIGTERM --> main thread        kills plain worker processes; KeyboardInterrupt unwinds the command
+                  \\-> thread "interrupt"  ends the process if the main thread has not unwound after UNWIND_S: a library
+                                         may block it, or swallow the KeyboardInterrupt
 
-Further signals change nothing. Processes that outlive the command are killed: all descendants are looked for.
+Later signals have no effect. At the end all descendants of the process that are still alive are killed.
 """
 
 from __future__ import annotations
@@ -18,68 +18,68 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from launch.runs import JOB
+from launch.runs.store import JOB
 
 if TYPE_CHECKING:
     import psutil
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""A terminal and ``make`` send the first, a scheduler the second."""
+"""A terminal and ``make`` send SIGINT, a scheduler sends SIGTERM."""
 
 EXIT_CODE = 130
 
 UNWIND_S = 2.5
-"""Seconds from the signal to the forced end."""
+"""Seconds from the signal to the forced exit."""
 
 JOB_STOP_S = 60
-"""Seconds between the signal that asks a job's driver to end and the one that ends it. The driver has half of them for
-its workers, and the rest for the last copy of its runs."""
+"""Seconds between the signal that asks a job's driver to stop and the one that kills it. The driver has half of them
+to stop its workers, and the other half to upload its runs a last time."""
 
 RELEASE_S = 0.5
-"""Seconds for what multiprocessing does at its end: it may wait for a lock that the main thread holds."""
+"""Seconds for multiprocessing's finalizers: they may wait for a lock that the main thread holds."""
 
 _received, _unwound, _leaving = threading.Event(), threading.Event(), threading.Lock()
 _in_command = False
 
 
-def _start_again() -> str:
-    return "the same command starts it again"
+def _restart_advice() -> str:
+    return "run the same command again to restart"
 
 
-_advice: Callable[[], str] = _start_again
+_advice: Callable[[], str] = _restart_advice
 
 
 def is_command_line() -> bool:
-    """Whether this process is the command line, and not a test or a worker that imports it."""
+    """Whether this process is the command line, not a test or a worker that imports it."""
     return Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem in ("gpipe", "cli")
 
 
 def install() -> None:
-    """Handles interrupts from here on. Until ``command`` is entered one ends the process at once."""
+    """Installs the signal handlers. Until ``command`` is entered, an interrupt ends the process immediately."""
     signals, wake = os.pipe()
     os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # written to even while the main thread runs no Python
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # receives signals even while the main thread runs no Python
     threading.Thread(target=_enforce, args=(signals,), daemon=True, name="interrupt").start()
     for number in SIGNALS:
         signal.signal(number, _on_signal)
 
 
 def ignore() -> None:
-    """Lets the process end by itself from here on: the command is done, and what libraries do at the end is short."""
+    """Ignores further interrupts: the command is done, and the libraries' exit handlers are short."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def received() -> bool:
-    """Whether this process was interrupted: whatever fails from then on is no failure of its own."""
+    """Whether this process was interrupted. Errors after that are consequences of the interrupt, not failures."""
     return _received.is_set()
 
 
 @contextmanager
 def command() -> Iterator[None]:
-    """A context that an interrupt leaves by KeyboardInterrupt."""
+    """A context in which an interrupt raises KeyboardInterrupt."""
     global _in_command
-    import psutil  # noqa: F401  # not in a signal handler
+    import psutil  # noqa: F401  # now, because the signal handler should not import
 
     _in_command = True
     try:
@@ -91,37 +91,37 @@ def command() -> Iterator[None]:
 
 @contextmanager
 def advised(text: Callable[[], str], afterwards: Callable[[], str] | None = None) -> Iterator[None]:
-    """A context of the main thread whose interrupt ends with ``text``: how to go on. Behind its end the text is
-    ``afterwards``, or again the one before."""
+    """A context of the main thread. An interrupt in it prints ``text``, which says how to continue. After the context
+    the text is ``afterwards``, or by default the previous one."""
     global _advice
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before, _advice = _advice, text
     yield
-    _advice = afterwards or before  # after an exception ``text`` is still to be said
+    _advice = afterwards or before  # not in a ``finally``: after an exception ``text`` still has to be printed
 
 
 def leave() -> NoReturn:
-    """Says the sentence and ends this process, and before it all that it started."""
-    with _leaving:  # for ever: whoever comes second has nothing to do
+    """Prints the message, kills all descendants of this process, and exits."""
+    with _leaving:  # never released: a second caller blocks until the exit
         with suppress(Exception):
-            _say(_sentence())
-        _mute()
+            _print(_message())
+        _redirect_output_to_null()
         releasing = threading.Thread(target=_release_semaphores, daemon=True)
         with suppress(Exception):
             releasing.start()
             releasing.join(RELEASE_S)
         with suppress(Exception):
-            _kill(lambda me: me.children(recursive=True))
+            _kill(lambda this: this.children(recursive=True))
         os._exit(EXIT_CODE)
 
 
-def _sentence() -> str:
+def _message() -> str:
     try:
         return f"interrupted; {_advice()}"
-    except Exception:  # of a disk, for instance
-        return "interrupted; how to go on could not be found out"
+    except Exception:  # such as a disk error
+        return "interrupted; the state of the run could not be read"
 
 
 def _on_signal(number: int, frame: object) -> None:
@@ -138,7 +138,7 @@ def _on_signal(number: int, frame: object) -> None:
 
 
 def _enforce(signals: int) -> None:
-    """Ends the process where it has not unwound in time."""
+    """Ends the process if it has not unwound in time."""
     while not set(os.read(signals, 64)) & set(SIGNALS):
         pass
     _received.set()
@@ -146,42 +146,42 @@ def _enforce(signals: int) -> None:
         leave()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     if os.isatty(2):
-        text = f"\x1b[?25h\x1b[31m{text}\x1b[0m"  # a bar hides the cursor
+        text = f"\x1b[?25h\x1b[31m{text}\x1b[0m"  # shows the cursor that a progress bar hid
     os.write(2, f"{text}\n".encode(errors="replace"))  # Python's own streams may be in the middle of a line
 
 
-def _mute() -> None:
-    """Nothing that libraries print at their end follows the sentence."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
+def _redirect_output_to_null() -> None:
+    """Discards what libraries print while they exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
-        os.dup2(nothing, stream)
+        os.dup2(null, stream)
 
 
 def _release_semaphores() -> None:
-    """Has multiprocessing unlink its semaphores: left to its tracker, that would print a warning."""
+    """Makes multiprocessing unlink its semaphores: its resource tracker would do it with a warning."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util._run_finalizers(0)
 
 
 def _kill_plain_workers() -> None:
-    """Kills the server that workers are forked from, and them: they are neither to report nor to print a failure that
-    comes of the interrupt, such as a pipe of this process that is closed."""
+    """Kills the forkserver and the workers forked from it, so that they do not report consequences of the interrupt,
+    such as a closed pipe, as failures."""
     import psutil
 
     servers = [child for child in psutil.Process().children() if _runs(child, "multiprocessing.forkserver")]
-    _kill(lambda _: [*servers, *(below for server in servers for below in server.children(recursive=True))])
+    _kill(lambda _: [*servers, *(worker for server in servers for worker in server.children(recursive=True))])
 
 
-def _kill(found: Callable[[psutil.Process], list[psutil.Process]]) -> None:
-    """Kills the processes that ``found`` returns of this one, stopped first, for one that runs may start another. The
-    tracker of semaphores ends by itself, with the last process that has one."""
+def _kill(find: Callable[[psutil.Process], list[psutil.Process]]) -> None:
+    """Kills the processes that ``find`` returns for this process. It suspends them first, because a running process may
+    start another. The resource tracker is spared: it ends with the last process that uses it."""
     import psutil
 
-    me, stopped = psutil.Process(), set[psutil.Process]()
-    while new := {one for one in found(me) if not _runs(one, "multiprocessing.resource_tracker")} - stopped:
+    this, stopped = psutil.Process(), set[psutil.Process]()
+    while new := {child for child in find(this) if not _runs(child, "multiprocessing.resource_tracker")} - stopped:
         for process in new:
             with suppress(psutil.Error):
                 process.suspend()

@@ -3,12 +3,12 @@
     stem | reduction reduction | L/3 normal | reduction | L/3 normal | reduction | L/3 normal | classifier
            D/2        D          D            2D          2D           4D          4D             filters a state
 
-A layer is a cell of the network (Real et al., 2018). It takes the outputs of the two layers before it: the last one
-comes as its input, the one before as a skip, by name (``takes``, ``gives``), whatever lies between them.
+A layer is a cell of the network (Real et al., 2018). Its inputs are the outputs of the two previous layers: the last
+one as its input, the one before as a skip, by name (``pops``, ``stashes``).
 
-    states 0, 1: those two, brought to the cell's width and size
+    states 0, 1: those two, projected to the cell's width and size
     states 2..6: each the sum of two operations on earlier states (``NORMAL``, ``REDUCTION``)
-    output:      some of the states side by side (``NORMAL_OUTPUT``, ``REDUCTION_OUTPUT``)
+    output:      some of the states concatenated (``NORMAL_OUTPUT``, ``REDUCTION_OUTPUT``)
 """
 
 from __future__ import annotations
@@ -21,27 +21,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import convolutional
+from models import resnet
 
 
 @dataclass(frozen=True)
 class AmoebaNetShape:
     """The numbers that define one AmoebaNet-D.
 
-    ``layers`` (L) counts the normal cells, in three equal groups; ``filters`` (D) those of the first group. ``stem``
-    for photographs divides height and width by 8 before the first group, ``small`` leaves them as they are.
-    ``norm_decay`` is that of BatchNorm's moving averages.
-
-    Raises ValueError, naming the field, for a number no model can have.
+    Raises ValueError, naming the field, for an impossible number.
     """
 
     layers: int
+    """L: normal cells, in three equal groups."""
     filters: int
+    """D: filters of the first group; a multiple of 4."""
     classes: int = 1000
+    """Classes of the image set."""
     channels: int = 3
+    """Color channels of an image."""
     stem: str = "photographs"
+    """photographs divides height and width by 8 before the first group, small keeps them."""
     label_smoothing: float = 0.1
+    """Probability spread over all classes in the training loss."""
     norm_decay: float = 0.9997
+    """Decay rate of BatchNorm's moving averages."""
 
     def __post_init__(self) -> None:
         if self.layers < 3 or self.layers % 3:
@@ -64,7 +67,7 @@ class AmoebaNetShape:
         return self.layers + 4 + (2 if self.stem == "photographs" else 0)
 
     def last_size(self, size: int) -> int:
-        """Returns the height and width of what the classifier gets for images of ``size``: halved, and rounded up."""
+        """Returns the height and width of the classifier's input for images of ``size``: halved, rounded up."""
         for _ in range(5 if self.stem == "photographs" else 2):
             size = -(-size // 2)
         return size
@@ -85,8 +88,8 @@ def layers(shape: AmoebaNetShape) -> list[nn.Module]:
     before = previous = Source(width, reduced=False)
     for at, (reduces, filters) in enumerate(plan):
         cell = Cell(before, previous, filters, reduces, decay)
-        cell.takes = (f"output {at - 1}",) if at else ()
-        made[-1].gives = (f"output {at}",) if at + 1 < len(plan) else ()
+        cell.pops = (f"output {at - 1}",) if at else ()
+        made[-1].stashes = (f"output {at}",) if at + 1 < len(plan) else ()
         made.append(cell)
         before, previous = previous, Source(cell.width, reduces)
     return [*made, Classifier(previous.width, shape.classes)]
@@ -94,7 +97,7 @@ def layers(shape: AmoebaNetShape) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class Source:
-    """An output that a cell takes: its channels, and whether the cell that made it halved the size."""
+    """An input of a cell: its channels, and whether the cell that computed it halved the size."""
 
     width: int
     reduced: bool
@@ -111,10 +114,10 @@ class _ChannelsLast(torch.autograd.Function):
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Returns images laid out in memory place by place, the channels of each together; their gradients too.
+    """Returns images in torch's ``channels_last`` memory format; their gradients too.
 
-    So a cell's forward takes a third of the time on CPUs, and convolutions suit tensor cores. Every cell passes on what
-    it gets and gives in this layout, whatever came in between: kernels round alike at every K.
+    A cell's forward then takes a third of the time on CPUs, and convolutions can use tensor cores. Every cell converts
+    its inputs and outputs, so that kernels round equally at every K.
     """
     laid_out: Tensor = _ChannelsLast.apply(x)  # type: ignore[no-untyped-call]
     return laid_out
@@ -128,7 +131,7 @@ def norm(width: int, decay: float) -> nn.BatchNorm2d:
 class Stem(nn.Module):
     """Images (batch, channels, height, width) -> (batch, width, height / stride, width / stride)."""
 
-    gives: tuple[str, ...] = ()
+    stashes: tuple[str, ...] = ()
 
     def __init__(self, channels: int, width: int, stride: int, decay: float) -> None:
         super().__init__()
@@ -136,22 +139,22 @@ class Stem(nn.Module):
         self.norm = norm(width, decay)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        made = channels_last(self.norm(self.convolution(images)))
-        return (made,) * (1 + len(self.gives))
+        output = channels_last(self.norm(self.convolution(images)))
+        return (output,) * (1 + len(self.stashes))
 
     def reset_parameters(self) -> None:
         reset(self)
 
 
-class Classifier(convolutional.Classifier):
-    """The same, its first scores near zero."""
+class Classifier(resnet.Classifier):
+    """The same, with initial scores near zero."""
 
     def reset_parameters(self) -> None:
         reset(self)
 
 
 def reset(module: nn.Module) -> None:
-    """Draws all convolutions' and scores' weights anew, in the order of the module tree, and the norms' defaults."""
+    """Initialises convolutions, linear layers and norms, in the order of the module tree."""
     for child in module.modules():
         if isinstance(child, nn.Conv2d):
             nn.init.kaiming_normal_(child.weight, mode="fan_out", nonlinearity="relu")
@@ -172,7 +175,7 @@ def relu_convolutions(decay: float, *steps: tuple[int, int, tuple[int, int], tup
 
 
 def conv_1x1(width: int, stride: int, decay: float) -> nn.Module:
-    """One convolution of single places."""
+    """A 1 x 1 convolution."""
     return relu_convolutions(decay, (width, width, (1, 1), (stride, stride)))
 
 
@@ -205,12 +208,12 @@ def max_pool_2x2(width: int, stride: int, decay: float) -> nn.Module:
 
 
 def max_pool_3x3(width: int, stride: int, decay: float) -> nn.Module:
-    """The largest of nine places."""
+    """A 3 x 3 max pooling."""
     return nn.MaxPool2d(3, stride, padding=1)
 
 
 def avg_pool_3x3(width: int, stride: int, decay: float) -> nn.Module:
-    """The mean of nine places, of fewer at the edge."""
+    """A 3 x 3 mean, over fewer values at the edge."""
     return nn.AvgPool2d(3, stride, padding=1, count_include_pad=False)
 
 
@@ -221,7 +224,7 @@ def identity(width: int, stride: int, decay: float) -> nn.Module:
 
 
 class HalfSize(nn.Module):
-    """Half the height and width, without dropping three of four places: two strided convolutions, one shifted."""
+    """Halves height and width without dropping three of four positions: two strided convolutions, one shifted."""
 
     def __init__(self, narrow: int, wide: int, decay: float) -> None:
         super().__init__()
@@ -260,10 +263,10 @@ REDUCTION_OUTPUT = (4, 5, 6)
 
 
 class Cell(nn.Module):
-    """(previous, output before it) -> this output, given on as a skip too while a cell after the next takes it."""
+    """(previous output, the one before it) -> output, also stashed as a skip if a later cell pops it."""
 
-    takes: tuple[str, ...] = ()
-    gives: tuple[str, ...] = ()
+    pops: tuple[str, ...] = ()
+    stashes: tuple[str, ...] = ()
 
     def __init__(self, before: Source, previous: Source, filters: int, reduces: bool, decay: float) -> None:
         super().__init__()
@@ -286,8 +289,8 @@ class Cell(nn.Module):
         states = [self.first(previous), self.second(previous if before is None else channels_last(before))]
         for at in range(0, len(self.sources), 2):
             states.append(self._operate(states, at) + self._operate(states, at + 1))
-        made = channels_last(torch.cat([states[at] for at in self.output], dim=1))
-        return (made,) * (1 + len(self.gives))
+        output = channels_last(torch.cat([states[at] for at in self.output], dim=1))
+        return (output,) * (1 + len(self.stashes))
 
     def _operate(self, states: Sequence[Tensor], at: int) -> Tensor:
         result: Tensor = self.operations[at](states[self.sources[at]])

@@ -12,7 +12,7 @@ from models.shape import BlockShape, TransformerShape
 
 
 class SelfAttention(nn.Module):
-    """Every position looks at the others of its own sentence; with ``causal``, only at those up to itself.
+    """Every position attends to the positions of its own sentence; with ``causal``, only to those up to itself.
 
     Queries, keys and values come from one product, (width) -> (3 * attention width).
     """
@@ -24,19 +24,19 @@ class SelfAttention(nn.Module):
         self.outward = nn.Linear(shape.attention_width, shape.width)
 
     def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Returns (batch, time, width) for x of that shape; ``visible`` (batch, time) is False where not to look.
+        """Returns (batch, time, width) for x of that shape; ``visible`` (batch, time) is False at masked positions.
 
-        A causal layer needs no ``visible``: padding stands at the right end, so no token ever looks at it.
+        A causal layer needs no ``visible``: padding is at the right end, so no token attends to it.
         """
         mixed: Tensor = self.outward(_attend(*self._parts(x), visible, self.causal))
         return mixed
 
-    def begin(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """As ``forward`` of a causal layer; returns also keys and values, (batch, heads, time, head width) each."""
         query, key, value = self._parts(x)
         return self.outward(_attend(query, key, value, None, self.causal)), (key, value)
 
-    def extend(self, x: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def decode_step(self, x: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Returns x (batch, 1, width) mixed with the keys and values so far and its own, and these with its own."""
         query, new_key, new_value = self._parts(x)
         key, value = torch.cat((key, new_key), dim=2), torch.cat((value, new_value), dim=2)
@@ -50,13 +50,13 @@ class SelfAttention(nn.Module):
         return query, key, value
 
     def reset_parameters(self) -> None:
-        """Glorot-uniform per matrix, as if the three fused ones stood alone; biases zero."""
+        """Glorot-uniform per matrix, as if the three fused ones were separate; biases zero."""
         reset_linear(self.inward, fused=3)
         reset_linear(self.outward)
 
 
 class CrossAttention(nn.Module):
-    """Every target position looks at the source sentence. Keys and values come from one product."""
+    """Every target position attends to the source sentence. Keys and values come from one product."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
@@ -67,17 +67,17 @@ class CrossAttention(nn.Module):
 
     def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
         """y (batch, target time, width), memory (batch, source time, width), visible (batch, source time) -> like y."""
-        return self.recall(y, *self.remember(memory), visible)
+        return self.attend(y, *self.project_memory(memory), visible)
 
-    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of memory, (batch, heads, source time, head width) each."""
         joint = self.memory_inward(memory).unflatten(-1, (2, self.heads, self.head_width))
         key, value = (part.transpose(1, 2) for part in joint.unbind(2))
         return key, value
 
-    def recall(self, y: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-        """As ``forward``, with the keys and values of memory. y may have several rows for each of theirs, side by side:
-        hypotheses of one sentence look at it as if they were positions of one."""
+    def attend(self, y: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+        """As ``forward``, with the keys and values of memory. y may have several adjacent rows for each of
+        theirs: the hypotheses of one sentence attend to it as if they were positions of one row."""
         query = self.inward(y).view(len(key), -1, self.heads, self.head_width).transpose(1, 2)
         mixed: Tensor = self.outward(_attend(query, key, value, visible, causal=False))
         return mixed.view_as(y)
@@ -90,7 +90,7 @@ class CrossAttention(nn.Module):
 
 
 def reset_linear(linear: nn.Linear, fused: int = 1, scale: float = 1.0) -> None:
-    """Fills a projection of ``fused`` matrices of equal size: Glorot-uniform for each alone, times scale; bias zero."""
+    """Fills a projection of ``fused`` matrices of equal size: Glorot-uniform for each, times ``scale``; bias zero."""
     bound = scale * math.sqrt(6 / (linear.in_features + linear.out_features // fused))
     nn.init.uniform_(linear.weight, -bound, bound)
     nn.init.zeros_(linear.bias)

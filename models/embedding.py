@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.shape import PADDING, TransformerShape
-from suite.pipeline.incremental import Cache
+from suite.decoding.kv_cache import LayerCache
 
 
 def sinusoids(length: int, width: int, like: Tensor, start: int = 0) -> Tensor:
     """Returns positions from ``start`` on as (length, width), sines then cosines of wavelengths 2 pi ... 20000 pi
-    ("Attention is all you need", section 3.5, with its columns in another order). Computed anew each time: a few small
-    operations, any length.
+    ("Attention is all you need", section 3.5, with its columns in another order). Not cached: it takes a few small
+    operations, for any length.
     """
     steps = torch.arange(width // 2, device=like.device, dtype=torch.float32)
     rates = torch.exp(steps * (-math.log(10_000.0) / max(width // 2 - 1, 1)))
@@ -42,7 +42,7 @@ class _Embedding(nn.Module):
         return F.dropout(placed, self.dropout, self.training)
 
     def reset_parameters(self) -> None:
-        """Fills the matrix; of the layers that share it, one owner's values stand."""
+        """Initialises the matrix; all layers that share it get the owner's values."""
         nn.init.normal_(self.weight, std=self.width**-0.5)
 
 
@@ -56,8 +56,8 @@ class SourceEmbedding(_Embedding):
     def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """source (batch, S) and target (batch, T), int64 -> x (batch, S, width), visible (batch, S) bool, target.
 
-        ``visible`` is True at tokens. A row of padding alone (there to fill a batch) is visible throughout, because a
-        softmax over nothing is not a number; nothing of such a row is scored. The mask is an eighth of the ids' size.
+        ``visible`` is True at tokens. A row of only padding, which fills a batch, is visible everywhere, because a
+        softmax over nothing is NaN; the loss ignores such a row. The mask takes an eighth of the ids' bytes.
         """
         present = source != PADDING
         visible = present | ~present.any(dim=1, keepdim=True)
@@ -76,14 +76,14 @@ class TargetEmbedding(_Embedding):
         """x (batch, S, width), visible (batch, S), target (batch, T) -> y (batch, T, width), memory like x, visible."""
         return self.embed(target), self.memory_norm(x), visible
 
-    def begin(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Cache]:
-        """As ``forward``, the positions counted."""
-        return self(x, visible, target), Cache(time=target.shape[1])
+    def prefill(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
+        """As ``forward``; the cache holds the number of positions."""
+        return self(x, visible, target), LayerCache(positions=target.shape[1])
 
-    def extend(self, cache: Cache, target: Tensor) -> tuple[Tensor]:
+    def decode_step(self, cache: LayerCache, target: Tensor) -> tuple[Tensor]:
         """target (rows, 1) -> y (rows, 1, width), at the next position."""
-        y = self.embed(target, cache.time)
-        cache.time += target.shape[1]
+        y = self.embed(target, cache.positions)
+        cache.positions += target.shape[1]
         return (y,)
 
     def reset_parameters(self) -> None:

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward block and its depth-scaled start."""
+"""The position-wise feed-forward block and its depth-scaled initialisation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class FeedForward(nn.Module):
     starts L times smaller. The sum of L independent blocks then deviates by 1/sqrt(L) of what one plain block does,
     where it would be sqrt(L): the stream does not grow with depth. The first matrix is left alone: dividing it too
     would make the output L squared times smaller (4096 at L = 64) without further use, and hold back an optimizer
-    whose step follows the size of the weights (Adafactor). ``scaled_start=false`` leaves both as they are.
+    whose step follows the size of the weights (Adafactor). ``depth_scaled_init=false`` leaves both as they are.
     """
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
-        self.depth = shape.layers if shape.scaled_start else 1
+        self.depth = shape.layers if shape.depth_scaled_init else 1
         self.inward = nn.Linear(shape.width, shape.feed_forward)
         self.outward = nn.Linear(shape.feed_forward, shape.width)
 

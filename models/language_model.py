@@ -2,15 +2,15 @@
 
     embedding, L blocks, head
 
-Each block is pre-LayerNorm causal self-attention, then feed-forward: x + dropout(branch(norm(x))). The paper prints
-the numbers of a layer and the sizes of whole models, no formula. These sizes are met with biases everywhere in a block,
+Each block is pre-LayerNorm causal self-attention, then feed-forward: x + dropout(branch(norm(x))). The paper gives
+the numbers of a layer and the sizes of whole models, but no formula. The sizes match with biases everywhere in a block,
 no LayerNorm after the last one, a softmax with bias that is untied from the embedding, and positions that are not
 learned. At H = 4d, as in the paper, the trainable values are
 
     L * (12d^2 + 13d)  +  2Vd + V
 
 The loss is ``models.loss.TranslationLoss(label_smoothing=0.0)``: negative log likelihood, summed over the tokens that
-are not padding (id 0). The label of a place is the id at the next one; whoever makes the batch shifts them.
+are not padding (id 0). The label of a position is the next id; the code that makes the batch shifts them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import SelfAttention, reset_linear
+from models.chunked_loss import linear_cross_entropy
 from models.embedding import sinusoids
 from models.feed_forward import FeedForward
-from models.in_chunks import scored
 from models.shape import check_numbers
 
 __all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
@@ -37,7 +37,7 @@ class LanguageModelShape:
 
     ``time`` is the length of the sequences it is meant for. No parameter depends on it.
 
-    Raises ValueError, naming the field, for a number no model can have.
+    Raises ValueError, naming the field, for an impossible number.
     """
 
     layers: int
@@ -55,8 +55,8 @@ class LanguageModelShape:
             raise ValueError(f"heads must divide the width, {self.width}, evenly, which {self.heads} does not")
 
     @property
-    def scaled_start(self) -> bool:
-        """Feed-forward layers start the smaller, the deeper the model, as in the Transformer of section 5."""
+    def depth_scaled_init(self) -> bool:
+        """The initial feed-forward weights are scaled down with depth, as in the Transformer of section 5."""
         return True
 
     @property
@@ -113,15 +113,15 @@ class Block(nn.Module):
         _fill(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, time, width) -> (batch, time, width). Padding needs no mask: at the right end no token sees it."""
+        """(batch, time, width) -> (batch, time, width). Padding is at the right end, so it needs no mask."""
         x = x + F.dropout(self.attention(self.attention_norm(x)), self.dropout, self.training)
         return x + F.dropout(self.feed(self.feed_norm(x)), self.dropout, self.training)
 
     def reset_parameters(self) -> None:
         """As in the translation model, and attention's last matrix divided by L as feed-forward's is.
 
-        There a last LayerNorm bounds what reaches the softmax. Here none does, and L plain attentions would let the
-        stream, and the first logits with it, grow as sqrt(L).
+        There a last LayerNorm bounds the input of the softmax. Here there is none, and with L plain attentions the
+        residual stream and the initial logits would grow as sqrt(L).
         """
         for part in (self.attention_norm, self.attention, self.feed_norm, self.feed):
             part.reset_parameters()
@@ -142,16 +142,16 @@ class Head(nn.Module):
         return logits
 
     def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Returns what ``loss(self(*inputs), *targets)`` does; large logits never stand whole."""
-        return scored(inputs[0], self.project, None, loss, targets[0])
+        """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""
+        return linear_cross_entropy(inputs[0], self.project, None, loss, targets[0])
 
     def reset_parameters(self) -> None:
-        """Glorot-uniform, so the first distribution is near the uniform one; bias zero."""
+        """Glorot-uniform, so the initial distribution is nearly uniform; bias zero."""
         reset_linear(self.project)
 
 
 def _fill(layer: Embedding | Block | Head) -> None:
-    """Gives a new layer its first values. Not on the meta device, which has none and where it takes a third of the
-    time that the paper's 1665 layers take to make."""
+    """Initialises a new layer, but not on the meta device, where it would take a third of the time to create the
+    paper's 1665 layers."""
     if not next(layer.parameters()).is_meta:
         layer.reset_parameters()

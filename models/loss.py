@@ -1,4 +1,4 @@
-"""Losses: label-smoothed cross entropy to train on; to report, plain negative log likelihood of tokens, or hits."""
+"""Losses: label-smoothed cross entropy as objective; as metric, negative log likelihood, or correct images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ClassificationLoss(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """scores (batch, classes), labels (batch,) int64 -> (objective, images whose highest score is right)."""
+        """scores (batch, classes), labels (batch,) int64 -> (objective, correctly classified images)."""
         wide = scores if scores.dtype == torch.float64 else scores.float()
         objective = F.cross_entropy(wide, labels, reduction="sum", label_smoothing=self.label_smoothing)
         return objective, (wide.argmax(1) == labels).sum().to(wide.dtype)
@@ -34,20 +34,20 @@ class TranslationLoss(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """logits (batch, T, vocabulary), labels (batch, T) int64 -> (objective, measure), both scalars.
+        """logits (batch, T, vocabulary), labels (batch, T) int64 -> (objective, metric), both scalars.
 
-        The objective's target gives a share e to all V entries alike and 1-e to the label ("Rethinking the Inception
-        architecture", section 7); the measure is detached. Both are fp32 for bf16 logits, fp64 for fp64 ones.
+        The objective's target gives e / V to each of the V entries and 1-e to the label ("Rethinking the Inception
+        architecture", section 7); the metric is detached. Both are fp32 for bf16 logits, fp64 for fp64 ones.
         """
-        objective, measure = _SmoothedSum.apply(logits, labels, self.label_smoothing)  # type: ignore[no-untyped-call]
-        return objective, measure
+        objective, metric = _SmoothedSum.apply(logits, labels, self.label_smoothing)  # type: ignore[no-untyped-call]
+        return objective, metric
 
 
 class _SmoothedSum(torch.autograd.Function):
-    """Cross entropy that keeps only the logits and one number a token between forward and backward.
+    """Cross entropy that saves only the logits and one number per token between forward and backward.
 
-    Written by hand because the graph of the plain formula keeps or makes five tensors of the logits' size in fp32, and
-    at 64000 entries these, not the layers, would fill the last stage's device.
+    It is written by hand because autograd of the plain formula needs five fp32 tensors of the logits' size; at 64000
+    entries these, not the layers, would fill the last stage's device.
     """
 
     @staticmethod
@@ -55,23 +55,23 @@ class _SmoothedSum(torch.autograd.Function):
         wide = logits if logits.dtype == torch.float64 else logits.float()
         log_total = wide.logsumexp(-1)
         nll = log_total - wide.gather(-1, labels[..., None])[..., 0]
-        even = log_total - wide.mean(-1)
+        uniform_nll = log_total - wide.mean(-1)
         scored = labels != PADDING
         ctx.save_for_backward(logits, labels, log_total)
         ctx.smoothing = smoothing
-        objective = torch.where(scored, torch.lerp(nll, even, smoothing), 0).sum()
-        measure = torch.where(scored, nll, 0).sum()
-        ctx.mark_non_differentiable(measure)
-        return objective, measure
+        objective = torch.where(scored, torch.lerp(nll, uniform_nll, smoothing), 0).sum()
+        metric = torch.where(scored, nll, 0).sum()
+        ctx.mark_non_differentiable(metric)
+        return objective, metric
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, objective_grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         """d objective / d logit_v = softmax_v - e / V - (1 - e) [v is the label], and zero at padding."""
         logits, labels, log_total = ctx.saved_tensors
         gradient = (logits - log_total[..., None]).exp_()
         gradient.sub_(ctx.smoothing / logits.shape[-1])
-        hit = gradient.new_full((), ctx.smoothing - 1).expand_as(labels)[..., None]
-        gradient.scatter_add_(-1, labels[..., None], hit)
-        gradient.mul_((slope * (labels != PADDING))[..., None])
+        label_grad = gradient.new_full((), ctx.smoothing - 1).expand_as(labels)[..., None]
+        gradient.scatter_add_(-1, labels[..., None], label_grad)
+        gradient.mul_((objective_grad * (labels != PADDING))[..., None])
         return gradient.to(logits.dtype), None, None

@@ -1,17 +1,19 @@
-"""The numbers that define one T(L, H, A) of section 5 of the GPipe paper, and what any shape has in common."""
+"""The numbers that define one T(L, H, A) of section 5 of the GPipe paper, and the protocol of all shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from annotated_types import Unit
 
 PADDING = 0
 """Token id that fills the right end of short sentences; it is never attended to and never scored."""
 
 
 class BlockShape(Protocol):
-    """What a block of self-attention or feed-forward asks of the shape of its model."""
+    """The numbers that a block of self-attention or feed-forward needs."""
 
     @property
     def layers(self) -> int: ...
@@ -26,7 +28,7 @@ class BlockShape(Protocol):
     @property
     def attention_width(self) -> int: ...
     @property
-    def scaled_start(self) -> bool: ...
+    def depth_scaled_init(self) -> bool: ...
 
 
 def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str]) -> None:
@@ -47,22 +49,31 @@ class TransformerShape:
 
     ``layers`` (L) is the number of encoder layers and also the number of decoder layers, so T(64, ...) is the paper's
     128-layer model. The attention width is ``head_width * heads`` whatever ``width`` is: the only reading of the paper
-    that gives its printed 3B and 6B.
+    that gives its 3B and 6B.
 
-    Raises ValueError, naming the field, for a number no model can have.
+    Raises ValueError, naming the field, for an impossible number.
     """
 
     layers: int
+    """L: encoder layers, and as many decoder layers."""
     width: int
+    """Width of embeddings and of the residual stream; even."""
     feed_forward: int
+    """H: width of the hidden layer of each feed-forward block."""
     heads: int
-    vocabulary: int
+    """A: attention heads."""
+    vocabulary: Annotated[int, Unit("tokens")]
+    """Size of the vocabulary; follows text.vocabulary."""
     head_width: int = 64
+    """Width of each attention head."""
     dropout: float = 0.1
+    """Dropout probability."""
     label_smoothing: float = 0.1
+    """Probability spread over the whole vocabulary in the training loss."""
     logit_clip: float | None = 30.0
-    scaled_start: bool = True
-    """Whether feed-forward layers start the smaller, the deeper the model (``models.feed_forward``)."""
+    """Bound of the logits' magnitude; none disables it."""
+    depth_scaled_init: bool = True
+    """Whether each feed-forward block's output matrix starts divided by the number of layers."""
 
     def __post_init__(self) -> None:
         counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "head_width")

@@ -2,7 +2,8 @@
 
     source embedding, L encoder layers, target embedding, L decoder layers, head
 
-Every layer takes exactly what the one before returns, masks and ids included, so any cut of the list is a pipeline.
+Every layer's inputs are exactly the previous layer's outputs, including masks and ids, so any partition of the list is
+a pipeline.
 Pre-LayerNorm: x + dropout(block(norm(x))). All projections have biases, each stack ends with a LayerNorm, and the
 softmax is untied from the shared embedding. With w = 64A the trainable values are
 
@@ -17,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import CrossAttention, SelfAttention, reset_linear
+from models.chunked_loss import clipped, linear_cross_entropy
 from models.embedding import SourceEmbedding, TargetEmbedding
 from models.feed_forward import FeedForward
-from models.in_chunks import clipped, scored
 from models.shape import PADDING, TransformerShape
-from suite.pipeline.incremental import Cache
+from suite.decoding.kv_cache import LayerCache
 
 __all__ = ["PADDING", "DecoderLayer", "EncoderLayer", "Head", "TransformerShape", "layers"]
 
@@ -34,7 +35,7 @@ def layers(shape: TransformerShape) -> list[nn.Module]:
 
 
 class _Block(nn.Module):
-    """What encoder and decoder layers share."""
+    """The base of encoder and decoder layers."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class _Block(nn.Module):
         return x + F.dropout(branch, self.dropout, self.training) if self.dropout else x + branch
 
     def reset_parameters(self) -> None:
-        """Fills all parameters, block by block."""
+        """Initialises all parameters, block by block."""
         for child in self.children():
             child.reset_parameters()  # type: ignore[operator]
 
@@ -69,7 +70,7 @@ class EncoderLayer(_Block):
 
 
 class DecoderLayer(_Block):
-    """Causal self-attention over the target, attention over the encoder's result, then feed-forward."""
+    """Causal self-attention over the target, attention over the encoder's output, then feed-forward."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
@@ -88,30 +89,30 @@ class DecoderLayer(_Block):
         y = self.add(y, self.feed(self.feed_norm(y)))
         return y, memory, visible
 
-    def begin(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Cache]:
-        """As ``forward``; keeps the keys and values of the positions, and of the source for all positions to come."""
-        mixed, seen = self.attention.begin(self.attention_norm(y))
-        cache = Cache(rows=seen, sentences=(*self.source.remember(memory), visible))
+    def prefill(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
+        """As ``forward``; caches the keys and values of the positions, and those of the source."""
+        mixed, seen = self.attention.prefill(self.attention_norm(y))
+        cache = LayerCache(by_hypothesis=seen, by_sentence=(*self.source.project_memory(memory), visible))
         return (self._after_attention(y + mixed, cache), memory, visible), cache
 
-    def extend(self, cache: Cache, y: Tensor) -> tuple[Tensor]:
-        """y (rows, 1, width), the rows of one sentence side by side -> the same, changed."""
-        mixed, cache.rows = self.attention.extend(self.attention_norm(y), *cache.rows)
+    def decode_step(self, cache: LayerCache, y: Tensor) -> tuple[Tensor]:
+        """y (rows, 1, width), the rows of one sentence adjacent -> the same, y changed."""
+        mixed, cache.by_hypothesis = self.attention.decode_step(self.attention_norm(y), *cache.by_hypothesis)
         return (self._after_attention(y + mixed, cache),)
 
-    def _after_attention(self, y: Tensor, cache: Cache) -> Tensor:
-        y = y + self.source.recall(self.source_norm(y), *cache.sentences)
+    def _after_attention(self, y: Tensor, cache: LayerCache) -> Tensor:
+        y = y + self.source.attend(self.source_norm(y), *cache.by_sentence)
         out: Tensor = y + self.feed(self.feed_norm(y))
         return out
 
 
 class Head(nn.Module):
-    """The decoder's last LayerNorm and the softmax's projection, its logits clipped.
+    """The decoder's last LayerNorm and the softmax projection, with clipped logits.
 
     The paper (section 5) clips a logit whenever its magnitude exceeds a bound. So the bound is hard: the identity below
-    it, no gradient beyond it to push a logit further; a tanh would bend every logit. The value is not printed. With
-    label smoothing e the best logits lie ln((1-e)V/e) apart, 13.3 at e = 0.1 and V = 64000; the default, 30 either
-    way, leaves more than four times that room and so binds only where training runs away.
+    it, no gradient beyond it; a tanh would change every logit. The paper does not give the value. With label smoothing
+    e the best logits differ by ln((1-e)V/e), 13.3 at e = 0.1 and V = 64000. The default range, -30 to 30, is more than
+    four times as wide and so matters only where training diverges.
     """
 
     def __init__(self, shape: TransformerShape) -> None:
@@ -122,23 +123,23 @@ class Head(nn.Module):
         self.reset_parameters()
 
     def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
-        """y (batch, T, width) -> logits (batch, T, vocabulary); memory and mask end here unread."""
+        """y (batch, T, width) -> logits (batch, T, vocabulary); memory and mask are not used."""
         return clipped(self.project(self.norm(y)), self.clip)
 
-    def begin(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[tuple[Tensor], Cache]:
+    def prefill(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[tuple[Tensor], LayerCache]:
         """y (batch, T, width) -> logits (batch, vocabulary) of the last position."""
-        cache = Cache()
-        return self.extend(cache, y), cache
+        cache = LayerCache()
+        return self.decode_step(cache, y), cache
 
-    def extend(self, cache: Cache, y: Tensor) -> tuple[Tensor]:
+    def decode_step(self, cache: LayerCache, y: Tensor) -> tuple[Tensor]:
         """y (rows, 1, width) -> logits (rows, vocabulary)."""
         return (clipped(self.project(self.norm(y[:, -1])), self.clip),)
 
     def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Returns what ``loss(self(*inputs), *targets)`` does; large logits never stand whole."""
-        return scored(self.norm(inputs[0]), self.project, self.clip, loss, targets[0])
+        """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""
+        return linear_cross_entropy(self.norm(inputs[0]), self.project, self.clip, loss, targets[0])
 
     def reset_parameters(self) -> None:
-        """Glorot-uniform, so the first distribution is near the uniform one; bias zero."""
+        """Glorot-uniform, so the initial distribution is nearly uniform; bias zero."""
         self.norm.reset_parameters()
         reset_linear(self.project)

@@ -1,4 +1,4 @@
-"""Faults a user can mend: what was asked, what was found, what to do. The command line prints them and exits with 2."""
+"""Errors that a user can fix. Each says what is wrong and what to do. The command line prints them and exits with 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 
 class SuiteError(Exception):
-    """Base of all user faults. The message is one complete sentence for a person; no traceback is shown."""
+    """Base class of all user errors. The message is one complete sentence; no traceback is shown."""
 
 
 class SettingError(SuiteError):
@@ -17,7 +17,7 @@ class SettingError(SuiteError):
 
 
 class DataError(SuiteError):
-    """Text or a cache of it is missing, damaged or too small for what was asked."""
+    """Training data or its cache is missing, damaged or too small for the request."""
 
 
 class CheckpointError(SuiteError):
@@ -25,23 +25,23 @@ class CheckpointError(SuiteError):
 
 
 class PathError(SuiteError):
-    """A path from another machine or an archive leaves the folder that it belongs in."""
+    """A path from another machine or an archive leaves its folder."""
 
 
 class TrackingError(SuiteError):
-    """What was recorded for wandb does not get there."""
+    """The recorded metrics could not be uploaded to wandb."""
 
 
 class PlacementError(SuiteError):
-    """The devices at hand cannot hold what was asked."""
+    """The available devices cannot run the request."""
 
 
 class BusyError(PlacementError):
-    """A cluster has the devices, and others hold them now."""
+    """The cluster has the devices, but other runs hold them now."""
 
 
 class PlanError(PlacementError):
-    """What was asked cannot be run as it is. All faults are told at once, then the nearest plans that can be run."""
+    """The requested plan cannot run. The message lists all faults, then the closest plans that can run."""
 
     def __init__(self, faults: Sequence[str], remedies: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
         self.faults, self.remedies, self.notes = tuple(faults), tuple(remedies), tuple(notes)
@@ -49,17 +49,17 @@ class PlanError(PlacementError):
 
     def __str__(self) -> str:
         many = len(self.faults) > 1
-        told = f"{len(self.faults)} faults:\n- " + "\n- ".join(self.faults) if many else self.faults[0]
-        told += "".join(f"\n({note})" for note in self.notes)
-        return told + ("\nnearest plans that fit:\n- " + "\n- ".join(self.remedies) if self.remedies else "")
+        text = f"{len(self.faults)} faults:\n- " + "\n- ".join(self.faults) if many else self.faults[0]
+        text += "".join(f"\n({note})" for note in self.notes)
+        return text + ("\nnearest plans that fit:\n- " + "\n- ".join(self.remedies) if self.remedies else "")
 
 
 class StallError(SuiteError):
-    """A stage waited for another beyond its deadline."""
+    """A stage waited for another stage past its deadline."""
 
 
 class NeighbourLostError(StallError):
-    """Another worker's process ended. The cause is there, not here: shown only when nothing better is known."""
+    """Another worker's process ended. The root cause is in that worker, so this error is shown only without one."""
 
 
 class WorkerError(SuiteError):
@@ -67,7 +67,7 @@ class WorkerError(SuiteError):
 
 
 class DiedError(WorkerError):
-    """A worker's process is gone and said nothing: killed, out of memory, or its node was lost."""
+    """A worker's process died without a report: killed, out of memory, or its node was lost."""
 
     def __init__(self, rank: int, how: str, kind: Literal["death", "node", "preemption"] = "death") -> None:
         self.rank, self.how, self.kind = rank, how, kind
@@ -78,12 +78,12 @@ class DiedError(WorkerError):
 
 
 class ForkserverError(WorkerError):
-    """The process that workers are forked from is gone, and they with it: no fault of any of them."""
+    """The forkserver process died, and all workers with it. No worker caused this."""
 
 
 @dataclass(frozen=True)
 class Where:
-    """Where in a run something went wrong, as far as it is known."""
+    """Where in a run an error happened, as far as known."""
 
     replica: int
     stage: int
@@ -95,22 +95,27 @@ class Where:
 
 
 class ProgramError(WorkerError):
-    """An exception of the program itself in a worker, such as one that a layer raised: what, and where."""
+    """An exception of the program itself in a worker, such as one raised by a layer, and where it happened."""
 
-    def __init__(self, told: str, what: str, where: Where) -> None:
+    def __init__(self, message: str, what: str, where: Where) -> None:
         self.what, self.where = what, where
-        super().__init__(told, what, where)
+        super().__init__(message, what, where)
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class NumbersError(SuiteError):
-    """Training produced non-finite numbers more often than is allowed."""
+    """Training produced non-finite numbers in more steps than allowed."""
 
 
-def nearest(asked: str, known: Iterable[str], count: int = 3) -> str:
-    """Returns ``did you mean a, b?`` for the known names most like the one asked, or all of them when none is near."""
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or its type if the message is empty."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def nearest(requested: str, known: Iterable[str], count: int = 3) -> str:
+    """Returns ``did you mean a, b?`` with the closest known names, or lists all known names when none is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(asked, names, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(requested, names, n=count, cutoff=0.5)
     return f"did you mean {', '.join(close)}?" if close else f"known names: {', '.join(names)}"

@@ -1,31 +1,32 @@
-"""Paths that another machine or an archive named: each is checked before it is joined to a folder of this one."""
+"""Safe paths and writes: paths from other machines and archives are checked, and files are written atomically."""
 
 from __future__ import annotations
 
 import tarfile
 from pathlib import Path
+from uuid import uuid4
 
 from suite.errors import PathError
 
 
 def safe_join(root: Path, path: str) -> Path:
-    """Returns the file ``path`` below ``root``, symbolic links followed.
+    """Returns the file ``path`` below ``root``, with symbolic links resolved.
 
-    Raises PathError for an absolute path, for ``..``, for the root itself and for a link that leads out of it.
+    Raises PathError for an absolute path, for ``..``, for the root itself and for a link that points outside it.
     """
     if "\0" in path or Path(path).is_absolute() or ".." in Path(path).parts:
-        raise PathError(f"{path!r} is no path below {root}")
+        raise PathError(f"{path!r} is not a path below {root}")
     base = root.resolve()
-    found = (base / path).resolve()
-    if found == base or not found.is_relative_to(base):
-        raise PathError(f"{path!r} leads out of {root}")
-    return found
+    target = (base / path).resolve()
+    if target == base or not target.is_relative_to(base):
+        raise PathError(f"{path!r} leaves {root}")
+    return target
 
 
 def extract_files(archive: tarfile.TarFile, root: Path) -> None:
     """Extracts an archive of regular files below ``root``.
 
-    Raises PathError for a path that leaves it and for a link, folder or device, before anything is written.
+    Raises PathError, before it writes anything, for a path outside ``root`` and for a link, folder or device.
     """
     members = archive.getmembers()
     for member in members:
@@ -33,3 +34,13 @@ def extract_files(archive: tarfile.TarFile, root: Path) -> None:
         if not member.isfile():
             raise PathError(f"{member.name!r} in the archive is not a regular file")
     archive.extractall(root, members=members, filter="data")
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file so that readers see its old content or all of the new one. Raises OSError."""
+    draft = path.with_name(f"{path.name}.draft-{uuid4().hex}")  # several processes may write the same file
+    try:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.text_experiment import TranslationExperiment
-from suite.data.text import TextData
+from experiments.translation.experiment import TranslationExperiment
+from suite.data.text.text import TextData
 from suite.evaluation.thirds import THIRDS
 
 _HEAD = """---
@@ -57,11 +57,11 @@ def card(
     head = _HEAD.format(
         name=experiment.name, count=len(drawn), layers=experiment.model.layers, parameters=parameters,
         step=step, scale=experiment.scale, example=example, corpus=data.corpus,
-        train=sum(data.pairs[code] for code in drawn), vocabulary=data.vocabulary, most=experiment.text.max_tokens,
+        train=sum(data.pairs[code] for code in drawn), vocabulary=data.vocabulary, most=experiment.text.max_length,
         languages=", ".join(f"`<2{code}>`" for code in drawn),
     )  # fmt: skip
     return head + _scores(step, scores) + _LIMITS.format(
-        most=experiment.text.max_tokens, precision=experiment.optimizer.precision
+        most=experiment.text.max_length, precision=experiment.optimizer.precision
     )  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from experiments.huggingface.modeling_gpipe_translation import GPipeTranslationConfig, GPipeTranslationModel
-from experiments.text_experiment import TranslationExperiment
-from suite.data.text import TextData
-from suite.data.tokenizer import BEGIN, BEGIN_ID, END, END_ID, ENGLISH, PAD, PAD_ID, UNKNOWN, language_token
+from experiments.translation.experiment import TranslationExperiment
+from suite.data.text.text import TextData
+from suite.data.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID, ENGLISH, PAD, PAD_ID, UNKNOWN, language_token
 
 
 def exported_name(layer: int, name: str, depth: int) -> str | None:
@@ -40,7 +40,7 @@ def exported_model(
     config = GPipeTranslationConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.width, num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads, head_dim=shape.head_width, intermediate_size=shape.feed_forward,
-        logit_clip=shape.logit_clip, max_tokens=experiment.text.max_tokens, pad_token_id=PAD_ID, bos_token_id=BEGIN_ID,
+        logit_clip=shape.logit_clip, max_tokens=experiment.text.max_length, pad_token_id=PAD_ID, bos_token_id=BEGIN_ID,
         eos_token_id=END_ID, decoder_start_token_id=BEGIN_ID,
     )  # fmt: skip
     model = GPipeTranslationModel(config)
@@ -52,7 +52,7 @@ def exported_model(
     }
     model.load_state_dict(values)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=experiment.text.max_tokens, pad_token_id=PAD_ID, bos_token_id=BEGIN_ID, eos_token_id=END_ID,
+        max_new_tokens=experiment.text.max_length, pad_token_id=PAD_ID, bos_token_id=BEGIN_ID, eos_token_id=END_ID,
         decoder_start_token_id=BEGIN_ID,
     )  # fmt: skip
     return model

@@ -1,1 +1,1 @@
-"""Runs as jobs on a Ray cluster: submitted, listed, followed, stopped, fetched."""
+"""Runs as jobs on a Ray cluster: submit, list, follow, stop, fetch."""

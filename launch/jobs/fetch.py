@@ -1,4 +1,4 @@
-"""``make fetch``: a job's records, pictures, reports and logs, from the cluster into one's own ``runs/``."""
+"""``make fetch``: copies a job's records, plots, reports and logs from the cluster into the local ``runs/``."""
 
 from __future__ import annotations
 
@@ -13,91 +13,94 @@ from typing import Any
 
 from rich.console import Console
 
-from launch.jobs import packing
-from launch.jobs.door import Door, JobError
-from launch.jobs.small import run_small
-from launch.progress import MARK
-from launch.runs import RUNS
+from launch.jobs import remote_archive
+from launch.jobs.client import JobClient, JobError
+from launch.jobs.remote_script import run_script
+from launch.runs.store import RUNS
+from launch.tracking.progress import MARK
 from suite.errors import PathError
 from suite.paths import extract_files, safe_join
 
-LIMIT = 30 * 2**20
-"""Bytes of the archive: it goes through the memory of the cluster's dashboard."""
+MAX_BYTES = 30 * 2**20
+"""Largest archive in bytes: it passes through the memory of the cluster's dashboard."""
 
 DEADLINE_S = 120.0
-"""Seconds for the files to be packed."""
+"""Seconds to pack the files."""
 
 FETCHED = "fetched.json"
-"""File of a run's folder that says which cluster and job it was fetched from."""
+"""File in a run's folder that names the cluster and job it was fetched from."""
 
 
-def fetch(asked: str, job: str, console: Console) -> None:
-    """Fetches what a job has left so far, and its log; a second time, what is there since.
+def fetch(address: str, job: str, console: Console) -> None:
+    """Fetches a job's files so far and its log; a second call updates them.
 
-    Raises JobError for an unknown job, one without a run, too much of it, or a folder here that is another run's.
+    Raises JobError for an unknown job, a job without a run, too many bytes, or a local folder of another run.
     """
-    door = Door(asked)
-    told = door.find(job).metadata or {}
-    wanted = {"storage": told["storage"], "job": job, "beside": told["beside"].split(), "limit": LIMIT}
+    client = JobClient(address)
+    metadata = client.find(job).metadata or {}
+    request = {"storage": metadata["storage"], "job": job, "beside": metadata["beside"].split(), "limit": MAX_BYTES}
     try:
-        said = run_small(door, Path(packing.__file__), "GPIPE_PACK", wanted, DEADLINE_S)
+        printed = run_script(client, Path(remote_archive.__file__), "GPIPE_PACK", request, DEADLINE_S)
     except JobError as error:
         raise JobError(f"job {job} cannot be fetched: {str(error).partition('failed: ')[2] or error}") from None
-    head, packed = read_archive(said)
-    source = {"job": job, "address": door.address}
+    head, packed = read_archive(printed)
+    source = {"job": job, "address": client.address}
     unpack(packed, head["folders"], RUNS, source)
-    log = [line for line in door.get_job_logs(job).splitlines() if not line.startswith(MARK)]
+    log = [line for line in client.get_job_logs(job).splitlines() if not line.startswith(MARK)]
     for folder in head["folders"]:
         (RUNS / folder / "job.log").write_text("\n".join(log) + "\n")
         console.print(f"folder: {(RUNS / folder).resolve()}")
         if folder in head["training"]:
-            console.print("  it is being trained: fetch it again at its end, what wandb records comes then")
+            console.print("  still in training: fetch again when it ends to get its wandb files")
     console.print(
-        f"fetched {head['files']} files, {head['bytes'] / 2**20:.2f} MiB packed; checkpoints stay in {told['storage']}"
+        f"fetched {head['files']} files, {head['bytes'] / 2**20:.2f} MiB packed; checkpoints stay in "
+        f"{metadata['storage']}"
     )
 
 
-def read_archive(said: str) -> tuple[dict[str, Any], bytes]:
-    """Returns the head and the bytes that ``launch/jobs/packing.py`` printed. Raises JobError for any others."""
-    lines = said.splitlines()
-    begins = [at for at, line in enumerate(lines) if line.startswith(packing.BEGIN)]
-    if not begins or packing.END not in lines[begins[-1] :]:
-        raise JobError("the archive did not come whole: its end is missing; fetch it again")
+def read_archive(printed: str) -> tuple[dict[str, Any], bytes]:
+    """Returns the header and the bytes that ``launch/jobs/remote_archive.py`` printed. Raises JobError if damaged."""
+    lines = printed.splitlines()
+    begins = [at for at, line in enumerate(lines) if line.startswith(remote_archive.BEGIN)]
+    if not begins or remote_archive.END not in lines[begins[-1] :]:
+        raise JobError("the archive is incomplete: its end is missing; fetch it again")
     begin = begins[-1]
-    head = json.loads(lines[begin].removeprefix(packing.BEGIN))
+    head = json.loads(lines[begin].removeprefix(remote_archive.BEGIN))
     try:
-        packed = base64.b64decode("".join(lines[begin + 1 : lines.index(packing.END, begin)]), validate=True)
+        packed = base64.b64decode("".join(lines[begin + 1 : lines.index(remote_archive.END, begin)]), validate=True)
     except binascii.Error:
         packed = b""
-    found = hashlib.sha256(packed).hexdigest()
-    if found != head["sha256"]:
+    digest = hashlib.sha256(packed).hexdigest()
+    if digest != head["sha256"]:
         raise JobError(
-            f"the archive came damaged: {len(packed)} of {head['bytes']} bytes, sha256 {found[:12]} instead of "
+            f"the archive is damaged: {len(packed)} of {head['bytes']} bytes, sha256 {digest[:12]} instead of "
             f"{head['sha256'][:12]}; fetch it again"
         )
     return head, packed
 
 
-def _is_of(note: Path, address: str) -> bool:
+def _fetched_from(note: Path, address: str) -> bool:
     return note.exists() and json.loads(note.read_text())["address"] == address
 
 
 def unpack(packed: bytes, folders: list[str], runs: Path, source: dict[str, str]) -> None:
-    """Unpacks an archive below ``runs``. Raises JobError for a path that leads out of it, and where one of the folders
-    is there already and was not fetched from the same cluster; then nothing is written. On one cluster a folder is one
-    run, whichever job went on with it."""
+    """Unpacks an archive below ``runs``.
+
+    Raises JobError, before it writes anything, for a path outside ``runs`` and for a folder that exists and was not
+    fetched from the same cluster. On one cluster a folder is one run, even if several jobs resumed it.
+    """
     for folder in folders:
         place = _below(runs, folder)
         note = place / FETCHED
-        if place.exists() and not _is_of(note, source["address"]):
+        if place.exists() and not _fetched_from(note, source["address"]):
             raise JobError(
-                f"{place} is there already, and not from the cluster at {source['address']}; move it away and fetch "
-                "again"
+                f"{place} already exists and was not fetched from the cluster at {source['address']}; move it away "
+                "and fetch again"
             )
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
         for name in archive.getnames():
-            if not any(_below(runs, name).is_relative_to(_below(runs, one)) for one in folders):
-                raise JobError(f"the archive holds {name}, which is no file of these runs; nothing was unpacked")
+            if not any(_below(runs, name).is_relative_to(_below(runs, folder)) for folder in folders):
+                raise JobError(f"the archive has {name}, which is not a file of these runs; nothing was unpacked")
         try:
             extract_files(archive, runs)
         except PathError as error:
@@ -111,4 +114,4 @@ def _below(runs: Path, path: str) -> Path:
     try:
         return safe_join(runs, path)
     except PathError as error:
-        raise JobError(f"the archive names a path outside: {error}; nothing was unpacked") from None
+        raise JobError(f"the archive has a path outside of {runs}: {error}; nothing was unpacked") from None

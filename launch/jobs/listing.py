@@ -1,4 +1,4 @@
-"""``make jobs`` and ``make stop``: which jobs of this suite a cluster has, and how one is ended."""
+"""``make jobs`` and ``make stop``: lists this suite's jobs on a cluster, and stops one."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.interrupts import JOB_STOP_S
-from launch.jobs.door import OURS, Door, JobError
+from launch.jobs.client import METADATA_KEY, JobClient, JobError
 
 
-def jobs(asked: str, console: Console) -> None:
-    """Prints the jobs of this suite, the newest first."""
-    door = Door(asked)
-    found = door.ours()
-    if not found:
-        console.print(f"no jobs on the cluster at {door.address} yet")
+def jobs(address: str, console: Console) -> None:
+    """Prints this suite's jobs, newest first."""
+    client = JobClient(address)
+    suite_jobs = client.suite_jobs()
+    if not suite_jobs:
+        console.print(f"the cluster at {client.address} has no jobs of this suite yet")
         return
-    rows = Table(title=f"jobs on {door.address}", title_justify="left")
+    rows = Table(title=f"jobs on {client.address}", title_justify="left")
     for heading in ("job", "runs", "status", "since", "duration", "where"):
-        rows.add_column(heading, overflow="fold", no_wrap=heading == "job")  # whole: it is copied from here
-    for job in found:
-        told = job.metadata or {}
+        rows.add_column(heading, overflow="fold", no_wrap=heading == "job")  # people copy it
+    for job in suite_jobs:
+        metadata = job.metadata or {}
         rows.add_row(
-            job.submission_id, told[OURS], job.status.value.lower(), _since(job), _duration(job),
-            told.get("storage", ""),
+            job.submission_id, metadata[METADATA_KEY], job.status.value.lower(), _since(job), _duration(job),
+            metadata.get("storage", ""),
         )  # fmt: skip
     console.print(rows)
 
 
-def stop(asked: str, job: str, console: Console, deadline_s: float = JOB_STOP_S + 15) -> None:
-    """Ends a job and says what is left of it. Raises JobError for an unknown one, or one that does not end in time."""
-    door = Door(asked)
-    details = door.find(job)
+def stop(address: str, job: str, console: Console, deadline_s: float = JOB_STOP_S + 15) -> None:
+    """Stops a job and prints where its results are. Raises JobError for an unknown job and one that does not stop."""
+    client = JobClient(address)
+    details = client.find(job)
     if details.status.is_terminal():
-        console.print(f"job {job} has ended already: it is {details.status.value.lower()}")
+        console.print(f"job {job} has already ended: {details.status.value.lower()}")
         return
-    door.stop_job(job)
-    console.print(f"job {job} was told to end; it has {JOB_STOP_S} s to end its workers and to copy its runs")
+    client.stop_job(job)
+    console.print(f"stopping job {job}; it has {JOB_STOP_S} s to end its workers and to copy its runs")
     until = time.monotonic() + deadline_s
-    while not (status := door.get_job_status(job)).is_terminal():
+    while not (status := client.get_job_status(job)).is_terminal():
         if time.monotonic() > until:
             raise JobError(
-                f"job {job} has not ended in {deadline_s:.0f} s (it is {status.value.lower()}); see its log by: make "
-                f"logs JOB={job} ADDRESS={door.address}"
+                f"job {job} has not stopped in {deadline_s:.0f} s (it is {status.value.lower()}); see its log: make "
+                f"logs JOB={job} ADDRESS={client.address}"
             )
         time.sleep(0.3)
     console.print(f"job {job} is {status.value.lower()}")
-    for line in door.get_job_logs(job).splitlines():
+    for line in client.get_job_logs(job).splitlines():
         if line.startswith("interrupted; "):
             console.print(line)
 

@@ -1,4 +1,4 @@
-"""What a cluster must be for a run to work there, found out before anything is uploaded."""
+"""Checks before an upload that a cluster can run a job."""
 
 from __future__ import annotations
 
@@ -9,81 +9,87 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.jobs import probe
-from launch.jobs.door import Door, JobError
-from launch.jobs.small import run_small
-from launch.runs import CACHE
+from launch.jobs import remote_probe
+from launch.jobs.client import JobClient, JobError
+from launch.jobs.remote_script import run_script
+from launch.runs.store import CACHE
 
-DEADLINE_S = 60.0 + probe.NODE_S
-"""Seconds for the probe, from its submission to its answer."""
+DEADLINE_S = 60.0 + remote_probe.NODE_S
+"""Seconds from the probe's submission to its answer."""
 
 INSTALL_S = 900
-"""Seconds for a node to install what is missing; Ray's head gives a job's start as long."""
+"""Seconds for a node to install missing packages; Ray's head waits as long for a job to start."""
 
 
 @dataclass(frozen=True)
-class Ground:
-    """Where a job stands on a cluster."""
+class JobEnvironment:
+    """Where and how a job runs on a cluster."""
 
     nodes: int
     storage: str
-    """The folder that all nodes share."""
+    """The folder shared by all nodes."""
     url: str
-    """Where checkpoints go, and copies of the rest; empty without one."""
+    """Where checkpoints and copies of other files go; empty if there is none."""
     python: str
-    """The interpreter to run by: Ray's own, or ``python`` of what is installed for the job."""
+    """The interpreter: Ray's own, or ``python`` of the job's virtual environment."""
     install: dict[str, Any]
-    """The part of the job's runtime environment that installs packages; empty where none are missing."""
+    """The part of the job's runtime environment that installs packages; empty if none are missing."""
     lines: tuple[str, ...]
     cache: str = ""
-    """The cache folder of the submitter's machine, where the head and all nodes see it; else they have their own."""
+    """The submitter's cache folder if the head and all nodes see it; otherwise empty, and each node has its own."""
 
 
-def preflight(door: Door, pins: dict[str, str], storage: str, lenient: bool = False) -> Ground:
-    """Sends the probe and judges what it saw. Raises JobError for the first thing that would end the run there; a
-    ``lenient`` one does not mind nodes or storage, which is the doctor's business."""
+def preflight(client: JobClient, pins: dict[str, str], storage: str, lenient: bool = False) -> JobEnvironment:
+    """Runs the probe and checks its report. Raises JobError for the first thing that would make a run fail; with
+    ``lenient`` it ignores nodes and storage, which the doctor checks."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=CACHE.resolve(), prefix=".seen-") as marker:
-        asked = {"pins": pins, "storage": storage, "cache": marker.name}
-        said = run_small(door, Path(probe.__file__), "GPIPE_PROBE", asked, DEADLINE_S)
-    answers = [line.removeprefix(probe.MARK) for line in said.splitlines() if line.startswith(probe.MARK)]
+        request = {"pins": pins, "storage": storage, "cache": marker.name}
+        printed = run_script(client, Path(remote_probe.__file__), "GPIPE_PROBE", request, DEADLINE_S)
+    answers = [
+        line.removeprefix(remote_probe.MARK) for line in printed.splitlines() if line.startswith(remote_probe.MARK)
+    ]
     if not answers:
-        raise JobError(f"the probe of the cluster at {door.address} gave no answer; its log ends with: {said[-300:]}")
+        raise JobError(
+            f"the probe of the cluster at {client.address} returned nothing; its log ends with: {printed[-300:]}"
+        )
     return judge(json.loads(answers[-1]), pins, storage, platform.python_version(), lenient)
 
 
-def judge(seen: dict[str, Any], pins: dict[str, str], storage: str, here: str, lenient: bool = False) -> Ground:
-    """Returns where a job would stand. Raises JobError for what would end it.
+def judge(
+    report: dict[str, Any], pins: dict[str, str], storage: str, here: str, lenient: bool = False
+) -> JobEnvironment:
+    """Returns where a job would run. Raises JobError for what would make it fail.
 
-    ``seen`` is the answer of ``launch/jobs/probe.py``, ``here`` this machine's Python version.
+    ``report`` is the output of ``launch/jobs/remote_probe.py``, ``here`` this machine's Python version.
     """
-    nodes = seen["nodes"]
+    nodes = report["nodes"]
     for node in nodes:
         if node.get("silent") and not lenient:
             raise JobError(
-                f"node {_called(node)} {node['fault']}: it is overloaded or hangs; try again when it is less busy, see "
-                "`make doctor`, or take it off"
+                f"node {_name(node)} {node['fault']}: it is overloaded or hangs; try again when it is less busy, run "
+                "`make doctor`, or remove the node"
             )
         if node["fault"] and "shared" not in node and not lenient:
-            raise JobError(f"node {_called(node)} is not fit for work: {node['fault']}; mend it or take it off")
+            raise JobError(f"node {_name(node)} cannot be used: {node['fault']}; repair or remove it")
     answered = [node for node in nodes if "python" in node]
-    _check_python([seen | {"host": "the head", "address": ""}, *([] if lenient else answered)], here)
+    _check_python([report | {"host": "the head", "address": ""}, *([] if lenient else answered)], here)
     if not lenient:
-        _check_storage(seen, storage)
-    install, line = _packages([seen, *([] if lenient else answered)], pins)
+        _check_storage(report, storage)
+    install, line = _packages([report, *([] if lenient else answered)], pins)
     url = storage if "://" in storage else ""
-    folder = str(seen["home"] if url or not seen["storage"] else seen["storage"])
+    folder = str(report["home"] if url or not report["storage"] else report["storage"])
     where = f"storage: {folder}"
     if url:
-        where += f" on the head, copied to {url}; checkpoints go there at once"
+        where += f" on the head, copied to {url}; checkpoints are written there directly"
     elif not storage:
-        where += ", on the one node there is; it outlives the job"
-    python = "python" if install else str(seen["executable"])
-    if not seen.get("cache") or not all(node.get("cache") for node in nodes):
-        return Ground(len(nodes), folder, url, python, install, (line, where))
+        where += ", on the only node; it outlives the job"
+    python = "python" if install else str(report["executable"])
+    if not report.get("cache") or not all(node.get("cache") for node in nodes):
+        return JobEnvironment(len(nodes), folder, url, python, install, (line, where))
     cache = str(CACHE.resolve())
-    lines = (line, where, f"cache: {cache}, which the head and all nodes see: what is prepared there is used")
-    return Ground(len(nodes), folder, url, python, install, lines, cache)
+    lines = (line, where, f"cache: {cache}, shared with the head and all nodes: data prepared there is reused")
+    return JobEnvironment(len(nodes), folder, url, python, install, lines, cache)
 
 
 def _check_python(nodes: list[dict[str, Any]], here: str) -> None:
@@ -91,52 +97,52 @@ def _check_python(nodes: list[dict[str, Any]], here: str) -> None:
     for node in nodes:
         if str(node["python"]).split(".")[:2] != ours:
             raise JobError(
-                f"{_called(node)} runs Python {node['python']}, here is Python {here}, and Ray's objects go between "
-                f"equal minor versions only; submit from a Python {'.'.join(str(node['python']).split('.')[:2])}, or "
-                f"set up the cluster with {'.'.join(ours)}"
+                f"{_name(node)} runs Python {node['python']}, this machine Python {here}, and Ray needs equal minor "
+                f"versions; submit from Python {'.'.join(str(node['python']).split('.')[:2])}, or set up the cluster "
+                f"with {'.'.join(ours)}"
             )
 
 
-def _check_storage(seen: dict[str, Any], storage: str) -> None:
-    nodes, place = seen["nodes"], seen["storage"]
-    if not place:
+def _check_storage(report: dict[str, Any], storage: str) -> None:
+    nodes, location = report["nodes"], report["storage"]
+    if not location:
         raise JobError(
-            f"the cluster has {len(nodes)} nodes, and a run needs a place that they all share: give STORAGE=, a folder "
-            "that all of them have, or a URL such as s3://bucket/runs"
+            f"the cluster has {len(nodes)} nodes, and a run needs storage shared by all of them: give STORAGE=, a "
+            "shared folder or a URL such as s3://bucket/runs"
         )
-    if seen["fault"]:
-        raise JobError(f"storage {place} cannot be written from the head: {seen['fault']}")
+    if report["fault"]:
+        raise JobError(f"the head cannot write to storage {location}: {report['fault']}")
     for node in nodes:
         if node["fault"]:
-            raise JobError(f"storage {place} cannot be written from node {_called(node)}: {node['fault']}")
-    apart = [_called(node) for node in nodes if not node["shared"]]
-    if apart:
+            raise JobError(f"node {_name(node)} cannot write to storage {location}: {node['fault']}")
+    not_shared = [_name(node) for node in nodes if not node["shared"]]
+    if not_shared:
         raise JobError(
-            f"storage {place} is not one and the same on all nodes: {len(apart)} of {len(nodes)} do not see what the "
-            f"head writes there, such as {apart[0]}; give STORAGE= a folder that all of them share, or a URL"
+            f"storage {location} is not the same folder on all nodes: {len(not_shared)} of {len(nodes)} do not see "
+            f"the head's files there, such as {not_shared[0]}; set STORAGE= to a folder shared by all nodes, or a URL"
         )
 
 
 def _packages(nodes: list[dict[str, Any]], pins: dict[str, str]) -> tuple[dict[str, Any], str]:
-    """Returns what is to be installed, and a line about it.
+    """Returns the part of the runtime environment that installs packages, and a line about it.
 
-    Ray installs into a virtual environment beside the node's own, once a node and set of packages; the job's processes
-    run in it, and those of the cluster go on as they are.
+    Ray installs into a virtual environment on top of the node's own, once per node and set of packages. Only the job's
+    processes use it.
     """
     differ: dict[str, str | None] = {}
     for node in nodes:
         differ |= node["differ"]
     if not differ:
-        return {}, f"all {len(pins)} pinned packages are on the cluster: nothing is installed"
-    told = ", ".join(
-        f"{name} {pins[name]} (there: {found or 'none'})" for name, found in sorted(differ.items())[:3]
+        return {}, f"all {len(pins)} pinned packages are installed on the cluster"
+    examples = ", ".join(
+        f"{name} {pins[name]} (found: {found or 'none'})" for name, found in sorted(differ.items())[:3]
     )  # fmt: skip
     more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
     wanted = [f"{name}=={pins[name]}" for name in sorted(differ)]
     install = {"pip": {"packages": wanted, "pip_check": False}, "config": {"setup_timeout_seconds": INSTALL_S}}
-    line = f"{len(differ)} packages are installed on each node first, which can take minutes: {told}{more}"
+    line = f"each node first installs {len(differ)} packages, which can take minutes: {examples}{more}"
     return install, line
 
 
-def _called(node: dict[str, Any]) -> str:
+def _name(node: dict[str, Any]) -> str:
     return f"{node['host']} ({node['address']})" if node.get("address") else str(node["host"])

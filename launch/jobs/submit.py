@@ -1,7 +1,7 @@
-"""``make submit``: an experiment, a sweep, or a run that is to be taken up again, as a job on a Ray cluster.
+"""``make submit``: runs an experiment or a sweep, or resumes a run, as a job on a Ray cluster.
 
-name, settings -> package -> address, token, version -> job's name -> probe ----> upload, submit, follow
--------------- all of this before anything is uploaded; each failure one sentence -------------
+name, settings -> package -> address, token, version -> job name -> probe ----> upload, submit, follow
+-------------- checked before anything is uploaded; each failure is one sentence -----------
 """
 
 from __future__ import annotations
@@ -17,108 +17,112 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.cluster import GIB, Cluster
+from experiments.base.cluster import Cluster
 from experiments.registry import experiments, find, resolve
-from experiments.sweep import folder_name
-from experiments.sweeps import SWEEPS, find_scale
+from experiments.sweeps.members.base import folder_name
+from experiments.sweeps.registry import SWEEPS, find_scale
 from launch import interrupts
 from launch.jobs import secrets
-from launch.jobs.door import OURS, Door, JobError
-from launch.jobs.follow import follow, how_to
-from launch.jobs.package import Package, checkout, pack
-from launch.jobs.pins import pins
-from launch.jobs.preflight import Ground, preflight
-from launch.progress import FOLLOWED
-from launch.runs import COPIES, JOB, SHARED_CACHE
+from launch.jobs.client import METADATA_KEY, JobClient, JobError
+from launch.jobs.logs import follow_job, how_to
+from launch.jobs.preflight import JobEnvironment, preflight
+from launch.jobs.requirements import pinned_requirements
+from launch.jobs.source_package import Package, checkout, pack
+from launch.runs.store import COPIES, JOB, SHARED_CACHE
+from launch.tracking.progress import FOLLOWED
 from suite.errors import PlacementError, SettingError, nearest
+from suite.pipeline.planning.devices import GIB
 from suite.training.checkpoint.object_store import check_url
 
-PASSED_ON = ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
-"""Variables of this machine that a job gets as well; no secrets."""
+FORWARDED_VARIABLES = ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
+"""Environment variables that a job inherits; no secrets."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a job runs: the command line's own words."""
+class JobCommand:
+    """What a job runs: arguments of ``launch.cli``."""
 
     name: str
-    """What the job is called after."""
+    """First part of the job's default name."""
     command: tuple[str, ...]
-    beside: tuple[str, ...] = ()
-    """Folders below ``runs/`` that it leaves beside its runs."""
+    environment: tuple[str, ...] = ()
+    """Folders in ``runs/`` that it writes besides its runs."""
 
 
 def submit(
-    name: str, asked: str, scale: str, settings: str, storage: str, job: str, run: str, send_key: bool, console: Console
+    name: str, address: str, scale: str, settings: str, storage: str, job: str, run: str, send_key: bool,
+    console: Console,
 ) -> int:  # fmt: skip
-    """Submits, follows to the end and returns the exit code of the job. ``send_key``: the key of wandb goes to any
-    cluster. Raises a SuiteError for whatever would end it there and can be known here."""
-    work = work_of(name, scale, settings, run, storage)
+    """Submits a job, follows it to its end and returns its exit code. With ``send_key`` the wandb key goes to any
+    cluster. Raises a SuiteError for everything that would make the job fail and can be checked here."""
+    job_spec = job_command(name, scale, settings, run, storage)
     _check_names(job, storage)
     with tempfile.TemporaryDirectory() as place:
         package = pack(checkout(), Path(place) / "package.zip")
         for line in package.lines:
             console.print(line)
-        door = Door(asked)
-        if not door.asks_for_token():
-            console.print(f"{door.address} asks for no token: whoever reaches it can run anything there, and read all")
+        client = JobClient(address)
+        if not client.asks_for_token():
+            console.print(
+                f"{client.address} requires no token: anyone who can reach it can run code there and read all data"
+            )
         if not send_key:
-            secrets.check_safe(door)
-        job = _free(door, job or f"{work.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        ground = preflight(door, pins(checkout()), storage)
-        for line in ground.lines:
+            secrets.check_safe(client)
+        job = _check_name_free(client, job or f"{job_spec.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        environment = preflight(client, pinned_requirements(checkout()), storage)
+        for line in environment.lines:
             console.print(line)
-        _send(door, job, work, package, ground, settings, with_key=True)
-    console.print(f"submitted: job {job} on {door.address}; Ctrl-C leaves it running")
-    console.print(how_to(door, job))
-    return follow(door, job, console)
+        _send(client, job, job_spec, package, environment, settings, with_key=True)
+    console.print(f"submitted: job {job} on {client.address}; Ctrl-C leaves it running")
+    console.print(how_to(client, job))
+    return follow_job(client, job, console)
 
 
-def submit_doctor(asked: str, storage: str, console: Console) -> int:
-    """Has a cluster examined by the doctor, on its head, and returns the exit code. Raises a SuiteError where it cannot
-    be let in at all; what is wrong with its nodes the doctor says."""
+def submit_doctor(address: str, storage: str, console: Console) -> int:
+    """Runs the doctor on a cluster's head and returns its exit code. Raises a SuiteError if it cannot be submitted; the
+    doctor itself reports faults of nodes."""
     _check_names("", storage)
-    work = Work("doctor", ("doctor", *(("--storage", storage) if storage else ())))
+    job_spec = JobCommand("doctor", ("doctor", *(("--storage", storage) if storage else ())))
     with tempfile.TemporaryDirectory() as place:
         package = pack(checkout(), Path(place) / "package.zip")
-        door = Door(asked)
-        job = _free(door, f"{work.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        ground = preflight(door, pins(checkout()), storage, lenient=True)
-        console.print(f"the doctor goes to {door.address} as job {job}")
-        _send(door, job, work, package, replace(ground, url=""), "", with_key=False)
-    return follow(door, job, console)
+        client = JobClient(address)
+        job = _check_name_free(client, f"{job_spec.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        environment = preflight(client, pinned_requirements(checkout()), storage, lenient=True)
+        console.print(f"running the doctor on {client.address} as job {job}")
+        _send(client, job, job_spec, package, replace(environment, url=""), "", with_key=False)
+    return follow_job(client, job, console)
 
 
-def work_of(name: str, scale: str, settings: str, run: str, storage: str = "") -> Work:
-    """Returns what is to be run. Raises a SuiteError for an unknown name or scale, or a bad setting."""
+def job_command(name: str, scale: str, settings: str, run: str, storage: str = "") -> JobCommand:
+    """Returns the command of a job. Raises a SuiteError for an unknown name or scale, or an invalid setting."""
     url = storage.rstrip("/") if "://" in storage else ""
-    if url and not run and name not in SWEEPS:  # a run that is taken up again keeps its own
-        settings = f"{settings} train.checkpoints={url}/checkpoints".strip()
+    if url and not run and name not in SWEEPS:  # a resumed run keeps its own
+        settings = f"{settings} train.checkpoint_dir={url}/checkpoints".strip()
     given = ("--set", settings) if settings else ()
     if run:
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", run):
-            raise SettingError(f"RUN={run!r} is no run on a cluster's storage: give it as name/id, or by its id")
-        return Work(run.rpartition("/")[2], ("resume", run, *given))
+            raise SettingError(f"RUN={run!r} is not a run on a cluster's storage: give name/id or the id")
+        return JobCommand(run.rpartition("/")[2], ("resume", run, *given))
     if name in SWEEPS:
         if url:
-            raise SettingError(f"a sweep's runs begin from each other's folders: give STORAGE= a folder, not {url}")
+            raise SettingError(f"the runs of a sweep read each other's folders: set STORAGE= to a folder, not to {url}")
         if settings:
-            raise SettingError(f"sweep {name} takes no settings: its members have their own; leave SET out")
+            raise SettingError(f"sweep {name} takes no settings, because its members have their own; leave SET out")
         chosen = find_scale(SWEEPS[name], scale, Cluster(1, GIB, "cpu"))
-        return Work(name, ("sweep", name, "--scale", scale, "--launcher", "ray"), (folder_name(name, chosen),))
+        return JobCommand(name, ("sweep", name, "--scale", scale, "--launcher", "ray"), (folder_name(name, chosen),))
     if not name:
         known = ", ".join([*experiments(), *SWEEPS])
-        raise SettingError(f"which experiment or sweep? Name one with NAME=, or a run to go on with by RUN=; {known}")
+        raise SettingError(f"which experiment or sweep? Name one with NAME=, or a run to resume with RUN=; {known}")
     if name not in experiments():
         raise SettingError(f"no experiment or sweep is called {name}; {nearest(name, [*experiments(), *SWEEPS])}")
     _check_settings(name, scale, settings)
-    return Work(name, ("experiment", name, "--scale", scale, *given))
+    return JobCommand(name, ("experiment", name, "--scale", scale, *given))
 
 
 def _check_settings(name: str, scale: str, settings: str) -> None:
-    """Raises SettingError for what is wrong whatever the cluster has: only there it is known what fits."""
+    """Raises SettingError for settings that are invalid on every cluster; what fits is only known there."""
     if scale not in ("auto", "paper", "laptop"):
-        raise SettingError(f"no scale {scale!r}; {nearest(scale, ['auto', 'paper', 'laptop'])}")
+        raise SettingError(f"unknown scale {scale!r}; {nearest(scale, ['auto', 'paper', 'laptop'])}")
     if scale == "paper":
         find(name).with_settings(settings)
         return
@@ -129,54 +133,63 @@ def _check_settings(name: str, scale: str, settings: str) -> None:
 def _check_names(job: str, storage: str) -> None:
     check_url(storage)
     if job and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", job):
-        raise SettingError(f"JOB={job!r} is no name of a job: letters, digits, and . _ - after the first of them")
+        raise SettingError(
+            f"JOB={job!r} is not a job name: use letters and digits, and . _ - after the first character"
+        )
     if storage and not re.match("/|[a-z0-9]+://", storage):
-        raise SettingError(f"STORAGE={storage!r} is no place that nodes share: give a folder from / on, or a URL")
+        raise SettingError(f"STORAGE={storage!r} cannot be shared by nodes: give an absolute path or a URL")
 
 
-def _free(door: Door, job: str) -> str:
-    """Returns a job's name. Raises JobError where the cluster has a job of it."""
-    taken = [one for one in door.list_jobs() if one.submission_id == job]
+def _check_name_free(client: JobClient, job: str) -> str:
+    """Returns a job's name. Raises JobError if the cluster already has a job with it."""
+    taken = [details for details in client.list_jobs() if details.submission_id == job]
     if taken:
         raise JobError(
-            f"a job {job} is on the cluster at {door.address} already, it is {taken[0].status.value.lower()}; name "
-            "this one by another JOB=, or leave JOB out"
+            f"the cluster at {client.address} already has a job {job} ({taken[0].status.value.lower()}); choose "
+            "another name with JOB=, or leave JOB out"
         )
     return job
 
 
 def _send(
-    door: Door, job: str, work: Work, package: Package, ground: Ground, settings: str, *, with_key: bool
-) -> None:  # fmt: skip
-    """Uploads the package and submits the job. From here on the cluster has it."""
-    command = shlex.join([ground.python, "-m", "launch.cli", *work.command])
+    client: JobClient,
+    job: str,
+    job_spec: JobCommand,
+    package: Package,
+    environment: JobEnvironment,
+    settings: str,
+    *,
+    with_key: bool,
+) -> None:
+    """Uploads the package and submits the job."""
+    command = shlex.join([environment.python, "-m", "launch.cli", *job_spec.command])
     variables = {
-        "GPIPE_STORAGE": ground.storage, JOB: job, FOLLOWED: "1", "COLUMNS": "120",
+        "GPIPE_STORAGE": environment.storage, JOB: job, FOLLOWED: "1", "COLUMNS": "120",
         "RAY_JOB_STOP_WAIT_TIME_S": str(interrupts.JOB_STOP_S),
-        **({COPIES: ground.url} if ground.url else {}),
-        **({SHARED_CACHE: ground.cache} if ground.cache else {}),
-        **{name: value for name in PASSED_ON if (value := os.environ.get(name))},
+        **({COPIES: environment.url} if environment.url else {}),
+        **({SHARED_CACHE: environment.cache} if environment.cache else {}),
+        **{name: value for name in FORWARDED_VARIABLES if (value := os.environ.get(name))},
     }  # fmt: skip
-    left = secrets.leave(door) if with_key else secrets.mode_alone()
-    listed = f"make jobs ADDRESS={door.address} says whether job {job} was submitted"
+    secret_variables = secrets.stash_secret(client) if with_key else secrets.wandb_mode_only()
+    advice = f"make jobs ADDRESS={client.address} shows whether job {job} was submitted"
     try:
-        with interrupts.advised(lambda: listed):
-            door.submit_job(
+        with interrupts.advised(lambda: advice):
+            client.submit_job(
                 entrypoint=f"exec {command}",
                 submission_id=job,
                 runtime_env={
                     "working_dir": str(package.archive),
-                    "env_vars": variables | left,
-                    **ground.install,
+                    "env_vars": variables | secret_variables,
+                    **environment.install,
                 },
                 metadata={
-                    OURS: " ".join(work.command[:2]),
-                    "storage": ground.storage,
-                    "beside": " ".join(work.beside),
+                    METADATA_KEY: " ".join(job_spec.command[:2]),
+                    "storage": environment.storage,
+                    "beside": " ".join(job_spec.environment),
                     "set": settings,
                     "commit": package.commit,
                 },
             )
     except BaseException:
-        secrets.take_back(door, left)
+        secrets.discard_secret(client, secret_variables)
         raise

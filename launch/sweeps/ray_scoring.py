@@ -1,4 +1,4 @@
-"""Scoring on one device of a Ray cluster: a task that takes it, so that nobody else is given the same one."""
+"""Scores a member in a Ray task, which reserves one device of the cluster."""
 
 from __future__ import annotations
 
@@ -6,57 +6,57 @@ import os
 import time
 from pathlib import Path
 
-from launch.cluster.agents import START_DEADLINE
-from launch.jobs import secrets
-from launch.sweeps.member import Order, log_console, score
-from launch.sweeps.room import connected, devices_of
-from suite.errors import BusyError, SuiteError, WorkerError
+from launch.backends import secrets
+from launch.backends.ray_agents import START_DEADLINE
+from launch.sweeps.devices import cluster_devices, connected
+from launch.sweeps.member_process import MemberSpec, log_console, score
+from suite.errors import BusyError, SuiteError, WorkerError, first_line
 
-SCORED_S = 7 * 86400.0
-"""Seconds for one member's test pairs."""
+MAX_SCORING_S = 7 * 86400.0
+"""Seconds to score one member."""
 
 
-def on_a_device(order: Order) -> None:
-    """Scores a member. What it says is said where its process is, and in the driver's log by what it returns.
+def score_on_ray(spec: MemberSpec) -> None:
+    """Scores a member and prints the task's output.
 
-    Raises BusyError when no device is free, WorkerError when the task's process or node is lost, and what scoring
-    raises.
+    Raises BusyError when no device is free, WorkerError when the task's process or node is lost, and the errors of
+    scoring.
     """
     import ray
 
     with connected(1) as connection:
-        now = devices_of(connection)
-        kind = now.kind
-        if not now.free:
-            raise BusyError(f"of the Ray cluster's {now} none is free")
-        sign = Path(order.at_work).resolve()
+        devices = cluster_devices(connection)
+        kind = devices.kind
+        if not devices.free:
+            raise BusyError(f"none of the Ray cluster's {devices} is free")
+        started_file = Path(spec.started_file).resolve()
         device = {"num_cpus": 1} if kind == "CPU" else {"num_cpus": 0, "num_gpus": 1}
         task = ray.remote(_score).options(max_retries=0, **device)
-        result = task.remote(order.as_line(), os.getcwd(), str(sign))
-        begun, until = time.monotonic(), START_DEADLINE
+        result = task.remote(spec.as_line(), os.getcwd(), str(started_file))
+        start, limit_s = time.monotonic(), START_DEADLINE
         while not ray.wait([result], timeout=1.0)[0]:
-            waited = time.monotonic() - begun
-            if waited > (SCORED_S if sign.exists() else until):
+            waited = time.monotonic() - start
+            if waited > (MAX_SCORING_S if started_file.exists() else limit_s):
                 ray.cancel(result, force=True)
-                if not sign.exists():
-                    raise BusyError(f"no {kind} of the Ray cluster came free within {waited:.0f} s")
-                raise WorkerError(f"scoring took longer than {SCORED_S:.0f} s and was ended")
+                if not started_file.exists():
+                    raise BusyError(f"no {kind} of the Ray cluster became free within {waited:.0f} s")
+                raise WorkerError(f"scoring took longer than {MAX_SCORING_S:.0f} s and was stopped")
         try:
             print(ray.get(result))
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             raise (cause if isinstance(cause, SuiteError) else error) from None
         except ray.exceptions.RayError as error:
-            raise WorkerError(f"the process that scored is gone: {str(error).splitlines()[0]}") from None
+            raise WorkerError(f"the scoring process died: {first_line(error)}") from None
 
 
-def _score(line: str, folder: str, sign: str) -> str:
-    """What the task does: as if it were in the sweep's folder. Returns what it has to say."""
+def _score(line: str, folder: str, started_file: str) -> str:
+    """The Ray task: scores in the sweep's folder and returns its output."""
     import io
 
-    Path(sign).touch()
-    secrets.receive()
+    Path(started_file).touch()
+    secrets.load_secret()
     os.chdir(folder)
-    said = io.StringIO()
-    score(Order.of_line(line), log_console(said))
-    return said.getvalue()
+    output = io.StringIO()
+    score(MemberSpec.of_line(line), log_console(output))
+    return output.getvalue()

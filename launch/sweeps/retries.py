@@ -1,8 +1,8 @@
-"""What becomes of a member that failed.
+"""Decides whether a failed member is retried.
 
-no           a setting, the data, a checkpoint, a plan that does not fit, numbers that stay bad: it would fail again
-again        a worker or its machine is gone, the member's own process was killed, what the run's supervisor gave up
-when free    others took the devices first: it never began, and that does not count
+no           a setting, the data, a checkpoint, a plan that does not fit, non-finite numbers: it would fail again
+again        a worker, its machine or the member's process died, or the run's supervisor gave up
+when free    others took the devices first: the member never started, and this does not count as an attempt
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from enum import StrEnum
 
 from suite.errors import BusyError, PlacementError, PlanError, StallError, SuiteError, WorkerError
 
-BEGUN_AT_MOST = 3
-"""Times. Inside of a run ``train.restarts`` bounds the attempts already; what fails a third time with all of them needs
-somebody to look, and the devices are of more use to other members."""
+MAX_ATTEMPTS = 3
+"""Within a run ``train.max_restarts`` already bounds the attempts. A member that fails a third time needs a person, and
+other members can use its devices."""
 
 PAUSE_S = 10.0
-"""Seconds before another try: Ray gives the devices of a process that was killed free within a few."""
+"""Seconds before a retry: Ray frees the devices of a killed process within a few."""
 
 
-class Again(StrEnum):
-    """Whether a task is tried again."""
+class RetryDecision(StrEnum):
+    """Whether and when a task is retried."""
 
     NO = "no"
     AGAIN = "again"
@@ -28,24 +28,24 @@ class Again(StrEnum):
 
 
 class MemberError(SuiteError):
-    """A member failed in a process of its own, which has judged already whether it is worth another try."""
+    """A member failed in its own process, which also decided whether to retry it."""
 
-    def __init__(self, told: str, verdict: Again) -> None:
+    def __init__(self, message: str, verdict: RetryDecision) -> None:
         self.verdict = verdict
-        super().__init__(told)
+        super().__init__(message)
 
 
-def again(error: BaseException) -> Again:
-    """Returns whether what failed with this error is tried again."""
+def decide_retry(error: BaseException) -> RetryDecision:
+    """Returns whether a task that failed with this error is retried."""
     if isinstance(error, MemberError):
         return error.verdict
     if isinstance(error, BusyError):
-        return Again.WHEN_FREE
-    lost = isinstance(error, WorkerError | StallError | PlacementError) and not isinstance(error, PlanError)
-    return Again.AGAIN if lost else Again.NO
+        return RetryDecision.WHEN_FREE
+    retryable = isinstance(error, WorkerError | StallError | PlacementError) and not isinstance(error, PlanError)
+    return RetryDecision.AGAIN if retryable else RetryDecision.NO
 
 
-def told(error: BaseException) -> str:
-    """Returns a fault in a line."""
+def message_of(error: BaseException) -> str:
+    """Returns an error as one line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if isinstance(error, SuiteError) else lines[-1]  # of a worker's traceback the last says what it was
+    return lines[0] if isinstance(error, SuiteError) else lines[-1]  # a traceback ends with the error

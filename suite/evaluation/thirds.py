@@ -1,4 +1,4 @@
-"""Languages in three parts by the size of their text, as the paper tells of high- and low-resource languages."""
+"""Splits languages into thirds by the size of their text, like the paper's high- and low-resource languages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ THIRDS: tuple[Third, ...] = ("high", "middle", "low")
 
 
 def thirds(sizes: Mapping[str, int]) -> dict[str, Third]:
-    """Returns the third of each language, those of most training pairs first, equal ones by name.
+    """Returns the third of each language, sorted by descending number of training pairs, then by name.
 
-    Where three does not divide them, the first thirds have one more.
+    If three does not divide the number of languages, the first thirds get one more.
     """
     order = sorted(sizes, key=lambda language: (-sizes[language], language))
-    base, more = divmod(len(order), 3)
-    found: dict[str, Third] = {}
+    base, extra = divmod(len(order), 3)
+    third_of: dict[str, Third] = {}
     for at, third in enumerate(THIRDS):
-        start = at * base + min(at, more)
-        found |= dict.fromkeys(order[start : start + base + (at < more)], third)
-    return found
+        start = at * base + min(at, extra)
+        third_of |= dict.fromkeys(order[start : start + base + (at < extra)], third)
+    return third_of

@@ -1,4 +1,4 @@
-"""The training loop of one worker: batches in, updates out, records on the way."""
+"""The training loop of one worker: load a batch, train, update, record, save."""
 
 from __future__ import annotations
 
@@ -12,182 +12,182 @@ import torch
 import torch.distributed as dist
 
 from suite.errors import NumbersError
-from suite.pipeline.doing import FIRST_PATIENCE
-from suite.pipeline.microbatch import MiniBatch
-from suite.pipeline.step import Executor
-from suite.pipeline.transport import Deadline
-from suite.pipeline.watch import watching
+from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.runtime.executor import Executor
+from suite.pipeline.runtime.nonfinite import find_nonfinite
+from suite.pipeline.runtime.p2p import Deadline
+from suite.pipeline.runtime.worker_status import FIRST_ACTION_TIMEOUT_S
 from suite.settings import LoopSettings
-from suite.training.optimizer import Outcome, StageOptimizer
-from suite.training.sharpness import Sharpness
+from suite.training.layer_stats import LayerStats
+from suite.training.optimizer import StageOptimizer, StepResult
 from suite.training.trace import TraceWriter
 from suite.training.trackers import Tracker
 
-FIRST_DEADLINE = FIRST_PATIENCE
-"""Seconds any wait may last before a step's length is known."""
+FIRST_DEADLINE = FIRST_ACTION_TIMEOUT_S
+"""Longest wait in seconds before the first step has been measured."""
 
 SHORTEST_DEADLINE, STEPS_A_DEADLINE = 60.0, 10.0
-"""Afterwards. Longer than what the supervisor allows one action (``suite.pipeline.doing``): who waits too long is not
-the cause, and is to be found waiting when the cause is named."""
+"""Later waits: ten steps, and at least 60 s. Longer than the supervisor allows for one action
+(``suite.pipeline.runtime.worker_status``), so that the supervisor finds the cause before the waiting workers fail."""
 
-SAVE_PATIENCE = 420.0
-"""Seconds that a save point may take: three waits of ``checkpoint.Saver`` for the save before, and the copy."""
+SAVE_TIMEOUT_S = 420.0
+"""Longest save point: three waits of ``checkpoint.Saver`` for the previous save, and the copy."""
 
-LAST_SAVE_PATIENCE = 4 * SAVE_PATIENCE
-"""The last one is tried again: ``checkpoint.writing.LIMIT`` times."""
+LAST_SAVE_TIMEOUT_S = 4 * SAVE_TIMEOUT_S
+"""The last save is tried ``checkpoint.writing.LIMIT`` times."""
 
 
 class Saving(Protocol):
-    """What the loop asks of ``checkpoint.Saver``. All workers call all of it, in the same order."""
+    """The part of ``checkpoint.Saver`` that the loop uses. All workers make the same calls in the same order."""
 
     def stepped(self, step: int, applied: bool) -> None:
-        """Hears that ``step`` steps are done, and whether the last one updated the weights."""
+        """Notes that ``step`` steps are done, and whether the last one updated the weights."""
 
     def save(self, step: int, units: int) -> None:
-        """Begins to save the state after ``step`` steps."""
+        """Starts saving the state after ``step`` steps."""
 
     def settle(self) -> None:
-        """Waits for the save under way."""
+        """Waits for the current save."""
 
     def finish(self, step: int, units: int) -> None:
-        """Returns once the state after the last step is saved."""
+        """Returns when the state after the last step is saved."""
 
 
 @dataclass(frozen=True)
-class Worker:
-    """One worker's parts. ``batches`` gives its share of a step's mini-batch; None where none is needed."""
+class TrainingSetup:
+    """The parts of one worker. ``batches`` returns its share of a step's mini-batch, or None if it needs none."""
 
     executor: Executor
     optimizer: StageOptimizer
     deadline: Deadline
     batches: Callable[[int], MiniBatch | None]
     saver: Saving | None
-    """None where nothing is to be saved."""
+    """None to save nothing."""
     trackers: Sequence[Tracker]
-    """Empty on all workers but the one that speaks."""
+    """Empty on all workers but the metrics rank."""
     trace: TraceWriter | None = None
     unit: str = "tokens"
-    """What a mini-batch's weight counts."""
+    """What the weight of a mini-batch counts."""
     measure: str = "nll"
-    """What the loss reports beside its objective, for each unit."""
-    sharpness: Sharpness | None = None
-    say: Callable[[str], None] = print
-    """Tells the person who watches the run."""
+    """Name of the metric that the loss reports per unit, beside its objective."""
+    layer_stats: LayerStats | None = None
+    log: Callable[[str], None] = print
+    """Prints a line for the user."""
 
 
 @dataclass
 class Progress:
-    """Where a run stands; what a resumed run takes up again."""
+    """Progress of a run; a resumed run continues from it."""
 
     step: int = 0
     units: int = 0
-    """Tokens, or images."""
+    """Tokens or images."""
     seconds: float = 0.0
 
 
-def train(worker: Worker, settings: LoopSettings, progress: Progress) -> Progress:
+def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> Progress:
     """Trains from ``progress`` to ``settings.steps``.
 
-    Raises NumbersError after more than ``bad_steps_allowed`` steps in a row with non-finite numbers, on all workers in
-    the same step, StallError when a neighbour does not deliver in time, and CheckpointError when checkpoints cannot be
+    Raises NumbersError, on all workers in the same step, after more than ``max_nonfinite_steps`` steps in a row with
+    non-finite numbers; StallError when a neighbour does not send in time; CheckpointError when checkpoints cannot be
     written.
     """
-    bad, doing = 0, worker.executor.doing
+    nonfinite_steps, status = 0, worker.executor.status
     for step in range(progress.step, settings.steps):
         begin = time.perf_counter()
-        doing.turn("batch", step)
+        status.begin("batch", step)
         recorder = worker.trace.recorder(step) if worker.trace is not None else None
-        with doing.takes(SHORTEST_DEADLINE):
+        with status.allow(SHORTEST_DEADLINE):
             batch = worker.batches(step)
         worker.executor.recorder = recorder
-        with worker.sharpness.looking(step) if worker.sharpness is not None else nullcontext():
+        with worker.layer_stats.recording(step) if worker.layer_stats is not None else nullcontext():
             sums = worker.executor.train(batch, step)
-        doing.turn("update", step)
-        with doing.waits("the other workers' gradients and norms"):
-            outcome = worker.optimizer.update(sums, step, recorder)
-            if worker.sharpness is not None:
-                worker.sharpness.note(step, outcome.norms)
+        status.begin("update", step)
+        with status.waiting_for("the other workers' gradients and norms"):
+            result = worker.optimizer.update(sums, step, recorder)
+            if worker.layer_stats is not None:
+                worker.layer_stats.write(step, result.layer_norms)
         if worker.trace is not None and recorder is not None:
             worker.trace.write(step, recorder)
         seconds = time.perf_counter() - begin
         worker.deadline.seconds = max(SHORTEST_DEADLINE, STEPS_A_DEADLINE * seconds)
-        doing.stepped(seconds)
+        status.step_done(seconds)
         progress.step, progress.seconds = step + 1, progress.seconds + seconds
-        bad = 0 if outcome.applied else bad + 1
-        origin = "" if outcome.applied else _origin(worker, batch, step, outcome)
+        nonfinite_steps = 0 if result.applied else nonfinite_steps + 1
+        origin = "" if result.applied else _find_nonfinite(worker, batch, step, result)
         if batch is not None:
             progress.units += int(batch.weight)
-            _record(worker, progress, outcome, batch.weight, seconds)
+            _record(worker, progress, result, batch.weight, seconds)
         if worker.saver is not None:
-            worker.saver.stepped(progress.step, outcome.applied)
-        if bad > settings.bad_steps_allowed:
+            worker.saver.stepped(progress.step, result.applied)
+        if nonfinite_steps > settings.max_nonfinite_steps:
             if worker.saver is not None:
-                doing.turn("save", step)
-                with doing.waits("the checkpoint", SAVE_PATIENCE):
+                status.begin("save", step)
+                with status.waiting_for("the checkpoint", SAVE_TIMEOUT_S):
                     worker.saver.settle()
             raise NumbersError(
-                f"{bad} steps in a row had non-finite numbers, {settings.bad_steps_allowed} are allowed; stopped at "
-                f"step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
+                f"{nonfinite_steps} steps in a row had non-finite numbers, {settings.max_nonfinite_steps} are allowed; "
+                f"stopped at step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
             )
         if worker.saver is not None and progress.step % settings.checkpoint_every == 0:
-            doing.turn("save", step)
-            with doing.waits("the checkpoint", SAVE_PATIENCE):
+            status.begin("save", step)
+            with status.waiting_for("the checkpoint", SAVE_TIMEOUT_S):
                 worker.saver.save(progress.step, progress.units)
     if worker.saver is not None:
-        doing.turn("save", None)
-        with doing.waits("the last checkpoint", LAST_SAVE_PATIENCE):
+        status.begin("save", None)
+        with status.waiting_for("the last checkpoint", LAST_SAVE_TIMEOUT_S):
             worker.saver.finish(progress.step, progress.units)
-    doing.turn("end", None)
+    status.begin("end", None)
     return progress
 
 
-def _origin(worker: Worker, batch: MiniBatch | None, step: int, outcome: Outcome) -> str:
-    """Walks a step with bad numbers again, every layer watched, and says where they came from; all workers call it."""
+def _find_nonfinite(worker: TrainingSetup, batch: MiniBatch | None, step: int, result: StepResult) -> str:
+    """Reruns a non-finite step with hooks on every layer and returns the origin of the numbers. All workers call it."""
     worker.executor.recorder = None
-    with watching(worker.executor) as seen:
+    with find_nonfinite(worker.executor) as records:
         worker.executor.train(batch, step)
-    everybodys: list[Any] = [None] * dist.get_world_size()
-    worker.executor.doing.turn("look", step)
-    with worker.executor.doing.waits("what the other workers saw of the bad numbers"):
+    per_worker: list[Any] = [None] * dist.get_world_size()
+    worker.executor.status.begin("look", step)
+    with worker.executor.status.waiting_for("the other workers' search for non-finite numbers"):
         worker.optimizer.forget()
-        dist.all_gather_object(everybodys, min(seen, default=None))
-    found = min((one for one in everybodys if one is not None), default=None)
-    if found is not None:
-        told = f"the first bad number was at {found}"
+        dist.all_gather_object(per_worker, min(records, default=None))
+    first = min((record for record in per_worker if record is not None), default=None)
+    if first is not None:
+        origin = f"the first non-finite number was at {first}"
     else:
-        layers = ", ".join(map(str, outcome.culprits)) or "none, the loss alone"
-        told = (
-            "walked again, no output and no gradient of a micro-batch was bad: a sum of them overflowed, or a device "
-            f"erred (layers with non-finite gradients: {layers})"
+        layers = ", ".join(map(str, result.culprits)) or "none, the loss alone"
+        origin = (
+            "in a rerun, every output and gradient of each micro-batch was finite: a sum over them overflowed, or a "
+            f"device made an error (layers with non-finite gradients: {layers})"
         )
     if worker.trackers:
-        worker.say(f"step {step + 1} had non-finite numbers and was left out; {told}")
-    return told
+        worker.log(f"step {step + 1} had non-finite numbers and was skipped; {origin}")
+    return origin
 
 
 def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:
-    """Returns the mean measure a unit over mini-batches, as the NLL of a token in nats; the same on all workers.
+    """Returns the mean metric per unit over mini-batches, such as the NLL per token in nats; equal on all workers.
 
-    Every replica walks the same batches; each needs only its own pipeline.
+    Every replica evaluates the same batches with its own pipeline.
     """
     total = torch.zeros(2, dtype=torch.float64)
     for batch in batches:
         sums = executor.evaluate(batch)
-        if executor.place.last and batch is not None:
-            total += torch.tensor([sums.measure, batch.weight], dtype=torch.float64)
+        if executor.coord.is_last and batch is not None:
+            total += torch.tensor([sums.metric, batch.weight], dtype=torch.float64)
     device = executor.stage.device
     total = total.to(device)
     dist.all_reduce(total)
     return float(total[0] / total[1])
 
 
-def _record(worker: Worker, progress: Progress, outcome: Outcome, weight: float, seconds: float) -> None:
+def _record(worker: TrainingSetup, progress: Progress, result: StepResult, weight: float, seconds: float) -> None:
     values = {
-        "loss": outcome.objective / weight,
-        worker.measure: outcome.measure / weight,
-        "norm": outcome.norm,
-        "rate": outcome.rate,
-        "applied": float(outcome.applied),
+        "loss": result.objective / weight,
+        worker.measure: result.metric / weight,
+        "grad_norm": result.grad_norm,
+        "lr": result.lr,
+        "applied": float(result.applied),
         worker.unit: float(progress.units),
         "seconds": seconds,
         f"{worker.unit}_per_second": weight / seconds,

@@ -1,6 +1,6 @@
-"""Where the numbers of a run go: JSON lines in its folder, always, and wandb (``wandb_run``).
+"""Where the metrics of a run go: always JSON lines in its folder, and wandb (``wandb_run``).
 
-One worker writes, the one that holds the loss. Every record carries our own ``step``, the count of steps done.
+One worker writes them, the metrics rank. Every record has a ``step``, the number of steps done.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from suite.training.lines import reopened
+from suite.training.jsonl import reopen
 
 Values = Mapping[str, float]
 
 
 class Tracker(Protocol):
-    """Takes a run's numbers as they come."""
+    """Records a run's metrics."""
 
     def log(self, step: int, values: Values) -> None:
-        """Records the numbers of one step."""
+        """Records the metrics of one step."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Records the end of the run."""
 
 
 class JsonLines:
-    """``metrics.jsonl``: a line a step. Lines after the step a run resumes from are dropped when it opens."""
+    """``metrics.jsonl``: one line per step. Drops lines after the step that a run resumes from."""
 
     def __init__(self, path: Path, start: int) -> None:
-        self._file = reopened(path, start)
+        self._file = reopen(path, start)
 
     def log(self, step: int, values: Values) -> None:
-        """Appends one line, at once visible to whoever follows the file; JSON knows no NaN, so that becomes null."""
+        """Appends one line, visible to readers at once. NaN becomes null, because JSON has no NaN."""
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write({"step": step, **finite})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Closes the file; the summary is ``record.json``'s business."""
+        """Closes the file; the summary goes to ``record.json``."""
         self._file.close()

@@ -1,16 +1,18 @@
-"""The command line: it is small and stays so, and every fault of a user is one sentence and exit code 2."""
+"""The command line: a fixed list of commands; every error of the user is one sentence and exit code 2."""
 
 import json
 import os
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from experiments.registry import experiments
-from experiments.sweeps import SWEEPS
+from experiments.sweeps.registry import SWEEPS
 from launch import cli
-from launch.listing import TABLES
+from launch.runs.listing import TABLES
 
 
 def gpipe(*arguments, monkeypatch):
@@ -21,16 +23,35 @@ def gpipe(*arguments, monkeypatch):
     return end.value.code or 0
 
 
+def printed_lines(*arguments, forbidden=(), **variables):
+    """Runs the command line in its own process; returns the lines it prints, fails if it imports a forbidden module."""
+    code = (
+        f"import sys, launch.cli; sys.argv = ['gpipe', *{arguments}]\n"
+        "try: launch.cli.main()\nexcept SystemExit: pass\n"
+        f"sys.exit(str([name for name in {forbidden} if name in sys.modules] or ''))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.strip() == "", done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.fixture(autouse=True)
 def here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_commands_are_these_and_a_new_one_is_a_decision():
+def test_the_list_of_commands_is_fixed():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
         "bench", "checkpoints", "doctor", "experiment", "export", "fetch", "gpu-check", "jobs", "list", "logs", "plan",
-        "report", "resume", "score", "stop", "submit", "sweep", "sync", "table", "translate",
+        "report", "resume", "score", "settings", "stop", "submit", "sweep", "sync", "table", "translate",
     }  # fmt: skip
 
 
@@ -51,20 +72,20 @@ def test_the_commands_are_these_and_a_new_one_is_a_decision():
         (["plan", "t128_6b", "--cluster", "axH100"], ["CLUSTER='axH100'", "[nodes x] devices x device"]),
         (["plan", "t128_6b", "--cluster", "16x16GiB"], ["layer 130 alone needs", "has 16.00 GiB", "nearest plans"]),
         (["plan", "t128_6b", "--cluster", "8xV100"], ["need 128 devices, there are 8 V100", "pipeline.stages=8"]),
-        (["plan", "t128_6b", "--set", "pipeline.cells=70,60"], ["hold 130 layers", "1 left out"]),
-        (["plan", "t128_6b", "--set", "pipeline.cells=70,62"], ["hold 132 layers", "1 too many"]),
+        (["plan", "t128_6b", "--set", "pipeline.layers_per_cell=70,60"], ["hold 130 layers", "1 left out"]),
+        (["plan", "t128_6b", "--set", "pipeline.layers_per_cell=70,62"], ["hold 132 layers", "1 too many"]),
         (["plan", "transformer_3", "--cluster", "2x1GiB"], ["alone needs", "has 1.00 GiB"]),
         (["plan", "transformer_3", "--set", "pipeline.stagez=2"], ["pipeline.stagez", "pipeline.stages"]),
         (["sweep", "transfr"], ["transfr", "did you mean transfer"]),
-        (["sweep", "depth_wide"], ["no sweep is called 'depth_wide'", "did you mean depth_width"]),
+        (["sweep", "depth_wide"], ["there is no sweep 'depth_wide'", "did you mean depth_width"]),
         (["sweep", "depth_width", "--scale", "laptp"], ["no scale 'laptp'", "did you mean laptop"]),
         (["sweep", "depth_width", "--scale", "paper"], ["SCALE=paper", "needs 8 GPUs", "CPU core"]),
-        (["sweep", "transfer", "--scale", "laptop"], ["no scale 'laptop'", "leave SCALE out"]),
-        (["report", "capasity"], ["no sweep is called 'capasity'", "did you mean capacity"]),
+        (["sweep", "transfer", "--scale", "laptop"], ["no scale 'laptop'", "omit SCALE"]),
+        (["report", "capasity"], ["there is no sweep 'capasity'", "did you mean capacity"]),
         (["report", "capacity"], ["no run of the sweep capacity is finished yet"]),
         (["report"], ["no run of any sweep"]),
-        (["bench", "sleepin"], ["no benchmark is called 'sleepin'", "sleeping"]),
-        (["table", "6"], ["no table is called '6'", "efficiency"]),
+        (["bench", "sleepin"], ["there is no benchmark 'sleepin'", "sleeping"]),
+        (["table", "6"], ["unknown table '6'", "efficiency"]),
         (["table", "breakdown"], ["has a trace yet"]),
         (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
         (["gpu-check"], ["needs a CUDA device", "torch sees none", "nvidia-smi"]),
@@ -72,16 +93,19 @@ def test_the_commands_are_these_and_a_new_one_is_a_decision():
         (["submit", "t128_6b", "--address", "http://127.0.0.1:1"], ["no Ray cluster answers at http://127.0.0.1:1"]),
         (["submit", "--address", "http://127.0.0.1:1"], ["which experiment or sweep?", "NAME=", "depth_width"]),
         (["submit", "t128_6b", "--storage", "s3://KEY:SECRET@b/x"], ["only a bucket and a path"]),
-        (["experiment", "t128_6b", "--set", "train.checkpoints=s3://b/x?region=a"], ["only a bucket and a path"]),
-        (["resume", ""], ["which run?", "RUN="]),
+        (["experiment", "t128_6b", "--set", "train.checkpoint_dir=s3://b/x?region=a"], ["only a bucket and a path"]),
+        (["settings", "t128_6"], ["t128_6", "did you mean t128_6b"]),
+        (["settings", "t128_6b", "--scale", "paper", "--set", "train.step=5"], ["train.step", "train.steps"]),
+        (["settings", "--set", "train.steps=5"], ["which experiment has train.steps=5?"]),
+        (["resume", ""], ["no run given", "RUN="]),
         (["resume", "**x"], ["no run '**x'"]),
         (["resume", "nothing"], ["no run 'nothing'", "there are no runs"]),
         (["score", "x" * 5000], ["no run 'xxx", "xxx...': there are no runs"]),
-        (["doctor", "--storage", "/" + "x" * 5000], ["xxx... is too long for the name of a file"]),
+        (["doctor", "--storage", "/" + "x" * 5000], ["xxx... is too long for a file name"]),
         (["translate", "nothing", "--to", "de", "--", os.fsdecode(b"na\xefve")], ["argument 6", "0xef after 2 char"]),
     ],
 )
-def test_a_users_fault_is_one_sentence_and_exit_code_2(arguments, parts, monkeypatch, capsys):
+def test_an_error_of_the_user_is_one_sentence_and_exit_code_2(arguments, parts, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert gpipe(*arguments, monkeypatch=monkeypatch) == 2
     said = capsys.readouterr().err
@@ -136,7 +160,7 @@ def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch, capsys):
         ("experiment", [*experiments()]),
     ],
 )
-def test_without_a_name_what_there_is_is_listed(command, names, monkeypatch, capsys):
+def test_without_a_name_the_choices_are_listed(command, names, monkeypatch, capsys):
     monkeypatch.setattr(cli.console, "width", 200)
     assert gpipe(command, monkeypatch=monkeypatch) == 0
     said = capsys.readouterr().out
@@ -160,31 +184,84 @@ def test_the_list_fits_a_terminal_of_80_columns_without_breaking_a_word(monkeypa
     assert {"(Helsinki-NLP/opus-100):", "(ILSVRC/imagenet-1k):"} <= set(" ".join(said).split())
 
 
+def test_the_page_of_settings_is_what_the_program_prints(monkeypatch, capsys):
+    page = Path(__file__).parents[2] / "docs/settings.md"
+    assert gpipe("settings", "--format", "markdown", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == page.read_text(), "run: gpipe settings --format markdown > docs/settings.md"
+
+
+def test_settings_fit_100_columns_also_in_a_pipe(monkeypatch, capsys):
+    assert gpipe("settings", monkeypatch=monkeypatch) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    assert ["train.device_timeout_s", "60.0", "seconds"] in [line.split()[:3] for line in lines]
+    assert len([line for line in lines if line.split()[:1] == ["pipeline.stages"]]) == 1
+
+
+def test_settings_of_an_experiment_have_its_values(monkeypatch, capsys):
+    arguments = ("settings", "t128_6b", "--scale", "paper", "--set", "train.steps=7")
+    assert gpipe(*arguments, monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 100 for line in said)
+    rows = [line.split()[:3] for line in said]
+    assert ["pipeline.stages", "1", "16"] in rows
+    assert ["train.steps", "100", "7"] in rows
+    assert ["model.layers", "required", "64"] in rows
+    assert "images.size" not in str(said)
+
+
+def test_versions_are_printed_without_importing_what_they_are_of():
+    lines = printed_lines("--version", forbidden=("torch", "ray", "deepspeed"))
+    assert [line.split()[0] for line in lines] == ["gpipe-suite", "torch", "ray", "deepspeed", "Python"]
+    assert lines[-1] == f"Python {platform.python_version()}"
+    assert all(line.split()[1][0].isdigit() for line in lines), lines
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_completion_script(shell):
+    script = "\n".join(printed_lines(_GPIPE_COMPLETE=f"source_{shell}"))
+    assert f"_GPIPE_COMPLETE=complete_{shell}" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("gpipe exp", ["experiment", "export"]),
+        ("gpipe experiment t1", ["t12_400m", "t128_6b"]),
+        ("gpipe experiment t128_6b --set train.st", ["train.steps="]),
+    ],
+)
+def test_names_of_commands_experiments_and_settings_are_completed(words, completions):
+    last = str(len(words.split()) - 1)
+    assert printed_lines(COMP_WORDS=words, COMP_CWORD=last, _GPIPE_COMPLETE="complete_bash") == completions
+
+
+def test_the_last_of_several_settings_is_completed():
+    assert "train.steps=5 pipeline.stages=" in cli._setting_names("train.steps=5 pipel")
+    assert {"images.flip=", "text.corpus=", "score.beam="} <= {*cli._setting_names("")}
+
+
 def test_help_needs_neither_torch_nor_ray():
-    code = (
-        "import sys, launch.cli; sys.argv = ['gpipe', '--help']\n"
-        "try: launch.cli.main()\nexcept SystemExit: pass\n"
-        "print(sorted(m for m in ('torch', 'ray', 'deepspeed') if m in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert printed_lines("--help", forbidden=("torch", "ray", "deepspeed"))
 
 
-def test_a_file_that_may_not_be_read_is_no_defect_of_the_suite(monkeypatch, capsys):
+def test_a_file_without_read_permission_is_not_a_defect_of_the_suite(monkeypatch, capsys):
     def fail():
         raise PermissionError(13, "Permission denied", "/runs/x")
 
-    monkeypatch.setattr("launch.listing.table", fail)
+    monkeypatch.setattr("launch.runs.listing.table", fail)
     assert gpipe("list", monkeypatch=monkeypatch) == 2
-    assert capsys.readouterr().err == ("error: /runs/x cannot be read or written: Permission denied; see who owns it\n")
+    assert capsys.readouterr().err == (
+        "error: /runs/x cannot be read or written: Permission denied; check its permissions\n"
+    )
 
 
-def test_a_jobs_secret_that_cannot_be_had_is_one_sentence(monkeypatch, capsys):
+def test_a_failure_to_claim_a_jobs_secret_is_one_sentence(monkeypatch, capsys):
     def fail():
         raise RuntimeError("no head")
 
     monkeypatch.setenv("GPIPE_JOB", "j")
-    monkeypatch.setattr("launch.jobs.secrets.take", fail)
+    monkeypatch.setattr("launch.backends.secrets.claim_secret", fail)
     assert gpipe("list", monkeypatch=monkeypatch) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("error: RuntimeError: no head; this is a defect of the suite")
@@ -194,9 +271,9 @@ def test_any_other_exception_is_one_sentence_and_exit_code_1_with_its_traceback_
     def fail():
         raise ZeroDivisionError("a bug\nof two lines")
 
-    monkeypatch.setattr("launch.listing.table", fail)
+    monkeypatch.setattr("launch.runs.listing.table", fail)
     assert gpipe("list", monkeypatch=monkeypatch) == 1
     (said,) = capsys.readouterr().err.splitlines()
     log = tmp_path / ".cache/errors.log"
-    assert said == f"error: ZeroDivisionError: a bug; this is a defect of the suite, its traceback is in {log}"
+    assert said == f"error: ZeroDivisionError: a bug; this is a defect of the suite, the traceback is in {log}"
     assert "in fail\n" in log.read_text()

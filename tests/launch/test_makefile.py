@@ -1,4 +1,4 @@
-"""What is typed after ``make`` arrives at the command line as it was typed, and nothing of it is run."""
+"""Values given to ``make`` reach the command line unchanged, and are never executed."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ HOSTILE = (
 
 @pytest.fixture
 def place(tmp_path):
-    """A checkout with a command line that prints what it is given."""
+    """A checkout with a command line that prints its arguments."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in ("pyproject.toml", "constraints.txt", ".venv/bin/gpipe", ".venv/installed"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def place(tmp_path):
 
 
 def made(place, *arguments, **variables):
-    """Returns what ``make`` gave to the command line."""
+    """Returns the arguments that ``make`` passed to the command line."""
     done = subprocess.run(
         ["make", *arguments], cwd=place, env={"PATH": os.environ["PATH"], **variables}, capture_output=True, text=True,
         timeout=30, check=False,
@@ -45,7 +45,7 @@ def made(place, *arguments, **variables):
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_a_value_arrives_as_it_was_typed_and_is_not_run(place, value):
+def test_values_are_passed_unchanged_and_not_executed(place, value):
     typed = value.lstrip(" ")  # make itself drops blanks behind the equals sign
     assert made(place, "experiment", f"NAME={value}", f"SET={value}", f"SCALE={value}", f"LAUNCHER={value}") == [
         "experiment", "--scale", typed, "--set", typed, "--launcher", typed, "--", typed,
@@ -55,7 +55,7 @@ def test_a_value_arrives_as_it_was_typed_and_is_not_run(place, value):
 
 @pytest.mark.parametrize("target", [
     "experiment", "resume", "checkpoints", "plan", "table", "bench", "sweep", "report", "score", "sync", "translate",
-    "export", "list", "submit", "jobs", "logs", "stop", "fetch", "gpu-check", "doctor",
+    "export", "list", "settings", "submit", "jobs", "logs", "stop", "fetch", "gpu-check", "doctor",
 ])  # fmt: skip
 def test_every_value_of_every_target_is_passed_untouched(place, target):
     value = 'a "b"  $(shell touch hacked) `touch hacked` $5'
@@ -78,6 +78,7 @@ def test_without_values_each_target_has_its_own_defaults(place):
     assert made(place, "experiment") == ["experiment", "--scale", "auto", "--set", "", "--launcher", "ray", "--", ""]
     assert made(place, "sweep") == ["sweep", "--scale", "auto", "--launcher", "spawn", "--", ""]
     assert made(place, "plan")[-4:] == ["--format", "text", "--", ""]
+    assert made(place, "settings")[-4:] == ["--format", "text", "--", ""]
     assert made(place, "export", "RUN=r") == ["export", "--format", "huggingface", "--", "r"]
     assert made(place, "submit", "NAME=n", "SEND_KEY=1")[-3:] == ["--send-key", "--", "n"]
     assert made(place, "submit", "NAME=n", "SEND_KEY=0")[-3:] == ["", "--", "n"]

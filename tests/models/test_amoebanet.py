@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from experiments.paper import printed
+from experiments.report.paper import printed
 from models.amoebanet import AmoebaNetShape, layers
-from suite.pipeline.boundary import Front, TensorSpec
-from suite.pipeline.fronts import Fronts
-from suite.pipeline.layers import count_parameters
-from suite.pipeline.skip import find_skips
+from suite.pipeline.model.layers import count_parameters
+from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
+from suite.pipeline.runtime.shape_inference import ShapeInference
+from suite.pipeline.runtime.skip import find_skips
 
 TABLE = printed("table1.amoebanet")
 
@@ -32,18 +32,18 @@ def test_the_five_sizes_of_table_1_to_the_parameter(at):
 )
 def test_sizes_are_halved_and_rounded_up(stem, size, last, width):
     shape = AmoebaNetShape(3, 8, classes=7, stem=stem)
-    images = Front((TensorSpec((2, 3, size, size), torch.float32, False),))
-    fronts = Fronts(on_meta(shape)).all(images)
-    (before_scores,), (scores,) = fronts[-2].main, fronts[-1].main
+    images = CutSpec((TensorSpec((2, 3, size, size), torch.float32, False),))
+    cuts = ShapeInference(on_meta(shape)).infer_all(images)
+    (before_scores,), (scores,) = cuts[-2].main, cuts[-1].main
     assert before_scores.shape == (2, 4 * width, last, last)  # four states of 4D filters
     assert shape.last_size(size) == last
     assert scores.shape == (2, 7)
-    assert fronts[-1].skips == ()
+    assert cuts[-1].skips == ()
 
 
 def test_every_cell_but_the_first_takes_the_output_of_the_layer_before_the_last():
     skips = find_skips(on_meta(AmoebaNetShape(6, 8)))
-    assert [(skip.giver, skip.taker) for skip in skips] == [(at - 2, at) for at in range(2, 11)]
+    assert [(skip.source, skip.target) for skip in skips] == [(at - 2, at) for at in range(2, 11)]
 
 
 def test_fresh_weights_keep_the_signals_size():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.language_model import Block, LanguageModelShape, layers
 from models.loss import TranslationLoss
-from suite.pipeline.layers import count_parameters, materialise, structure_of, ties_of
+from suite.pipeline.model.layers import count_parameters, materialize, structure_key, ties_of
 
 TINY = LanguageModelShape(layers=3, width=16, feed_forward=24, heads=2, vocabulary=40, time=7)
 CPU = torch.device("cpu")
@@ -137,8 +137,8 @@ def test_the_list_is_made_from_layers_without_memory_and_one_seed_is_one_model()
     with torch.device("meta"):
         hollow = layers(TINY)
     assert all(parameter.is_meta for layer in hollow for parameter in layer.parameters())
-    assert len({structure_of(layer) for layer in hollow[1:-1]}) == 1
-    made, again, other = ([materialise(layer, seed, CPU) for layer in hollow] for seed in (7, 7, 8))
+    assert len({structure_key(layer) for layer in hollow[1:-1]}) == 1
+    made, again, other = ([materialize(layer, seed, CPU) for layer in hollow] for seed in (7, 7, 8))
     ids, labels = text(4)
     assert torch.equal(run(made, ids), run(again, ids))
     assert not torch.equal(run(made, ids), run(other, ids))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.loss import TranslationLoss
 from models.transformer import DecoderLayer, EncoderLayer, Head, TransformerShape, layers
-from suite.pipeline.layers import as_tuple, count_parameters, materialise, ties_of
+from suite.pipeline.model.layers import as_tuple, count_parameters, materialize, ties_of
 
 TINY = TransformerShape(layers=2, width=16, feed_forward=24, heads=2, vocabulary=40, head_width=8, dropout=0.0)
 
@@ -174,7 +174,7 @@ def test_reset_fills_every_parameter_of_a_layer_without_memory() -> None:
                 parameter.fill_(math.nan)
             layer.reset_parameters()  # type: ignore[operator]
         assert all(parameter.isfinite().all() for parameter in layer.parameters())
-    first, second = (materialise(layer.to("meta"), 7, torch.device("cpu")).state_dict() for layer in layers(TINY)[1:3])
+    first, second = (materialize(layer.to("meta"), 7, torch.device("cpu")).state_dict() for layer in layers(TINY)[1:3])
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

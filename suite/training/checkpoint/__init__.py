@@ -1,11 +1,11 @@
-"""Checkpoints that any K, R and schedule can read: one file a layer, and a manifest that comes last.
+"""Checkpoints that any K, R and schedule can read: one file per layer, and a manifest that is written last.
 
     checkpoints/00000050/layer-0000.safetensors     value/<name>: parameters and buffers
-                         layer-0001.safetensors     state/<parameter>/<name>: optimizer state, whole
+                         layer-0001.safetensors     state/<parameter>/<name>: full optimizer state
                          manifest.json              step, size and digest of all layer files, a seal of itself
-                         good                       there once a finite step was done from this state
+                         good                       written after a finite step from this state
 
-A folder without a manifest that agrees with its files is not a checkpoint: it is named, and the one before is taken.
+A folder without a manifest that matches its files is not a checkpoint: it is logged, and the previous one is used.
 """
 
 from suite.training.checkpoint.audit import Audit, audit

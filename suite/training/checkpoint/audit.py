@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are whole: every byte of them is read, without a model."""
+"""Verifies the checkpoints of a run: reads every byte of them, without a model."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass
 from suite.errors import CheckpointError
 from suite.training.checkpoint.manifest import Manifest, layer_file
 from suite.training.checkpoint.reading import Checkpoint, survey
-from suite.training.checkpoint.retention import GOOD
+from suite.training.checkpoint.retention import KEEP_GOOD
 from suite.training.checkpoint.storage import Storage
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found in one folder."""
+    """The result for one folder."""
 
     step: int
     manifest: Manifest | None
     good: bool
-    """Whether a finite step was done from it."""
+    """Whether a finite step followed it."""
     faults: tuple[str, ...]
-    """What is wrong, a file each; empty when it is whole."""
+    """What is wrong, one entry per file; empty for a valid checkpoint."""
 
 
 def audit(storage: Storage) -> Iterator[Audit]:
-    """Yields a word on every folder, the newest step first.
+    """Yields the result for every folder, newest step first.
 
-    Raises CheckpointError when the place cannot be listed.
+    Raises CheckpointError when the location cannot be listed.
     """
-    for folder, found in survey(storage):
-        good = GOOD in storage.names(folder)
-        if isinstance(found, Checkpoint):
-            yield Audit(found.step, found.manifest, good, tuple(_faults(found)))
+    for folder, entry in survey(storage):
+        good = KEEP_GOOD in storage.names(folder)
+        if isinstance(entry, Checkpoint):
+            yield Audit(entry.step, entry.manifest, good, tuple(_faults(entry)))
         else:
-            yield Audit(int(folder), None, good, (str(found),))
+            yield Audit(int(folder), None, good, (str(entry),))
 
 
 def _faults(checkpoint: Checkpoint) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""The manifest: which files make a checkpoint, and that they are these to the bit.
+"""The manifest: the files of a checkpoint, with their sizes and digests.
 
     {"files": {"layer-0000.safetensors": {"bytes": 1184, "sha256": "9f..."}, ...},
      "format": 2, "notes": {...}, "step": 50, "written": 1760000000.0,
      "seal": SHA-256 of all the rest}
 
-It is written in one way only (sorted, indented), so any other bytes are no manifest, whatever they say. ``format`` and
-``seal`` keep their meaning in every format: a newer one is told from a damaged one.
+It has exactly one encoding (sorted, indented), and any other bytes are rejected. ``format`` and ``seal`` keep their
+meaning in every format, so that a newer format is told apart from a damaged file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from suite.errors import CheckpointError
 FORMAT = 2
 
 LARGEST = 2**26
-"""Bytes of a manifest: of half a million layers."""
+"""Largest manifest in bytes: enough for half a million layers."""
 
 
 class DamagedError(Exception):
-    """What is wrong with a file of a checkpoint, in words that follow its name."""
+    """A damaged file of a checkpoint. The message follows the file's name."""
 
 
 class _Record(BaseModel):
@@ -33,23 +33,23 @@ class _Record(BaseModel):
 
 
 class File(_Record):
-    """What a file must be."""
+    """Expected size and digest of a file."""
 
     bytes: int = Field(ge=0)
     sha256: str
 
 
 class Manifest(_Record):
-    """A checkpoint as its manifest tells it."""
+    """Description of a checkpoint."""
 
     format: int = FORMAT
     step: int = Field(ge=0)
-    """Steps done when it was written: also the whole state of the sampler, of the random numbers and of the rate."""
+    """Steps done when it was written. Sampler, random numbers and learning rate depend on the step alone."""
     written: float
     """Seconds since 1970."""
     files: dict[str, File] = Field(min_length=1)
     notes: dict[str, Any]
-    """What a run wants back: units seen, its name, seed, wandb run and vocabulary."""
+    """State that the run restores: units seen, its name, seed, wandb run and vocabulary."""
 
     @field_validator("notes")
     @classmethod
@@ -62,28 +62,28 @@ class Manifest(_Record):
         return notes
 
     def encode(self) -> bytes:
-        """Returns the one text that stands for this manifest."""
+        """Returns the manifest's unique encoding."""
         return _sealed(self.model_dump(mode="json"))
 
 
 def decode(data: bytes, name: str) -> Manifest:
-    """Returns what ``encode`` wrote. ``name`` is for messages.
+    """Decodes what ``encode`` wrote. ``name`` is for messages.
 
     Raises DamagedError for any other bytes, and CheckpointError when another version of the suite wrote it.
     """
     try:
         values = json.loads(data)
-        whole = isinstance(values, dict) and "seal" in values and _sealed(values) == data
+        intact = isinstance(values, dict) and "seal" in values and _sealed(values) == data
     except (ValueError, RecursionError):
-        raise DamagedError("it is no manifest") from None
-    if not whole:
-        raise DamagedError("its seal does not agree with what it says")
-    found = values.get("format")
-    if found != FORMAT:
-        older = isinstance(found, int) and found < FORMAT
+        raise DamagedError("it is not a manifest") from None
+    if not intact:
+        raise DamagedError("its seal does not match its content")
+    version = values.get("format")
+    if version != FORMAT:
+        older = isinstance(version, int) and version < FORMAT
         raise CheckpointError(
-            f"{name} has format {repr(found)[:40]}, written by {'an older' if older else 'a newer'} version of the "
-            f"suite; this one reads format {FORMAT}; resume with the version that wrote it"
+            f"{name} has format {repr(version)[:40]}, written by {'an older' if older else 'a newer'} version of the "
+            f"suite; this version reads format {FORMAT}; resume with the version that wrote it"
         )
     try:
         return Manifest.model_validate({key: value for key, value in values.items() if key != "seal"})

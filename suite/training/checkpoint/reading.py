@@ -1,5 +1,5 @@
-"""Finding the newest checkpoint that is whole. Each file is read once: the bytes whose digest agreed are those that are
-parsed, and nothing but safetensors and JSON is.
+"""Finds the newest valid checkpoint. Each file is read once, so the bytes with the right digest are the bytes that are
+parsed. Only safetensors and JSON are parsed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 PARTS = ("value/", "state/")
 
 UNFINISHED = "no manifest, it was never finished"
-"""Of a save that was interrupted. Nothing is lost with it: the state before it is that of the checkpoint before."""
+"""Reason for an interrupted save. It loses nothing: the previous checkpoint is the last finished one."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One written state of a whole run."""
+    """One saved state of a run."""
 
     storage: Storage
     folder: str
     manifest: Manifest
     layers: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    """What was read of it, by layer."""
+    """The tensors read so far, by layer."""
 
     def __str__(self) -> str:
         return self.storage.shown(self.folder)
@@ -43,13 +43,13 @@ class Checkpoint:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What the run wanted back."""
+        """State that the run restores."""
         return self.manifest.notes
 
     def read(self, layer: int) -> dict[str, Tensor]:
         """Returns one layer's tensors, by ``value/<name>`` and ``state/<parameter>/<name>``.
 
-        Raises CheckpointError, naming the file, when it is not what the manifest says.
+        Raises CheckpointError, naming the file, when it does not match the manifest.
         """
         name = layer_file(layer)
         path = f"{self.folder}/{name}"
@@ -63,35 +63,35 @@ class Checkpoint:
             raise CheckpointError(str(error)) from None
 
     def _bytes(self, name: str, path: str) -> bytes:
-        wanted = self.manifest.files.get(name)
-        if wanted is None:
+        expected = self.manifest.files.get(name)
+        if expected is None:
             raise DamagedError("not in the manifest")
         size = self.storage.size(path)
-        if size != wanted.bytes:
-            raise DamagedError(f"it has {size} bytes, the manifest says {wanted.bytes}")
+        if size != expected.bytes:
+            raise DamagedError(f"it has {size} bytes, the manifest says {expected.bytes}")
         data = self.storage.read(path, size)
-        if digest(data) != wanted.sha256:
-            raise DamagedError("its SHA-256 is not the manifest's")
+        if digest(data) != expected.sha256:
+            raise DamagedError("its SHA-256 does not match the manifest")
         return data
 
     def check_layers(self, count: int) -> None:
-        """Raises CheckpointError when it has not the layers of a model of ``count`` layers."""
-        wanted = {layer_file(layer) for layer in range(count)}
-        missing, extra = sorted(wanted - self.manifest.files.keys()), sorted(self.manifest.files.keys() - wanted)
-        odd = [f"{names[0]}{' to ' + names[-1] if names[1:] else ''} {word}"
+        """Raises CheckpointError unless it has exactly the layers of a model of ``count`` layers."""
+        expected = {layer_file(layer) for layer in range(count)}
+        missing, extra = sorted(expected - self.manifest.files.keys()), sorted(self.manifest.files.keys() - expected)
+        differences = [f"{names[0]}{' to ' + names[-1] if names[1:] else ''} {word}"
                for word, names in (("missing", missing), ("extra", extra)) if names]  # fmt: skip
-        if odd:
+        if differences:
             raise CheckpointError(
-                f"{self} has {len(self.manifest.files)} layers, this model {count} ({', '.join(odd)}); "
+                f"{self} has {len(self.manifest.files)} layers, this model {count} ({', '.join(differences)}); "
                 "resume with the settings of the run that wrote it"
             )
 
 
 def survey(storage: Storage) -> Iterator[tuple[str, Checkpoint | str | CheckpointError]]:
-    """Yields every folder's name, the newest step first, with its checkpoint, or with what is wrong with its manifest:
-    a CheckpointError when another version of the suite wrote it.
+    """Yields every folder's name, newest step first, with its checkpoint or the fault of its manifest: a
+    CheckpointError when another version of the suite wrote it, else a text.
 
-    Raises CheckpointError when the place cannot be listed.
+    Raises CheckpointError when the location cannot be listed.
     """
     for folder in folders_of(storage):
         yield folder, _examine(storage, folder)
@@ -104,7 +104,7 @@ def _examine(storage: Storage, folder: str, retry: bool = True) -> Checkpoint | 
             return "it is not a folder"
         size = storage.size(path)
         if size > LARGEST:
-            raise DamagedError(f"it has {size} bytes, no manifest has more than {LARGEST}")
+            raise DamagedError(f"it has {size} bytes, the limit for a manifest is {LARGEST}")
         manifest = decode(storage.read(path, size), storage.shown(path))
         if manifest.step != int(folder):
             raise DamagedError(f"it is of step {manifest.step}")
@@ -118,9 +118,9 @@ def _examine(storage: Storage, folder: str, retry: bool = True) -> Checkpoint | 
 
 
 def folders_of(storage: Storage) -> list[str]:
-    """Returns the names of all that may be a checkpoint, usable or not, the newest step first.
+    """Returns the names of all possible checkpoints, valid or not, newest step first.
 
-    Raises CheckpointError when the place cannot be listed.
+    Raises CheckpointError when the location cannot be listed.
     """
     try:
         return storage.folders()
@@ -138,21 +138,21 @@ def _without_manifest(storage: Storage, folder: str, retry: bool) -> Checkpoint 
     return UNFINISHED if any(name.startswith(BEGUN) for name in names) else f"its {MANIFEST} is missing"
 
 
-def list_checkpoints(location: str | Path, say: Callable[[str], None]) -> list[Checkpoint]:
-    """Returns the checkpoints below a folder or URL whose manifest is whole, newest first; names the others. None where
-    no save was ever finished.
+def list_checkpoints(location: str | Path, log: Callable[[str], None]) -> list[Checkpoint]:
+    """Returns the checkpoints below a folder or URL that have a valid manifest, newest first, and logs the others.
+    Empty if no save ever finished.
 
-    Raises CheckpointError when there are checkpoints and no manifest is whole, when another version of the suite wrote
-    one, or the place cannot be listed.
+    Raises CheckpointError when checkpoints exist but none has a valid manifest, when another version of the suite wrote
+    one, or when the location cannot be listed.
     """
     bad: list[str] = []
-    found = _found(Storage(location), say, bad)
-    if bad and not found:
-        raise _refusal(location, bad)
-    return found
+    checkpoints = _with_manifest(Storage(location), log, bad)
+    if bad and not checkpoints:
+        raise _none_usable(location, bad)
+    return checkpoints
 
 
-def _refusal(location: str | Path, bad: list[str]) -> CheckpointError:
+def _none_usable(location: str | Path, bad: list[str]) -> CheckpointError:
     none = f"none of the {len(bad)} checkpoints can" if len(bad) > 1 else "the only checkpoint cannot"
     return CheckpointError(
         f"{none} be used ({'; '.join(sorted(bad, reverse=True))}); restore these files, or move {location} away "
@@ -160,35 +160,35 @@ def _refusal(location: str | Path, bad: list[str]) -> CheckpointError:
     )
 
 
-def _found(storage: Storage, say: Callable[[str], None], bad: list[str]) -> list[Checkpoint]:
-    """As ``list_checkpoints``; what cannot be used and is no interrupted save goes to ``bad``, with the reason."""
-    found = []
-    for folder, one in survey(storage):
-        if isinstance(one, CheckpointError):
-            raise one
-        if isinstance(one, Checkpoint):
-            found.append(one)
+def _with_manifest(storage: Storage, log: Callable[[str], None], bad: list[str]) -> list[Checkpoint]:
+    """Like ``list_checkpoints``; adds to ``bad`` the unusable ones that are no interrupted saves, with the reason."""
+    checkpoints = []
+    for folder, entry in survey(storage):
+        if isinstance(entry, CheckpointError):
+            raise entry
+        if isinstance(entry, Checkpoint):
+            checkpoints.append(entry)
         else:
-            say(f"checkpoint {storage.shown(folder)} is not used: {one}")
-            if one != UNFINISHED:
-                bad.append(f"{storage.shown(folder)}: {one}")
-    return found
+            log(f"checkpoint {storage.shown(folder)} is not used: {entry}")
+            if entry != UNFINISHED:
+                bad.append(f"{storage.shown(folder)}: {entry}")
+    return checkpoints
 
 
 def newest_valid(
-    location: str | Path, layers: Sequence[int], count: int, say: Callable[[str], None]
+    location: str | Path, layers: Sequence[int], count: int, log: Callable[[str], None]
 ) -> Checkpoint | None:
-    """Returns the newest checkpoint all of whose files are whole, with what this worker needs of it; None where no save
-    was ever finished. All workers must call it and get the same.
+    """Returns the newest valid checkpoint with this worker's layers; None if no save ever finished. All workers must
+    call it and get the same checkpoint.
 
-    Each worker reads its ``layers`` of the model's ``count``; ``say`` hears of what is damaged on the first rank.
+    Each worker reads its ``layers`` of the model's ``count``. Rank 0 logs damaged checkpoints.
 
-    Raises CheckpointError, on all workers, when there are checkpoints and none can be used, or one is of another model
-    or version.
+    Raises CheckpointError, on all workers, when checkpoints exist but none is valid, or one is of another model or
+    version.
     """
     storage = Storage(location)
-    offered, bad = _offered(storage, say)
-    for folder, manifest in offered:
+    candidates, bad = _candidates(storage, log)
+    for folder, manifest in candidates:
         checkpoint = Checkpoint(storage, folder, manifest)
         checkpoint.check_layers(count)
         fault = None
@@ -198,27 +198,27 @@ def newest_valid(
             fault = str(error)
         faults: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(faults, fault)
-        told = sorted({line for line in faults if line})
-        if not told:
+        messages = sorted({line for line in faults if line})
+        if not messages:
             return checkpoint
-        bad.append(told[0])
+        bad.append(messages[0])
         if dist.get_rank() == 0:
-            for line in told:
-                say(f"checkpoint {checkpoint} is not used: {line}")
+            for line in messages:
+                log(f"checkpoint {checkpoint} is not used: {line}")
     if bad:
-        raise _refusal(storage.location, bad)
+        raise _none_usable(storage.location, bad)
     return None
 
 
-def _offered(storage: Storage, say: Callable[[str], None]) -> tuple[list[tuple[str, Manifest]], list[str]]:
-    """Returns the checkpoints that the first rank lists, and what is wrong with finished ones that are not among them;
-    raises on all what it raises there."""
+def _candidates(storage: Storage, log: Callable[[str], None]) -> tuple[list[tuple[str, Manifest]], list[str]]:
+    """Returns the checkpoints that rank 0 lists, and the faults of finished but unusable ones. An error of rank 0 is
+    raised on all workers."""
     shared: list[Any] = [None]
     if dist.get_rank() == 0:
         bad: list[str] = []
         try:
-            found = _found(storage, say, bad)
-            shared = [([(one.folder, one.manifest) for one in found], bad)]
+            found = _with_manifest(storage, log, bad)
+            shared = [([(checkpoint.folder, checkpoint.manifest) for checkpoint in found], bad)]
         except CheckpointError as error:
             shared = [error]
     dist.broadcast_object_list(shared, src=0)
@@ -228,12 +228,12 @@ def _offered(storage: Storage, say: Callable[[str], None]) -> tuple[list[tuple[s
 
 
 def _tensors(data: bytes) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file. Raises DamagedError when the bytes are none."""
+    """Returns the tensors of a safetensors file. Raises DamagedError for any other bytes."""
     try:
         tensors: dict[str, Tensor] = load(data)
-    except Exception as error:  # the parser has errors of several kinds; none must end a run without the file's name
-        raise DamagedError(f"it is no safetensors file: {type(error).__name__}: {error}") from None
-    odd = sorted(name for name in tensors if not name.startswith(PARTS))
-    if odd:
-        raise DamagedError(f"it holds {', '.join(odd)}, which a checkpoint has not")
+    except Exception as error:  # the parser raises several error types; each must get the file's name
+        raise DamagedError(f"it is not a safetensors file: {type(error).__name__}: {error}") from None
+    unknown = sorted(name for name in tensors if not name.startswith(PARTS))
+    if unknown:
+        raise DamagedError(f"it has unexpected tensors: {', '.join(unknown)}")
     return tensors

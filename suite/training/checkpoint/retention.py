@@ -1,7 +1,7 @@
-"""Which checkpoints stay: the newest two, and always the last good one.
+"""Which checkpoints are kept: the newest two, and always the last good one.
 
-step     10     20     30     40     50        good: a finite step was done from it. Here every step after 20 was
-         good   good   .      .      .         skipped: 50 and 40 are the newest, 20 is kept beside them
+step     10     20     30     40     50        good: a finite step followed it. Here every step after 20 was skipped:
+         good   good   .      .      .         50 and 40 are the newest, 20 is kept in addition
                 kept          kept   kept
 """
 
@@ -11,32 +11,32 @@ from collections.abc import Collection
 
 from suite.training.checkpoint.storage import MANIFEST, Storage
 
-KEEP = 2
-"""The newest, and one to fall back to."""
+KEEP_LATEST = 2
+"""The newest one, and one to fall back to."""
 
-GOOD = "good"
+KEEP_GOOD = "good"
 
 
-def kept(finished: Collection[int], good: Collection[int]) -> set[int]:
-    """Returns the steps of those that stay, of the ``finished`` and, among them, the ``good``."""
-    return {*sorted(finished)[-KEEP:], *sorted(set(good) & set(finished))[-1:]}
+def steps_to_keep(finished: Collection[int], good: Collection[int]) -> set[int]:
+    """Returns the steps to keep of the ``finished`` checkpoints, of which some are ``good``."""
+    return {*sorted(finished)[-KEEP_LATEST:], *sorted(set(good) & set(finished))[-1:]}
 
 
 def rotate(storage: Storage, step: int) -> None:
-    """Removes what need not stay once the checkpoint of ``step`` is there.
+    """Removes old checkpoints after the one of ``step`` is published.
 
-    What lies beyond ``step`` is of a future that a resume gave up, and what has no manifest was never finished. A file
-    that is named like a checkpoint is not ours and stays.
+    Also removes checkpoints beyond ``step``, left from before a resume, and unfinished ones without a manifest. A plain
+    file that is named like a checkpoint is not ours and stays.
     """
     folders = {int(name): name for name in storage.folders() if storage.is_folder(name)}
     names = {at: storage.names(name) for at, name in folders.items()}
     finished = [at for at in folders if at <= step and MANIFEST in names[at]]
-    stay = kept(finished, [at for at in finished if GOOD in names[at]])
+    kept = steps_to_keep(finished, [at for at in finished if KEEP_GOOD in names[at]])
     for at, name in folders.items():
-        if at not in stay:
+        if at not in kept:
             storage.remove_folder(name)
 
 
 def mark_good(storage: Storage, folder: str) -> None:
-    """Notes that a finite step was done from a checkpoint."""
-    storage.write(f"{folder}/{GOOD}", b"")
+    """Marks a checkpoint as good: a finite step followed it."""
+    storage.write(f"{folder}/{KEEP_GOOD}", b"")

@@ -1,0 +1,164 @@
+"""One fully resolved run: every number that its result depends on, immutable, saved with it as ``experiment.toml``.
+
+This is the common part; ``experiments.translation`` and ``experiments.images`` add the settings of text and images.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, fields
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import ValidationError, model_validator
+from torch import nn
+
+from experiments.base import overrides, toml_text
+from suite.errors import SettingError, nearest
+from suite.pipeline.planning.partition import cell_ranges
+from suite.pipeline.schedule import config
+from suite.settings import Frozen, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
+
+Scale = Literal["paper", "laptop", "tiny"]
+
+
+def checked_shape(kind: type) -> Any:
+    """Returns a validator that checks a model shape's types, also of one made in code, and rejects unknown fields."""
+    known = [field.name for field in fields(kind)]
+
+    def check(value: Any) -> Any:
+        if isinstance(value, kind):
+            return asdict(value)  # type: ignore[call-overload]
+        for name in value if isinstance(value, dict) else ():
+            if name not in known:
+                raise ValueError(f"unknown field {name}; {nearest(name, known)}")
+        return value
+
+    return check
+
+
+FORMAT = 2
+"""Of an experiment's file. Raise it when settings are renamed: runs of another format are refused."""
+
+
+class Experiment(Frozen):
+    """A named run of any task.
+
+    Raises SettingError when two fields contradict each other, pydantic's ValidationError for a wrong type or name.
+    """
+
+    unit: ClassVar[str]
+    """Unit of a mini-batch: tokens or images."""
+    measure: ClassVar[str]
+    """The metric that the loss reports per unit, beside its objective: nll or accuracy."""
+    fixed: ClassVar[tuple[str, ...]]
+    """Sections that a resumed run cannot change: the model and the data."""
+
+    name: str
+    scale: Scale
+    pipeline: PipelineSettings
+    optimizer: OptimizerSettings
+    train: LoopSettings
+    tracking: TrackingSettings = TrackingSettings()
+    trace: bool = False
+    """Whether the actions of every step are recorded; the first few always are."""
+    shrunk: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        faults = [*self.faults(), *self._pipeline_faults()]
+        if faults:
+            raise SettingError("; ".join(faults))
+        return self
+
+    def faults(self) -> list[str]:
+        """Returns all contradictions between the task's own settings."""
+        return []
+
+    @property
+    @abstractmethod
+    def list_length(self) -> int:
+        """Layers of the model."""
+
+    @property
+    @abstractmethod
+    def batch(self) -> int:
+        """Approximate units of a mini-batch over all replicas."""
+
+    @property
+    @abstractmethod
+    def data(self) -> str:
+        """The name of the text or image set."""
+
+    @abstractmethod
+    def with_data(self, name: str) -> Self:
+        """Returns a copy on another text or image set."""
+
+    @abstractmethod
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
+        """Returns the layers, on the meta device, and the loss."""
+
+    def _pipeline_faults(self) -> list[str]:
+        """Returns all faults of K, the schedule and the cells set by hand."""
+        stages, cells, count = self.pipeline.stages, self.pipeline.layers_per_cell, self.list_length
+        faults = config.setting_faults(self.pipeline, count)
+        if stages > count:
+            faults.append(f"pipeline.stages is {stages}, the model has {count} layers; use 1 to {count} stages")
+        if cells is not None and len(cells) != stages * self.pipeline.virtual_stages:
+            each = f" of {self.pipeline.virtual_stages} cells each" if self.pipeline.virtual_stages > 1 else ""
+            faults.append(
+                f"pipeline.layers_per_cell has {len(cells)} cells, pipeline.stages is {stages}{each}; make them equal"
+            )
+        if cells is not None:
+            try:
+                cell_ranges(cells, count)
+            except SettingError as fault:
+                faults.append(str(fault))
+        return faults
+
+    def with_settings(self, settings: str | Iterable[str]) -> Self:
+        """Returns a copy with ``field=value`` settings, such as ``"train.steps=50 pipeline.stages=4"``, applied.
+
+        Raises SettingError with the field, its type and the given value, or with the closest names of an unknown field.
+        """
+        given = self.completed(overrides.parse(settings, type(self)))
+        values = self.model_dump()
+        for path, value in given.items():
+            section, _, field = path.partition(".")
+            if field:
+                values[section][field] = value
+            else:
+                values[section] = value
+        return self.validated(values)
+
+    def completed(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Adds the settings that follow from the given ones: a cosine decay ends with the run."""
+        decay = given.get("optimizer.lr_decay", self.optimizer.lr_decay)
+        if decay == "cosine" and "optimizer.lr_decay_steps" not in given:
+            steps = given.get("train.steps", self.train.steps)
+            warmup = given.get("optimizer.warmup_steps", self.optimizer.warmup_steps)
+            with suppress(ValueError):  # not a number: validation reports it
+                given = {**given, "optimizer.lr_decay_steps": max(1, int(steps) - int(warmup))}
+        return given
+
+    def to_toml(self) -> str:
+        """Returns the experiment as TOML; omits fields that are None."""
+        return toml_text.write({"format": FORMAT, **self.model_dump()})
+
+    @classmethod
+    def validated(cls, values: dict[str, Any]) -> Self:
+        """Returns the experiment with these values. Raises SettingError with all faults."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as fault:
+            raise overrides.as_setting_error(fault, cls) from None
+
+    @classmethod
+    def restored(cls, values: dict[str, Any]) -> Self:
+        """Returns the experiment that ``to_toml`` wrote: an omitted optional field is None, whatever its default."""
+        for path, kind in overrides.paths(cls).items():
+            section, _, field = path.partition(".")
+            if overrides.may_be_none(kind) and isinstance(values.get(section), dict):
+                values[section].setdefault(field, None)
+        return cls.validated(values)

@@ -1,0 +1,54 @@
+"""Consecutive layers as one module, as most peers want a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from experiments.benchmark.peers.peer import Gradients
+from experiments.benchmark.peers.work import SEED
+from suite.pipeline.model.layers import Tensors, as_tuple, materialize
+from suite.pipeline.model.rng import initial_seed
+
+
+class Cell(nn.Module):
+    """Layers of the whole list, with the initial values that the suite's stages give them."""
+
+    def __init__(self, layers: Sequence[nn.Module], indices: range, recompute: bool = False) -> None:
+        """``layers`` are all of the model's, on the meta device. With ``recompute`` only the inputs are kept."""
+        super().__init__()
+        self.indices, self.recompute = indices, recompute
+        cpu = torch.device("cpu")
+        self.layers = nn.ModuleList(materialize(layers[index], initial_seed(SEED, index), cpu) for index in indices)
+
+    def forward(self, *tensors: Any) -> Tensor | Tensors:
+        """Takes what the layer before returns, as several arguments or as one tuple."""
+        if len(tensors) == 1:
+            tensors = as_tuple(tensors[0])
+        if self.recompute and torch.is_grad_enabled():
+            # no layer here draws random numbers, so their state need not be kept
+            result: Tensor | Tensors = checkpoint(self._run, *tensors, use_reentrant=False, preserve_rng_state=False)
+            return result
+        return self._run(*tensors)
+
+    def _run(self, *tensors: Tensor) -> Tensor | Tensors:
+        for layer in self.layers:
+            tensors = as_tuple(layer(*tensors))
+        return tensors[0] if len(tensors) == 1 else tensors
+
+    def gradients(self) -> Gradients:
+        """Returns the gradients by (layer, name); zeros for a parameter that had no part in the loss."""
+        return {
+            (index, name): torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for index, layer in zip(self.indices, self.layers, strict=True)
+            for name, parameter in layer.named_parameters()
+        }
+
+    def clear(self) -> None:
+        """Drops the gradients."""
+        for parameter in self.parameters():
+            parameter.grad = None

@@ -1,0 +1,44 @@
+"""The benchmark's contenders beside the suite, one line of data each."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from experiments.benchmark.peers.deepspeed_pipeline import DeepSpeedPipeline
+from experiments.benchmark.peers.one_process import OneProcess
+from experiments.benchmark.peers.peer import Entrant, refuse_none
+from experiments.benchmark.peers.torch_pipelining import TorchPipelining, refuse_split
+from experiments.benchmark.peers.torchgpipe_threads import TorchGPipe, refusal
+
+COMPUTING = ("layers", "translation")
+
+
+def _torch(name: str, schedule: str, recompute: bool, parts: int = 1, v_shaped: bool = False) -> Entrant:
+    build = partial(TorchPipelining, schedule=schedule, recompute=recompute, parts=parts, v_shaped=v_shaped)
+    return Entrant(
+        name, build, recompute, parts=parts, refuse=refuse_split if "ZeroBubble" in schedule else refuse_none
+    )
+
+
+def _torchgpipe(name: str, checkpoint: str) -> Entrant:
+    build, refuse = partial(TorchGPipe, checkpoint=checkpoint), partial(refusal, checkpoint=checkpoint)
+    return Entrant(name, build, checkpoint != "never", refuse=refuse, peak=False)
+
+
+PEERS = (
+    _torch("torch GPipe, recomputed", "GPipe", True),
+    _torch("torch GPipe", "GPipe", False),
+    _torch("torch 1F1B, recomputed", "1F1B", True),
+    _torch("torch 1F1B", "1F1B", False),
+    _torch("torch interleaved 1F1B, recomputed", "Interleaved1F1B", True, parts=2),
+    _torch("torch interleaved 1F1B", "Interleaved1F1B", False, parts=2),
+    _torch("torch interleaved zero-bubble", "InterleavedZeroBubble", False, parts=2),
+    _torch("torch ZBV zero-bubble", "ZBVZeroBubble", False, parts=2, v_shaped=True),
+    Entrant("DeepSpeed 1F1B, recomputed", partial(DeepSpeedPipeline, recompute=True), True),
+    Entrant("DeepSpeed 1F1B", partial(DeepSpeedPipeline, recompute=False), False),
+    _torchgpipe("torchgpipe, recomputed", "except_last"),
+    _torchgpipe("torchgpipe", "never"),
+    Entrant("one process, one thread", partial(OneProcess, threads=1), False, works=COMPUTING),
+    Entrant("one process, K threads", partial(OneProcess, threads=0), False, works=COMPUTING),
+)
+"""Zero-bubble schedules have no row with recompute: they split the backward, and each half would recompute."""

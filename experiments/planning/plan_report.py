@@ -1,0 +1,201 @@
+"""A plan's inputs, and its report as a record and as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.base.cluster import Cluster
+from experiments.base.workload import Measurable, Workload
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.placement import Placement
+from suite.pipeline.planning.plan import Machine, Plan
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Layer costs of a workload on a cluster's devices, and their source."""
+
+    costs: tuple[LayerCost, ...]
+    machine: Machine
+    source: str
+    measured: bool
+    file: Path | None = None
+    """The file of measured costs."""
+
+
+CostModel = Callable[[Measurable, Cluster], LayerCosts]
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan and its report."""
+
+    work: Workload
+    cluster: Cluster
+    layer_costs: LayerCosts
+    plan: Plan
+    parameters: int
+    notes: tuple[str, ...] = ()
+    placement: Placement | None = None
+    """Which worker runs where, on several nodes."""
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds per step."""
+        return self.plan.step_s
+
+    @property
+    def units_per_second(self) -> float:
+        """Throughput of all replicas."""
+        return self.work.batch / self.step_s
+
+    @property
+    def hours(self) -> float:
+        """Hours of the whole run."""
+        return self.work.steps * self.step_s / 3600
+
+    @property
+    def kind(self) -> str:
+        """How the times were computed."""
+        return f"simulated from {'measured' if self.layer_costs.measured else 'estimated'} layer costs"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the record that ``make plan FORMAT=json`` prints: seconds, bytes, counts."""
+        plan, pipeline = self.plan, self.plan.pipeline
+        return {
+            "name": self.work.name,
+            "cluster": str(self.cluster),
+            "costs": self.layer_costs.source,
+            "measured": self.layer_costs.measured,
+            "parameters": self.parameters,
+            "layers": sum(plan.layers_per_cell),
+            "K": pipeline.stages,
+            "M": pipeline.micro_batches,
+            "R": pipeline.replicas,
+            "schedule": plan.schedule_config.schedule,
+            "virtual_stages": plan.schedule_config.virtual_stages,
+            "remat": pipeline.remat,
+            "recomputed": plan.recomputes[0],
+            "forwards": plan.recomputes[1],
+            "cells": list(plan.layers_per_cell),
+            "step_s": self.step_s,
+            "limit_s": plan.step_time_lower_bound_s,
+            f"{self.work.unit}_per_second": self.units_per_second,
+            "bubble": plan.timeline.bubble,
+            "steps": self.work.steps,
+            "hours": self.hours,
+            "device_bytes": plan.memory_limit_bytes + plan.reserve,
+            "reserve_bytes": plan.reserve,
+            "notes": list(self.notes),
+            "nodes": [node.name for node in self.placement.nodes] if self.placement is not None else [],
+            "stages": [
+                {
+                    "first_layer": stage.begin,
+                    "last_layer": stage.end - 1,
+                    "parameters": stage.parameters,
+                    "forward_s": stage.cost.forward_s,
+                    "recompute_s": stage.cost.recompute_s,
+                    "backward_s": stage.cost.backward_s,
+                    "update_s": stage.cost.update_s,
+                    "sends_bytes": stage.cost.activation_bytes,
+                    "returns_bytes": stage.cost.gradient_bytes,
+                    "idle": plan.timeline.idle(k % pipeline.stages),
+                    "peak_bytes": stage.peak_bytes,
+                }
+                for k, stage in enumerate(plan.cells)
+            ],
+        }
+
+    def lines(self) -> list[str]:
+        """Returns the plan as lines of text."""
+        plan, pipeline = self.plan, self.plan.pipeline
+        most = max(stage.peak_bytes for stage in plan.cells)
+        return [
+            f"plan of {self.work.name} on {self.cluster}; {self.kind} ({self.layer_costs.source})",
+            *(f"  {note}" for note in self.notes),
+            f"  {sum(plan.layers_per_cell)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
+            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {_schedule_text(plan)}",
+            *_stage_lines(plan),
+            *_shared_parameters_line(plan, self.parameters),
+            f"  step {in_seconds(self.step_s)} (lower bound {in_seconds(plan.step_time_lower_bound_s)}), "
+            f"bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.work.unit}/s, "
+            f"largest stage {most / GIB:.2f} of {plan.memory_limit_bytes / GIB:.2f} GiB{_reserve_text(plan)}",
+            f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {in_hours(self.hours * 3600)}",
+            *(self.placement.lines() if self.placement is not None else ()),
+        ]
+
+
+def _reserve_text(plan: Plan) -> str:
+    """Describes the memory that the plan leaves free."""
+    whole = plan.memory_limit_bytes + plan.reserve
+    return f" ({whole / GIB:.2f} GiB minus a reserve of {plan.reserve / whole:.0%})" if plan.reserve else ""
+
+
+def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:
+    """Yields a line if stages have more parameters than the model."""
+    total = sum(stage.parameters for stage in plan.cells)
+    if total > parameters:
+        yield (
+            f"  the stages hold {total:,} parameters in total: {total - parameters:,} of them are copies of parameters "
+            "that layers of several stages share"
+        )
+
+
+def _schedule_text(plan: Plan) -> str:
+    """Describes the schedule."""
+    recomputed, forwards = plan.recomputes
+    virtual_stages = (
+        f", {plan.schedule_config.virtual_stages} cells per stage" if plan.schedule_config.virtual_stages > 1 else ""
+    )
+    return f"{plan.schedule_config.schedule}{virtual_stages}, {recomputed} of {forwards} forwards recomputed"
+
+
+def _stage_lines(plan: Plan) -> Iterator[str]:
+    """Yields one line per stage; consecutive equal stages share a line."""
+    first = 0
+    for k, stage in enumerate(plan.cells):
+        following = plan.cells[k + 1] if k + 1 < len(plan.cells) else None
+        if following is not None and (k + 1) % plan.pipeline.stages and _are_equal(stage, following):
+            continue
+        stages = plan.pipeline.stages
+        name = f"stage {k % stages}" if first == k else f"stages {first % stages}-{k % stages}"
+        if plan.schedule_config.virtual_stages > 1:
+            name += f", cell {k // stages}"
+        begin, cost = plan.cells[first].begin, stage.cost
+        each = "" if first == k else " each"
+        yield (
+            f"  {name}: layers {begin}-{stage.end - 1} ({stage.end - stage.begin}{each}), "
+            f"{stage.parameters:,} parameters, F {in_seconds(cost.forward_s)} R {in_seconds(cost.recompute_s)} "
+            f"B {in_seconds(cost.backward_s)}, idle {plan.timeline.idle(k % stages):.1%}, "
+            f"{stage.peak_bytes / GIB:.2f} GiB"
+        )
+        first = k + 1
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return (one.end - one.begin, one.cost) == (other.end - other.begin, other.cost)
+
+
+def in_seconds(value: float) -> str:
+    """Returns a duration with its unit."""
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
+
+
+def in_figures(value: float) -> str:
+    """Returns a number with at least two significant figures, such as 0.042, 3.1, 47 or 1,200."""
+    if value >= 10 or value <= 0:
+        return f"{value:,.0f}"
+    digits = 1 - math.floor(math.log10(value))
+    return f"{value:.{digits}f}"
+
+
+def in_hours(seconds: float) -> str:
+    """Returns a duration in hours, or in minutes or seconds if it is short."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.2f} hours"
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else in_seconds(seconds)

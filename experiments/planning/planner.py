@@ -1,0 +1,302 @@
+"""Plans a workload on a cluster; if the plan does not fit, finds the closest plans that do."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from experiments.base import overrides
+from experiments.base.cluster import Cluster
+from experiments.base.workload import Measurable, Workload
+from experiments.planning.neighbours import kinds_of_change
+from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, in_seconds
+from suite.errors import BusyError, PlacementError, PlanError, SettingError, SuiteError
+from suite.log import Log
+from suite.pipeline.model.layers import check_frozen, count_parameters
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import DEVICES, GIB, Device
+from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.memory import bytes_per_parameter
+from suite.pipeline.planning.placement import Placement
+from suite.pipeline.planning.plan import Machine, check_memory, least_limit, make_plan
+from suite.pipeline.planning.simulate import Link, Links
+from suite.settings import PipelineSettings
+
+RESERVE = 0.05
+"""The share of each accelerator's memory that a plan leaves free for fragmentation and for libraries beyond CUDA's
+context. Our choice, not measured."""
+
+TENTH = GIB // 10
+"""Resolution in bytes of the search for the least memory of a plan."""
+
+
+def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
+    """Estimates costs from operations and bytes on the cluster's declared device.
+
+    For this machine, which has no declared device, uses its memory and the speed of a TPUv3 core; the callers then only
+    use the bytes.
+    """
+    device = cluster.device or replace(DEVICES["TPUv3"], memory_bytes=cluster.bytes_per_device)
+    costs = _estimated(_Keyed.of(work), device)
+    reduce = device.link if cluster.device is not None else math.inf
+    machine = Machine(cluster.bytes_per_device, device.process_bytes, device.messages, reduce)
+    return LayerCosts(costs, machine, _source(device), measured=False)
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """A workload that compares equal to others with the same costs."""
+
+    work: Measurable = field(compare=False)
+    key: str = ""
+
+    @staticmethod
+    def of(work: Measurable) -> _Keyed:
+        return _Keyed(work, work.key())
+
+
+@lru_cache(maxsize=64)
+def _estimated(keyed: _Keyed, device: Device) -> tuple[LayerCost, ...]:
+    """Cached, because the search for the closest plans needs the same costs many times."""
+    work = keyed.work
+    layers, loss = work.build()
+    return tuple(estimate(layers, loss, work.sample().largest, device, work.optimizer))
+
+
+@lru_cache(maxsize=64)
+def _parameters(keyed: _Keyed) -> int:
+    """Returns the number of parameters; cached, because building a large model takes seconds. Raises SettingError for
+    wrongly frozen ones (``check_frozen``)."""
+    layers, _ = keyed.work.build()
+    check_frozen(layers)
+    return count_parameters(layers)
+
+
+def _source(device: Device) -> str:
+    share = "" if device.efficiency == 1 else f" at {device.efficiency:.0%} of its peak"
+    return f"operations and bytes over {device.name}{share}"
+
+
+def make(
+    work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = (), given: str = "",
+    log: Log = lambda text: None,
+) -> PlanReport:  # fmt: skip
+    """Returns the plan of a workload on a cluster. ``given`` are the user's settings of the workload.
+
+    Raises PlanError with all faults, of devices and of memory, and with the closest plans that fit, each with all its
+    settings.
+    """
+    if faults := work.faults() or _frozen_faults(work):  # other numbers of devices or micro-batches would not help
+        raise PlanError(faults, notes=notes)
+    try:
+        log(f"the plan of {work.name}")
+        return attempt(work, cluster, cost_model, notes)
+    except PlanError as fault:
+        process = 0 if row_faults(work) else _process_bytes(work, cluster, cost_model)
+        suggestions = nearest(work, cluster, process, log)
+        remedies = [f'SET="{_merged(given, settings)}": {gain}' for settings, gain in suggestions]
+        all_notes = notes if remedies else (*notes, *_memory_note(work, cluster))
+        raise PlanError(fault.faults, remedies, all_notes) from None
+
+
+def _frozen_faults(work: Workload) -> list[str]:
+    """Returns faults of the model's frozen parameters, before workers start."""
+    try:
+        _parameters(_Keyed.of(work))
+    except SettingError as fault:
+        return [str(fault)]
+    return []
+
+
+def _memory_note(work: Workload, cluster: Cluster) -> Iterator[str]:
+    """Yields the memory that would suffice if no setting fits; nothing if memory is not the problem."""
+    pipeline = work.pipeline
+    if row_faults(work) or (pipeline.stages * pipeline.replicas > cluster.devices and not _shares_cores(cluster)):
+        return
+    with suppress(SuiteError):
+        least = least_memory(work, cluster)
+        if least is not None and least > cluster.bytes_per_device:
+            if _shares_cores(cluster):
+                needs = f"at least {least * cluster.devices / GIB:.1f} GiB in total"
+            else:
+                needs = f"devices of at least {least / GIB:.1f} GiB"
+            yield f"no setting was found that fits; with K = {pipeline.stages} the run needs {needs}"
+
+
+def least_memory(work: Workload, cluster: Cluster) -> int | None:
+    """Returns the least memory of each device in bytes, reserve included, in tenths of a GiB; None if no memory is
+    enough. Costs are estimated."""
+    layer_costs = estimated_costs(work, cluster)
+    each = bytes_per_parameter(work.optimizer, work.pipeline.replicas)
+    if not _shares_cores(cluster):
+        limit = least_limit(layer_costs.costs, work.pipeline, each, layer_costs.machine, TENTH)
+        if limit is None:
+            return None
+        tenths = limit // TENTH
+        while cluster.kind == "gpu" and tenths * TENTH - _reserve(tenths * TENTH) < limit:
+            tenths += 1
+        return tenths * TENTH
+    limit = least_limit(layer_costs.costs, work.pipeline, each, _on_one_host(layer_costs.machine, work, cluster), TENTH)
+    workers = work.pipeline.stages * work.pipeline.replicas
+    return None if limit is None else -(-limit * workers // cluster.devices)
+
+
+def _reserve(memory: int) -> int:
+    """Returns the bytes of a device that a plan leaves free."""
+    return int(RESERVE * memory)
+
+
+def _shares_cores(cluster: Cluster) -> bool:
+    """Whether workers may share the cores of this machine. A declared cluster has no more devices than declared."""
+    return cluster.kind == "cpu" and cluster.device is None and not cluster.nodes
+
+
+def row_faults(work: Workload) -> list[str]:
+    """Returns a fault if there are more micro-batches than rows in a mini-batch."""
+    pipeline, rows = work.pipeline, work.most_rows
+    if rows is None or pipeline.replicas * pipeline.micro_batches <= rows:
+        return []
+    return [
+        f"R = {pipeline.replicas} x M = {pipeline.micro_batches:,} micro-batches are more than the {rows:,} examples "
+        f"that a step of {work.batch:,} {work.unit} has at most; use {_fewer_parts(pipeline, rows)}"
+    ]
+
+
+def _fewer_parts(pipeline: PipelineSettings, rows: int) -> str:
+    """Returns the setting for at most one micro-batch per row: M, or R if M = 1 is still too many."""
+
+    def at_most(name: str, count: int) -> str:
+        return f"pipeline.{name}={count}" + (" or fewer" if count > 1 else "")
+
+    if pipeline.replicas <= rows:
+        return at_most("micro_batches", rows // pipeline.replicas)
+    if pipeline.micro_batches <= rows:
+        return at_most("replicas", rows // pipeline.micro_batches)
+    return f"pipeline.replicas=1 with {at_most('micro_batches', rows)}"
+
+
+def _merged(given: str, settings: str) -> str:
+    """Returns the given settings, overridden by others."""
+    pairs = dict(setting.partition("=")[::2] for setting in overrides.split(f"{given} {settings}"))
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in pairs.items())
+
+
+def attempt(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = ()) -> PlanReport:
+    """Like ``make``, without suggestions."""
+    pipeline = work.pipeline
+    faults = work.faults()
+    if faults:
+        raise PlanError(faults)
+    share_cores = _shares_cores(cluster)
+    if pipeline.stages * pipeline.replicas > cluster.devices and not share_cores:
+        faults.append(
+            f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need "
+            f"{pipeline.stages * pipeline.replicas} devices, there are {cluster}"
+        )
+    if rows := row_faults(work):  # planning so many would take minutes
+        raise PlanError([*faults, *rows])
+    try:
+        layer_costs = cost_model(work, cluster)
+        each = bytes_per_parameter(work.optimizer, pipeline.replicas)
+        placement = cluster.place(pipeline.stages, pipeline.replicas) if not faults else None
+        machine = _on_one_host(layer_costs.machine, work, cluster) if share_cores else layer_costs.machine
+        if placement is not None:
+            machine = _across_nodes(machine, placement, cluster)
+            notes += _network_notes(placement, cluster)
+        if cluster.kind == "gpu":
+            reserve = _reserve(machine.memory_limit_bytes)
+            machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
+        if faults:
+            check_memory(layer_costs.costs, len(layer_costs.costs), pipeline, each, machine)
+            raise PlanError(faults)
+        plan = make_plan(layer_costs.costs, len(layer_costs.costs), pipeline, each, machine)
+    except BusyError:  # not a fault of the plan: other runs hold the devices
+        raise
+    except PlanError as fault:
+        raise PlanError(list(dict.fromkeys([*faults, *fault.faults]))) from None
+    except (SettingError, PlacementError) as fault:
+        raise PlanError([*faults, str(fault)]) from None
+    workers = pipeline.stages * pipeline.replicas
+    if share_cores and workers > cluster.devices:
+        notes += (
+            f"{workers} workers share {cluster.devices} cores and take turns: a step takes at least their total work",
+        )
+    return PlanReport(work, cluster, layer_costs, plan, _parameters(_Keyed.of(work)), notes, placement)
+
+
+def _across_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Machine:
+    """Returns the machine with the network between nodes. An unmeasured network counts like the links inside a node."""
+    if cluster.kind == "cpu" and cluster.device is None:  # workers of one node share its memory
+        used = Counter(placement.ids)
+        share = min(cluster.bytes_per_device * node.total // used[node.id] for node in placement.nodes)
+        machine = replace(machine, memory_limit_bytes=share)
+    network = cluster.between
+    if network is None:
+        return machine
+    assert isinstance(machine.link, Link)
+    link = Links(machine.link, network, placement.cuts) if placement.cuts else machine.link
+    reduce = machine.reduce_bytes_per_s
+    if placement.spread:
+        reduce = min(reduce, (cluster.reduction or network).bytes_per_s)
+    return replace(machine, link=link, reduce_bytes_per_s=reduce)
+
+
+def _network_notes(placement: Placement, cluster: Cluster) -> tuple[str, ...]:
+    """Returns notes on the network of an available cluster."""
+    if cluster.device is not None or not (placement.cuts or placement.spread):
+        return ()
+    if cluster.network is None:
+        return (
+            "the network between nodes is not measured (run make doctor): assumed to be like the links inside a node",
+        )
+    latency, rate = cluster.network.latency_s * 1e3, cluster.network.bytes_per_s / 1e6
+    return (f"the network between nodes, measured by make doctor: {latency:.2f} ms, {rate:,.0f} MB/s",)
+
+
+def _on_one_host(machine: Machine, work: Workload, cluster: Cluster) -> Machine:
+    """Returns the machine with each worker's share of one host's memory and cores."""
+    workers = work.pipeline.stages * work.pipeline.replicas
+    return replace(
+        machine, memory_limit_bytes=cluster.bytes_per_device * cluster.devices // workers, cores=cluster.devices
+    )
+
+
+def _process_bytes(work: Workload, cluster: Cluster, cost_model: CostModel) -> int:
+    """Returns the bytes of a worker process itself, from the cost model."""
+    try:
+        return cost_model(work, cluster).machine.process_bytes
+    except SuiteError:
+        return 0
+
+
+def nearest(
+    work: Workload, cluster: Cluster, process: int = 0, log: Log = lambda text: None
+) -> Iterator[tuple[str, str]]:  # fmt: skip
+    """Yields settings that fit, each the smallest change of its kind, and a description of the result.
+
+    Kinds: planned cells instead of cells by hand; recompute; more stages; smaller micro-batches; stages and replicas
+    for the available devices, with the same mini-batch or a smaller one. Costs are estimated; a worker process itself
+    takes ``process`` bytes.
+    """
+
+    def layer_costs(changed: Measurable, cluster: Cluster) -> LayerCosts:
+        costs = estimated_costs(changed, cluster)
+        return replace(costs, machine=replace(costs.machine, process_bytes=max(process, costs.machine.process_bytes)))
+
+    for changes in kinds_of_change(work, cluster, len(estimated_costs(work, cluster).costs)):
+        for changed, settings in changes:
+            log(f"the nearest plans that fit: {settings}")
+            try:
+                planned = attempt(changed, cluster, layer_costs)
+            except SuiteError:
+                continue
+            peak = max(stage.peak_bytes for stage in planned.plan.cells)
+            # without a declared device only the bytes are estimated
+            seconds = "" if cluster.device is None else f", {in_seconds(planned.step_s)} per step"
+            yield settings, f"{peak / GIB:.2f} GiB per device{seconds} (estimated)"
+            break

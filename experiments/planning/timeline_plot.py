@@ -1,0 +1,58 @@
+"""Plots pipeline timelines: one row per stage, one colour per kind of action, measured above simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from suite.pipeline.schedule.timeline import Timeline
+
+COLOURS = {"F": "#4c78a8", "R": "#f2b134", "I": "#88d27a", "B": "#54a24b", "W": "#9ecae9", "U": "#b279a2"}
+NAMES = {
+    "F": "forward", "R": "recompute", "I": "backward (input)", "B": "backward", "W": "weight gradient", "U": "update",
+}  # fmt: skip
+_IDLE = "#ececec"
+_LEGIBLE = 0.012
+"""Actions shorter than this share of a step get no label."""
+
+
+def draw(rows: Sequence[tuple[str, Timeline]], path: Path, title: str) -> None:
+    """Writes a PNG with one panel per (title, timeline), stacked, with one time axis."""
+    # not pyplot, which keeps its figures for the whole process: several runs may draw at once
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    stages = max(len(timeline.rows) for _, timeline in rows)
+    longest = max(timeline.seconds for _, timeline in rows)
+    height = 1.1 + len(rows) * (0.75 + 0.42 * stages)
+    figure = Figure(figsize=(13, height))
+    axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False)
+    for axis, (name, timeline) in zip(axes[:, 0], rows, strict=True):
+        _panel(axis, timeline, longest)
+        heading = f"{name}: {timeline.seconds:.3f} s per step, idle {timeline.bubble:.1%}"
+        axis.set_title(heading, loc="left", fontsize=10)
+    axes[-1, 0].set_xlabel("seconds")
+    seen = {span.kind for _, timeline in rows for row in timeline.rows for span in row}
+    drawn = [kind for kind in COLOURS if kind in seen]
+    handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in drawn] + [Patch(color=_IDLE, label="idle")]
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.legend(handles=handles, loc="upper right", ncols=6, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.97))
+    figure.savefig(path, dpi=110)
+
+
+def _panel(axis: Any, timeline: Timeline, longest: float) -> None:
+    for stage, row in enumerate(timeline.rows):
+        axis.barh(stage, timeline.seconds, height=0.8, color=_IDLE)
+        for span in row:
+            place = {"left": span.start, "height": 0.8}
+            axis.barh(stage, span.seconds, **place, color=COLOURS[span.kind], edgecolor="white", linewidth=0.4)
+            if span.seconds > _LEGIBLE * longest:
+                middle = span.start + span.seconds / 2
+                axis.text(middle, stage, str(span), ha="center", va="center", fontsize=7, color="black")
+    axis.set_yticks(range(len(timeline.rows)), [f"stage {k}" for k in range(len(timeline.rows))])
+    axis.set_xlim(0, longest)
+    axis.invert_yaxis()
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)

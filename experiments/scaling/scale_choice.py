@@ -1,0 +1,108 @@
+"""Chooses a run's scale: the requested one, or the one that fits the available devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from experiments.base.cluster import Cluster
+from experiments.base.experiment import Experiment
+from experiments.base.workload import Workload
+from experiments.planning.planner import attempt, estimated_costs, least_memory, make
+from experiments.scaling.scales import fit_to_cluster, for_laptop, with_changes
+from experiments.tasks import workload
+from suite.errors import PlacementError, PlanError, SettingError
+from suite.pipeline.planning.devices import GIB
+
+RequestedScale = Literal["auto", "paper", "laptop"]
+
+
+def choose_scale(
+    paper: Experiment, requested: RequestedScale, cluster: Cluster, settings: Iterable[str] = ()
+) -> tuple[Experiment, str]:
+    """Returns the experiment at the requested scale with the user's settings, and one line that says what was shrunk.
+
+    ``auto`` selects paper if the cluster can hold it and laptop otherwise. Raises PlacementError when ``paper`` is
+    requested and does not fit the cluster, SettingError for a bad setting.
+    """
+    settings = list(settings)
+    if paper.scale == "laptop":
+        if requested == "paper":
+            raise SettingError(f"{paper.name} is not a run of the paper and has no scale paper; omit SCALE")
+        chosen = fit_to_cluster(paper.with_settings(settings), cluster)
+        changed = f"shrunk: {', '.join(chosen.shrunk)}" if chosen.shrunk else "nothing shrunk"
+        return chosen, f"{paper.name} unchanged, {changed}"
+    if requested == "laptop":
+        return _shrunk(paper, cluster, settings, "as requested")
+    try:
+        whole = paper.with_settings(settings)
+    except SettingError as fault:
+        if requested == "paper":
+            raise
+        # raises again if the settings are wrong at any scale
+        return _shrunk(paper, cluster, settings, f"because at scale paper {fault}")
+    shortage = find_shortage(whole, cluster)
+    if shortage is None:
+        return whole, f"{paper.name} at scale paper, nothing shrunk"
+    if requested == "paper":
+        raise PlacementError(f"SCALE=paper of {paper.name} {shortage}; {_remedy(whole, cluster)}, or SCALE=laptop")
+    return _shrunk(paper, cluster, settings, f"because paper {shortage}")
+
+
+def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
+    """Returns what the run needs and what the cluster has; None if the run fits.
+
+    Bytes are estimated on the meta device (``suite.pipeline.planning.estimate``).
+    """
+    work, pipeline = workload(experiment), experiment.pipeline
+    if cluster.kind == "gpu" and _fits(work, cluster):
+        return None
+    enough = _large_enough(experiment)
+    try:
+        attempt(work, enough, estimated_costs)
+    except PlanError as fault:
+        return f"cannot run with these settings: {'; '.join(fault.faults)}"
+    least = least_memory(work, enough)
+    assert least is not None, "the run fits devices without a bound"
+    return (
+        f"needs {enough.devices} GPUs (K = {pipeline.stages} stages x R = {pipeline.replicas} replicas) "
+        f"with at least {least / GIB:.1f} GiB each, and there are {cluster}"
+    )
+
+
+def _fits(work: Workload, cluster: Cluster) -> bool:
+    try:
+        attempt(work, cluster, estimated_costs)
+    except PlanError:
+        return False
+    return True
+
+
+def _remedy(experiment: Experiment, cluster: Cluster) -> str:
+    """Returns the first plan that fits, or the advice to use a larger cluster."""
+    try:
+        make(workload(experiment), cluster if cluster.kind == "gpu" else _large_enough(experiment), estimated_costs)
+    except PlanError as fault:
+        if fault.remedies:
+            return f"use {fault.remedies[0].partition(':')[0]}"
+    return "use a larger cluster"
+
+
+def _large_enough(experiment: Experiment) -> Cluster:
+    """Returns a cluster with the requested number of devices and unlimited memory."""
+    return Cluster(experiment.pipeline.stages * experiment.pipeline.replicas, 2**62, "gpu")
+
+
+HEADLINES = (
+    *("model.width", "model.feed_forward", "model.heads", "model.filters"),
+    *("text.", "images.source", "images.size", "pipeline.", "train.batch", "train.steps"),
+)
+"""Prefixes of the settings whose change the one line names; ``shrunk`` lists all changes."""
+
+
+def _shrunk(paper: Experiment, cluster: Cluster, settings: list[str], why: str) -> tuple[Experiment, str]:
+    small = with_changes(paper, for_laptop(paper, cluster).with_settings(settings))
+    headlines = [line for line in small.shrunk if line.startswith(HEADLINES)]
+    rest = len(small.shrunk) - len(headlines)
+    line = f"{paper.name} at scale laptop, {why}: {', '.join(headlines)}, and {rest} more in experiment.toml"
+    return small, line

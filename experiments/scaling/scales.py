@@ -1,0 +1,285 @@
+"""Shrinks the paper's runs to the available devices, by one declared rule for all runs, and records every change.
+
+Single runs keep their depth. Sweeps (``experiments/sweeps/members/base.py``) have their own rules, ``SWEEPS``: many
+runs share an hour, so they also divide the depth, by the same number for all runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from experiments.base.cluster import Cluster
+from experiments.base.experiment import Experiment
+from experiments.images.experiment import ImageExperiment
+from experiments.translation.experiment import TranslationExperiment
+from suite.settings import ImageSettings, OptimizerSettings
+
+
+@dataclass(frozen=True)
+class TextRule:
+    """Scale ``laptop``'s divisors for the sizes of a run on text, and its settings. Only sweeps divide the depth."""
+
+    layers_by: float = 1
+    width_by: int = 16
+    feed_forward_by: int = 64
+    heads_by: int = 16
+    head_width_by: int = 2
+    vocabulary_by: int = 32
+    corpus: str = "catalogues"
+    max_length: int = 48
+    languages: tuple[str, ...] | None = None
+    micro_batches: int = 8
+    batch_tokens: int = 1024
+    steps: int = 140
+    checkpoint_every: int = 50
+    valid_pairs: int = 512
+    # Less than one pass over the text cannot overfit, so nothing is dropped.
+    dropout: float = 0.0
+    # Adafactor's 40,000 steps of warm-up are longer than the whole run.
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    learning_rate: float = 1e-2
+    warmup_steps: int = 30
+    lr_decay: Literal["inverse_sqrt", "cosine"] = "inverse_sqrt"
+    max_grad_norm: float | None = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class SweepRule:
+    """How a scale shrinks the runs of a sweep on text, and the size of the sweep.
+
+    All compared runs have equal tokens (``batch_tokens`` x ``steps``), text, optimizer and seeds. Deep and wide models
+    have equal parameters: all depths are divided by one number and all widths by one number, so T(24, H, A) and
+    T(12, 2H, 2A) become T(24/n, h, a) and T(12/n, 2h, 2a).
+
+    A bilingual baseline has the shape of T(6, 8192, 16), the smallest of the five (the paper's baselines have 350M
+    parameters, its smallest model 400M), and one language in both directions. It trains as many steps and tokens as a
+    multilingual run, so it sees several times as much of its language. The paper trains its baselines to convergence; a
+    baseline with only its share of the tokens would lose because it stopped early.
+    """
+
+    text: TextRule | None
+    """None: the paper's numbers."""
+    baselines: tuple[str, ...]
+    """Languages that get a bilingual baseline."""
+    seeds: int
+    beam: int = 4
+    max_pairs: int | None = None
+    """Test pairs of each direction that are decoded; None for all."""
+    batches: tuple[float, float, float] = (0.26, 1.0, 4.0)
+    """Mini-batches of the batch-size sweep, relative to ``batch_tokens``: the paper's 260K, 1M and 4M."""
+
+
+@dataclass(frozen=True)
+class ImageRule:
+    """The same for a run on images: an available set, its size, and a few hundred steps."""
+
+    filters_by: int = 16
+    source: str = "fashion"
+    size: int = 28
+    channels: int = 1
+    classes: int = 10
+    stem: str = "small"
+    micro_batches: int = 4
+    batch_images: int = 128
+    steps: int = 300
+    checkpoint_every: int = 100
+    norm_decay: float = 0.9
+    learning_rate: float = 3e-3
+    warmup_steps: int = 30
+
+
+TEXT, IMAGES = TextRule(), ImageRule()
+
+SWEEPS = {
+    # Two languages of each third of the default corpus, all with at least 50 test pairs and in Latin script: German and
+    # Spanish, Galician and Esperanto, Afrikaans and Friulian. The low-resource ones are related to high-resource ones.
+    "laptop": SweepRule(
+        TextRule(
+            layers_by=6, vocabulary_by=16, languages=("af", "de", "eo", "es", "fur", "gl"), max_length=20,
+            micro_batches=4, batch_tokens=1024, steps=700, checkpoint_every=350, valid_pairs=512, dropout=0.1,
+            learning_rate=4e-3, warmup_steps=60, lr_decay="cosine", threads=1,
+        ),
+        baselines=("af", "de", "eo", "es", "fur", "gl"),
+        seeds=2,
+        max_pairs=100,
+    ),
+    # a test of the whole sweep in two minutes; the models learn nothing
+    "tiny": SweepRule(
+        TextRule(
+            layers_by=12, width_by=64, feed_forward_by=512, head_width_by=8, vocabulary_by=50, corpus="django",
+            languages=("de", "es", "nl"), max_length=16, micro_batches=2, batch_tokens=128, steps=4, checkpoint_every=2,
+            valid_pairs=16, warmup_steps=2, threads=1,
+        ),
+        baselines=("de", "es"),
+        seeds=1,
+        beam=1,
+        max_pairs=3,
+    ),
+    # one GPU, all depths and languages; meant for about half an hour; it has not run
+    "gpu": SweepRule(
+        TextRule(
+            width_by=4, feed_forward_by=16, heads_by=8, head_width_by=1, vocabulary_by=4, max_length=48,
+            micro_batches=1, batch_tokens=16_384, steps=1500, checkpoint_every=750, valid_pairs=2048, dropout=0.1,
+            learning_rate=2e-3, warmup_steps=150, lr_decay="cosine", precision="bf16",
+        ),
+        baselines=("af", "de", "eo", "es", "fur", "gl"),
+        seeds=2,
+        max_pairs=100,
+    ),
+    # its runs have the largest of the three batches
+    "paper": SweepRule(
+        None, baselines=("de", "fr", "cy", "ka", "gd", "yo"), seeds=1, batches=(0.065, 0.25, 1.0)
+    ),
+}  # fmt: skip
+"""Scales of sweeps on text, by name."""
+
+
+def for_laptop(paper: Experiment, cluster: Cluster) -> Experiment:
+    """Returns the experiment small enough for a few CPU cores, with every change listed in ``shrunk``.
+
+    K is at most the number of devices. On cores, which workers can share, a run that the paper pipelines keeps at least
+    2 stages. A run designed for a laptop stays unchanged.
+    """
+    if paper.scale == "laptop":
+        return paper
+    if isinstance(paper, TranslationExperiment):
+        return with_changes(paper, _small_text(paper, _stages(paper, cluster), TEXT))
+    assert isinstance(paper, ImageExperiment), type(paper)
+    return with_changes(paper, _small_images(paper, _stages(paper, cluster), IMAGES))
+
+
+def swept(paper: TranslationExperiment, scale: str, cluster: Cluster) -> TranslationExperiment:
+    """Returns a run shrunk to a scale of the sweeps, with every change listed in ``shrunk``."""
+    rule = SWEEPS[scale].text
+    return paper if rule is None else shrunk_by(paper, rule, cluster, scale)
+
+
+def shrunk_by(
+    paper: TranslationExperiment, rule: TextRule, cluster: Cluster, scale: str = "laptop"
+) -> TranslationExperiment:
+    """Returns a run shrunk by a rule, with every change listed in ``shrunk``."""
+    small = _small_text(paper, _stages(paper, cluster), rule).model_copy(update={"scale": scale})
+    changed = with_changes(paper, small)
+    assert isinstance(changed, TranslationExperiment)
+    return changed
+
+
+def _stages(paper: Experiment, cluster: Cluster) -> int:
+    least = min(paper.pipeline.stages, 2) if cluster.kind == "cpu" else 1
+    return max(min(paper.pipeline.stages, cluster.devices), least)
+
+
+def fit_to_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:
+    """Returns a run designed for a laptop with at most as many stages as GPUs; on cores it stays unchanged."""
+    max_stages = max(1, cluster.devices)
+    if cluster.kind == "cpu" or experiment.pipeline.stages <= max_stages:
+        return experiment
+    pipeline = experiment.pipeline.model_copy(update={"stages": max_stages, "layers_per_cell": None})
+    return with_changes(experiment, experiment.model_copy(update={"pipeline": pipeline}))
+
+
+def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Experiment:
+    vocabulary = paper.text.vocabulary // rule.vocabulary_by
+    return paper.model_copy(
+        update={
+            "scale": "laptop",
+            "model": replace(
+                paper.model,
+                layers=max(1, round(paper.model.layers / rule.layers_by)),
+                width=paper.model.width // rule.width_by,
+                feed_forward=paper.model.feed_forward // rule.feed_forward_by,
+                heads=paper.model.heads // rule.heads_by,
+                head_width=paper.model.head_width // rule.head_width_by,
+                vocabulary=vocabulary,
+                dropout=rule.dropout,
+            ),
+            "text": paper.text.model_copy(
+                update={
+                    "corpus": rule.corpus,
+                    "vocabulary": vocabulary,
+                    "max_length": rule.max_length,
+                    "languages": rule.languages,
+                }
+            ),
+            "pipeline": paper.pipeline.model_copy(
+                update={"stages": stages, "micro_batches": rule.micro_batches, "replicas": 1}
+            ),
+            "optimizer": OptimizerSettings(
+                name=rule.optimizer,
+                learning_rate=rule.learning_rate,
+                warmup_steps=rule.warmup_steps,
+                lr_decay=rule.lr_decay,
+                lr_decay_steps=rule.steps - rule.warmup_steps
+                if rule.lr_decay == "cosine"
+                else paper.optimizer.lr_decay_steps,
+                max_grad_norm=rule.max_grad_norm,
+                precision=rule.precision,
+            ),
+            "train": paper.train.model_copy(
+                update={
+                    "steps": rule.steps,
+                    "batch_tokens": rule.batch_tokens,
+                    "checkpoint_every": rule.checkpoint_every,
+                    "valid_pairs": rule.valid_pairs,
+                    "threads": rule.threads,
+                }
+            ),
+        }
+    )
+
+
+def _small_images(paper: ImageExperiment, stages: int, rule: ImageRule) -> Experiment:
+    model = replace(
+        paper.model,
+        filters=paper.model.filters // rule.filters_by,
+        classes=rule.classes,
+        channels=rule.channels,
+        stem=rule.stem,
+        norm_decay=rule.norm_decay,
+    )
+    return paper.model_copy(
+        update={
+            "scale": "laptop",
+            "model": model,
+            "images": ImageSettings(source=rule.source, size=rule.size, crop="random_shift", flip=True),
+            "pipeline": paper.pipeline.model_copy(update={"stages": stages, "micro_batches": rule.micro_batches}),
+            "optimizer": OptimizerSettings(
+                learning_rate=rule.learning_rate,
+                warmup_steps=rule.warmup_steps,
+                lr_decay="cosine",
+                lr_decay_steps=rule.steps - rule.warmup_steps,
+                beta2=0.99,
+            ),
+            "train": paper.train.model_copy(
+                update={
+                    "steps": rule.steps,
+                    "batch_images": rule.batch_images,
+                    "checkpoint_every": rule.checkpoint_every,
+                }
+            ),
+        }
+    )
+
+
+def with_changes(paper: Experiment, chosen: Experiment) -> Experiment:
+    """Returns ``chosen`` with every difference from the paper's numbers in ``shrunk``."""
+    return chosen.model_copy(update={"shrunk": tuple(changes(paper, chosen))})
+
+
+def changes(before: Experiment, after: Experiment) -> list[str]:
+    """Returns a line for each setting that differs between two experiments, such as ``model.width 1024 -> 64``."""
+    old, new = before.model_dump(), after.model_dump()
+    sections: list[str] = [name for name, value in old.items() if isinstance(value, dict)]
+    return [
+        f"{section}.{field} {_short(value)} -> {_short(new[section][field])}"
+        for section in sections
+        for field, value in old[section].items()
+        if value != new[section][field]
+    ]
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if value is None else str(value)

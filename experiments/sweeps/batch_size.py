@@ -1,0 +1,126 @@
+"""Batch size, the paper's Table 5: one German-English model, mini-batches of 260K : 1M : 4M, in two comparisons.
+
+equal steps    260K  1M  4M    as many updates: a larger batch sees more text
+equal tokens   260K  1M  4M    as much text: a larger batch makes fewer updates (the middle one is the same run)
+"""
+
+from __future__ import annotations
+
+from experiments.base.cluster import Cluster
+from experiments.report.paper import printed
+from experiments.report.table import Table, Value
+from experiments.scaling.scales import SWEEPS
+from experiments.sweeps.members.base import Member
+from experiments.sweeps.members.multilingual import baseline, member, seeds
+from experiments.sweeps.report.results import Results
+from experiments.sweeps.report.score_tables import spread
+from experiments.sweeps.report.verdicts import Verdict, difference, together
+from experiments.sweeps.text_base import TextSweep
+from experiments.translation.experiment import TranslationExperiment
+
+NAME, LANGUAGE, DIRECTION = "batch_size", "de", "de-en"
+EQUAL_STEPS, EQUAL_TOKENS = "equal steps", "equal tokens"
+
+
+def label(share: float, kind: str) -> str:
+    """Returns what the runs with a batch of so many of the scale's are called."""
+    return f"batch x {share:g}, {kind}"
+
+
+def batch_run(run: TranslationExperiment, share: float, kind: str) -> TranslationExperiment:
+    """Returns a run with ``share`` of its batch; at equal tokens with steps, warm-up and decay as much longer."""
+    longer = 1.0 if kind == EQUAL_STEPS else 1 / share
+
+    def steps(count: int) -> int:
+        return max(1, round(count * longer))
+
+    changed = {
+        "batch_tokens": max(16, round(run.train.batch_tokens * share)),
+        "steps": steps(run.train.steps),
+        "checkpoint_every": steps(run.train.checkpoint_every),
+    }
+    rates = {
+        "warmup_steps": steps(run.optimizer.warmup_steps),
+        "lr_decay_steps": steps(run.optimizer.lr_decay_steps),
+    }
+    return run.model_copy(
+        update={"train": run.train.model_copy(update=changed), "optimizer": run.optimizer.model_copy(update=rates)}
+    )
+
+
+def _members(scale: str, cluster: Cluster) -> list[Member]:
+    found = []
+    for seed in seeds(scale):
+        for kind in (EQUAL_STEPS, EQUAL_TOKENS):
+            for share in SWEEPS[scale].batches:
+                run = batch_run(baseline(LANGUAGE, scale, cluster, seed), share, kind)
+                what = f"{run.train.batch_tokens}-tokens-{run.train.steps}-steps"
+                found.append(member(NAME, scale, what, seed, label(share, kind), run))
+    return found
+
+
+def larger_batches(results: Results) -> list[Verdict]:
+    """The largest batch against the smallest, by BLEU from German and by the loss on held-out text."""
+    small, _, large = SWEEPS[results.scale].batches
+    return [_larger(results, label(large, kind), label(small, kind), kind) for kind in (EQUAL_STEPS, EQUAL_TOKENS)]
+
+
+def _larger(results: Results, large: str, small: str, kind: str) -> Verdict:
+    distinct = {tuple(run.member.folder for run in results.of(one)): one for one in results.labels}.values()
+    groups = [[_bleu(results, one) for one in distinct], [_nll(results, one) for one in distinct]]
+    bleu = difference(_bleu(results, large), _bleu(results, small), groups[0])
+    nll = difference(_nll(results, small), _nll(results, large), groups[1])
+    return Verdict(
+        f"larger batches are better, at {kind}",
+        "BLEU 30.92, 31.86, 32.71 and NLL 2.58, 2.51, 2.46 at 260K, 1M, 4M tokens",
+        f"largest - smallest: BLEU {bleu or 'missing'}; nats a token saved {nll or 'missing'}",
+        together([bleu, nll]),
+    )
+
+
+def _bleu(results: Results, one: str) -> list[float]:
+    directions = [run.scores["directions"] for run in results.of(one)]
+    return [float(scores[DIRECTION]["bleu"]) for scores in directions if DIRECTION in scores]
+
+
+def _nll(results: Results, one: str) -> list[float]:
+    return [float(run.record["valid_nll"]) for run in results.of(one)]
+
+
+def batch_table(results: Results) -> Table:
+    """Returns Table 5: German to English by batch size, beside the paper's."""
+    numbers, shares = printed("table5"), SWEEPS[results.scale].batches
+    rows: list[list[Value]] = []
+    for share, size, bleu, nll in zip(shares, numbers["batch_tokens"], numbers["bleu"], numbers["nll"], strict=True):
+        here = next((run.member.experiment.batch for run in results.of(label(share, EQUAL_STEPS))), None)
+        rows.append(
+            [size, here, *_cells(results, share, EQUAL_STEPS), *_cells(results, share, EQUAL_TOKENS), bleu, nll]
+        )
+    each = ("steps", "tokens", f"BLEU {DIRECTION}", "nats a token")
+    ours = [f"{one}, {kind}" for kind in (EQUAL_STEPS, EQUAL_TOKENS) for one in each]
+    return Table(
+        f"table-5-{results.scale}", f"Table 5: batch size, German to English, scale {results.scale}",
+        ["batch (paper)", "batch (here)", *ours, "BLEU (paper)", "NLL (paper)"], rows,
+        [
+            "Measured, but for the paper's columns. Batches in target tokens; nats a token on held-out text of both "
+            "directions; ± the standard deviation between seeds.",
+            numbers["note"],
+        ],
+    )  # fmt: skip
+
+
+def _cells(results: Results, share: float, kind: str) -> list[Value]:
+    one = label(share, kind)
+    record = next((run.record for run in results.of(one)), {})
+    return [record.get("steps"), record.get("tokens"), spread(_bleu(results, one)), spread(_nll(results, one))]
+
+
+SWEEP = TextSweep(
+    NAME,
+    "Batch size",
+    "One bilingual German-English model, three mini-batches in the paper's ratios 260K : 1M : 4M; rate, update, text "
+    "and seeds are equal. Warm-up and decay take the same share of the steps.",
+    _members,
+    (larger_batches,),
+    (batch_table,),
+)

@@ -1,0 +1,36 @@
+"""Sweeps by name."""
+
+from __future__ import annotations
+
+from experiments.base.cluster import Cluster
+from experiments.sweeps import batch_size, bilingual, capacity, depth_width, temperature, trainability, transfer
+from experiments.sweeps.members.base import Sweep
+from suite.errors import SettingError, nearest
+
+SWEEPS: dict[str, Sweep] = {
+    sweep.name: sweep
+    for sweep in (
+        depth_width.SWEEP, capacity.SWEEP, batch_size.SWEEP, temperature.SWEEP, bilingual.SWEEP, trainability.SWEEP,
+        transfer.SWEEP,
+    )
+}  # fmt: skip
+
+
+def find_sweep(name: str) -> Sweep:
+    """Returns a sweep by its name. Raises SettingError with the closest names for an unknown name."""
+    if name not in SWEEPS:
+        raise SettingError(f"there is no sweep {name!r}; {nearest(name, SWEEPS)}")
+    return SWEEPS[name]
+
+
+def find_scale(sweep: Sweep, requested: str, cluster: Cluster) -> str:
+    """Returns the requested scale; ``auto`` is the sweep's first scale, or empty for a sweep without scales.
+
+    Raises SettingError with the closest names for an unknown scale.
+    """
+    if requested == "auto":
+        return sweep.scales[0] if sweep.scales else ""
+    if requested not in sweep.scales:
+        known = f"{nearest(requested, [*sweep.scales, 'auto'])}" if sweep.scales else "omit SCALE"
+        raise SettingError(f"sweep {sweep.name} has no scale {requested!r}; {known}")
+    return requested

@@ -1,0 +1,169 @@
+"""The results of a sweep's runs on text, by seed: their records, scores and losses.
+
+Means are over both directions of a language, then over the languages of a third, then over seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.sweeps.members.base import Member
+from experiments.sweeps.members.multilingual import baseline_label
+from experiments.translation.experiment import TranslationExperiment
+from suite.data.text.tokenizer import ENGLISH
+from suite.training.jsonl import read_lines
+
+Third = Literal["high", "middle", "low"]
+THIRDS: tuple[Third, ...] = ("high", "middle", "low")
+
+METRICS = {"bleu": "BLEU", "chrf": "chrF"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished and scored member."""
+
+    member: Member
+    record: dict[str, Any]
+    scores: dict[str, Any]
+    losses: tuple[tuple[int, float], ...]
+    """(tokens seen, loss in nats per token) of each step."""
+
+    @property
+    def languages(self) -> list[str]:
+        """The languages it was scored in, without English."""
+        return sorted({direction.replace("en-", "").replace("-en", "") for direction in self.scores["directions"]})
+
+    def score(self, language: str, metric: str = "bleu") -> float | None:
+        """Returns the mean of both directions; None without scores."""
+        directions = self.scores["directions"]
+        found = [directions[way][metric] for way in (f"en-{language}", f"{language}-en") if way in directions]
+        return statistics.fmean(found) if found else None
+
+
+@dataclass(frozen=True)
+class Results:
+    """The finished runs of a sweep, and the missing ones."""
+
+    scale: str
+    runs: tuple[Run, ...]
+    missing: tuple[Member, ...]
+
+    def of(self, label: str) -> list[Run]:
+        """Returns the runs of a label, by seed."""
+        return [run for run in self.runs if run.member.label == label]
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """All labels in the order of the sweep."""
+        return list(dict.fromkeys(run.member.label for run in self.runs))
+
+    @cached_property
+    def seed_count(self) -> list[str]:
+        """The labels of multilingual runs."""
+        return [label for label in self.labels if len(self.of(label)[0].languages) > 1]
+
+    @cached_property
+    def thirds(self) -> dict[str, Third]:
+        """The third of each language, from a multilingual run's scores."""
+        sources = [self.of(label)[0].scores["thirds"] for label in self.seed_count]
+        return {language: third for source in reversed(sources) for language, third in source.items()}
+
+    @cached_property
+    def languages(self) -> list[str]:
+        """The languages of the multilingual runs' scores, sorted by descending number of training pairs."""
+        found = {language for label in self.seed_count for run in self.of(label) for language in run.languages}
+        return sorted(found, key=lambda language: (-self.train_pairs(language), language))
+
+    @cached_property
+    def baselines(self) -> list[str]:
+        """The languages with a bilingual baseline."""
+        return [language for language in self.languages if self.of(baseline_label(language))]
+
+    def train_pairs(self, language: str) -> int:
+        """Returns D_l, the training pairs of a language."""
+        for run in self.runs:
+            if found := run.scores["directions"].get(f"en-{language}"):
+                return int(found["train_pairs"])
+        return 0
+
+    def in_third(self, third: Third | None, among: Iterable[str] | None = None) -> list[str]:
+        """Returns the languages of a third, or of all."""
+        chosen = self.languages if among is None else list(among)
+        return [language for language in chosen if third is None or self.thirds.get(language) == third]
+
+    @cached_property
+    def requested(self) -> set[str]:
+        """All labels of the sweep, with or without runs."""
+        return {*self.labels, *(member.label for member in self.missing)}
+
+    def by_seed(self, label: str, languages: Sequence[str], metric: str = "bleu") -> dict[int, float]:
+        """Returns each scored run's mean over the languages for a label, by seed."""
+        found = {}
+        for run in self.of(label):
+            scores = [run.score(language, metric) for language in languages]
+            present = [score for score in scores if score is not None]
+            if present and len(present) == len(scores):
+                found[run.member.experiment.train.seed] = statistics.fmean(present)
+        return found
+
+    def means(self, label: str, languages: Sequence[str], metric: str = "bleu") -> list[float]:
+        """Returns the same without the seeds."""
+        return list(self.by_seed(label, languages, metric).values())
+
+    def bilingual_means(self, languages: Sequence[str], metric: str = "bleu") -> list[float]:
+        """Returns the mean over the languages' own baselines, for each seed that all of them have."""
+        columns = [self.by_seed(baseline_label(language), [language], metric) for language in languages]
+        seeds = sorted(set.intersection(*(set(column) for column in columns))) if columns else []
+        return [statistics.fmean(column[seed] for column in columns) for seed in seeds]
+
+
+def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:
+    """Reads the results of a sweep's members, below the folder of all runs."""
+    found, missing = [], []
+    for member in members:
+        run = _read(member, runs / member.folder)
+        if run is None:
+            missing.append(member)
+        else:
+            found.append(run)
+    return Results(scale, tuple(found), tuple(missing))
+
+
+def read_record(folder: Path, name: str = "record.json") -> dict[str, Any] | None:
+    """Returns a run's record; None without one."""
+    try:
+        record: dict[str, Any] = json.loads((folder / name).read_text())
+    except (OSError, ValueError):
+        return None
+    return record
+
+
+def is_scored(member: Member, record: dict[str, Any], scores: dict[str, Any]) -> bool:
+    """Whether scores are of the finished run with the sweep's scoring settings; others are not comparable."""
+    if member.scoring is None:
+        return True
+    wanted = {"step": record["steps"], "beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
+    assert isinstance(member.experiment, TranslationExperiment)
+    languages = member.experiment.text.languages
+    scored = {code for way in scores.get("directions", {}) for code in way.split("-")} - {ENGLISH}
+    return (
+        record["steps"] >= member.experiment.train.steps
+        and all(scores.get(name) == value for name, value in wanted.items())
+        and (languages is None or scored == set(languages))
+    )
+
+
+def _read(member: Member, folder: Path) -> Run | None:
+    record, scores = read_record(folder), read_record(folder, "scores.json")
+    if record is None or scores is None or not is_scored(member, record, scores):
+        return None
+    lines = read_lines(folder / "metrics.jsonl")
+    losses = tuple((int(line["tokens"]), float(line["loss"])) for line in lines if line["loss"] is not None)
+    return Run(member, record, scores, losses)

@@ -1,0 +1,128 @@
+"""A sweep on text, and its report: verdicts, then the paper's figure, tables, loss curves, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.base.cluster import Cluster
+from experiments.report.page import Page, Section
+from experiments.report.table import Table, Value
+from experiments.scaling.scales import SWEEPS
+from experiments.sweeps.members.base import Member
+from experiments.sweeps.report.figures import against_bilingual, loss_curves
+from experiments.sweeps.report.results import Results, read_results
+from experiments.sweeps.report.score_tables import by_language, by_third
+from experiments.sweeps.report.verdicts import Verdict
+from experiments.translation.experiment import TranslationExperiment
+
+
+@dataclass(frozen=True)
+class TextSweep:
+    """A family of runs on text."""
+
+    name: str
+    title: str
+    about: str
+    """One or two sentences on what is compared and what is equal."""
+    runs_of: Callable[[str, Cluster], list[Member]]
+    findings: tuple[Callable[[Results], list[Verdict]], ...] = ()
+    own_tables: tuple[Callable[[Results], Table], ...] = ()
+    scales: tuple[str, ...] = tuple(SWEEPS)
+
+    def members(self, scale: str, cluster: Cluster, runs: Path) -> list[Member]:
+        """Returns its runs. A run with two labels appears twice, with one folder."""
+        return self.runs_of(scale, cluster)
+
+    def page(self, scale: str, cluster: Cluster, runs: Path) -> Page:
+        """Returns the report of the finished runs."""
+        results = self._results(scale, cluster, runs)
+        sections = [
+            Section(
+                "What was compared",
+                [self.about, *_rule(results), *_missing(results)],
+            ),
+            Section("The paper's findings, here", tables=[verdict_table(self._verdicts(results))]),
+        ]
+        pictures = [picture for picture in (against_bilingual(results), loss_curves(results)) if picture]
+        tables = [make(results) for make in self.own_tables]
+        if results.seed_count:
+            tables += [by_third(results), by_language(results)]
+        sections.append(Section("Scores", tables=tables, pictures=pictures[:-1]))
+        sections.append(Section("Losses", pictures=pictures[-1:]))
+        sections.append(Section("Runs", tables=[_runs(results)], sentences=_signatures(results)))
+        return Page(f"{self.title}, scale {scale}", sections)
+
+    def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
+        """Returns the verdicts and the scores by third."""
+        results = self._results(scale, cluster, runs)
+        tables = [verdict_table(self._verdicts(results)), *(make(results) for make in self.own_tables)]
+        return [*tables, by_third(results)] if results.seed_count else tables
+
+    def _results(self, scale: str, cluster: Cluster, runs: Path) -> Results:
+        return read_results(scale, self.members(scale, cluster, runs), runs)
+
+    def _verdicts(self, results: Results) -> list[Verdict]:
+        return [verdict for finding in self.findings for verdict in finding(results)]
+
+
+def verdict_table(verdicts: list[Verdict]) -> Table:
+    """Returns one row per finding."""
+    rows: list[list[Value]] = [[one.finding, one.paper, one.here, one.word] for one in verdicts]
+    return Table(
+        "findings", "The paper's findings, here", ("finding", "in the paper", "here", "verdict"),
+        rows or [["this sweep tests none of them", "", "", ""]],
+        [
+            "± is what chance between seeds allows at 95%: t * s * sqrt(1/a + 1/b) for means over a and b seeds, s "
+            "pooled over all models of the sweep. Confirmed: the difference is above it (in every third, where the "
+            "finding is about all). Not confirmed: it is as far below 0 in one of them. Undecided: anything else, and "
+            "all with one seed. The test sentences' own chance is not in it.",
+        ],
+    )  # fmt: skip
+
+
+def _rule(results: Results) -> list[str]:
+    """Returns how the scale changed the paper's runs, from their records."""
+    if not results.runs:
+        return ["No member of this sweep is finished and scored yet."]
+    run = results.runs[0]
+    shrunk = run.record["shrunk"]
+    text = f"{len(results.runs)} runs are finished and scored, on {run.record['data']}"
+    return [f"{text}. Changed from the paper's {run.record['name']}: {', '.join(shrunk)}." if shrunk else f"{text}."]
+
+
+def _missing(results: Results) -> list[str]:
+    if not results.missing:
+        return []
+    folders = ", ".join(dict.fromkeys(member.folder for member in results.missing))
+    return [f"Not finished or not scored, and excluded from all numbers: {folders}."]
+
+
+def _runs(results: Results) -> Table:
+    rows: list[list[Value]] = [
+        [
+            run.member.folder, run.member.label, run.record["K"], run.record["steps"], run.record["tokens"],
+            run.record["seconds"], run.record["tokens_per_second"], run.record["loss_last"], run.record["valid_nll"],
+            run.scores["seconds"], run.scores["sentences_per_second"],
+        ]
+        for run in results.runs
+    ]  # fmt: skip
+    headings = (
+        "run", "what", "K", "steps", "tokens", "training s", "tokens/s", "last loss", "validation nats per token",
+        "decoding s", "sentences/s",
+    )  # fmt: skip
+    return Table("runs", "All runs (measured)", headings, rows or [[None] * len(headings)], [])
+
+
+def _signatures(results: Results) -> list[str]:
+    if not results.runs:
+        return []
+    scores = results.runs[0].scores
+    pairs = "all pairs" if scores["max_pairs"] is None else f"{scores['max_pairs']} pairs per direction at most"
+    experiment = results.runs[0].member.experiment
+    assert isinstance(experiment, TranslationExperiment)
+    pairs += f", none with more than {experiment.text.max_length} tokens per side"
+    signed = "; ".join(f"{name}: {signature}" for name, signature in scores["signatures"].items())
+    penalty = scores["length_penalty"]
+    return [f"Beam {scores['beam']}, length penalty {penalty:g}, the {scores['split']} split, {pairs}. {signed}."]

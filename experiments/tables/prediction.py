@@ -1,0 +1,128 @@
+"""Accuracy of plans: step time and peak memory of three models, planned from measured layer costs and then run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from experiments.report.table import Table, Value
+from experiments.translation.language_model import LanguageModel
+from experiments.translation.workload import random_ids
+from models import resnet, transformer
+from models.language_model import LanguageModelShape
+from models.loss import ClassificationLoss, TranslationLoss
+from models.transformer import TransformerShape
+from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.settings import OptimizerSettings, PipelineSettings
+
+
+@dataclass(frozen=True)
+class _Small:
+    """Common part of this table's models: K = 2, M = 8, AdamW."""
+
+    name: str = ""
+    pipeline: PipelineSettings = field(default_factory=lambda: PipelineSettings(stages=2, micro_batches=8))
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+
+    @property
+    def threads(self) -> int | None:
+        """One per stage."""
+        return 1
+
+    def key(self) -> str:
+        """The name identifies the costs."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class EncoderDecoder(_Small):
+    """T(4, 1024, 4) of width 256: two kinds of layers, two embeddings, a head."""
+
+    name: str = "encoder-decoder, T(4, 1024, 4), width 256"
+
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
+        shape = TransformerShape(layers=4, width=256, feed_forward=1024, heads=4, vocabulary=4000)
+        with torch.device("meta"):
+            return transformer.layers(shape), TranslationLoss(0.1)
+
+    def sample(self) -> Sample:
+        ids = random_ids(4, 128, 4000)
+        one = MicroBatch((ids, ids), (ids,))
+        return Sample(one, one)
+
+
+@dataclass(frozen=True)
+class Convolutional(_Small):
+    """Convolutions over images of 32 x 32: uneven layers, each group with half the size and twice the width."""
+
+    name: str = "convolutional, 9 blocks of width 48 to 192"
+
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
+        with torch.device("meta"):
+            return resnet.layers(width=48, blocks=3, classes=10), ClassificationLoss(0.0)
+
+    def sample(self) -> Sample:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(16, 3, 32, 32, generator=generator)
+        one = MicroBatch((images,), (torch.randint(0, 10, (16,), generator=generator),))
+        return Sample(one, one)
+
+
+def decoder_only() -> LanguageModel:
+    """Returns a Transformer-8 of width 512: one kind of layer, and a head as expensive as four layers."""
+    shape = LanguageModelShape(layers=8, width=512, feed_forward=2048, heads=8, vocabulary=4000, time=128)
+    return LanguageModel(shape, PipelineSettings(stages=2, micro_batches=8), sequences=16)
+
+
+Work = EncoderDecoder | Convolutional | LanguageModel
+
+
+def works() -> list[Work]:
+    """Returns the three models."""
+    return [EncoderDecoder(), decoder_only(), Convolutional()]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One prediction and the run after it."""
+
+    predicted_s: float
+    measured_s: float
+    predicted_bytes: tuple[int, ...]
+    measured_bytes: tuple[int, ...]
+
+
+def prediction_table(measure: Callable[[Work], Sequence[Round]]) -> Table:
+    """Compares predicted with measured values; ``measure`` alternates planning and running for several rounds."""
+    rows: list[list[Value]] = []
+    for work in works():
+        rounds = measure(work)
+        predicted = statistics.median(one.predicted_s for one in rounds)
+        measured = statistics.median(one.measured_s for one in rounds)
+        ratios = [
+            planned / seen
+            for one in rounds
+            for planned, seen in zip(one.predicted_bytes, one.measured_bytes, strict=True)
+        ]
+        spread = (max(one.measured_s for one in rounds) - min(one.measured_s for one in rounds)) / measured
+        rows.append(
+            [
+                work.name if not isinstance(work, LanguageModel) else "decoder only, Transformer-8, width 512",
+                predicted, measured, spread, predicted / measured,
+                max(rounds[-1].measured_bytes) / 2**20, min(ratios), max(ratios),
+            ]
+        )  # fmt: skip
+    headings = (
+        "model", "step s (simulated)", "step s (measured)", "spread", "simulated / measured",
+        "fullest stage MiB (measured)", "least predicted / measured bytes", "most predicted / measured bytes",
+    )  # fmt: skip
+    notes = [
+        "K = 2 stages in two processes of one thread each, M = 8, fp32, AdamW. Layer costs are measured in both "
+        "processes at once; each round measures, plans and runs; medians over rounds.",
+        "Bytes are those of torch's allocator, from the first weight to the end of the second step, stage by stage.",
+    ]
+    return Table("prediction", "Plan against run, real layers", headings, rows, notes)

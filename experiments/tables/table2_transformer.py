@@ -1,0 +1,308 @@
+"""Tables 2 and 3 and the efficiency of the executor: real processes, real messages, layers that sleep.
+
+Each stage is one layer that sleeps as long as its cell would compute, so K = 8 runs on two cores. The tables compare
+measured times (the executor), simulated ones (``suite.pipeline.planning.simulate``), computed ones (the closed form
+(M+K-1)(F+B) + (M-1)R of equal stages), and the paper's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments.base.cluster import Cluster
+from experiments.planning.planner import estimated_costs, make
+from experiments.report.paper import printed
+from experiments.report.table import Report, Table, Value, silent
+from experiments.translation.language_model import BATCH, LanguageModel
+from models.language_model import LanguageModelShape
+from models.synthetic import SquareLoss, SyntheticLayer
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.pipeline.planning.simulate import CellCost, Link, simulate
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.settings import OptimizerSettings, PipelineSettings
+
+SLEEP_S = 0.040
+"""Mean sleep of a forward, equal at every K and M, so that late wake-ups have the same weight."""
+
+MESSAGE_BYTES = 1 << 20
+"""Size of a message between stages in the efficiency table: activations of (4, 128, 512) in fp32."""
+
+
+@dataclass(frozen=True)
+class SleepingWork:
+    """A pipeline of sleeping layers, one per stage."""
+
+    seconds: tuple[tuple[float, float], ...]
+    """(forward, backward) of each stage and micro-batch."""
+    micro_batches: int
+    message_bytes: int = MESSAGE_BYTES
+    name: str = "sleeping"
+
+    @property
+    def pipeline(self) -> PipelineSettings:
+        """One stage per layer."""
+        return PipelineSettings(stages=len(self.seconds), micro_batches=self.micro_batches)
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        """Plain."""
+        return OptimizerSettings()
+
+    @property
+    def threads(self) -> int | None:
+        """One: sleeping takes none."""
+        return 1
+
+    def key(self) -> str:
+        """All of it."""
+        return repr(self)
+
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
+        """A sleeping layer a stage."""
+        with torch.device("meta"):
+            return [SyntheticLayer(forward, backward) for forward, backward in self.seconds], SquareLoss()
+
+    def sample(self) -> Sample:
+        """A tensor as large as the message."""
+        x = torch.ones(max(1, self.message_bytes // 4))
+        one = MicroBatch((x,), (torch.zeros(1),))
+        return Sample(one, one)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measurements of a sleeping pipeline: seconds of its steps, and its stages' (F, R, B) measured alone."""
+
+    seconds: tuple[float, ...]
+    alone: tuple[LayerCost, ...]
+    overheads: tuple[float, ...] = ()
+    """The engine's own share of each step, on the stage where it is largest."""
+
+    @property
+    def median(self) -> float:
+        """Median of the steps' seconds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """(slowest - fastest) / median."""
+        return (max(self.seconds) - min(self.seconds)) / self.median
+
+
+Measure = Callable[[SleepingWork], Measurement]
+
+
+def simulated_step(
+    costs: Sequence[LayerCost], micro_batches: int, message_bytes: int = 0, link: Link | None = None
+) -> float:
+    """Returns the simulated seconds of a step with these stage costs; without a link messages take no time."""
+    stages = [
+        CellCost(
+            cost.forward_s,
+            cost.recompute_s,
+            cost.backward_s,
+            activation_bytes=message_bytes,
+            gradient_bytes=message_bytes,
+        )
+        for cost in costs
+    ]
+    return simulate(ScheduleConfig().actions(len(stages), micro_batches), stages, link or Link()).seconds
+
+
+def closed_form(cost: LayerCost, stages: int, micro_batches: int) -> float:
+    """Returns (M+K-1)(F+B) + (M-1)R, the lower bound of a fill-drain step of equal stages with early recompute."""
+    both = cost.forward_s + cost.backward_s
+    return (micro_batches + stages - 1) * both + (micro_batches - 1) * cost.recompute_s
+
+
+EFFICIENCY_CASES = ((2, 8), (4, 8), (8, 8), (8, 32), (16, 64))
+EFFICIENCY_F_S = 0.020
+UNEVEN = 1.3
+
+
+def efficiency_table(measure: Measure, report: Report = silent) -> Table:
+    """Compares the executor with the lower bound at F : R : B = 1 : 1 : 2, for equal stages and one 30% slower."""
+    rows: list[list[Value]] = []
+    for heavier in (False, True):
+        for stages, micro_batches in EFFICIENCY_CASES:
+            report(len(rows), 2 * len(EFFICIENCY_CASES), f"K = {stages}, M = {micro_batches}")
+            work = SleepingWork(tuple(_stage(k, stages, heavier) for k in range(stages)), micro_batches)
+            found = measure(work)
+            simulated = simulated_step(found.alone, micro_batches)
+            limit = simulated if heavier else closed_form(found.alone[0], stages, micro_batches)
+            what = f"stage {stages // 2} 30% heavier" if heavier else "equal"
+            rows.append(
+                [
+                    stages, micro_batches, what, found.median, found.spread, simulated, limit, limit / found.median,
+                    statistics.median(found.overheads),
+                ]
+            )  # fmt: skip
+    headings = (
+        "K", "M", "stages", "step s (measured)", "spread", "step s (simulated)", "limit s (computed)", "efficiency",
+        "overhead (measured)",
+    )  # fmt: skip
+    notes = [
+        f"Sleeping stages, F = {EFFICIENCY_F_S * 1e3:.0f} ms, B = 2F; {MESSAGE_BYTES >> 20} MiB per message over gloo, "
+        "one process per stage. F, R and B of the limit are measured alone, in one process.",
+        "Limit: (M+K-1)(F+B) + (M-1)R for equal stages, the simulated step for unequal ones.",
+        "Efficiency = limit / measured median; spread = (slowest - fastest) / median of the steps.",
+        "Overhead = the share of a step in which a stage neither computes (sleeps) nor waits for a neighbour; the "
+        "median of the steps, on the stage where it is largest.",
+    ]
+    return Table("efficiency", "Efficiency of the fill-drain executor, sleeping stages", headings, rows, notes)
+
+
+def _stage(k: int, stages: int, heavier: bool) -> tuple[float, float]:
+    factor = UNEVEN if heavier and k == stages // 2 else 1.0
+    return EFFICIENCY_F_S * factor, 2 * EFFICIENCY_F_S * factor
+
+
+def table_2(measure: Measure, report: Report = silent) -> Table:
+    """Returns Table 2's Transformer-48: speed over K and M, relative to K = 2, M = 1."""
+    numbers = printed("table2.transformer")
+    cases = [(stages, micro_batches) for micro_batches in numbers["M"] for stages in numbers["K"]]
+    paper = dict(zip(cases, (speed for row in numbers["speed"] for speed in row), strict=True))
+    rows = _speeds(numbers["layers"], "TPUv3", cases, paper, measure, False, report)
+    k8 = _ratio(rows, 32, 8, 2)
+    notes = [
+        f"K = 8 over K = 2 at M = 32: measured {k8:.3f}, closed form {_closed_ratio(32, 8, 2):.3f}, 3.517 where the "
+        "last micro-batch is recomputed too, the paper's table 3.50.",
+        *_common_notes(),
+        numbers["note"],
+    ]
+    return _speed_table("table-2", "Table 2, Transformer-48: speed over K = 2, M = 1", rows, notes)
+
+
+def table_3(measure: Measure, report: Report = silent) -> Table:
+    """Returns Table 3's Transformer-24 on P100s without NVLink: speed over K, relative to K = 2, at M = 32."""
+    numbers = printed("table3.transformer")
+    cases = [(stages, numbers["M"]) for stages in numbers["K"]]
+    paper = dict(zip(cases, numbers["speed"], strict=True))
+    rows = _speeds(numbers["layers"], "P100", cases, paper, measure, True, report)
+    notes = [
+        *_common_notes(),
+        "Measured: messages of the real size times the factor of the sleeps, over gloo. "
+        f"Simulated: the same bytes at a P100's {DEVICES['P100'].link / 1e9:.0f} GB/s through the host.",
+        numbers["note"],
+    ]
+    return _speed_table("table-3", "Table 3, Transformer-24 without NVLink: speed over K = 2, M = 32", rows, notes)
+
+
+def _common_notes() -> list[str]:
+    return [
+        "Rows 'equal' divide the model evenly, the head included. Rows 'as cut' have the costs of the planned cells, "
+        "embedding and head included: whole layers do not divide evenly, and the most expensive cell decides.",
+        "Measured: the executor with sleeping stages, one process each, calibrated to the estimated layer costs. Each "
+        f"row is slowed down so that a mean forward sleeps {SLEEP_S * 1e3:.0f} ms; the speeds are corrected for that.",
+    ]
+
+
+def _speed_table(name: str, title: str, rows: list[dict[str, Any]], notes: list[str]) -> Table:
+    headings = (
+        "K", "M", "cells", "slowed down", "step s (measured)", "spread", "speed (measured)", "speed (simulated)",
+        "speed, closed form (computed)", "speed (paper)", "ours / paper",
+    )  # fmt: skip
+    values: list[list[Value]] = [
+        [
+            row["K"],
+            row["M"],
+            row["cells"],
+            row["slowed"],
+            row["step"],
+            row["spread"],
+            row["measured"],
+            row["simulated"],
+            row["closed"],
+            row["paper"],
+            row["measured"] / row["paper"] if row["paper"] else None,
+        ]
+        for row in rows
+    ]
+    return Table(name, title, headings, values, notes)
+
+
+def _speeds(
+    layers: int, device: str, cases: Sequence[tuple[int, int]], paper: dict[tuple[int, int], float], measure: Measure,
+    link_as_well: bool, report: Report,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Measures each case with equal and with planned cells; speeds are relative to the first case."""
+    rows: list[dict[str, Any]] = []
+    most = max(micro_batches for _, micro_batches in cases)
+    total = len(cases) + sum(micro_batches == most for _, micro_batches in cases)
+    for cut in (False, True):
+        for stages, micro_batches in cases:
+            if cut and micro_batches != most:
+                continue
+            report(len(rows), total, f"K = {stages}, M = {micro_batches}, cells {'as cut' if cut else 'equal'}")
+            seconds, message, slowed = cell_seconds(layers, device, stages, micro_batches, cut)
+            work = SleepingWork(seconds, micro_batches, message if link_as_well else MESSAGE_BYTES // 16)
+            found = measure(work)
+            mean = _mean(found.alone)
+            rows.append(
+                {
+                    "K": stages, "M": micro_batches, "cells": "as cut" if cut else "equal",
+                    "slowed": slowed, "step": found.median, "spread": found.spread,
+                    "simulated_s": simulated_step(
+                        found.alone, micro_batches, message, DEVICES[device].messages if link_as_well else None
+                    ),
+                    "closed_s": closed_form(mean, stages, micro_batches), "paper": paper[stages, micro_batches],
+                }
+            )  # fmt: skip
+    for row in rows:
+        for name, column in (("measured", "step"), ("simulated", "simulated_s"), ("closed", "closed_s")):
+            row[name] = (rows[0][column] / rows[0]["slowed"]) / (row[column] / row["slowed"])
+    return rows
+
+
+def cell_seconds(
+    layers: int, device: str, stages: int, micro_batches: int, cut: bool
+) -> tuple[tuple[tuple[float, float], ...], int, float]:
+    """Returns (forward, backward) of each stage, the bytes of a message, and the factor that slows both down.
+
+    The mini-batch is the same for every K and M: a micro-batch is 1/M of it, a stage about 1/K of the model. With the
+    factor, the mean forward of a stage takes ``SLEEP_S``.
+    """
+    shape = LanguageModelShape(layers)
+    cluster = Cluster(stages, DEVICES[device].memory_bytes, "gpu", device=replace(DEVICES[device], memory_bytes=2**62))
+    work = LanguageModel(shape, PipelineSettings(stages=stages, micro_batches=BATCH))
+    planned = make(work, replace(cluster, bytes_per_device=2**62), estimated_costs)
+    costs = [stage.cost for stage in planned.plan.cells]
+    forward, backward = (sum(getattr(cost, name) for cost in costs) for name in ("forward_s", "backward_s"))
+    part = BATCH / micro_batches  # of the mini-batch, in the micro-batches that were estimated
+    slowed = SLEEP_S / (forward * part / stages)
+    message = int(max(cost.activation_bytes for cost in costs) * part * slowed)
+    factor = part * slowed
+    if cut:
+        return tuple((cost.forward_s * factor, cost.backward_s * factor) for cost in costs), message, slowed
+    return ((forward / stages * factor, backward / stages * factor),) * stages, message, slowed
+
+
+def _mean(costs: Sequence[LayerCost]) -> LayerCost:
+    return replace(
+        costs[0],
+        forward_s=statistics.fmean(cost.forward_s for cost in costs),
+        recompute_s=statistics.fmean(cost.recompute_s for cost in costs),
+        backward_s=statistics.fmean(cost.backward_s for cost in costs),
+    )
+
+
+def _ratio(rows: list[dict[str, Any]], micro_batches: int, stages: int, base: int) -> float:
+    speeds = {row["K"]: row["measured"] for row in rows if row["M"] == micro_batches and row["cells"] == "equal"}
+    return float(speeds[stages] / speeds[base])
+
+
+def _closed_ratio(micro_batches: int, stages: int, base: int) -> float:
+    """The closed form's speed-up with F = R = 1, B = 2 for the whole model, shared by the stages."""
+
+    def step(count: int) -> float:
+        return ((micro_batches + count - 1) * 3 + micro_batches - 1) / count
+
+    return step(base) / step(stages)

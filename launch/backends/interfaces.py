@@ -1,0 +1,38 @@
+"""Selects the network interface for torch.distributed.
+
+By default torch.distributed uses the interface that the host name resolves to. On many machines that is loopback, or
+not the cluster's network; workers on different nodes then never connect. The right interface is the one with the
+address that Ray uses for the node.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+"""Environment variables of gloo and NCCL. NCCL treats a plain name as a prefix; "=" makes it exact. Values that the
+user has set are kept."""
+
+
+def use_interface_of(address: str) -> str | None:
+    """Makes torch.distributed use the interface with an address; returns its name, or None if there is none.
+
+    Call it before the first process group is created.
+    """
+    name = interface_of(address)
+    for variable, form in VARIABLES.items():
+        if name is not None:
+            os.environ.setdefault(variable, form.format(name))
+    return name
+
+
+def interface_of(address: str) -> str | None:
+    """Returns the name of the interface with an address, or None if there is none."""
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.family in families and entry.address.partition("%")[0] == address for entry in entries):
+            return str(name)
+    return None

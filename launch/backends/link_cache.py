@@ -1,0 +1,58 @@
+"""Link speeds measured by the doctor, cached for the planner."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from suite.paths import write_atomically
+from suite.pipeline.planning.simulate import Link
+
+
+def file_of(cluster: str) -> str:
+    """Returns the name of a cluster's file."""
+    return f"links-{re.sub('[^a-zA-Z0-9.]+', '-', cluster)}.json"
+
+
+@dataclass(frozen=True)
+class LinkSpeeds:
+    """Link speeds of one cluster. None where a link does not exist: no second node, no second device."""
+
+    cluster: str
+    """The Ray cluster's own address (GCS), or this machine's name."""
+    pairs: tuple[str, ...]
+    """The nodes' names, sorted."""
+    within_node: Link | None = None
+    """Between two workers of a node, on the slowest node."""
+    between_nodes: Link | None = None
+    """Between workers of two nodes, for the slowest pair."""
+    all_reduce: Link | None = None
+    """With one worker per node, or two on a single node. ``bytes_per_s`` is what each worker sends: for n workers and s
+    bytes the reduction takes latency + 2 (n - 1) / n * s / bytes_per_s, as in ``suite.pipeline.planning.plan``."""
+    single_node: Link | None = None
+    """Like ``within_node``, between plain processes without Ray, on the machine that the doctor ran on."""
+    measured: float = field(default_factory=time.time)
+    """Seconds since 1970."""
+
+
+def write_links(cache: Path, links: LinkSpeeds) -> Path:
+    """Writes a cluster's file in a cache folder atomically; returns its path."""
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / file_of(links.cluster)
+    write_atomically(path, json.dumps(asdict(links), indent=1) + "\n")
+    return path
+
+
+def read_links(cache: Path, cluster: str) -> LinkSpeeds | None:
+    """Returns a cluster's cached link speeds, or None if there is no valid file."""
+    try:
+        fields: dict[str, Any] = json.loads((cache / file_of(cluster)).read_text())
+        for name in ("within_node", "between_nodes", "all_reduce", "single_node"):
+            fields[name] = None if fields[name] is None else Link(**fields[name])
+        return LinkSpeeds(**fields | {"pairs": tuple(fields["pairs"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

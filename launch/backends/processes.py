@@ -1,0 +1,255 @@
+"""Starts workers as plain processes on this machine, without Ray: for tests, benchmarks and a single GPU machine."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing as mp
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
+
+from suite.errors import DiedError, ForkserverError, NeighbourLostError, SuiteError, WorkerError
+
+if TYPE_CHECKING:  # not needed to start processes
+    from experiments.base.experiment import Experiment
+    from launch.supervision.watchdog import Watchdog
+    from launch.worker.worker import Job
+
+PRELOAD = ["launch.worker.worker", "deepspeed"]
+"""Imported once, by the forkserver: a worker then starts in a tenth of a second."""
+
+PRELOAD_LATE = ["deepspeed.runtime.zero.muon.muon_optimizer"]
+"""Imported by DeepSpeed's engine, with PyTorch's compiler: over two seconds in each worker. Preloaded only without a
+GPU: a process that has initialized CUDA must not be forked, and the compiler may do so."""
+
+ROOT_CAUSE_S = 5.0
+"""Seconds to delay a worker's report of a lost neighbour, so that the neighbour's own report comes first."""
+
+UNKNOWN = 255
+"""multiprocessing's exit code for a process whose exit code is not known."""
+
+FORKSERVER_END_S = 1.0
+"""Seconds from the end of the forkserver's pipes to its exit."""
+
+PR_SET_PDEATHSIG = 1
+"""Linux's prctl option for the signal that a process gets when its parent dies."""
+
+
+def run_processes(
+    target: Callable[..., Any], world: int, *args: Any, deadline_s: float = 600.0,
+    should_stop: Callable[[], bool] = bool, preload: Sequence[str] = (),
+) -> list[Any]:  # fmt: skip
+    """Runs ``target(rank, world, rendezvous, *args)`` in ``world`` fresh processes; returns their results by rank.
+
+    ``rendezvous`` is a URL for torch.distributed. ``target`` must be importable by name. The first failure ends all
+    processes and is raised here: a SuiteError as it is, any other exception with its traceback. When ``should_stop``,
+    which is polled, returns True, all processes are ended. The forkserver also imports ``preload``, unless it is
+    already running.
+
+    Raises DiedError when a process dies, ForkserverError when the forkserver dies, WorkerError when the deadline
+    passes or ``should_stop`` returns True.
+    """
+    import torch
+
+    preload = [*preload, *PRELOAD]
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed prints a warning to standard output
+        preload += PRELOAD_LATE
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(preload)
+    _start_resource_tracker()
+    results: Any = context.Queue()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        rendezvous = f"file://{folder}/rendezvous"
+        processes: list[BaseProcess] = [
+            context.Process(target=_call, args=(target, rank, world, rendezvous, results, args))
+            for rank in range(world)
+        ]
+        try:
+            _start_server()
+            for process in processes:
+                process.start()
+            return _collect(processes, results, time.monotonic() + deadline_s, should_stop)
+        finally:
+            for process in processes:
+                if process.ident is not None:  # an interrupt or a failure may come before all have started
+                    process.kill()
+                    process.join(10)
+            results.close()
+
+
+def _start_resource_tracker() -> None:
+    """Starts the process that unlinks the semaphores of killed processes, with its warning about them disabled."""
+    before = list(sys.warnoptions)
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # the tracker is started with these options
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions[:] = before
+
+
+def _start_server() -> None:
+    """Starts the forkserver with SIGINT blocked, which its workers inherit: Ctrl-C reaches them too, but this process
+    ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _collect(processes: list[BaseProcess], results: Any, until: float, should_stop: Callable[[], bool]) -> list[Any]:
+    values: dict[int, Any] = {}
+    collateral: dict[int, NeighbourLostError] = {}
+    while len(values) < len(processes):
+        if should_stop():
+            raise WorkerError("the workers were ended")
+        try:
+            rank, value, error = results.get(timeout=0.1)
+        except queue.Empty:
+            reported = values.keys() | collateral.keys()
+            dead = [rank for rank, p in enumerate(processes) if p.exitcode is not None and rank not in reported]
+            if dead and results.empty():
+                if processes[dead[0]].exitcode == UNKNOWN:
+                    _check_forkserver()
+                raise DiedError(dead[0], _describe_end(processes[dead[0]])) from None
+            if time.monotonic() > until and collateral:
+                raise next(iter(collateral.values())) from None
+            if time.monotonic() > until:
+                late = [rank for rank in range(len(processes)) if rank not in values]
+                raise WorkerError(f"workers {late} returned no result in time and were ended") from None
+            continue
+        if error is not None:
+            cause, trace = error
+            if isinstance(cause, NeighbourLostError):
+                # the lost worker will report its own failure, or be found dead
+                collateral[rank] = cause
+                until = min(until, time.monotonic() + ROOT_CAUSE_S)
+                continue
+            if isinstance(cause, SuiteError):
+                raise cause
+            raise RuntimeError(f"worker {rank} failed\n{trace}") from cause
+        values[rank] = value
+    return [values[rank] for rank in range(len(processes))]
+
+
+def _check_forkserver() -> None:
+    """Raises ForkserverError when the forkserver is dead. Workers report their exit codes through it, and die with it;
+    the next start of a process restarts it."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # no public API
+    until, ended = time.monotonic() + FORKSERVER_END_S, None
+    while ended is None and time.monotonic() < until:
+        # WNOWAIT leaves the exit status for multiprocessing, which waits for the process when it restarts it
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        time.sleep(0.01)
+    if ended is not None:
+        killed = ended.si_code != os.CLD_EXITED
+        how = (
+            f"was killed by {signal.Signals(ended.si_status).name}"
+            if killed
+            else f"ended with exit code {ended.si_status}"
+        )
+        raise ForkserverError(
+            f"the process that workers are forked from (Python's forkserver, process {pid}) {how}, and all "
+            "workers died with it"
+        )
+
+
+def _describe_end(process: BaseProcess) -> str:
+    code = process.exitcode or 0
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"its process {how}"
+
+
+def _call(
+    target: Callable[..., Any], rank: int, world: int, rendezvous: str, results: Any, args: tuple[Any, ...]
+) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _end_with_forkserver()
+    try:
+        results.put((rank, target(rank, world, rendezvous, *args), None))
+    except BaseException as error:
+        trace = traceback.format_exc()
+        try:
+            results.put((rank, None, (error if isinstance(error, SuiteError) else None, trace)))
+        finally:
+            results.close()
+            results.join_thread()
+        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it ends, even if that was killed."""
+    parent = mp.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _end_with_forkserver() -> None:
+    """Makes Linux kill this process when the forkserver dies. Without the forkserver its end would not be noticed, and
+    it would keep running next to the workers of the next attempt."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class ProcessBackend:
+    """Starts a job's K x R workers as processes on this machine."""
+
+    def run(self, job: Job, experiment: Experiment, watchdog: Watchdog) -> None:
+        """Runs one attempt, until it ends or the watchdog has a verdict."""
+        run(job, experiment, should_stop=lambda: watchdog.should_stop)
+
+    def available_devices(self, workers: int) -> int:
+        """Returns ``workers``: this machine does not lose devices."""
+        return workers
+
+
+def run(
+    job: Job, experiment: Experiment, deadline_s: float = 365 * 86400.0, should_stop: Callable[[], bool] = bool
+) -> None:
+    """Runs one attempt without a watchdog."""
+    from launch.worker.worker import threads_of
+
+    workers = experiment.pipeline.stages * experiment.pipeline.replicas
+    os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
+    try:
+        run_processes(_work, workers, job, deadline_s=deadline_s, should_stop=should_stop)
+    except RuntimeError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise WorkerError(f"a worker failed while it started: {last}; the logs are in {job.folder / 'logs'}") from error
+
+
+def _work(rank: int, world: int, rendezvous: str, job: Job) -> None:
+    train(job, rank, rank, init_method=rendezvous, world_size=world)
+
+
+def train(job: Job, rank: int, device: int, node: str = "", **rendezvous: Any) -> None:
+    """Runs one worker of a job in this process, on GPU ``device`` if the job uses GPUs. ``rendezvous`` are arguments of
+    ``init_process_group``."""
+    import torch
+    import torch.distributed as dist
+    from tqdm import tqdm
+
+    from launch.worker.worker import work
+    from suite.pipeline.model.topology import backend_of
+
+    tqdm.set_lock(threading.RLock())  # tqdm's default lock is shared between processes, and outlives a killed one
+    if job.use_gpu:
+        torch.cuda.set_device(device)
+    kind = torch.device("cuda" if job.use_gpu else "cpu")
+    timeout = timedelta(seconds=job.timeout_s)
+    dist.init_process_group(backend_of(kind), rank=rank, timeout=timeout, **rendezvous)
+    work(job, rank, node)
+    dist.destroy_process_group()

@@ -1,0 +1,118 @@
+"""An agent, which Ray Train runs on each device: it starts one worker process for each attempt.
+
+Ray Train's own processes take many seconds to start, because each imports Ray and PyTorch. An agent survives the death
+of its worker, and forks the next one within a tenth of a second from a server that has imported everything.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from launch.backends import secrets
+from launch.backends.processes import run_processes, train
+from launch.backends.ray_dispatcher import Report
+from suite.errors import DiedError, ForkserverError, SuiteError, WorkerError
+
+if TYPE_CHECKING:
+    from launch.worker.worker import Job
+
+PRELOAD = ["ray._private.workers.default_worker"]
+"""The main module of an agent's process: multiprocessing imports it again in each worker."""
+
+STORE_S = 300
+"""Seconds for a worker to connect to the rendezvous store."""
+
+
+def serve(config: dict[str, Any]) -> None:
+    """Runs an agent until the dispatcher has no further attempt."""
+    import ray.train
+
+    secrets.load_secret()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "")  # the interface that the host name resolves to, instead of loopback
+    dispatcher, rank = config["dispatcher"], ray.train.get_context().get_world_rank()
+    store = _open_store(dispatcher) if rank == 0 else None
+    number = 0
+    while (following := ray.get(dispatcher.next_attempt.remote(number))) is not None:
+        attempt, address = following
+        number = attempt["attempt"]
+        report = _run_worker(dispatcher, rank, attempt, address)
+        ray.get(dispatcher.report.remote(rank, number, report))
+    del store
+
+
+def _open_store(dispatcher: Any) -> Any:
+    """Opens the rendezvous store for the workers of all attempts. The agent keeps it, so its port stays the same."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    ray.get(dispatcher.set_store.remote(f"{host} {store.port}"))
+    return store
+
+
+def _run_worker(dispatcher: Any, rank: int, attempt: dict[str, Any], address: str) -> Report:
+    """Runs the worker of a rank in a new process, until it ends or the attempt is over; returns how it ended."""
+    over = dispatcher.over.remote(attempt["attempt"])
+    node, device = ray.get_runtime_context().get_node_id(), _device() if attempt["use_gpu"] else 0
+    try:
+        run_processes(
+            _work, 1, rank, address, attempt, node, device, deadline_s=365 * 86400.0,
+            should_stop=lambda: bool(ray.wait([over], timeout=0)[0]), preload=PRELOAD,
+        )  # fmt: skip
+    except DiedError as error:
+        return DiedError(rank, error.how)
+    except ForkserverError as error:
+        return ForkserverError(f"on {socket.gethostname()}, for worker {rank}: {error}")
+    except SuiteError as error:
+        return error
+    except RuntimeError as error:  # it failed before it could report where; the message contains its traceback
+        return WorkerError(f"a worker failed while it started: {str(error).strip().splitlines()[-1]}")
+    return None
+
+
+def _device() -> int:
+    """Returns the index of this agent's GPU among those that the process sees."""
+    from ray.train.torch import get_device
+
+    return int(get_device().index)
+
+
+def _work(_: int, __: int, ___: str, rank: int, address: str, attempt: dict[str, Any], node: str, device: int) -> None:
+    """Entry point of the worker's process."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    host, port = address.split()
+    # a prefix per attempt, so that keys of earlier attempts are not found
+    store = PrefixStore(str(attempt["attempt"]), TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
+    train(job_of(attempt), rank, device, node, store=store, world_size=attempt["workers"])
+
+
+def job_of(attempt: dict[str, Any]) -> Job:
+    """Returns the job of an attempt. Its classes are imported only in workers."""
+    from launch.worker.worker import Job
+    from suite.pipeline.schedule.config import ScheduleConfig
+
+    cells = tuple(map(int, attempt["cells"]))
+    schedule_config = ScheduleConfig(
+        **attempt["schedule_config"]
+        | {"max_live_graphs": tuple(map(int, attempt["schedule_config"]["max_live_graphs"]))}
+    )
+    folder, data = Path(attempt["folder"]), Path(attempt["data"])
+    return Job(
+        folder,
+        data,
+        cells,
+        schedule_config,
+        bool(attempt["use_gpu"]),
+        bool(attempt["resume"]),
+        int(attempt["attempt"]),
+        str(attempt["faults"]),
+        float(attempt["step_s"]),
+        bool(attempt["shrunk"]),
+    )

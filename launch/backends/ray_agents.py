@@ -1,0 +1,141 @@
+"""The driver's handle of its agents. Ray Train starts one on each device; they serve all attempts on these devices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from experiments.base.experiment import Experiment
+from launch.backends.ray_connection import END_S
+from launch.backends.ray_dispatcher import Dispatcher, Report
+from launch.worker.worker import Job, threads_of
+from suite.errors import WorkerError
+
+START_DEADLINE = 180
+"""Seconds for all agents to be placed and started."""
+
+POLL_S = 0.25
+"""Seconds between two polls of the workers' reports."""
+
+
+class Agents:
+    """The running agents of some devices."""
+
+    def __init__(self, job: Job, experiment: Experiment, nodes: Sequence[str]) -> None:
+        """Starts the agents. ``nodes`` has the node id of each rank; ``job`` is the first job."""
+        self.workers = len(nodes)
+        self._dispatcher = _dispatcher(self.workers)
+        self._failure: Exception | None = None
+        # an event, because Thread.is_alive is wrong after an interrupted join
+        self._ended = threading.Event()
+        trainer = _trainer(job, experiment, nodes, self._dispatcher)
+        # in a thread, because in the main thread Ray Train handles an interrupt itself: it silently ends the process
+        # with exit code 0
+        threading.Thread(target=self._fit, args=[trainer], daemon=True).start()
+
+    def _fit(self, trainer: Any) -> None:
+        try:
+            trainer.fit()
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._ended.set()
+
+    @property
+    def alive(self) -> bool:
+        """Whether Ray Train still runs them all."""
+        return not self._ended.is_set()
+
+    def begin(self, job: Job) -> None:
+        """Starts an attempt; its number must be greater than the previous one's."""
+        import ray
+
+        attempt = {
+            "folder": str(job.folder),
+            "data": str(job.data),
+            "cells": list(job.cells),
+            "schedule_config": asdict(job.schedule_config),
+            "use_gpu": job.use_gpu,
+            "resume": job.resume,
+            "attempt": job.attempt,
+            "faults": job.faults,
+            "step_s": job.step_s,
+            "shrunk": job.shrunk,
+            "workers": self.workers,
+        }
+        ray.get(self._dispatcher.begin.remote(attempt), timeout=START_DEADLINE)
+
+    def reports(self) -> dict[int, Report]:
+        """Waits POLL_S, then returns the reports of the workers that have ended, by rank. Raises the error that ended
+        the agents, if any."""
+        import ray
+
+        if self._ended.wait(POLL_S):
+            raise self._failure or WorkerError("the Ray Train agents ended before their workers")
+        reports: dict[int, Report] = ray.get(self._dispatcher.reports.remote(), timeout=START_DEADLINE)
+        return reports
+
+    def stop(self) -> bool:
+        """Ends all workers; returns whether all agents confirm it in time, and are ready for another attempt."""
+        import ray
+
+        ray.get(self._dispatcher.stop.remote(), timeout=END_S)
+        polls = int(END_S / POLL_S)
+        return any(len(self.reports()) == self.workers for _ in range(polls))
+
+    def end(self) -> None:
+        """Ends the agents, and waits for Ray Train."""
+        if self.alive:
+            self._dispatcher.stop.remote(last=True)
+        self.wait()
+
+    def wait(self) -> None:
+        """Waits for Ray Train to end, at most END_S seconds."""
+        self._ended.wait(END_S)
+
+
+def _dispatcher(workers: int) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    where = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(Dispatcher).options(num_cpus=0, scheduling_strategy=where, max_concurrency=8 + 4 * workers)
+    return actor.remote()
+
+
+def _trainer(job: Job, experiment: Experiment, nodes: Sequence[str], dispatcher: Any) -> Any:
+    """Returns the trainer that runs an agent on each device. Ray Train's ranks equal ours, because it numbers them node
+    by node in this order."""
+    import ray.train
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    from launch.backends.ray_agent import serve
+    from launch.backends.ray_process_group import TorchBackendConfig
+
+    return DataParallelTrainer(
+        serve,
+        train_loop_config={"dispatcher": dispatcher},
+        backend_config=TorchBackendConfig(),
+        scaling_config=ray.train.ScalingConfig(  # type: ignore[call-arg]
+            num_workers=len(nodes),
+            use_gpu=job.use_gpu,
+            resources_per_worker={"GPU": 1} if job.use_gpu else {"CPU": 1},
+            label_selector=[{"ray.io/node-id": node} for node in nodes],
+        ),
+        run_config=ray.train.RunConfig(
+            name=f"ray-train/{job.attempt}",
+            storage_path=str(job.folder),
+            worker_runtime_env={
+                "env_vars": {"OMP_NUM_THREADS": str(threads_of(experiment)), "TOKENIZERS_PARALLELISM": "false"}
+            },
+            # our supervisor decides about retries: Ray Train cannot distinguish a bug from a machine lost without
+            # notice, or a repeated failure from a new one, and cannot replan for another K
+            failure_config=ray.train.FailureConfig(
+                max_failures=0,
+                controller_failure_limit=0,  # type: ignore[call-arg]  # Ray Train v2's types lack it
+                max_preemption_failures=0,
+            ),
+        ),
+    )

@@ -1,0 +1,178 @@
+"""Ray backends: find a cluster's devices, measure layer costs on them, and start workers with Ray Train."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.base.cluster import Cluster
+from experiments.base.workload import Measurable
+from launch.backends.link_cache import read_links
+from launch.backends.ray_connection import Connection, address, answering
+from launch.backends.ray_train import RayTrainBackend
+from launch.backends.select import Backend, measure_here, placement_logger
+from launch.runs.store import CACHE
+from launch.storage_sync.data_transfer import receiver_on, send_folder
+from launch.supervision.supervisor import Launcher
+from launch.worker.devices import cpu_model, gpus, this_machine
+from launch.worker.measure import LayerMeasurements
+from launch.worker.worker import Job
+from suite.errors import BusyError, PlacementError, first_line
+from suite.pipeline.planning.devices import Device, this_device
+from suite.pipeline.planning.placement import Node, Placement
+
+FACTS_TIMEOUT_S = 60.0
+"""Seconds to query one node's devices; includes the start of a Ray worker process."""
+
+MEASURING_S = 300.0
+"""Seconds for measuring layers on a node; before that, the same time to wait for its devices to be free."""
+
+
+class LocalRayBackend(Backend):
+    """This machine; its workers are started by a local Ray that belongs to the run."""
+
+    @contextmanager
+    def started(self, job: Job, planned: Placement | None) -> Iterator[Launcher]:
+        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
+        with RayTrainBackend(Connection(), job.use_gpu, planned, placement_logger(job)) as launcher:
+            yield launcher
+
+
+class RayClusterBackend(Backend):
+    """The cluster of RAY_ADDRESS. Its devices are its GPUs if it has any, otherwise its CPUs."""
+
+    def __init__(self) -> None:
+        self._connection = Connection()
+        self._devices: dict[str, _Devices] = {}
+        """Devices of each node, by node id."""
+
+    def cluster(self) -> Cluster:
+        """Returns the devices of the nodes that answer, free or busy.
+
+        Raises PlacementError when the cluster does not answer or has no devices.
+        """
+        with answering("which devices it has"):
+            kind = self._connection.kind()
+            nodes = tuple(replace(node, free=node.total) for node in self._connection.nodes(kind))
+            if not nodes:
+                raise PlacementError(f"the Ray cluster at {address()} has no node with a device; add one")
+            name = self._connection.name()
+        smallest = min(self._query_devices(nodes, kind), key=lambda devices: devices.bytes)
+        count = sum(node.total for node in nodes)
+        links = read_links(CACHE, name)
+        network, reduction = (links.between_nodes, links.all_reduce) if links is not None else (None, None)
+        return Cluster(
+            count, smallest.bytes, "gpu" if kind == "GPU" else "cpu", nodes, None, network, reduction, smallest.name
+        )
+
+    def close(self) -> None:
+        """Disconnects."""
+        self._connection.close()
+
+    def measure_layers(
+        self, work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path, data: Path | None,
+        log: Callable[[str], None],
+    ) -> list[LayerMeasurements]:  # fmt: skip
+        """Measures a workload's layers on the node with the most free devices."""
+        kind = "GPU" if cluster.kind == "gpu" else "CPU"
+        node = self._wait_for_free_node(kind, workers, log)
+        if data is not None:
+            send_folder(data, {receiver_on(node, data): node})
+        resources = {f"num_{kind.lower()}s": workers}
+        measurements: list[LayerMeasurements] = _run_on(
+            node, measure_here, MEASURING_S, work, cluster, workers, threads, log_file.resolve(), **resources
+        )
+        return measurements
+
+    def probe_device(self, cluster: Cluster, log: Callable[[str], None]) -> Device:
+        """Returns one of a cluster's devices with measured rates; takes seconds."""
+        kind = "GPU" if cluster.kind == "gpu" else "CPU"
+        resources = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": 0}
+        node = self._wait_for_free_node(kind, 1, log)
+        device: Device = _run_on(node, this_device, FACTS_TIMEOUT_S, cluster.bytes_per_device, **resources)
+        return device
+
+    @contextmanager
+    def started(self, job: Job, planned: Placement | None) -> Iterator[Launcher]:
+        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
+        with RayTrainBackend(self._connection, job.use_gpu, planned, placement_logger(job)) as launcher:
+            yield launcher
+
+    def _query_devices(self, nodes: Sequence[Node], kind: str) -> list[_Devices]:
+        """Returns the nodes' devices; queries new nodes in parallel, and each node only once."""
+        calls = {node.id: _start(node, _devices, kind, node.total) for node in nodes if node.id not in self._devices}
+        for node in nodes:
+            if node.id in calls:
+                self._devices[node.id] = _result(node, _devices, calls[node.id], FACTS_TIMEOUT_S)
+        return [self._devices[node.id] for node in nodes]
+
+    def _wait_for_free_node(self, kind: str, workers: int, log: Callable[[str], None]) -> Node:
+        """Waits until a node has ``workers`` free devices; returns the node with the most. Raises BusyError if none has
+        enough in time."""
+        until, logged = time.monotonic() + MEASURING_S, False
+        while True:
+            node = max(self._connection.nodes(kind), key=lambda node: node.free, default=None)
+            if node is not None and node.free >= workers:
+                return node
+            available = f"{node.free} are free on {node.name}, the most of all nodes" if node else "no node answers"
+            shortage = f"measuring the layers needs {workers} devices on one node, and {available}"
+            if time.monotonic() > until:
+                raise BusyError(f"{shortage}; waited {MEASURING_S:.0f} s for them; try again when devices are free")
+            if not logged:
+                log(f"{shortage}; waiting, at most {MEASURING_S:.0f} s")
+                logged = True
+            time.sleep(1.0)
+
+
+@dataclass(frozen=True)
+class _Devices:
+    """A node's devices: bytes of each device, and their name."""
+
+    bytes: int
+    name: str
+
+
+def _devices(kind: str, count: int) -> _Devices:
+    """Returns the devices of the node that this runs on."""
+    if kind == "GPU":
+        cluster = gpus()
+        return _Devices(cluster.bytes_per_device, cluster.name)
+    memory = this_machine().bytes_per_device * this_machine().devices
+    return _Devices(memory // count, f"{cpu_model()} of {os.uname().nodename}")
+
+
+def _run_on(node: Node, function: Callable[..., Any], timeout_s: float, *args: Any, **resources: float) -> Any:
+    """Runs a function on a node and returns its result. Raises PlacementError when it fails or takes too long."""
+    return _result(node, function, _start(node, function, *args, **resources), timeout_s)
+
+
+def _start(node: Node, function: Callable[..., Any], *args: Any, **resources: float) -> Any:
+    """Starts a function on a node; returns its object reference."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    where = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    task = ray.remote(function).options(scheduling_strategy=where, max_retries=0, **({"num_cpus": 0} | resources))
+    return task.remote(*args)
+
+
+def _result(node: Node, function: Callable[..., Any], result: Any, timeout_s: float) -> Any:
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+
+    try:
+        return ray.get(result, timeout=timeout_s)
+    except GetTimeoutError:
+        ray.cancel(result, force=True)
+        raise PlacementError(
+            f"node {node.name} did not answer within {timeout_s:.0f} s: it hangs, or its devices have just become "
+            "busy; run `make doctor`, or try again"
+        ) from None
+    except RayError as error:
+        cause = getattr(error, "cause", None) or error
+        raise PlacementError(f"node {node.name} failed in {function.__name__}: {first_line(cause)}") from error

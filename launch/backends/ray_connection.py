@@ -1,0 +1,161 @@
+"""A connection to Ray: to the cluster of RAY_ADDRESS, or to a local Ray that starts and ends with the connection."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, Literal
+
+from launch.backends import secrets
+from launch.backends.ray_init import init, join, shutdown
+from launch.worker.cgroups import cpu_limit
+from suite.errors import WorkerError, first_line
+from suite.pipeline.planning.placement import Node
+
+ANSWER_S = 2.0
+"""Seconds in which a live node accepts a connection."""
+
+END_S = 15.0
+"""Seconds for Ray to notice that a worker was ended."""
+
+
+def address() -> str | None:
+    """Returns the requested cluster's address; None for a local Ray."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
+class Connection:
+    """Connects on first use, and again after ``close``."""
+
+    def __init__(self) -> None:
+        self._connected = False
+        self._workers = 1
+        """The largest number of workers requested so far; a local Ray is started for that many."""
+        self._keeper: object | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether Ray is connected."""
+        return self._connected
+
+    def open(self, workers: int = 1) -> None:
+        """Connects. A local Ray gets room for ``workers``, even if they must share cores.
+
+        Raises PlacementError when nothing answers at RAY_ADDRESS, or this Ray cannot join the cluster.
+        """
+        self._workers = max(self._workers, workers)
+        if self._connected:
+            return
+        _connect(self._workers)
+        self._keeper = secrets.serve_secret()
+        self._connected = True
+
+    def close(self) -> None:
+        """Disconnects, which ends everything that was started over this connection."""
+        self._keeper = None
+        shutdown()
+        self._connected = False
+
+    def kind(self) -> Literal["GPU", "CPU"]:
+        """Returns the kind of the cluster's devices: GPUs if it has any, even if their nodes do not answer now."""
+        import ray
+
+        self.open()
+        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        return "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
+
+    def nodes(self, kind: str) -> list[Node]:
+        """Returns the nodes with devices of a kind, ``GPU`` or ``CPU``, that are alive and answer."""
+        return self.nodes_and_silent(kind)[0]
+
+    def nodes_and_silent(self, kind: str) -> tuple[list[Node], list[Node]]:
+        """Returns the nodes with devices of a kind that answer, and those that do not answer but that Ray still counts
+        as alive: it takes up to half a minute to notice a lost machine."""
+        import ray
+        from ray._private.state import available_resources_per_node
+
+        self.open()
+        free = available_resources_per_node()  # type: ignore[no-untyped-call]
+        counted = [node for node in ray.nodes() if node["Alive"] and int(node["Resources"].get(kind, 0))]  # type: ignore[no-untyped-call]
+        answering_nodes: list[Node] = []
+        silent_nodes: list[Node] = []
+        for node, answers in zip(counted, _answers(counted), strict=True):
+            total_count, free_count = (
+                int(resources.get(kind, 0)) for resources in (node["Resources"], free.get(node["NodeID"], {}))
+            )
+            nodes = answering_nodes if answers else silent_nodes
+            nodes.append(Node(node["NodeID"], _name(node), free_count, total_count))
+        return answering_nodes, silent_nodes
+
+    def name(self) -> str:
+        """Returns the cluster's own address (GCS), which does not depend on how it was reached."""
+        import ray
+
+        self.open()
+        return str(ray.get_runtime_context().gcs_address)
+
+    def lost_nodes(self, nodes: Iterable[str]) -> set[str]:
+        """Returns the ids of the given nodes that are lost: dead according to Ray, or not answering."""
+        import ray
+
+        ids = set(nodes)
+        known = [node for node in ray.nodes() if node["NodeID"] in ids and node["Alive"]]  # type: ignore[no-untyped-call]
+        return ids - {node["NodeID"] for node, answers in zip(known, _answers(known), strict=True) if answers}
+
+    def end_controller(self) -> None:
+        """Kills this driver's Ray Train controller, which runs on the driver's machine. Threads that wait for it
+        return."""
+        import ray
+        from ray._private.state import actors
+
+        job = ray.get_runtime_context().get_job_id()
+        for actor in actors(actor_state_name="ALIVE").values():
+            if actor["JobID"] == job and actor["ActorClassName"] == "TrainController":
+                with suppress(ProcessLookupError):
+                    os.kill(actor["Pid"], signal.SIGKILL)
+
+
+def _name(node: dict[str, Any]) -> str:
+    """Returns a node's name for messages: host name and address."""
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+def _answers(nodes: Sequence[dict[str, Any]]) -> list[bool]:
+    """Returns for each node whether its Ray process accepts a connection. All are tried at once, so that many silent
+    nodes take no longer than one."""
+
+    def answers(node: dict[str, Any]) -> bool:
+        try:
+            socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=ANSWER_S).close()
+        except OSError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(max(1, len(nodes))) as pool:
+        return list(pool.map(answers, nodes))
+
+
+def _connect(workers: int) -> None:
+    requested = address()
+    if requested is not None:
+        join(requested, "unset RAY_ADDRESS to use this machine")
+        return
+    # more stages than cores are allowed: they share cores, and the plan reports it
+    init(address="local", num_cpus=max(cpu_limit(), workers), include_dashboard=False)
+
+
+@contextmanager
+def answering(what: str) -> Iterator[None]:
+    """A context that converts the errors of a cluster that does not answer to WorkerError."""
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except (RayError, ConnectionError, TimeoutError) as error:
+        raise WorkerError(
+            f"could not ask Ray {what}: {first_line(error)}; check that its head is running, and resume"
+        ) from error

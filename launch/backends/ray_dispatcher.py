@@ -1,0 +1,72 @@
+"""The dispatcher between the driver and its agents: an actor that hands out attempts and collects the workers' reports.
+
+driver --begin, stop--> dispatcher --next_attempt, over--> agents, one per device, which start the workers
+driver <----reports---- dispatcher <-------report--------- agents
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from suite.errors import SuiteError
+
+Report = SuiteError | None
+"""How a worker ended: its error, or None if it finished the job."""
+
+
+class Dispatcher:
+    """A Ray actor on the driver's node. ``next_attempt`` and ``over`` wait until they have an answer."""
+
+    def __init__(self) -> None:
+        self._attempt: dict[str, Any] = {}
+        """The current attempt, as agents receive it; empty before the first."""
+        self._store = ""
+        """Address of the rendezvous store, as "host port"."""
+        self._stopped: bool | None = False
+        """Whether the current attempt must end; None after the last attempt."""
+        self._reports: dict[int, Report] = {}
+        self._changed = asyncio.Condition()
+
+    async def begin(self, attempt: dict[str, Any]) -> None:
+        """Starts an attempt on all agents."""
+        async with self._changed:
+            self._attempt, self._stopped, self._reports = attempt, False, {}
+            self._changed.notify_all()
+
+    async def stop(self, last: bool = False) -> None:
+        """Makes all agents end their workers; with ``last`` the agents end as well."""
+        async with self._changed:
+            self._stopped = None if last else True
+            self._changed.notify_all()
+
+    async def reports(self) -> dict[int, Report]:
+        """Returns the reports of the current attempt's workers that have ended, by rank."""
+        return self._reports
+
+    async def set_store(self, address: str) -> None:
+        """Sets the address of the rendezvous store. The first attempt waits for it."""
+        async with self._changed:
+            self._store = address
+            self._changed.notify_all()
+
+    async def next_attempt(self, after: int) -> tuple[dict[str, Any], str] | None:
+        """Waits for the attempt after number ``after``; returns it and the store's address, None after the last."""
+        await self._until(
+            lambda: self._stopped is None or (bool(self._store) and self._attempt.get("attempt", 0) > after)
+        )
+        return None if self._stopped is None else (self._attempt, self._store)
+
+    async def over(self, attempt: int) -> None:
+        """Waits until an attempt's workers must be ended."""
+        await self._until(lambda: self._stopped is not False or self._attempt["attempt"] != attempt)
+
+    async def report(self, rank: int, attempt: int, report: Report) -> None:
+        """Records how a worker ended."""
+        if attempt == self._attempt["attempt"]:
+            self._reports[rank] = report
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(condition)

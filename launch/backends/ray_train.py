@@ -1,0 +1,212 @@
+"""Runs attempts on a cluster's devices, with agents that Ray Train starts. Ray transfers no tensors of the training."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+
+from experiments.base.experiment import Experiment
+from launch.backends.ray_agents import POLL_S, START_DEADLINE, Agents
+from launch.backends.ray_connection import Connection, answering
+from launch.backends.ray_errors import root_cause
+from launch.runs.checkpoints import checkpoint_location
+from launch.storage_sync.folder_mirror import FolderMirror
+from launch.supervision.watchdog import Watchdog
+from launch.worker.heartbeat import Heartbeat
+from launch.worker.worker import Job
+from suite.errors import BusyError, DiedError, NeighbourLostError, PlacementError, StallError, SuiteError, WorkerError
+from suite.pipeline.planning.placement import Placement, place, shortage
+
+SPARE_NODE_TIMEOUT_S = 20.0
+"""Seconds to wait for a replacement of lost devices before a run continues with fewer, or ends."""
+
+
+class RayTrainBackend:
+    """A context in which attempts run over one connection to Ray. Attempts on the same devices reuse their Ray
+    processes: only the workers are forked anew."""
+
+    def __init__(
+        self, connection: Connection, use_gpu: bool, planned: Placement | None, log: Callable[[str], None]
+    ) -> None:
+        """``log`` receives what the run waits for, and the placement if it differs from ``planned``."""
+        self._connection, self._log = connection, log
+        self._kind = "GPU" if use_gpu else "CPU"
+        self._device_timeout_s = 0.0
+        """Seconds to wait for busy devices."""
+        self._mirror: FolderMirror | None = None
+        self._agents: Agents | None = None
+        self._unshared_nodes: set[str] = set()
+        """Ids of nodes that do not share the run's folder. Remembered, because the check waits for file systems."""
+        self._node_ids = planned.ids if planned is not None else []
+        """Node id of each rank."""
+
+    def __enter__(self) -> RayTrainBackend:
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_DEADLINE))
+        # the controller detects a failed worker at its next health check
+        os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(skip_last_copy=False)
+
+    def run(self, job: Job, experiment: Experiment, watchdog: Watchdog) -> None:
+        """Runs one attempt. Raises the first SuiteError of a worker, DiedError if a worker died, PlacementError if the
+        cluster does not answer or is too small, WorkerError otherwise."""
+        try:
+            self._connection.open(len(watchdog.coords))
+            self._device_timeout_s = experiment.train.device_timeout_s
+            watchdog.paused = True
+            agents = self._agents_for(job, experiment)
+            watchdog.paused = False
+            agents.begin(job)
+            _wait_for_workers(agents, watchdog)
+        except Exception as error:
+            raise self._handle_failure(error, watchdog) from error
+        self._release()
+
+    def _agents_for(self, job: Job, experiment: Experiment) -> Agents:
+        """Returns the previous attempt's agents if they can be reused, otherwise new ones."""
+        pipeline = experiment.pipeline
+        if self._can_reuse_agents(pipeline.stages * pipeline.replicas):
+            assert self._agents is not None
+            return self._agents
+        self._release()
+        placement = self._place(pipeline.stages, pipeline.replicas)
+        checkpoints = checkpoint_location(job.run, experiment)
+        self._mirror = FolderMirror(job.folder, job.data, placement.nodes, checkpoints, self._unshared_nodes, self._log)
+        self._mirror.__enter__()
+        self._agents = Agents(job, experiment, placement.ids)
+        return self._agents
+
+    def _can_reuse_agents(self, workers: int) -> bool:
+        """Whether there are ``workers`` live agents, and the files of all their nodes are still copied: without a
+        node's heartbeats every attempt would report its worker as stalled."""
+        agents, mirror = self._agents, self._mirror
+        if agents is None or mirror is None:
+            return False
+        return agents.alive and agents.workers == workers and mirror.complete
+
+    def _release(self) -> None:
+        """Ends the agents, after the last files of other nodes are copied here."""
+        if self._mirror is not None:
+            self._mirror.end()
+        if self._agents is not None:
+            self._agents.end()
+        self._mirror = self._agents = None
+
+    def available_devices(self, workers: int) -> int:
+        """Returns how many devices are free, at most ``workers``. Waits for that many: SPARE_NODE_TIMEOUT_S, or
+        ``train.device_timeout_s`` if the cluster has enough devices and they are busy.
+
+        Devices of this run's own agents count if the agents can be reused; otherwise the agents are released first.
+        Waits until Ray has noticed lost nodes: it would place workers on them.
+        """
+        if self._can_reuse_agents(workers):
+            return workers
+        self._release()
+        start = time.monotonic()
+        while True:
+            with answering("which devices are left"):
+                nodes, silent = self._connection.nodes_and_silent(self._kind)
+            free, total = sum(node.free for node in nodes), sum(node.total for node in nodes)
+            timeout_s = max(SPARE_NODE_TIMEOUT_S, self._device_timeout_s) if total >= workers else SPARE_NODE_TIMEOUT_S
+            if (free >= workers and not silent) or time.monotonic() > start + timeout_s:
+                return min(free, workers)
+            time.sleep(POLL_S)
+
+    def _place(self, stages: int, replicas: int) -> Placement:
+        """Returns the placement of the workers; waits for busy devices. Raises PlacementError with the devices of each
+        node if they do not become free in time."""
+        timeout_s = self._device_timeout_s
+        until, logged = time.monotonic() + timeout_s, False
+        while True:
+            nodes = self._connection.nodes(self._kind)
+            try:
+                placement = place(nodes, stages, replicas)
+            except PlacementError:
+                missing = shortage(nodes, stages, replicas, self._kind)
+                if time.monotonic() > until:
+                    busy = sum(node.total for node in nodes) >= stages * replicas
+                    raise (BusyError if busy else PlacementError)(
+                        f"{missing}; waited {timeout_s:.0f} s for them (train.device_timeout_s); lower pipeline.stages "
+                        "or pipeline.replicas, or add nodes"
+                    ) from None
+                if not logged:
+                    self._log(f"{missing}; waiting for them, at most {timeout_s:.0f} s")
+                    logged = True
+                time.sleep(POLL_S)
+                continue
+            if placement.ids != self._node_ids and len(nodes) > 1:
+                for line in placement.lines():
+                    self._log(line.strip())
+            self._node_ids = placement.ids
+            return placement
+
+    def _close(self, skip_last_copy: bool = True) -> None:
+        """Ends the session. First ends the threads that call Ray: if one still waits for an answer when Ray shuts down,
+        Ray ends the whole process. Copies the last files of other nodes unless ``skip_last_copy``."""
+        if self._mirror is not None:
+            self._mirror.end(skip_last_copy)
+        if self._agents is not None:
+            with suppress(Exception):  # if the head is lost, there is no controller
+                self._connection.end_controller()
+            self._agents.wait()
+        self._mirror = self._agents = None
+        self._connection.close()
+
+    def _handle_failure(self, error: Exception, watchdog: Watchdog) -> SuiteError:
+        """Ends all workers of a failed attempt, and returns the root cause. The agents end the workers; if an agent
+        does not answer or a node is lost, the whole session is closed.
+
+        If a worker is dead, stalled or timed out, checks whether a node is lost, since that is not the program's fault.
+        Ray needs up to half a minute to notice a machine without power. A machine cut off from the others may still
+        reach the run's folder and write heartbeats; then all workers wait for one another, and the one that waits
+        longest may be on another node.
+        """
+        cause, lost_rank = root_cause(error), None
+        verdict = watchdog.verdict
+        if self._connection.connected and (verdict is not None or isinstance(cause, DiedError | StallError)):
+            died = cause.rank if isinstance(cause, DiedError) else 0
+            lost_rank = self._rank_on_lost_node(
+                watchdog.heartbeats, verdict.coord.rank if verdict is not None else died
+            )
+        if lost_rank is not None or not self._stop_workers():
+            self._close()
+        return cause if lost_rank is None else DiedError(lost_rank, "its node is lost", "node")
+
+    def _stop_workers(self) -> bool:
+        """Ends the workers of an attempt; returns whether they have ended and Ray answers."""
+        if self._agents is None or not self._agents.alive:
+            return True
+        try:
+            return self._agents.stop()
+        except Exception:  # of many types: raised by Ray, or the error that ended the agents
+            return not self._agents.alive
+
+    def _rank_on_lost_node(self, heartbeats: Mapping[int, Heartbeat], preferred: int = 0) -> int | None:
+        """Returns a rank whose node is lost, ``preferred`` if it is one of them; None if all nodes answer."""
+        lost = self._connection.lost_nodes({heartbeat.node for heartbeat in heartbeats.values()} - {""})
+        ranks = sorted(heartbeats, key=lambda rank: (rank != preferred, rank))
+        return next((rank for rank in ranks if heartbeats[rank].node in lost), None)
+
+
+def _wait_for_workers(agents: Agents, watchdog: Watchdog) -> None:
+    """Returns when all workers have finished the job. Raises the root cause if one failed, WorkerError if the watchdog
+    has a verdict."""
+    while True:
+        reports = agents.reports()
+        failures = [report for report in reports.values() if report is not None]
+        if len(reports) == agents.workers and not failures:
+            return
+        if failures:
+            # agents delay the report of a lost neighbour, so that the neighbour's own failure comes first
+            raise min(
+                failures, key=lambda error: (isinstance(error, NeighbourLostError), isinstance(error, StallError))
+            )
+        if watchdog.should_stop:
+            raise WorkerError("the workers were ended")

@@ -1,0 +1,74 @@
+"""Selects where a run executes: this machine, or the Ray cluster of RAY_ADDRESS."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.base.cluster import Cluster
+from experiments.base.workload import Measurable
+from launch.supervision.supervisor import Launcher
+from launch.worker.devices import this_machine
+from launch.worker.worker import Job, metrics_rank_logger
+from suite.pipeline.planning.devices import Device, this_device
+from suite.pipeline.planning.placement import Placement
+
+if TYPE_CHECKING:
+    from launch.worker.measure import LayerMeasurements
+
+
+class Backend:
+    """This machine; its workers are plain processes."""
+
+    def cluster(self) -> Cluster:
+        """Returns the available devices."""
+        return this_machine()
+
+    def measure_layers(
+        self, work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path, data: Path | None,
+        log: Callable[[str], None],
+    ) -> list[LayerMeasurements]:  # fmt: skip
+        """Measures a workload's layers, on ``data`` if any, in ``workers`` concurrent processes with ``threads``
+        threads each. The libraries' output goes to ``log_file``."""
+        return measure_here(work, cluster, workers, threads, log_file)
+
+    def probe_device(self, cluster: Cluster, log: Callable[[str], None]) -> Device:
+        """Returns one of a cluster's devices with measured rates; takes seconds."""
+        return this_device(cluster.bytes_per_device)
+
+    def close(self) -> None:
+        """Disconnects."""
+
+    @contextmanager
+    def started(self, job: Job, planned: Placement | None) -> Iterator[Launcher]:
+        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
+        from launch.backends.processes import ProcessBackend
+
+        yield ProcessBackend()
+
+
+def measure_here(
+    work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path
+) -> list[LayerMeasurements]:
+    """Measures a workload's layers on this machine."""
+    from launch.backends.processes import run_processes
+    from launch.worker.measure import measure_layers
+
+    return run_processes(measure_layers, workers, work, threads, cluster.kind == "gpu", log_file)
+
+
+def select_backend(launcher: str) -> Backend:
+    """Returns the backend for the launcher ``ray`` or ``spawn``."""
+    if launcher == "spawn":
+        return Backend()
+    from launch.backends.ray_cluster import LocalRayBackend, RayClusterBackend
+
+    return RayClusterBackend() if os.environ.get("RAY_ADDRESS") else LocalRayBackend()
+
+
+def placement_logger(job: Job) -> Callable[[str], None]:
+    """Returns a function that logs to a run's messages."""
+    return metrics_rank_logger(job.run.messages)

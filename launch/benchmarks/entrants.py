@@ -1,0 +1,84 @@
+"""The suite's own entrants of the benchmark, with the interface of its peers: one line of data each."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients
+from experiments.benchmark.peers.roster import PEERS
+from experiments.benchmark.peers.work import SEED
+from launch.worker.engine import assemble
+from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.planning.memory_tracker import keep_freed_memory
+from suite.pipeline.planning.partition import cell_ranges
+
+
+class Suite:
+    """The executor and the gradient reduction of a run, without the update."""
+
+    def __init__(self, context: BenchContext, name: str) -> None:
+        """Executes the plan of that name, in a process that keeps freed memory like a run's workers."""
+        keep_freed_memory()
+        work, place = context.work, context.coord
+        layers, loss = work.build()
+        planned, schedule_config = context.plans[name]
+        cells = cell_ranges(planned, len(layers))
+        device = torch.device("cpu")
+        self._engine = assemble(place, layers, loss, cells, device, schedule_config, work.optimizer, SEED)
+        count = work.micro_batches
+        self._batch = (
+            MiniBatch(
+                split(context.inputs, count),
+                split([context.targets], count),
+                work.weight(),
+                offset=place.replica * count,
+            )
+            if place.is_first or place.is_last
+            else None
+        )
+
+    def step(self) -> None:
+        """Forward and backward of the mini-batch, then the reduction over replicas."""
+        self._engine.executor.train(self._batch, 0)
+        self._engine.optimizer.reduce()
+
+    def gradients(self) -> Gradients:
+        """Returns this stage's full gradients, even if a worker holds only a shard of them."""
+        stage = self._engine.executor.stage
+        keys = [
+            (index, name)
+            for index, layer in zip(stage.indices, stage.layers, strict=True)
+            for name, _ in layer.named_parameters()
+        ]
+        return {key: self._engine.optimizer.gradient(key) for key in keys}
+
+    def clear(self) -> None:
+        """Drops the gradients."""
+        self._engine.optimizer.clear()
+
+
+def _suite(name: str, memory_of: str | None = None, **settings: str | int) -> Entrant:
+    recomputes = settings["remat"] != "never" and memory_of is None
+    given = tuple(settings.items())
+    return Entrant(name, partial(Suite, name=name), recomputes, ours=True, settings=given, memory_of=memory_of)
+
+
+RECOMPUTED, AHEAD = "suite fill-drain, recomputed", "suite 1F1B"
+
+OURS = (
+    _suite(RECOMPUTED, remat="except_last"),
+    _suite("suite fill-drain", remat="never"),
+    _suite(AHEAD, remat="never", schedule="1f1b"),
+    _suite("suite interleaved, recomputed", remat="except_last", schedule="interleaved", virtual_stages=2),
+    _suite("suite interleaved", remat="never", schedule="interleaved", virtual_stages=2),
+    _suite("suite zero-bubble", remat="never", schedule="zero_bubble"),
+    _suite("suite interleaved zero-bubble", remat="never", schedule="zero_bubble", virtual_stages=2),
+    _suite("suite auto", remat="never", schedule="auto"),
+    _suite("suite auto in the memory of 1F1B", AHEAD, remat="auto", schedule="auto"),
+    _suite("suite auto in the memory of fill-drain, recomputed", RECOMPUTED, remat="auto", schedule="auto"),
+)
+"""Each line is an entrant: any combination of ``PipelineSettings`` besides K, M and R."""
+
+ENTRANTS = (*OURS, *PEERS)

@@ -1,0 +1,281 @@
+"""``make bench NAME=...``: compares the suite with other pipelines on the same work."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from experiments.benchmark.cases import Case, Result, Score, cases, order, refused, step_time_lower_bound_s
+from experiments.benchmark.peers.peer import Entrant
+from experiments.benchmark.peers.work import Work
+from launch.error_log import log_error
+from launch.runs.store import RUNS
+from launch.tracking.follower import LogTail
+from launch.worker.cgroups import cpu_limit
+from launch.worker.devices import cpu_model
+from suite.errors import PlanError
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.memory import UNCOUNTED_BYTES
+from suite.pipeline.planning.partition import partition
+from suite.pipeline.planning.plan import Machine, Plan, make_plan
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.training.periodic import PeriodicThread
+
+if TYPE_CHECKING:
+    from launch.benchmarks.worker import Observation
+
+FOLDER = RUNS / "tables"
+
+DEADLINE_S = 3600.0
+
+
+def bench(name: str, console: Console) -> list[str]:
+    """Runs the cases of a name, prints and writes a table for each; returns a sentence for each failure.
+
+    Raises SettingError for an unknown name.
+    """
+    requested_cases = cases(name)
+    (FOLDER / "bench.log").unlink(missing_ok=True)
+    from launch.benchmarks.entrants import ENTRANTS
+
+    results, failures = [], []
+    for case in requested_cases:
+        result = run(case, ENTRANTS, console)
+        results.append(result)
+        table = result.table()
+        console.print(table.shown() if console.is_terminal else table.markdown())
+        for path in [*table.write(FOLDER), _write(results)]:
+            console.print(f"written: {path}")
+        failures += [
+            f"{score.entrant} in {case.title}: peak memory of {score.peak} bytes exceeds the planned {score.cap}"
+            for score in result.scores
+            if score.over
+        ]
+        failures += [
+            f"{score.entrant} in {case.title}: gradients differ from those of a single process by "
+            f"{score.difference:.2g} of their largest value"
+            for score in result.wrong
+        ]
+    return failures
+
+
+def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequence[LayerCost] | None = None) -> Result:
+    """Runs one case with these entrants; measures the layers' costs first if they are not given."""
+    from launch.backends.processes import run_processes
+    from launch.benchmarks.worker import reference_gradients
+
+    work = case.work
+    begin = time.monotonic()
+    console.print(f"{case.title}: measuring layer costs and reference gradients")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    log = FOLDER.resolve() / "bench.log"
+    costs = _costs(work, log) if costs is None else costs
+    (plans, plan_errors), accepted, rows = make_plans(work, costs, entrants), [], {}
+    for entrant in entrants:
+        if entrant.works and work.name not in entrant.works:
+            continue
+        reason = plan_errors.get(entrant.name) or entrant.refuse(work)
+        if reason is None:
+            accepted.append(entrant)
+        rows[entrant.name] = refused(entrant, reason or "")
+    executed_plans = {name: (plan.layers_per_cell, plan.schedule_config) for name, plan in plans.items()}
+    seconds = [cost.forward_s + cost.backward_s for cost in costs]
+    cells = {
+        count: tuple(partition(seconds, count))
+        for count in {entrant.parts * work.stages for entrant in accepted} | {work.stages}
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        truth_file, progress = Path(folder) / "truth.safetensors", Path(folder) / "progress"
+        run_processes(reference_gradients, 1, work, truth_file, cpu_limit())
+        given = BenchInputs(case, cells, executed_plans, truth_file, progress, log)
+        if case.apart:
+            seen = _run_one_by_one(given, accepted, console)
+        else:
+            with _show_progress(progress, case.title, console):
+                seen = _run_together(given, accepted)
+    keys = _parameter_keys(work)
+    for entrant, workers in zip(accepted, zip(*seen, strict=True), strict=True):
+        recomputes_forward = plans[entrant.name].recomputes[0] > 0 if entrant.name in plans else entrant.recomputes
+        bound = step_time_lower_bound_s(costs, cells[work.stages], work.micro_batches, recomputes_forward)
+        found = score(entrant, workers, keys, bound)
+        rows[entrant.name] = _add_plan(found, plans, entrant) if entrant.ours else found
+    console.print(f"{case.title}: {time.monotonic() - begin:.0f} s in all")
+    return Result(case, cells[work.stages], tuple(costs), tuple(rows.values()))
+
+
+@dataclass(frozen=True)
+class BenchInputs:
+    """The inputs of a case's worker processes."""
+
+    case: Case
+    cells: dict[int, tuple[int, ...]]
+    plans: dict[str, tuple[tuple[int, ...], ScheduleConfig]]
+    truth: Path
+    progress: Path
+    log: Path
+
+    def compete(self, entrants: Sequence[Entrant], rounds: int, progress: Path | None) -> list[list[Observation]]:
+        """Runs the entrants in new processes; returns each worker's observation of each entrant."""
+        from launch.backends.processes import run_processes
+        from launch.benchmarks.worker import run_entrants
+
+        work = self.case.work
+        return run_processes(
+            run_entrants, work.stages * work.replicas, self.case, rounds, self.cells, self.plans, entrants, self.truth,
+            progress, self.log, deadline_s=DEADLINE_S,
+        )  # fmt: skip
+
+
+def _run_together(given: BenchInputs, entrants: Sequence[Entrant]) -> list[list[Observation]]:
+    """Returns each worker's observations, with all entrants in the same processes."""
+    return given.compete(entrants, given.case.rounds, given.progress)
+
+
+def _run_one_by_one(given: BenchInputs, entrants: Sequence[Entrant], console: Console) -> list[list[Observation]]:
+    """Returns each worker's observations, with new processes for every round of every entrant."""
+    case = given.case
+    found: dict[str, list[Observation]] = {}
+    for at in range(case.rounds):
+        begin = time.monotonic()
+        for which in order(len(entrants), at, case.rounds):
+            entrant = entrants[which]
+            seen = [one for (one,) in given.compete([entrant], 1, None)]
+            before = found.get(entrant.name)
+            found[entrant.name] = [a.then(b) for a, b in zip(before, seen, strict=True)] if before else seen
+            taken = max(one.rounds[0][-1] for one in seen)
+            console.print(f"{case.title}: {entrant.name}: {taken:.3f} s a step")
+        console.print(f"{case.title}: round {at + 1} of {case.rounds}: {time.monotonic() - begin:.1f} s")
+    return [list(of_worker) for of_worker in zip(*(found[one.name] for one in entrants), strict=True)]
+
+
+def make_plans(
+    work: Work, costs: Sequence[LayerCost], entrants: Sequence[Entrant]
+) -> tuple[dict[str, Plan], dict[str, str]]:
+    """Returns the plans of the suite's entrants by name, and the reasons of those without a plan. An entrant that is
+    limited to another's memory is planned after it. Plans count only what a step allocates: gradients and temporaries.
+    """
+    plans: dict[str, Plan] = {}
+    plan_errors: dict[str, str] = {}
+    for entrant in sorted(entrants, key=lambda one: one.memory_of is not None):
+        if entrant.settings is None:
+            continue
+        pipeline = work.pipeline.model_copy(update=dict(entrant.settings))
+        if entrant.memory_of in plan_errors:
+            plan_errors[entrant.name] = f"{entrant.memory_of} has no plan"
+            continue
+        room = peak_of(plans[entrant.memory_of]) if entrant.memory_of else 1 << 60
+        try:
+            plans[entrant.name] = make_plan(
+                costs, len(costs), pipeline, GRADIENT_BYTES, Machine(memory_limit_bytes=room)
+            )
+        except PlanError as fault:
+            plan_errors[entrant.name] = "; ".join(fault.faults)
+    return plans, plan_errors
+
+
+GRADIENT_BYTES = 4.0
+"""Bytes that a step allocates for each parameter."""
+
+
+def peak_of(plan: Plan) -> int:
+    """Returns the peak memory of a plan's largest stage."""
+    return max(stage.peak_bytes for stage in plan.cells)
+
+
+def _add_plan(found: Score, plans: dict[str, Plan], entrant: Entrant) -> Score:
+    """Returns the score with the plan's numbers."""
+    plan = plans[entrant.name]
+    recomputes_forward, whole = plan.recomputes
+    cap = peak_of(plans[entrant.memory_of]) - UNCOUNTED_BYTES if entrant.memory_of else None
+    share = f"{recomputes_forward} of {whole} forwards recomputed"
+    remark = f"{plan.schedule_config.schedule}, {share}, {plan.step_s:.3f} s simulated"
+    if cap is not None:
+        remark += f", at most {cap / 2**20:.1f} MiB"
+    # even with full recomputation a schedule keeps one micro-batch a stage
+    partly = 0 < recomputes_forward < whole - plan.pipeline.stages
+    return replace(
+        found, cap=cap, simulated_s=plan.step_s, recomputes=None if partly else recomputes_forward > 0,
+        lower_bound_s=math.nan if partly else found.lower_bound_s, remark=found.remark or remark,
+    )  # fmt: skip
+
+
+def score(entrant: Entrant, workers: Sequence[Any], keys: set[tuple[int, str]], limit_s: float) -> Score:
+    """Merges the workers' observations of one entrant. A missing gradient counts as infinitely wrong."""
+    differences = [value for one in workers for value in one.differences.values()]
+    whole = {key for one in workers for key in one.differences} == keys
+    worst = max((math.inf if math.isnan(value) else value for value in differences), default=math.inf)
+    peaks = [one.peak for one in workers if one.peak is not None]
+    return Score(
+        entrant.name, entrant.ours, entrant.recomputes,
+        rounds=tuple(
+            tuple(max(steps) for steps in zip(*workers_of_round, strict=True))
+            for workers_of_round in zip(*(one.rounds for one in workers), strict=True)
+        ),
+        peak=max(peaks, default=None), difference=worst if whole else math.inf, lower_bound_s=limit_s,
+    )  # fmt: skip
+
+
+def machine() -> dict[str, Any]:
+    """Returns what the times depend on besides the code."""
+    return {
+        "cpu": cpu_model(), "cores": cpu_limit(), "threads_a_process": 1, "system": platform.platform(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "deepspeed", "torchgpipe")},
+    }  # fmt: skip
+
+
+def _costs(work: Work, log: Path) -> Sequence[LayerCost]:
+    """Returns the layers' costs of the slowest process; as many measure concurrently as will compute concurrently."""
+    from launch.backends.processes import run_processes
+    from launch.worker.measure import LayerMeasurements, measure_layers
+
+    found: list[LayerMeasurements] = run_processes(measure_layers, work.alone, work, 1, False, log)
+    return max((one.costs for one in found), key=lambda costs: sum(c.forward_s + c.backward_s for c in costs))
+
+
+def _parameter_keys(work: Work) -> set[tuple[int, str]]:
+    layers, _ = work.build()
+    return {(index, name) for index, layer in enumerate(layers) for name, _ in layer.named_parameters()}
+
+
+def _write(results: Sequence[Result]) -> Path:
+    path = FOLDER / "bench.json"
+    record = {"machine": machine(), "cases": [result.record() for result in results]}
+    path.write_text(json.dumps(record, indent=1))
+    return path
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@contextmanager
+def _show_progress(progress: Path, title: str, console: Console) -> Iterator[None]:
+    """Prints the workers' progress lines as they come."""
+    tail = LogTail(progress)
+
+    def poll() -> None:
+        for line in tail.lines():
+            console.print(f"{title}: {line}")
+
+    thread = PeriodicThread(poll, 0.5, "progress", log_error)
+    thread.start()
+    try:
+        yield
+    finally:
+        if thread.end():
+            poll()

@@ -1,0 +1,165 @@
+"""``make doctor``: checks this machine or a cluster before a run.
+
+With ``RAY_ADDRESS`` or ADDRESS=host:port it examines every node of that Ray cluster: first by a probe that takes no
+device, then the links by workers with one device each, as in a run. Every wait has a deadline. A node that misses one
+is a fault, and the remaining checks skip it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from launch.backends.link_cache import write_links
+from launch.diagnostics import cross_node_checks, link_actors, link_report, node_checks
+from launch.diagnostics.finding import Finding, fault, ok, warning
+from launch.diagnostics.nodes import LocalProbe, Node, Probes
+from launch.diagnostics.ray_probes import RayProbes
+from launch.runs.store import CACHE, RUNS
+from launch.storage_sync import storage_marker
+from suite.log import Log
+from suite.training.checkpoint.storage import Storage
+
+FACTS_S = 60.0
+"""Seconds for a node to start its probe and to report; loading Python from a cold disk takes most of them."""
+
+COLOURS = {"ok": "green", "warning": "yellow", "fault": "bold red"}
+
+
+def doctor(address: str, storage: str, console: Console) -> bool:
+    """Prints a table of findings and saves the link speeds; returns whether there is no fault.
+
+    Raises PlacementError when no cluster answers at the address, CheckpointError for an unknown kind of storage.
+    """
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    place = storage or str(RUNS.absolute())
+    Storage(place)
+    Path(place).exists()  # raises OSError for an invalid file name
+    if not storage:
+        with suppress(OSError):  # reported below
+            RUNS.mkdir(parents=True, exist_ok=True)
+    cluster = "this machine"
+    if address:
+        console.print(f"checking the nodes of {address}")
+        with RayProbes(address) as probes:
+            cluster = probes.cluster
+            examination = examine(probes, place, FACTS_S)
+            links, measured, plain = measure(probes.nodes, examination, console.print)
+    else:
+        console.print("checking this machine; ADDRESS=host:port checks a Ray cluster")
+        here = LocalProbe()
+        examination = examine(here, place, FACTS_S)
+        links, measured, plain = measure(here.nodes, examination, console.print)
+    findings, saved = [*examination.findings, *links], None
+    if measured is not None or (not address and plain is not None):
+        try:
+            saved = write_links(CACHE, link_report.to_link_speeds(measured, plain, cluster))
+        except OSError as error:
+            findings.append(
+                warning("links", f"cannot be saved in {CACHE.absolute()}: {error.strerror or error}",
+                        "make that folder writable for this user; until then plans assume link speeds")
+            )  # fmt: skip
+    console.print(table(findings), soft_wrap=False)
+    if saved is not None:
+        console.print(f"saved for plans: {saved}")
+    console.print(summary(findings))
+    return not any(finding.level == "fault" for finding in findings)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The result of all checks before the links are measured."""
+
+    findings: list[Finding]
+    answered: list[Node]
+    """The nodes that answered."""
+    linked: bool
+    """Whether torch.distributed could reach every one of them from every other."""
+
+
+def examine(probes: Probes, storage: str, seconds: float) -> Examination:
+    """Checks all nodes; one that does not answer within ``seconds`` is a fault and is skipped from then on."""
+    folders = [
+        *([probes.temporary] if probes.temporary else []),
+        *([storage] if storage_marker.is_local(storage) else []),
+    ]
+    known, silent = probes.ask(probes.nodes, "facts", lambda node: (folders,), seconds)
+    answered = list(known)
+    found = [
+        fault("nodes", f"{node.name} does not answer: {why}",
+              "check that its Ray processes run (ray status) and that the suite is installed there, then restart it")
+        for node, why in silent.items()
+    ]  # fmt: skip
+    if not answered:
+        return Examination(found, answered, False)
+    if len(probes.nodes) > 1 and not silent:
+        found.append(ok("nodes", f"{len(answered)} answer: {', '.join(node.name for node in answered)}"))
+    found += node_checks.versions(known) + node_checks.devices(known) + node_checks.shared_memory(known)
+    found += node_checks.disk(known, probes.temporary) + cross_node_checks.storage(probes, answered, storage)
+    linked = True
+    if len(answered) > 1:
+        found += cross_node_checks.clocks(probes, answered)
+        port_findings, linked = cross_node_checks.ports(probes, answered)
+        found += port_findings
+    return Examination(found + cross_node_checks.wandb(probes, answered), answered, linked)
+
+
+Measured = link_actors.LinkMeasurements | None
+
+
+def measure(nodes: Sequence[Node], examination: Examination, log: Log) -> tuple[list[Finding], Measured, Measured]:
+    """Measures links between the nodes that answered: with Ray workers if there is a cluster, and without Ray."""
+    measured, link_findings = None, []
+    if not examination.linked:
+        link_findings = [
+            warning("links", "not measured, because not every node reaches every other",
+                    "fix the faults of nodes and ports, then run the doctor again")
+        ]  # fmt: skip
+    elif any(node.id for node in nodes):
+        measured, link_findings = link_actors.by_ray(examination.answered, log)
+    here = _own_node(nodes).name
+    log(f"measuring without Ray, between two processes of {here}")
+    plain, more = link_actors.measure_without_ray(here)
+    return [*link_findings, *link_report.findings_of(measured, plain), *more], measured, plain
+
+
+def _own_node(nodes: Sequence[Node]) -> Node:
+    """Returns the node of this process; without Ray, the only one."""
+    if not any(node.id for node in nodes):
+        return nodes[0]
+    import ray
+
+    node_id = ray.get_runtime_context().get_node_id()
+    return next((node for node in nodes if node.id == node_id), nodes[0])
+
+
+def table(findings: Sequence[Finding]) -> Table:
+    """Returns the findings for the terminal, each remedy below its fault."""
+    rows = Table(box=None, show_header=False, pad_edge=False)
+    rows.add_column(no_wrap=True)
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
+    for finding in findings:
+        remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
+        rows.add_row(Text(finding.level, COLOURS[finding.level]), finding.subject, f"{finding.found}{remedy}")
+    return rows
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Returns the last line."""
+    faults = sum(finding.level == "fault" for finding in findings)
+    warnings = sum(finding.level == "warning" for finding in findings)
+    if not faults and not warnings:
+        return f"{len(findings)} checks, all ok"
+    return f"{_count(faults, 'fault')}, {_count(warnings, 'warning')} in {len(findings)} checks"
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -1,0 +1,149 @@
+"""Checks across nodes: shared storage, clocks, ports and the connection to wandb."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from uuid import uuid4
+
+from launch.diagnostics.clocks import Skew, skew
+from launch.diagnostics.finding import Finding, fault, ok, warning
+from launch.diagnostics.nodes import Node, Probes
+from launch.diagnostics.ports import CHOSEN, NODE, OF_RAY, Endpoint
+from launch.storage_sync import storage_marker
+from suite.settings import TrackingSettings
+from suite.training.wandb_run import wandb_mode
+
+ANSWER_S = 20.0
+"""Seconds for a quick answer; a store may retry a request for ten of them."""
+
+SKEW_LEAST, SKEW_MOST = 1.0, 900.0
+"""Seconds. With clocks a second apart the logs of two nodes cannot be compared; a store refuses requests signed more
+than 15 minutes off its own time (S3: RequestTimeTooSkewed)."""
+
+WANDB = "https://api.wandb.ai"
+
+
+def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Finding]:
+    """Checks that all nodes can write to a folder or store, and that each reads what the others wrote."""
+    mark = f".doctor-{uuid4().hex[:12]}"
+    texts = {node: f"{node.name} {uuid4().hex}" for node in nodes}
+    files = {node: f"from-{at}" for at, node in enumerate(nodes)}
+    shared = (
+        "mount the shared folder there"
+        if storage_marker.is_local(location)
+        else "give that node the store's credentials"
+    )
+    write_errors, silent = probes.ask(nodes, "write", lambda n: (location, mark, files[n], texts[n]), ANSWER_S)
+    failed = {**silent, **{node: why for node, why in write_errors.items() if why}}
+    found = [
+        fault("storage", f"{node.name} cannot write to {location}: {why}", f"{shared}, writable for this user")
+        for node, why in failed.items()
+    ]
+    writers = [node for node in nodes if node not in failed]
+    expected = {files[node]: texts[node] for node in writers}
+    by_file = {files[node]: node.name for node in nodes}
+    read, unread = probes.ask(writers, "unread", lambda n: (location, mark, expected), ANSWER_S)
+    found += [
+        fault("storage", f"{node.name} cannot read from {location}: {why}", shared) for node, why in unread.items()
+    ]
+    for node, missing in read.items():
+        if missing:
+            whose = ", ".join(sorted(by_file[name] for name in missing))
+            found.append(
+                fault("storage", f"{node.name} does not see in {location} what {whose} wrote: "
+                      f"{next(iter(missing.values()))}",
+                      "STORAGE must be one folder shared by all nodes, or a store such as s3://bucket/runs")
+            )  # fmt: skip
+    probes.ask(writers, "remove", lambda n: (location, mark), ANSWER_S)
+    if found:
+        return found
+    who = "this node writes and reads" if len(nodes) == 1 else f"{len(nodes)} nodes write, and each reads the others'"
+    return [ok("storage", f"{location}: {who}")]
+
+
+def clocks(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
+    """Checks each node's clock against this process's."""
+    found: list[Finding] = []
+    skews: dict[Node, Skew] = {}
+    for node in nodes:
+        try:
+            skews[node] = skew(lambda node=node: _clock(probes, node))  # type: ignore[misc]
+        except TimeoutError as error:
+            found.append(fault("clocks", f"{node.name}: {error}", _node_gone(node)))
+    for node, clock_skew in skews.items():
+        text = f"{node.name}'s clock is {clock_skew}"
+        if clock_skew.least_s > SKEW_MOST:
+            found.append(fault("clocks", text, "set it by NTP (chronyc makestep): stores refuse its requests"))
+        elif clock_skew.least_s > SKEW_LEAST:
+            found.append(warning("clocks", text, "keep it in sync by NTP (chronyc tracking)"))
+    if found or not skews:
+        return found
+    worst = max(skews.values(), key=lambda clock_skew: abs(clock_skew.offset_s))
+    return [ok("clocks", f"{len(skews)} nodes agree: at most {worst}")]
+
+
+def _clock(probes: Probes, node: Node) -> float:
+    answers, silent = probes.ask([node], "clock", lambda n: (), ANSWER_S)
+    if node in silent:
+        raise TimeoutError(silent[node])
+    return float(answers[node])
+
+
+def ports(probes: Probes, nodes: Sequence[Node]) -> tuple[list[Finding], bool]:
+    """Checks that every node reaches every other on new ports and on Ray's; also returns whether torch.distributed
+    can connect all of them."""
+    opened, silent = probes.ask(nodes, "listen", lambda n: (), ANSWER_S)
+    found = [fault("ports", f"{node.name} cannot listen: {why}", _node_gone(node)) for node, why in silent.items()]
+    endpoints: dict[Node, list[Endpoint]] = {
+        node: [*own, *(Endpoint(NODE, node.address, port) for port in node.ports)] for node, own in opened.items()
+    }
+    others = {
+        node: [endpoint for other in endpoints if other != node for endpoint in endpoints[other]] for node in endpoints
+    }
+    reports, unread = probes.ask(list(endpoints), "connect_check", lambda n: (others[n],), ANSWER_S)
+    found += [
+        fault("ports", f"{node.name} does not report which nodes it reaches: {why}", _node_gone(node))
+        for node, why in unread.items()
+    ]
+    of = {(endpoint.address, endpoint.port): node for node, own in endpoints.items() for endpoint in own}
+    closed: defaultdict[tuple[Node, Node], list[tuple[Endpoint, str]]] = defaultdict(list)
+    for node, failures in reports.items():
+        for endpoint, why in failures:
+            closed[node, of[endpoint.address, endpoint.port]].append((endpoint, why))
+    for (node_from, other_node), failures in closed.items():
+        text = "; ".join(f"{endpoint.use}: port {endpoint.port}, {why}" for endpoint, why in failures)
+        found.append(
+            fault("ports", f"{node_from.name} cannot reach {other_node.name}: {text}",
+                  f"open TCP from {node_from.address} to {other_node.address} on all ports from 10002 to 65535")
+        )  # fmt: skip
+    blocked = bool(silent or unread) or any(
+        endpoint.use == CHOSEN for failures in closed.values() for endpoint, _ in failures
+    )
+    if found:
+        return found, not blocked
+    pairs = len(nodes) * (len(nodes) - 1)
+    uses = [CHOSEN, OF_RAY, *([NODE] if any(node.ports for node in nodes) else [])]
+    return [ok("ports", f"{len(nodes)} nodes, {pairs} directions, all open: {'; '.join(uses)}")], True
+
+
+def wandb(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
+    """Checks that each node reaches wandb if runs are uploaded: the worker that does so may be on any node."""
+    mode = wandb_mode(TrackingSettings())
+    if mode != "online":
+        return [ok("wandb", f"{mode}: runs stay in their folders, no connection is needed")]
+    url = os.environ.get("WANDB_BASE_URL", WANDB)
+    text, silent = probes.ask(nodes, "web", lambda n: (url,), ANSWER_S)
+    failed = {**silent, **{node: why for node, why in text.items() if why}}
+    if not failed:
+        return [ok("wandb", f"{url} answers on {len(nodes)} node{'s' * (len(nodes) > 1)}")]
+    return [
+        warning("wandb", f"a key is set, but {node.name} does not reach {url}: {why}",
+                "allow HTTPS to it, set WANDB_BASE_URL or HTTPS_PROXY, or use WANDB_MODE=offline and make sync later")
+        for node, why in failed.items()
+    ]  # fmt: skip
+
+
+def _node_gone(node: Node) -> str:
+    return f"check that {node.name} and its Ray processes run: see ray status and its raylet.out"

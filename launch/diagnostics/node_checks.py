@@ -1,0 +1,240 @@
+"""Interprets the facts of all nodes. Plain functions: facts in, findings out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from packaging.requirements import Requirement
+
+from launch.diagnostics.finding import Finding, fault, ok, warning
+from launch.diagnostics.node_facts import PACKAGES, Facts, Folder
+from launch.diagnostics.nodes import Node
+from suite.pipeline.planning.devices import GIB
+
+MIB = 2**20
+
+NodeFacts = Mapping[Node, Facts]
+
+SHARED_LEAST = 75 * MIB
+"""Bytes of /dev/shm. Ray's object store is never smaller (OBJECT_STORE_MINIMUM_MEMORY_BYTES); the default of Docker and
+Kubernetes is 64 MiB."""
+
+SHARED_PER_PAIR = 9_637_888
+"""Bytes that NCCL takes in /dev/shm for each ordered pair of GPUs of a node (from its messages in NVIDIA/nccl issues
+342, 525 and 1518). In those reports 64 MiB were enough for two GPUs and not for four; eight need half a GiB."""
+
+SHARED_CAP = 10 * 10**9
+"""Ray takes 30% of the memory for its objects, and more than this cap only if /dev/shm has room; with less than both
+it puts objects on disk."""
+
+DISK_LEAST, DISK_GOOD = GIB, 10 * GIB
+"""Bytes. A run at laptop scale writes some hundred MiB of checkpoints, of which two are kept while a third is written;
+a run with six billion parameters needs far more than either, and its plan says how much."""
+
+RAY_FULL = 0.95
+"""The used share of the disk above which Ray stores no more objects (local_fs_capacity_threshold)."""
+
+
+def versions(known: NodeFacts) -> list[Finding]:
+    """Checks that Python, packages and the suite's source are equal everywhere, and that packages match their pins."""
+    found = [_compare_versions("Python", {node: facts.python for node, facts in known.items()})]
+    pinned = _pinned()
+    for package in PACKAGES:
+        versions_of: dict[Node, str | None] = {node: facts.versions[package] for node, facts in known.items()}
+        missing = [node.name for node, version in versions_of.items() if version is None]
+        if missing:
+            found.append(fault("versions", f"{package} is not installed on {_join_names(missing)}", _remedy(package)))
+            continue
+        one = _compare_versions(package, versions_of)
+        requirement = pinned.get(package)
+        version = next(iter(versions_of.values()))
+        if (
+            one.level == "ok"
+            and requirement
+            and version
+            and not Requirement(requirement).specifier.contains(version, True)
+        ):
+            one = warning(
+                "versions", f"{package} {version} everywhere, but the suite is tested with {requirement}",
+                f"pip install --constraint constraints.txt '{requirement}' on every node",
+            )  # fmt: skip
+        found.append(one)
+    found.append(_compare_versions("the suite's code", {node: facts.code for node, facts in known.items()}))
+    return _join_ok("versions", found)
+
+
+def _pinned() -> dict[str, str]:
+    try:
+        lines = importlib.metadata.requires("gpipe-suite") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    requirement = [Requirement(line) for line in lines if "extra ==" not in line]
+    return {one.name: f"{one.name}{one.specifier}" for one in requirement if str(one.specifier).startswith("==")}
+
+
+def _compare_versions(what: str, values: Mapping[Node, object]) -> Finding:
+    where = _by_value(values)
+    if len(where) == 1:
+        return ok("versions", f"{what} {next(iter(where))}")
+    text = ", ".join(f"{value} on {_join_names(names)}" for value, names in where.items())
+    return fault("versions", f"{what} differs: {text}", _remedy(what))
+
+
+def _remedy(what: str) -> str:
+    if what == "the suite's code":
+        return "use one commit on every node: by one image, one shared folder, or make submit, which packs the files"
+    return f"install the same {what} everywhere: by one image, or pip install with constraints.txt"
+
+
+def devices(known: NodeFacts) -> list[Finding]:
+    """Checks the devices that Ray offers against those of the nodes, and whether the nodes are alike."""
+    found = [finding for node, facts in known.items() for finding in _offered_findings(node, facts)]
+    gpus = any(facts.gpus or node.gpus for node, facts in known.items())
+    kind = "GPU" if gpus else "core"
+
+    def count(node: Node, facts: Facts) -> int:
+        return (node.gpus if gpus else node.cpus) or 0 if node.cpus is not None else (
+            len(facts.gpus) if gpus else facts.cores
+        )  # fmt: skip
+
+    counts = {node: count(node, facts) for node, facts in known.items()}
+    workers = {node: some for node, some in counts.items() if some}
+    if not workers:
+        return [
+            *found,
+            fault(
+                "devices", f"no node offers a {kind}", "start nodes with ray start --num-cpus=, or use nodes with GPUs"
+            ),
+        ]
+    where = _by_value(workers)
+    if len(where) > 1:
+        text = ", ".join(f"{some} on {_join_names(names)}" for some, names in where.items())
+        found.append(
+            warning("devices", f"unequal {kind}s: {text}", "find the missing ones, or choose K for the smallest node")
+        )
+    for what in ("name", "driver"):
+        by_node_value = _by_value(
+            {node: ", ".join(sorted({getattr(g, what) for g in known[node].gpus})) for node in workers}
+        )
+        if gpus and len(by_node_value) > 1:
+            text = ", ".join(f"{value or 'none'} on {_join_names(names)}" for value, names in by_node_value.items())
+            found.append(
+                warning("devices", f"GPUs of different {what}s: {text}",
+                        "a pipeline is as fast as its slowest stage: use one kind of node and one driver"),
+            )  # fmt: skip
+    if not found:
+        memory = min(facts.memory for facts in known.values())
+        names = sorted({gpu.name for facts in known.values() for gpu in facts.gpus})
+        each = f"{', '.join(names)}, driver {next(g.driver for f in known.values() for g in f.gpus)}; " if names else ""
+        total = sum(workers.values())
+        found = [ok("devices", f"{total} {kind}{'s' * (total > 1)} on {_nodes(len(workers))}; {each}at least "
+                    f"{_gib(memory)} of memory a node")]  # fmt: skip
+    return found
+
+
+def _offered_findings(node: Node, facts: Facts) -> Iterable[Finding]:
+    listed = len(facts.gpus)
+    if facts.listing_error:
+        yield fault("devices", f"{node.name}: its GPUs cannot be listed: {facts.listing_error}",
+                    "repair the driver (nvidia-smi must list every GPU), then restart the node")  # fmt: skip
+    elif listed != facts.usable:
+        yield fault("devices", f"{node.name}: nvidia-smi lists {listed} GPUs, torch {facts.versions['torch']} can use "
+                    f"{facts.usable}", "install a torch build for CUDA and a recent driver")  # fmt: skip
+    if node.gpus is not None and node.gpus > listed and not facts.listing_error:
+        yield fault("devices", f"{node.name}: Ray offers {node.gpus} GPUs, but there are {listed}",
+                    "a GPU has failed (see dmesg), or --num-gpus is too high: restart the node")  # fmt: skip
+    if node.gpus is not None and node.gpus < listed:
+        yield warning("devices", f"{node.name}: there are {listed} GPUs, but Ray offers {node.gpus}",
+                      "start the node with --num-gpus, and without CUDA_VISIBLE_DEVICES")  # fmt: skip
+    if node.cpus is not None and node.cpus > facts.cores:
+        yield warning("devices", f"{node.name}: Ray offers {node.cpus} CPUs, but its processes may use "
+                      f"{_count(facts.cores, 'core')}",
+                      "workers would share cores: start the node with a lower --num-cpus, or more cores")  # fmt: skip
+
+
+def shared_memory(known: NodeFacts) -> list[Finding]:
+    """Checks /dev/shm, which holds Ray's objects and NCCL's buffers between GPUs of one node."""
+    found = []
+    for node, facts in known.items():
+        size, free, gpus = facts.shared.size, facts.shared.free, len(facts.gpus)
+        least = max(SHARED_LEAST, SHARED_PER_PAIR * gpus * (gpus - 1))
+        text = f"{node.name}: /dev/shm has {_mib(size)}, of which {_mib(free)} are free"
+        larger = "start the container with --shm-size=1g or more (Kubernetes: an emptyDir with medium: Memory there)"
+        if size < least:
+            why = f"NCCL between {gpus} GPUs" if least > SHARED_LEAST else "Ray's object store"
+            found.append(fault("shared memory", f"{text}; {why} needs {_mib(least)}", larger))
+        elif free < least:
+            found.append(
+                fault("shared memory", f"{text}; {_mib(least)} are needed",
+                      "delete files of ended processes in /dev/shm (nccl-*, torch_*)")
+            )  # fmt: skip
+        elif size < min(0.3 * facts.memory, SHARED_CAP) and node.id:
+            found.append(
+                warning("shared memory", f"{text}; below 30% of the node's {_gib(facts.memory)} Ray puts objects on "
+                        "disk", larger)
+            )  # fmt: skip
+    least_free = min((facts.shared.free for facts in known.values()), default=0)
+    return found or [ok("shared memory", f"/dev/shm has at least {_mib(least_free)} free on {_nodes(len(known))}")]
+
+
+def disk(known: NodeFacts, temporary: str) -> list[Finding]:
+    """Checks the free space for runs and for Ray, whose folder is ``temporary``."""
+    found, fewest = [], None
+    for node, facts in known.items():
+        for folder in facts.folders:
+            text = f"{node.name}: {folder.path} has {_gib(folder.free)} free of {_gib(folder.size)}"
+            if folder.free < DISK_LEAST:
+                found.append(fault("disk", text, f"free space: no run fits in less than {_gib(DISK_LEAST)}"))
+            elif folder.path == temporary and _used(folder) > RAY_FULL:
+                found.append(
+                    warning("disk", f"{text}: above {RAY_FULL:.0%} use Ray stores no more objects there",
+                            "free space, or start the node with --temp-dir on another disk")
+                )  # fmt: skip
+            elif folder.path != temporary and folder.free < DISK_GOOD:
+                found.append(warning("disk", text, "free space: checkpoints of a large model will not fit"))
+            fewest = folder.free if fewest is None else min(fewest, folder.free)
+    if not found and fewest is not None:
+        paths = sorted({folder.path for facts in known.values() for folder in facts.folders})
+        return [ok("disk", f"at least {_gib(fewest)} free in {_join_names(paths)} on {_nodes(len(known))}")]
+    return found
+
+
+def _used(folder: Folder) -> float:
+    return 1 - folder.free / folder.size if folder.size else 1.0
+
+
+def _by_value(values: Mapping[Node, object]) -> dict[object, list[str]]:
+    where: defaultdict[object, list[str]] = defaultdict(list)
+    for node, value in values.items():
+        where[value].append(node.name)
+    return dict(sorted(where.items(), key=lambda item: -len(item[1])))
+
+
+def _join_ok(subject: str, found: list[Finding]) -> list[Finding]:
+    """Returns the findings with all ok ones joined in one line, which comes first."""
+    passed = [finding.found for finding in found if finding.level == "ok"]
+    failed = [finding for finding in found if finding.level != "ok"]
+    return [*([ok(subject, ", ".join(passed))] if passed else []), *failed]
+
+
+def _join_names(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _nodes(count: int) -> str:
+    return "this machine" if count == 1 else f"{count} nodes"
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def _mib(size: float) -> str:
+    return f"{size / MIB:.0f} MiB" if size < GIB else _gib(size)

@@ -1,0 +1,142 @@
+"""The facts of a node: versions, devices, memory, folders. Gathered by a process on that node."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.worker.cgroups import cpu_limit, memory_limit_bytes
+
+PACKAGES = ("torch", "ray", "deepspeed", "transformers", "datasets", "wandb", "gpipe-suite")
+
+SOURCE_FOLDERS = ("suite", "models", "experiments", "launch")
+
+LISTING_S = 20.0
+"""Seconds for nvidia-smi: without persistence mode it first loads the driver, some seconds a GPU."""
+
+SHARED_MEMORY = "/dev/shm"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, as listed by its driver; memory in bytes."""
+
+    name: str
+    memory: int
+    driver: str
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The file system of a folder, in bytes; if the folder does not exist, of its closest parent."""
+
+    path: str
+    size: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One node."""
+
+    host: str
+    python: str
+    versions: dict[str, str | None]
+    """None if a package is not installed."""
+    code: str
+    """A digest of the suite's source files: two checkouts may have the same version."""
+    cores: int
+    """Cores that a process started by Ray may use."""
+    memory: int
+    """Bytes; the container's limit if there is one."""
+    gpus: tuple[Gpu, ...]
+    usable: int
+    """GPUs that torch can use, including those hidden from this process; 0 if none is listed."""
+    listing_error: str
+    """Why the GPUs could not be listed; empty if they could, or if there is no driver."""
+    shared: Folder
+    folders: tuple[Folder, ...]
+
+
+def gather(folders: list[str]) -> Facts:
+    """Returns the facts of this machine, with the disk space of ``folders``."""
+    gpus, listing_error = _gpus()
+    return Facts(
+        host=socket.gethostname(),
+        python=platform.python_version(),
+        versions={name: _version(name) for name in PACKAGES},
+        code=_code_digest(),
+        cores=cpu_limit(),
+        memory=memory_limit_bytes(),
+        gpus=gpus,
+        usable=_usable_gpus() if gpus else 0,
+        listing_error=listing_error,
+        shared=folder(SHARED_MEMORY),
+        folders=tuple(folder(path) for path in folders),
+    )
+
+
+def folder(path: str) -> Folder:
+    """Returns the disk space of a folder."""
+    place = Path(path).absolute()
+    while not place.exists():
+        place = place.parent
+    room = os.statvfs(place)
+    return Folder(path, room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _code_digest() -> str:
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(path for name in SOURCE_FOLDERS for path in (root / name).rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def _gpus() -> tuple[tuple[Gpu, ...], str]:
+    """Returns the GPUs, and why they could not be listed.
+
+    Queries the driver: Ray hides GPUs from a process that requested none, and torch then sees none.
+    """
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=LISTING_S, check=True).stdout
+        rows = [[part.strip() for part in line.rsplit(",", 2)] for line in output.splitlines() if line.strip()]
+        # some devices share the host's memory and list none of their own
+        return tuple(Gpu(name, int(mib) * 2**20 if mib.isdigit() else 0, driver) for name, mib, driver in rows), ""
+    except FileNotFoundError:
+        return (), ""
+    except subprocess.CalledProcessError as error:
+        return (), f"nvidia-smi: {(error.stdout + error.stderr).strip()}"
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        return (), f"nvidia-smi: {error}"
+
+
+def _usable_gpus() -> int:
+    """Returns how many GPUs torch can use in a process from which none is hidden."""
+    hidden = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+    variables = {name: value for name, value in os.environ.items() if name not in hidden}
+    command = [
+        sys.executable,
+        "-c",
+        "import torch; print(torch.cuda.is_available() * torch.cuda.device_count())",
+    ]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables, check=True).stdout
+        return int(output.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,248 @@
+"""Decodes with a trained run's latest valid checkpoint, in K stages, each a process on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import nn
+
+from experiments.base.experiment import Experiment
+from experiments.registry import read_experiment
+from experiments.translation.experiment import TranslationExperiment
+from launch.backends.processes import run_processes
+from launch.error_log import log_error
+from launch.runs.checkpoints import checkpoint_location
+from launch.runs.store import RunFolder
+from launch.worker.cgroups import cpu_limit
+from launch.worker.devices import this_machine
+from launch.worker.engine import GROUP_TIMEOUT
+from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
+from suite.decoding.beam import LENGTH_PENALTY, SIZE, Beam
+from suite.decoding.decode import Decoder
+from suite.decoding.grouping import group_by_length, pad_to_rectangle
+from suite.decoding.kv_cache import CachedLayers, first_cached_layer
+from suite.errors import CheckpointError, SettingError
+from suite.pipeline.model.layers import count_parameters
+from suite.pipeline.model.topology import RankCoord, backend_of, make_groups
+from suite.pipeline.planning.partition import cell_ranges, partition
+from suite.pipeline.runtime.stage import Stage
+from suite.training import checkpoint
+from suite.training.periodic import PeriodicThread
+
+POLL_S = 1.0
+"""Seconds between two reads of the workers' progress."""
+
+
+@dataclass(frozen=True)
+class DecodeTask:
+    """The task of the worker processes."""
+
+    run: RunFolder
+    sources: Sequence[Sequence[int]]
+    """Token ids, special tokens included."""
+    beam: int
+    length_penalty: float
+    stages: int
+    progress: Path
+    """A file with a line of JSON for each finished sentence: its number and its tokens."""
+
+    @property
+    def use_gpu(self) -> bool:
+        """Whether each worker uses a GPU."""
+        return this_machine().kind == "gpu"
+
+
+@dataclass(frozen=True)
+class DecodedText:
+    """The output of a model."""
+
+    tokens: list[list[int]]
+    """Output tokens of each source, without special tokens."""
+    step: int
+    """The checkpoint's step."""
+    seconds: float
+    """From the first token to the last, without loading the model."""
+
+
+def find_text_run(run: RunFolder) -> TranslationExperiment:
+    """Returns the experiment of a run that can translate. Raises SettingError for an image run."""
+    experiment = read_experiment(run.experiment.read_text())
+    if not isinstance(experiment, TranslationExperiment):
+        raise SettingError(f"run {run.path} was trained on images and cannot translate; choose a run on text")
+    return experiment
+
+
+def stages_of(experiment: Experiment, requested: int | None) -> int:
+    """Returns K: as requested, or the fewest stages that hold the weights in half of each device's memory, limited by
+    this machine's devices. Each additional stage costs messages for each token.
+
+    Raises SettingError for more stages than layers, or than GPUs.
+    """
+    machine = this_machine()
+    stages = requested
+    if stages is None:
+        weights = 4 * count_parameters(experiment.build()[0])
+        stages = min(machine.devices, experiment.list_length, -(-2 * weights // machine.bytes_per_device))
+    if not 1 <= stages <= experiment.list_length:
+        raise SettingError(
+            f"stages is {stages}, the model has {experiment.list_length} layers; use 1 to {experiment.list_length}"
+        )
+    if machine.kind == "gpu" and stages > machine.devices:
+        raise SettingError(f"stages is {stages}, there are {machine.devices} GPUs; use 1 to {machine.devices}")
+    return stages
+
+
+def decode(
+    run: RunFolder, sources: Sequence[Sequence[int]], stages: int, console: Console, beam: int = SIZE,
+    length_penalty: float = LENGTH_PENALTY, on_sentence: Callable[[int, list[int]], None] | None = None,
+) -> DecodedText:  # fmt: skip
+    """Translates sources, each ``<2xx> ... </s>``, with the run's latest valid checkpoint.
+
+    ``on_sentence`` gets the number and the tokens of each finished source; without it, progress is printed.
+
+    Raises CheckpointError if there is no checkpoint, and StallError when a stage waits too long for another.
+    """
+    with TemporaryDirectory() as folder:
+        task = DecodeTask(run, sources, beam, length_penalty, stages, Path(folder) / "progress")
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cpu_limit() // stages))
+        with _progress_polled(task, on_sentence or _progress_printer(len(sources), console)):
+            results = run_processes(_worker, stages, task, deadline_s=7 * 86400.0)
+            decoded: DecodedText = results[-1][0]
+    for line in dict.fromkeys(line for _, messages in results for line in messages):
+        console.print(line)
+    return decoded
+
+
+def _worker(rank: int, world: int, rendezvous: str, task: DecodeTask) -> tuple[DecodedText | None, list[str]]:
+    """Runs one stage. The last stage returns the decoded text, and each the messages about invalid checkpoints."""
+    experiment, coord = find_text_run(task.run), RankCoord(rank, world, 1)
+    torch.set_num_threads(experiment.train.threads or max(1, cpu_limit() // world))
+    if task.use_gpu:
+        torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank) if task.use_gpu else torch.device("cpu")
+    timeout = timedelta(seconds=GROUP_TIMEOUT)
+    dist.init_process_group(backend_of(device), init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
+    layers, _ = experiment.build()
+    first = first_cached_layer(layers)
+    cells = cell_ranges(partition([_cost(layer, at < first, task.beam) for at, layer in enumerate(layers)], world),
+                        len(layers))  # fmt: skip
+    stage = Stage(layers, [cells[rank]], None, device, experiment.optimizer.precision, experiment.train.seed)
+    step, messages = _load_stage(task.run, experiment, stage, len(layers))
+    part = CachedLayers(list(stage.layers), cells[rank].start, first, device, experiment.optimizer.precision == "bf16")
+    holder = next(k for k, cell in enumerate(cells) if first in cell)
+    groups = make_groups(coord, GROUP_TIMEOUT) if world > 1 else None
+    decoder = Decoder(coord, part, holder, groups, device)
+    dist.barrier()
+    decoded = _decode_groups(task, decoder, coord, experiment.text.max_length, step)
+    dist.barrier()
+    dist.destroy_process_group()
+    return decoded, messages
+
+
+def _decode_groups(
+    task: DecodeTask, decoder: Decoder, coord: RankCoord, max_length: int, step: int
+) -> DecodedText | None:
+    groups = group_by_length(task.sources, task.beam)
+    beams = {
+        number: Beam([max_length] * len(group), task.beam, END_ID, task.length_penalty)
+        for number, group in enumerate(groups)
+    }
+    start = time.monotonic()
+    with task.progress.open("ab", buffering=0) as progress:
+        rows = [pad_to_rectangle([task.sources[at] for at in group], PAD_ID) for group in groups]
+        decoder.run(
+            rows, BEGIN_ID, beams.__getitem__, lambda number: _write_progress(progress, groups[number], beams[number])
+        )
+    if not coord.is_last:
+        return None
+    tokens: list[list[int]] = [[] for _ in task.sources]
+    for number, group in enumerate(groups):
+        for at, result in zip(group, beams[number].results, strict=True):
+            tokens[at] = result
+    return DecodedText(tokens, step, time.monotonic() - start)
+
+
+def _write_progress(progress: Any, group: Sequence[int], beam: Beam) -> None:
+    lines = [json.dumps([at, tokens]) for at, tokens in zip(group, beam.results, strict=True)]
+    progress.write(("\n".join(lines) + "\n").encode())
+
+
+def _cost(layer: nn.Module, is_encoder: bool, beam: int) -> float:
+    """Returns a layer's cost: weights of its matrix products, once a token in the encoder and once a hypothesis and
+    token in the decoder. Embedding lookups cost almost nothing."""
+    values = sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear))
+    return 1.0 + values * (1 if is_encoder else beam)
+
+
+def _load_stage(run: RunFolder, experiment: Experiment, stage: Stage, count: int) -> tuple[int, list[str]]:
+    """Loads a stage's weights; returns the checkpoint's step, and messages about invalid later checkpoints."""
+    messages: list[str] = []
+    found = checkpoint.newest_valid(checkpoint_location(run, experiment), stage.indices, count, messages.append)
+    if found is None:
+        why = f" ({messages[0]})" if messages else ""
+        raise CheckpointError(
+            f"run {run.path} has no valid checkpoint{why}; train it to its first one with make resume RUN={run.path}"
+        )
+    checkpoint.load_values(found, stage)
+    return found.step, messages
+
+
+@contextmanager
+def _progress_polled(task: DecodeTask, on_sentence: Callable[[int, list[int]], None]) -> Iterator[None]:
+    """A context that passes finished sentences to ``on_sentence`` every ``POLL_S``, and the rest of them at its end.
+
+    A sentence for which ``on_sentence`` raises is passed again at the next poll. Errors of the last poll are raised.
+    """
+    offset, poll_lock = 0, threading.Lock()
+
+    def poll() -> None:
+        nonlocal offset
+        with poll_lock:  # the last poll waits for a running one
+            if not task.progress.exists():
+                return
+            with task.progress.open("rb") as file:
+                file.seek(offset)
+                lines = file.read().splitlines(keepends=True)
+            for line in lines:
+                if line.endswith(b"\n"):
+                    on_sentence(*json.loads(line))
+                    offset += len(line)
+
+    thread = PeriodicThread(poll, POLL_S, "progress", log_error)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.end()
+    poll()
+
+
+def _progress_printer(count: int, console: Console) -> Callable[[int, list[int]], None]:
+    """Returns a callback that prints each finished tenth of the sentences, except in the first moment."""
+    done = printed_tenths = 0
+    start = 0.0
+
+    def on_sentence(at: int, tokens: list[int]) -> None:
+        nonlocal done, printed_tenths, start
+        done += 1
+        if done == 1:
+            start = time.monotonic()
+        elapsed = time.monotonic() - start
+        if done * 10 // count > printed_tenths and elapsed > POLL_S / 2:
+            printed_tenths = done * 10 // count
+            console.print(f"translated {done:,} of {count:,} sentences, {(done - 1) / elapsed:,.0f} a second")
+
+    return on_sentence

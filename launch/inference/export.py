@@ -1,0 +1,74 @@
+"""``make export RUN=... FORMAT=huggingface``: writes a trained run's model as a folder that ``transformers`` loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+from torch import Tensor
+
+from experiments.huggingface.card import card
+from experiments.huggingface.convert import exported_model, exported_tokenizer
+from experiments.translation.experiment import TranslationExperiment
+from launch.inference.decode import find_text_run
+from launch.inference.model_text import load_text
+from launch.runs.checkpoints import checkpoint_location
+from launch.runs.store import RunFolder, find_run, run_lock
+from suite.errors import CheckpointError, SettingError, nearest
+from suite.training.checkpoint import list_checkpoints
+
+FORMATS = ("huggingface",)
+
+
+def export(requested: str, export_format: str, console: Console) -> Path:
+    """Writes ``<run>/huggingface/`` and returns it.
+
+    Raises SettingError for an unknown format or while another process exports the run, CheckpointError for a run
+    without a valid checkpoint. A run in training can be exported.
+    """
+    if export_format not in FORMATS:
+        raise SettingError(f"unknown format {export_format!r}; {nearest(export_format, FORMATS)}")
+    run = find_run(requested)
+    with run_lock(run.path, f"{export_format}.lock"):
+        return _export(run, export_format, console)
+
+
+def _export(run: RunFolder, export_format: str, console: Console) -> Path:
+    experiment = find_text_run(run)
+    data = load_text(run, experiment, console)
+    step, layers = _read_newest(run, experiment, console)
+    model, folder = exported_model(experiment, layers), run.path / export_format
+    shutil.rmtree(folder, ignore_errors=True)
+    model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
+    model.register_for_auto_class("AutoModelForSeq2SeqLM")  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
+    exported_tokenizer(data).save_pretrained(folder)
+    scores = run.path / "scores.json"
+    checkpoint = json.loads(scores.read_text()) if scores.exists() else None
+    (folder / "README.md").write_text(card(experiment, data, step, model.num_parameters(), checkpoint))
+    console.print(f"step {step}, {model.num_parameters():,} parameters: {folder}")
+    return folder
+
+
+def _read_newest(
+    run: RunFolder, experiment: TranslationExperiment, console: Console
+) -> tuple[int, dict[int, dict[str, Tensor]]]:
+    """Returns the step of the latest valid checkpoint, and the values of its layers by name."""
+    reason = "it has none"
+    for checkpoint in list_checkpoints(checkpoint_location(run, experiment), console.print):
+        checkpoint.check_layers(experiment.list_length)
+        try:
+            stored = {layer: checkpoint.read(layer) for layer in range(experiment.list_length)}
+        except CheckpointError as error:
+            reason = str(error)
+            console.print(f"checkpoint {checkpoint} is not used: {error}")
+            continue
+        return checkpoint.step, {
+            layer: {
+                name.removeprefix("value/"): tensor for name, tensor in tensors.items() if name.startswith("value/")
+            }
+            for layer, tensors in stored.items()
+        }
+    raise CheckpointError(f"run {run.path} has no valid checkpoint: {reason}; make resume RUN={run.path} writes one")

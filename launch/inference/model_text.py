@@ -1,0 +1,67 @@
+"""The text data of a trained run: its vocabulary, its languages, and sources encoded for its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from experiments.tasks import data_folder, prepare_data
+from experiments.translation.experiment import TranslationExperiment
+from launch.runs.checkpoints import checkpoint_location
+from launch.runs.store import CACHE, RunFolder
+from suite.data.text.languages import canonical
+from suite.data.text.text import TextData
+from suite.data.text.tokenizer import END_ID
+from suite.errors import CheckpointError, DataError, SettingError, nearest
+from suite.training.checkpoint import list_checkpoints
+
+
+def load_text(run: RunFolder, experiment: TranslationExperiment, console: Console) -> TextData:
+    """Returns the prepared text that a run was trained on; prepares it again if it is not in the cache.
+
+    Raises CheckpointError if the run has no checkpoint yet, DataError if the text differs.
+    """
+    checkpoints = list_checkpoints(checkpoint_location(run, experiment), console.print)
+    if not checkpoints:
+        raise CheckpointError(
+            f"run {run.path} has no valid checkpoint; train it to its first one with make resume RUN={run.path}"
+        )
+    prepared = prepare_data(experiment, CACHE, console.print)
+    data = TextData.open(data_folder(experiment, CACHE).resolve()) if prepared == experiment.data else None
+    if data is None or data.digest != checkpoints[0].notes.get("vocabulary", data.digest):
+        raise DataError(
+            f"run {run.path} was trained on {experiment.data} with a vocabulary that cannot be prepared again, so its "
+            "token ids would mean other words; restore the cache that the run used"
+        )
+    return data
+
+
+def trained_languages(experiment: TranslationExperiment, data: TextData) -> list[str]:
+    """Returns the languages that a run was trained on, without English."""
+    chosen = experiment.text.languages
+    return [code for code in data.languages if chosen is None or code in chosen]
+
+
+def language_of(requested: str, known: Sequence[str]) -> str:
+    """Returns the suite's code of a language. Raises SettingError with the closest codes for an unknown one."""
+    for code in (requested, canonical(requested)):
+        if code is not None and code in known:
+            return code
+    raise SettingError(f"the model does not know the language {requested!r}; {nearest(requested, known)}")
+
+
+def source_of(text: str, target_language: str, data: TextData, max_length: int) -> list[int]:
+    """Returns a text as token ids: ``<2xx> ... </s>``.
+
+    Raises SettingError for an empty text, and for one of more than ``max_length`` tokens, special tokens included.
+    """
+    if not text.strip():
+        raise SettingError('the text to translate is empty; give one with TEXT="..."')
+    ids = [data.language_id(target_language), *data.tokenizer.encode(text, add_special_tokens=False), END_ID]
+    if len(ids) > max_length:
+        raise SettingError(
+            f"the text has {len(ids)} tokens, two special ones included, and the model was trained with at most "
+            f"{max_length} (text.max_length); split it into sentences"
+        )
+    return ids

@@ -1,0 +1,178 @@
+"""``make score RUN=...``: BLEU and chrF of a trained run's model on the test pairs, by language.
+
+    scores.json                     the scores, their signatures, the speed
+    scores/en-de.src, .hyp, .ref    sources, translations and references, one sentence a line
+
+sacreBLEU's command line gives these files the same scores.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.base.score_settings import read
+from experiments.report.table import Table, Value
+from launch.inference.decode import decode, find_text_run, stages_of
+from launch.inference.model_text import language_of, load_text, trained_languages
+from launch.runs.store import RunFolder, find_run, run_lock
+from launch.tracking.wandb_finish import publish
+from suite.data.text.splitting import TEST
+from suite.data.text.text import TextData
+from suite.data.text.tokenizer import END_ID, ENGLISH
+from suite.decoding.beam import LENGTH_PENALTY, SIZE
+from suite.errors import DataError
+from suite.evaluation.scores import FEWEST_PAIRS, Scores, macro, one_line, score
+from suite.evaluation.thirds import THIRDS, thirds
+from suite.paths import write_atomically
+
+
+@dataclass(frozen=True)
+class Direction:
+    """The test pairs of a language in one direction."""
+
+    language: str
+    source: str
+    target: str
+    sources: list[list[int]]
+    """Token ids."""
+    lines: list[str]
+    references: list[str]
+
+    @property
+    def name(self) -> str:
+        """As in the file names."""
+        return f"{self.source}-{self.target}"
+
+
+def score_typed(requested: str, settings: str, console: Console) -> None:
+    """Scores a run from the command line. Raises SettingError for an unknown run or setting, and as ``score_run``."""
+    chosen = read(settings)
+    score_run(
+        find_run(requested), console, beam=chosen.beam, languages=chosen.languages, max_pairs=chosen.max_pairs,
+        stages=chosen.stages,
+    )  # fmt: skip
+
+
+def score_run(
+    run: RunFolder, console: Console, *, beam: int = SIZE, languages: Sequence[str] | None = None,
+    max_pairs: int | None = None, stages: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Translates a run's test pairs in both directions, writes the texts and ``scores.json``, and returns the latter.
+
+    Without ``languages`` it scores all languages that the run was trained on and that have ``FEWEST_PAIRS`` test pairs.
+    Thirds, by training pairs, are of all languages of the text with so many, whichever are requested. Raises
+    SettingError for an unknown language or while another process trains or scores the run, DataError for a language
+    with fewer pairs, CheckpointError if the run has no valid checkpoint.
+    """
+    with run_lock(run.path):
+        return _score(run, console, beam, languages, max_pairs, stages)
+
+
+def _score(
+    run: RunFolder, console: Console, beam: int, languages: Sequence[str] | None, max_pairs: int | None,
+    stages: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    experiment = find_text_run(run)
+    data = load_text(run, experiment, console)
+    sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))
+    chosen = _choose_languages({code: sizes[code] for code in trained_languages(experiment, data)}, languages, data)
+    chosen_directions = [direction for language in chosen for direction in directions(language, data, max_pairs)]
+    sources = [source for direction in chosen_directions for source in direction.sources]
+    k = stages_of(experiment, stages)
+    console.print(
+        f"translating {len(sources):,} sentences in {len(chosen_directions)} directions, beam {beam}, K = {k}"
+    )
+    written = decode(run, sources, k, console, beam)
+    texts = iter([one_line(text) for text in data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)])
+    shutil.rmtree(run.path / "scores", ignore_errors=True)
+    (run.path / "scores").mkdir()
+    scores: dict[str, Scores] = {}
+    for direction in chosen_directions:
+        hypotheses = [next(texts) for _ in direction.sources]
+        _write(run.path / "scores", direction, hypotheses)
+        scores[direction.name], signatures = score(hypotheses, direction.references)
+    third_of = thirds({language: data.pairs[language] for language, pairs in sizes.items() if pairs >= FEWEST_PAIRS})
+    record = {
+        "step": written.step,
+        "split": TEST,
+        "beam": beam,
+        "length_penalty": LENGTH_PENALTY,
+        "max_pairs": max_pairs,
+        "max_length": experiment.text.max_length,
+        "seconds": written.seconds,
+        "sentences_per_second": len(sources) / written.seconds,
+        "signatures": signatures,
+        "directions": {
+            direction.name: {
+                "pairs": len(direction.sources),
+                "train_pairs": data.pairs[direction.language],
+                "bleu": scores[direction.name].bleu,
+                "chrf": scores[direction.name].chrf,
+            }
+            for direction in chosen_directions
+        },
+        "thirds": {language: third_of[language] for language in chosen},
+        "macro": macro(scores, {direction.name: third_of[direction.language] for direction in chosen_directions}),
+    }
+    write_atomically(run.path / "scores.json", json.dumps(record, indent=1) + "\n")
+    _print_scores(run, record, console)
+    publish(run, "scores", console.print)
+    return record
+
+
+def _choose_languages(sizes: dict[str, int], requested: Sequence[str] | None, data: TextData) -> list[str]:
+    """Returns the languages to score; ``sizes`` has the test pairs of the run's languages."""
+    scorable = [language for language, pairs in sizes.items() if pairs >= FEWEST_PAIRS]
+    if requested is None:
+        if not scorable:
+            raise DataError(
+                f"no language that the run was trained on has {FEWEST_PAIRS} test pairs; use a larger corpus"
+            )
+        return scorable
+    codes = list(dict.fromkeys(language_of(code, list(sizes)) for code in requested))
+    too_small = [f"{code} has {sizes[code]}" for code in codes if code not in scorable]
+    if too_small:
+        raise DataError(
+            f"scoring needs {FEWEST_PAIRS} test pairs a language, and in {data.corpus} {', '.join(too_small)}; "
+            f"languages with enough: {', '.join(scorable) or 'none'}"
+        )
+    return codes
+
+
+def directions(language: str, data: TextData, max_pairs: int | None) -> Iterator[Direction]:
+    """Yields both directions of a language's test pairs, at most ``max_pairs`` of them, evenly spaced."""
+    at = data.languages.index(language)
+    start, count = sum(data.sizes[TEST][:at]), data.sizes[TEST][at]
+    pairs_taken = count if max_pairs is None else min(max_pairs, count)
+    rows = [start + place * count // pairs_taken for place in range(pairs_taken)]
+    ids, texts = data.token_ids(TEST, rows), data.texts(TEST, rows)
+    english, other = [one_line(pair[0]) for pair in texts], [one_line(pair[1]) for pair in texts]
+    target_id, english_id = data.language_id(language), data.english_id
+    yield Direction(language, ENGLISH, language, [[target_id, *pair[0], END_ID] for pair in ids], english, other)
+    yield Direction(language, language, ENGLISH, [[english_id, *pair[1], END_ID] for pair in ids], other, english)
+
+
+def _write(folder: Path, direction: Direction, hypotheses: Sequence[str]) -> None:
+    for kind, lines in (("src", direction.lines), ("hyp", hypotheses), ("ref", direction.references)):
+        (folder / f"{direction.name}.{kind}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _print_scores(run: RunFolder, record: dict[str, Any], console: Console) -> None:
+    columns = ("all", *THIRDS)
+    third_of = record["thirds"]
+    counts = {"all": len(third_of)} | {third: list(third_of.values()).count(third) for third in THIRDS}
+    rows: list[list[Value]] = [["languages", *(counts[column] for column in columns)]]
+    for measure, shown in (("bleu", "BLEU"), ("chrf", "chrF")):
+        rows.append([shown, *(record["macro"][measure][column] for column in columns)])
+    notes = [record["signatures"]["bleu"], record["signatures"]["chrf"]]
+    title = f"means over languages and both directions, checkpoint of step {record['step']}"
+    table = Table("scores", title, ("", *columns), rows, notes)
+    console.print(table.shown() if console.is_terminal else table.markdown())
+    console.print(f"{record['sentences_per_second']:,.0f} sentences a second; scores: {run.path / 'scores.json'}")

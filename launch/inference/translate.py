@@ -1,0 +1,64 @@
+"""``make translate RUN=... TO=de TEXT="..."``: translates lines of text with a trained run's model."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from launch.inference.decode import decode, find_text_run, stages_of
+from launch.inference.model_text import language_of, load_text, source_of, trained_languages
+from launch.runs.store import find_run
+from suite.data.text.tokenizer import ENGLISH
+from suite.errors import SettingError
+from suite.evaluation.scores import one_line
+
+
+def translate(requested: str, target_language: str, text: str, console: Console) -> None:
+    """Prints the translation of each line of ``text``, or else of standard input, in order and as soon as it is done;
+    empty lines stay empty. The workers start once.
+
+    Raises SettingError for an invalid text or language and for standard input that is not UTF-8, CheckpointError for a
+    run without a valid checkpoint.
+    """
+    run = find_run(requested)
+    experiment = find_text_run(run)
+    data = load_text(run, experiment, console)
+    language = language_of(target_language, [*trained_languages(experiment, data), ENGLISH])
+    lines = text.splitlines() if text else _read_stdin(console)
+    if not any(line.strip() for line in lines):
+        raise SettingError('the text to translate is empty; give TEXT="..." or lines on standard input')
+    numbers = [number for number, line in enumerate(lines) if line.strip()]
+    sources = [source_of(lines[number], language, data, experiment.text.max_length) for number in numbers]
+    pending_lines = {number: "" for number, line in enumerate(lines) if not line.strip()}
+    printed = 0
+
+    def print_in_order(at: int, tokens: list[int]) -> None:
+        nonlocal printed
+        (decoded,) = data.tokenizer.batch_decode([tokens], skip_special_tokens=True)
+        pending_lines[numbers[at]] = one_line(decoded)
+        while printed in pending_lines:
+            console.print(pending_lines[printed])
+            del pending_lines[printed]  # only now: a line that could not be printed is retried
+            printed += 1
+
+    decode(run, sources, stages_of(experiment, None), console, on_sentence=print_in_order)
+    if printed < len(lines):
+        raise RuntimeError(f"only {printed} of {len(lines)} lines were printed")
+
+
+def _read_stdin(console: Console) -> list[str]:
+    """Returns the lines of standard input; none if it is closed. Raises SettingError if it is not UTF-8."""
+    if sys.stdin is None:
+        return []
+    if sys.stdin.isatty():
+        console.print("type the lines to translate; end with Ctrl-D")
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode().splitlines()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SettingError(
+            f"standard input is not UTF-8 text: byte 0x{data[error.start]:02x} at offset {error.start}, in line "
+            f"{line}; convert it first, for example with iconv"
+        ) from None

@@ -1,0 +1,149 @@
+"""Follows a job's log with the progress bar of a local run; reconnects after a lost connection."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+from ray.job_submission import JobDetails, JobStatus
+from rich.console import Console
+
+from launch import interrupts
+from launch.jobs.client import JobClient, JobError, UnreachableError
+from launch.tracking.progress import Bar, read_update
+
+LOST_S = 120.0
+"""Seconds to retry a cluster that no longer answers."""
+
+SILENCE_S = 15.0
+"""Seconds without output after which the cluster is polled."""
+
+RAY_LINES = ("Running entrypoint for job ", "Runtime env is setting up.")
+"""Parts of the lines that Ray prints before a job's own."""
+
+
+def logs(address: str, job: str, console: Console) -> int:
+    """Follows a job to its end and returns its exit code. Raises JobError for an unknown one."""
+    client = JobClient(address)
+    client.find(job)
+    return follow_job(client, job, console)
+
+
+def follow_job(client: JobClient, job: str, console: Console, lost_s: float = LOST_S) -> int:
+    """Shows a job's log until it ends. Returns 0 on success, otherwise its exit code, or 1 if it has none.
+
+    Raises UnreachableError when the cluster does not answer for longer than ``lost_s``. The job does not depend on its
+    followers.
+    """
+    with interrupts.advised(lambda: f"job {job} keeps running\n{how_to(client, job)}"):
+        asyncio.run(_follow(client, job, console, lost_s))
+    return report_end(client.get_job_info(job), console)
+
+
+def how_to(client: JobClient, job: str) -> str:
+    """Returns the commands for a running job."""
+    rest = f"JOB={job} ADDRESS={client.address}"
+    return f"follow it: make logs {rest}\nstop it: make stop {rest}\nfetch its results: make fetch {rest}"
+
+
+def report_end(details: JobDetails, console: Console) -> int:
+    """Prints how a job ended and returns its exit code. The root cause is the last line of its log, unless Ray could
+    not start it; then this raises JobError."""
+    job, code = details.submission_id, details.driver_exit_code
+    if details.status == JobStatus.SUCCEEDED:
+        console.print(f"job {job} is done")
+        return 0
+    if details.status == JobStatus.STOPPED:
+        console.print(f"job {job} was stopped")
+        return 1
+    if code is None and details.driver_node_id:  # Ray records it when the job starts
+        raise JobError(
+            f"job {job} ended without an exit code: Ray's supervisor of the job was lost, alone or with its node "
+            f"({_cause(details.message or 'Ray gives no reason')}); see its log above, and resume its run"
+        )
+    if code is None:
+        raise JobError(f"job {job} could not be started: {_cause(details.message or 'Ray gives no reason')}")
+    console.print(f"job {job} failed with exit code {code}")
+    return code if code in (1, 2) else 1
+
+
+def _cause(message: str) -> str:
+    """Returns the last error line of Ray's message, or its last line; for a failed installation that is pip's error."""
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+    faults = [line for line in lines if line.lower().startswith("error")]
+    return (faults or lines)[-1]
+
+
+async def _follow(client: JobClient, job: str, console: Console, lost_s: float) -> None:
+    bar = Bar(console)
+    bar.start()
+    try:
+        async for line in _lines(client, job, bar, lost_s):
+            update = read_update(line)
+            if update is not None:
+                bar.show(update)
+            elif not any(part in line for part in RAY_LINES):
+                bar.log(line)
+    finally:
+        bar.stop()
+
+
+async def _lines(client: JobClient, job: str, bar: Bar, lost_s: float) -> AsyncIterator[str]:
+    """Yields the complete lines of a log, each once: a new connection starts over and skips what was yielded."""
+    seen, rest, lost_at = 0, "", None
+    while True:
+        skip = seen
+        try:
+            async for text in _chunks(client, job):
+                if lost_at is not None:
+                    bar.log("connected again")
+                    lost_at = None
+                new, skip = text[skip:], max(0, skip - len(text))
+                seen += len(new)
+                *lines, rest = (rest + new).split("\n")
+                for line in lines:
+                    yield line
+            if client.get_job_status(job).is_terminal():
+                if rest:
+                    yield rest
+                return
+        except (UnreachableError, aiohttp.ClientError, RuntimeError, OSError) as error:
+            if isinstance(error, JobError) and not isinstance(error, UnreachableError):
+                raise
+        if lost_at is None:
+            lost_at = time.monotonic()
+            bar.log(
+                f"lost the connection to {client.address}; job {job} keeps running; reconnecting for {lost_s:.0f} s"
+            )
+        if time.monotonic() > lost_at + lost_s:
+            raise UnreachableError(
+                f"the cluster at {client.address} has not answered for {lost_s:.0f} s; when it does, follow job {job} "
+                f"again: make logs JOB={job} ADDRESS={client.address}"
+            )
+        await asyncio.sleep(1)
+
+
+async def _chunks(client: JobClient, job: str) -> AsyncIterator[str]:
+    """Yields the pieces of a log. Raises UnreachableError when the cluster stops answering: a machine without power
+    or network closes no connection."""
+    pieces = aiter(client.tail_job_logs(job))
+    waiting: asyncio.Future[Any] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(pieces))
+            done, _ = await asyncio.wait({waiting}, timeout=SILENCE_S)
+            if not done:
+                await asyncio.to_thread(client.get_job_status, job)
+                continue
+            try:
+                yield waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting = None
+    finally:
+        if waiting is not None and not waiting.done():
+            waiting.cancel()
+            await asyncio.wait({waiting}, timeout=2)

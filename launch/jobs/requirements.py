@@ -1,0 +1,42 @@
+"""The packages that a run needs, pinned to the versions that the suite is tested with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+def pinned_requirements(root: Path) -> dict[str, str]:
+    """Returns package -> version: the suite's direct and indirect dependencies that constraints.txt pins.
+
+    Development tools are left out. Indirect dependencies are read from the packages installed here.
+    """
+    constraints = [Requirement(line) for line in (root / "constraints.txt").read_text().splitlines() if line.strip()]
+    pinned = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin in constraints}
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    waiting = [Requirement(line) for line in project["dependencies"]]
+    needed: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        requirement = waiting.pop()
+        name, extras = str(canonicalize_name(requirement.name)), frozenset(requirement.extras)
+        if (name, extras) in needed:
+            continue
+        needed.add((name, extras))
+        waiting += _dependencies(name, extras)
+    return {name: pinned[name] for name in sorted({name for name, _ in needed}) if name in pinned}
+
+
+def _dependencies(name: str, extras: frozenset[str]) -> list[Requirement]:
+    try:
+        lines = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:  # for another platform
+        return []
+    return [
+        requirement
+        for requirement in map(Requirement, lines)
+        if (marker := requirement.marker) is None or any(marker.evaluate({"extra": e}) for e in {"", *extras})
+    ]

@@ -1,0 +1,119 @@
+"""The package for the cluster: a zip archive of the checkout's tracked files, as they are in the working tree."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.jobs.client import JobError
+
+MAX_BYTES = 100 * 2**20
+"""Largest request that Ray's dashboard accepts (its DASHBOARD_CLIENT_MAX_SIZE)."""
+
+LARGE_BYTES = 10 * 2**20
+"""Untracked files of this size or more are named."""
+
+MAX_NAMED = 3
+"""Most files to name in a message."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """An archive and the lines to print about it."""
+
+    archive: Path
+    files: int
+    commit: str
+    """Empty if there is none yet."""
+    lines: tuple[str, ...]
+
+
+def checkout() -> Path:
+    """Returns the folder that this code runs from."""
+    return Path(__file__).resolve().parents[2]
+
+
+def pack(root: Path, archive: Path, limit: int = MAX_BYTES) -> Package:
+    """Packs the tracked files of a checkout. Equal files give equal archives, byte for byte.
+
+    Raises JobError outside of a git checkout, and for an archive above ``limit`` bytes, naming its largest files.
+    """
+    tracked = [path for path in _git_paths(root, "ls-files", "-z") if (root / path).is_file()]
+    if not tracked:
+        raise JobError(
+            f"git tracks no file in {root}, and only tracked files are packed: git add the files that a run needs"
+        )
+    commit = _git(root, "rev-parse", "--short", "HEAD", fails=True).strip()
+    changed = _git_paths(root, "diff", "--name-only", "--relative", "-z", "HEAD") if commit else tracked
+    sizes = _write(root, tracked, archive)
+    size = archive.stat().st_size
+    if size > limit:
+        raise JobError(
+            f"the package has {_mib(size)}, and Ray accepts at most {_mib(limit)}; its largest files are "
+            f"{_largest(sizes)}; keep such files on the cluster's storage instead of in git"
+        )
+    lines = [f"package: {len(tracked)} tracked files, {_mib(size)}" + (f", commit {commit}" if commit else "")]
+    if changed:
+        lines.append(f"{len(changed)} of them have uncommitted changes, which are included: {_first_names(changed)}")
+    return Package(archive, len(tracked), commit, (*lines, *_untracked(root)))
+
+
+def _untracked(root: Path) -> list[str]:
+    """Returns a line about files that git neither tracks nor ignores, if there are any."""
+    sizes = {
+        path: (root / path).lstat().st_size
+        for path in _git_paths(root, "ls-files", "--others", "--exclude-standard", "-z")
+    }
+    if not sizes:
+        return []
+    large = {path: size for path, size in sizes.items() if size >= LARGE_BYTES}
+    named = f"; large: {_largest(large)}" if large else f": {_first_names(list(sizes))}"
+    return [f"not packed, because git does not track them: {len(sizes)} files, {_mib(sum(sizes.values()))}{named}"]
+
+
+def _write(root: Path, paths: list[str], archive: Path) -> dict[str, int]:
+    """Writes the archive; returns the packed size of each file."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(paths):
+            entry = zipfile.ZipInfo(path)  # with a constant time, so that equal files give equal archives
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = ((root / path).stat().st_mode & 0o755) << 16
+            file.writestr(entry, (root / path).read_bytes())
+        return {entry.filename: entry.compress_size for entry in file.infolist()}
+
+
+def _git_paths(root: Path, *command: str) -> list[str]:
+    return [path for path in _git(root, *command).split("\0") if path]
+
+
+def _git(root: Path, *command: str, fails: bool = False) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *command], capture_output=True, text=True, errors="surrogateescape", timeout=60,
+            check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JobError(f"cannot run git ({error}), which lists the files to pack") from None
+    if done.returncode and not fails:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+        raise JobError(
+            f"{root} is not a git checkout ({reason}), and the package holds the files that git tracks: submit from a "
+            "clone, or run git init and git add"
+        )
+    return "" if done.returncode else done.stdout
+
+
+def _largest(sizes: dict[str, int]) -> str:
+    largest = sorted(sizes, key=lambda path: -sizes[path])[:MAX_NAMED]
+    return ", ".join(f"{path} ({_mib(sizes[path])})" for path in largest)
+
+
+def _first_names(paths: list[str]) -> str:
+    more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
+    return ", ".join(sorted(paths)[:MAX_NAMED]) + more
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB"

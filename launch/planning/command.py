@@ -1,0 +1,114 @@
+"""``make plan``: plans a run for this machine, a Ray cluster or a declared cluster, and prints the plan."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from experiments.base.cluster import Cluster, parse_cluster
+from experiments.base.workload import Workload
+from experiments.images.workload import find_amoebanet
+from experiments.planning.neighbours import adapted
+from experiments.planning.plan_report import PlanReport
+from experiments.planning.planner import make
+from experiments.registry import experiments, find, resolve
+from experiments.scaling.scale_choice import RequestedScale
+from experiments.tasks import data_folder, workload
+from experiments.translation.experiment import TranslationExperiment
+from experiments.translation.language_model import find_language_model
+from launch.backends.select import Backend, select_backend
+from launch.planning.layer_costs import cost_model
+from launch.runs.store import CACHE
+from launch.tracking.progress import log_when_long
+from launch.worker.devices import this_machine
+from suite.errors import SettingError, nearest
+
+
+def print_plan(name: str, cluster: str, scale: RequestedScale, settings: str, form: str, console: Console) -> None:
+    """Prints the plan of an experiment, ``transformer_<L>`` or ``amoebanet_<L>x<D>``. With ``form`` json, standard
+    output has one JSON object and nothing else.
+
+    Raises SettingError for invalid arguments, PlanError when the run does not fit.
+    """
+    log_console = Console(stderr=True) if form == "json" else console
+    planned = make_named(name, cluster, scale, settings, lambda text: log_console.print(text))
+    if form == "json":
+        print(json.dumps(planned.as_dict(), indent=1, allow_nan=False))
+        return
+    for line in planned.lines():
+        console.print(line)
+
+
+def make_named(name: str, cluster: str, scale: RequestedScale, settings: str, log: Callable[[str], None]) -> PlanReport:
+    """Returns the plan for the declared cluster, otherwise for that of RAY_ADDRESS, otherwise for this machine.
+
+    On a declared cluster an experiment has the paper's sizes unless a scale is given, and as many replicas as fit.
+    """
+    _check_name(name, scale)
+    backend = Backend() if cluster or not os.environ.get("RAY_ADDRESS") else select_backend("ray")
+    try:
+        devices = parse_cluster(cluster, this_machine()) if cluster else backend.cluster()
+        with log_when_long(f"planning {name}", log) as set_part:
+            request = _plan_request(name, devices, scale, settings)
+            find_costs = cost_model(CACHE / "costs", log, backend, request.data)
+            return make(request.work, devices, find_costs, request.notes, request.settings, set_part)
+    finally:
+        backend.close()
+
+
+class _PlanRequest(NamedTuple):
+    work: Workload
+    settings: str
+    """The settings that give this workload."""
+    notes: tuple[str, ...] = ()
+    """What was changed for this cluster."""
+    data: Path | None = None
+    """Folder of its prepared data; None if there is none."""
+
+
+def _check_name(name: str, scale: RequestedScale) -> None:
+    """Raises SettingError for an unknown name or scale, before connecting to a cluster."""
+    if find_language_model(name, 1) is not None or find_amoebanet(name, 1) is not None:
+        if scale == "laptop":
+            raise SettingError(f"{name} has no scale laptop; its sizes are those of the paper, or set with SET=")
+    elif name not in experiments():
+        known = [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]
+        raise SettingError(f"no experiment or model is called {name}; {nearest(name, known)}")
+
+
+def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
+    model = find_language_model(name, cluster.devices)
+    if model is not None:
+        return _PlanRequest(model.with_settings(settings), settings)
+    network = find_amoebanet(name, cluster.devices)
+    if network is not None:
+        return _PlanRequest(network.remade(network.experiment.with_settings(settings)), settings)
+    return _experiment(name, cluster, scale, settings)
+
+
+def _experiment(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
+    if cluster.device is None:
+        chosen, scale_note = resolve(name, scale, cluster, settings)
+        data = data_folder(chosen, CACHE)
+        if data.exists() or not isinstance(chosen, TranslationExperiment):
+            existing = data.resolve() if data.exists() else None
+            return _PlanRequest(workload(chosen, data.resolve()), settings, (scale_note,), existing)
+        max_length_note = (
+            f"the text is not prepared yet: the plan assumes micro-batches of rows of {chosen.text.max_length} tokens"
+        )
+        return _PlanRequest(workload(chosen), settings, (scale_note, max_length_note))
+    if scale == "laptop":
+        chosen, scale_note = resolve(name, scale, cluster, settings)
+        return _PlanRequest(workload(chosen), settings, (scale_note,))
+    work = workload(find(name).with_settings(settings))
+    if "pipeline.replicas" in settings:
+        return _PlanRequest(work, settings)
+    changed, notes = adapted(work, cluster)
+    pipeline = changed.pipeline
+    added = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={pipeline.micro_batches}" if notes else ""
+    return _PlanRequest(changed, settings + added, notes)

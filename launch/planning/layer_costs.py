@@ -1,0 +1,162 @@
+"""Layer costs: measured and cached, or estimated where they cannot be measured.
+
+Cached costs are measured again if the first steps of a run disagreed with them (``launch/train/step_check.py``), or if
+the environment variable REMEASURE is set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.base.cluster import Cluster
+from experiments.base.workload import Measurable
+from experiments.planning.plan_report import CostModel, LayerCosts, in_seconds
+from experiments.planning.planner import estimated_costs
+from launch.backends.select import Backend
+from launch.planning.cost_records import CostRecord
+from launch.worker.cgroups import cpu_limit
+from launch.worker.devices import cpu_model
+from suite.errors import PlacementError
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import Device
+from suite.pipeline.planning.plan import Machine
+from suite.pipeline.planning.profile import COPIES, LEAST_ROUNDS, WARM_UPS
+
+if TYPE_CHECKING:
+    from launch.worker.measure import LayerMeasurements
+
+VERSION = 2
+"""Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
+
+STARTED = time.time()
+"""REMEASURE applies to costs measured before this time: a process may plan several times, but measures only once."""
+
+MEASURE_TIMEOUT_S = 60.0
+"""If a measurement would take longer than this, by estimate, the estimated costs are used, and marked as such."""
+
+
+def cost_model(
+    cache: Path, log: Callable[[str], None], backend: Backend | None = None, data: Path | None = None
+) -> CostModel:
+    """Returns a function that finds the layer costs of a workload: estimated for a declared device, otherwise measured
+    on ``backend`` (by default this machine), with ``data`` if any, and cached in ``cache``."""
+    backend = backend or Backend()
+
+    def layer_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
+        if cluster.device is not None:
+            return estimated_costs(work, cluster)
+        return measure_costs(work, cluster, cache, log, backend, data, MEASURE_TIMEOUT_S)
+
+    return layer_costs
+
+
+def measure_costs(
+    work: Measurable, cluster: Cluster, cache: Path, log: Callable[[str], None], backend: Backend,
+    data: Path | None = None, timeout_s: float = MEASURE_TIMEOUT_S,
+) -> LayerCosts:  # fmt: skip
+    """Returns costs measured on one node, in as many concurrent processes as the run has workers there.
+
+    Returns estimated costs if measuring would take longer than ``timeout_s``, by estimate.
+    """
+    # at least two if there is a link to measure; processes can share a core
+    largest = max((node.total for node in cluster.nodes), default=2)
+    least = min(2, largest) if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
+    workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, _workers_per_node(work, cluster)))
+    threads = work.threads or max(1, _cores(cluster) // workers)
+    device = _device_name(cluster)
+    path = cache / f"{_digest(work.key(), device, workers, threads)}.json"
+    where = f"{device}, {workers} processes, {threads} threads each"
+    cached = CostRecord.read(path)
+    reason = _reason_to_remeasure(cached) if cached is not None else ""
+    if cached is not None and not reason:
+        machine = replace(cached.machine, memory_limit_bytes=cluster.bytes_per_device)
+        source = f"measured on {where}, {cached.conditions}; cached"
+        return LayerCosts(cached.costs, machine, source, measured=True, file=path)
+    estimate = _estimate_if_too_long(work, cluster, backend.probe_device(cluster, log), timeout_s)
+    if estimate is not None:
+        return estimate
+    log(f"measuring the layers{reason} on {where}")
+    cache.mkdir(parents=True, exist_ok=True)
+    measurements = backend.measure_layers(work, cluster, workers, threads, cache / "measuring.log", data, log)
+    costs, machine = _combine(measurements, cluster)
+    record = CostRecord(costs, machine, max(measurement.load for measurement in measurements), time.time())
+    if cached is not None and cached.doubted:
+        log(f"they take {in_seconds(record.seconds)} per micro-batch; before: {in_seconds(cached.seconds)}")
+        record = replace(record, confirmed=record.confirms(cached, _cores(cluster)))
+    record.write(path)
+    return LayerCosts(costs, machine, f"measured on {where}, {record.conditions}", measured=True, file=path)
+
+
+def _reason_to_remeasure(cached: CostRecord) -> str:
+    """Returns why cached costs must be measured again, as part of a sentence; empty if they are still good."""
+    if cached.doubted:
+        return " again, because the first steps of a run disagreed with the cached costs,"
+    requested = os.environ.get("REMEASURE", "0") not in ("", "0")
+    return " again, because REMEASURE is set," if requested and cached.measured < STARTED else ""
+
+
+def _workers_per_node(work: Measurable, cluster: Cluster) -> int:
+    """Returns the most workers that one node gets; if they cannot be placed, the most devices of a node."""
+    try:
+        placement = cluster.place(work.pipeline.stages, work.pipeline.replicas)
+    except PlacementError:
+        return max(node.total for node in cluster.nodes)
+    return cluster.devices if placement is None else max(Counter(placement.ids).values())
+
+
+def _cores(cluster: Cluster) -> int:
+    """Returns the cores of a node: for a CPU cluster as many as Ray reports, otherwise this machine's."""
+    return min(node.total for node in cluster.nodes) if cluster.nodes and cluster.kind == "cpu" else cpu_limit()
+
+
+def _combine(measurements: Sequence[LayerMeasurements], cluster: Cluster) -> tuple[tuple[LayerCost, ...], Machine]:
+    """Returns the layer costs and the machine from the measurements of several processes."""
+    per_layer = zip(*(measurement.costs for measurement in measurements), strict=True)
+    process_bytes = max(measurement.process_bytes for measurement in measurements)
+    link = measurements[0].link
+    machine = Machine(cluster.bytes_per_device, process_bytes, link, link.bytes_per_s)
+    return tuple(_combine_layer(costs) for costs in per_layer), machine
+
+
+def _combine_layer(costs: Sequence[LayerCost]) -> LayerCost:
+    """Returns one layer's cost from several processes: mean seconds, maximum bytes."""
+    values: dict[str, Any] = {}
+    for field in fields(LayerCost):
+        column = [getattr(cost, field.name) for cost in costs]
+        combine = statistics.fmean if field.name.endswith("_s") else max
+        values[field.name] = column[0] if field.name == "skip_inputs" else combine(column)
+    return LayerCost(**values)
+
+
+def _estimate_if_too_long(work: Measurable, cluster: Cluster, device: Device, timeout_s: float) -> LayerCosts | None:
+    """Returns estimated costs if measuring would take too long or too much memory, otherwise None."""
+    declared = Cluster(cluster.devices, cluster.bytes_per_device, cluster.kind, device=device)
+    layer_costs = estimated_costs(work, declared)
+    copies = {cost: min(COPIES, count) for cost, count in Counter(layer_costs.costs).items()}
+    seconds = (WARM_UPS + LEAST_ROUNDS) * sum(count * cost.seconds for cost, count in copies.items())
+    memory_bytes = max(
+        count * (16 * cost.parameters + cost.activation_bytes) + cost.graph_peak_bytes + cost.backward_peak_bytes
+        for cost, count in copies.items()
+    )
+    if seconds < timeout_s and memory_bytes < cluster.bytes_per_device:
+        return None
+    reason = f"measuring would take {seconds:.0f} s" if seconds >= timeout_s else "a layer is too large to be measured"
+    return LayerCosts(layer_costs.costs, layer_costs.machine, f"{layer_costs.source}, because {reason}", measured=False)
+
+
+def _digest(*parts: object) -> str:
+    import torch
+
+    return hashlib.sha256(repr((VERSION, torch.__version__, *parts)).encode()).hexdigest()[:16]
+
+
+def _device_name(cluster: Cluster) -> str:
+    return cluster.name or f"this machine's {cpu_model()} ({cpu_limit()} cores)"

@@ -1,0 +1,113 @@
+"""``gpipe settings``: every setting with its type, default, unit and description, and its value in an experiment."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Shown
+
+from experiments.base.experiment import Experiment
+from experiments.base.score_settings import ScoreRecord
+from experiments.base.setting_rows import REQUIRED, Setting, describe_settings, values
+from experiments.registry import TASKS, find, resolve
+from experiments.report.table import Table
+from experiments.scaling.scale_choice import RequestedScale
+from experiments.translation.language_model import LanguageModelSettings
+from launch.backends.select import Backend, select_backend
+from suite.errors import SettingError
+
+WIDTH = 100
+"""Columns of the table; fewer on a terminal that is narrower."""
+
+INTRODUCTION = f"""\
+# Settings
+
+`gpipe settings --format markdown > docs/settings.md` writes this page. `gpipe settings NAME` (`make settings NAME=`)
+also prints the values in one experiment; `--scale` and `--set` work as in `gpipe experiment`.
+
+Set a value with `SET="train.steps=50 pipeline.stages=4"`, or `--set` on the command line. A setting whose default is
+`{REQUIRED}` has a value of its own in every experiment.
+"""
+
+
+def print_settings(name: str, scale: RequestedScale, settings: str, form: str, console: Console) -> None:
+    """Prints all settings, or those of one experiment with their values.
+
+    Raises SettingError for an unknown experiment or a bad setting.
+    """
+    if settings and not name:
+        raise SettingError(f"which experiment has {settings}? Name it: gpipe settings NAME")
+    sections = [_values(name, scale, settings)] if name else all_settings()
+    if form == "markdown":
+        print("\n".join([*([] if name else [INTRODUCTION]), *map(_markdown, sections)]), end="")
+        return
+    for section in sections:
+        console.print(_for_terminal(section, min(WIDTH, console.width) if console.is_terminal else WIDTH))
+
+
+class _Section(NamedTuple):
+    title: str
+    rows: list[Setting]
+    values: dict[str, str] | None = None
+    note: str = ""
+
+
+def all_settings() -> list[_Section]:
+    """Returns the settings that all experiments have, then those of each kind alone."""
+    kinds = {task: describe_settings(record) for task, record in TASKS.items()}
+    common = [row for row in kinds["translation"] if all(row in rows for rows in kinds.values())]
+    alone = {task: [row for row in rows if row not in common] for task, rows in kinds.items()}
+    batch = [row for row in describe_settings(LanguageModelSettings) if row.name.startswith("batch.")]
+    return [
+        _Section("All experiments", common),
+        _Section("Experiments on text", alone["translation"]),
+        _Section("Experiments on images", alone["classification"]),
+        _Section("`gpipe score`", describe_settings(ScoreRecord)),
+        _Section("`gpipe plan transformer_<L>`, with pipeline and optimizer as above", batch),
+    ]
+
+
+def _values(name: str, scale: RequestedScale, settings: str) -> _Section:
+    chosen, note = _resolve(name, scale, settings)
+    return _Section(name, describe_settings(type(chosen)), values(chosen), note)
+
+
+def _markdown(section: _Section) -> str:
+    headings = [*Setting._fields]
+    rows = [[f"`{row.name}`", *row[1:]] for row in section.rows]
+    if section.values:
+        headings.insert(3, "value")
+        for cells, row in zip(rows, section.rows, strict=True):
+            cells.insert(3, section.values[row.name])
+    notes = [section.note] if section.note else []
+    return Table("settings", section.title, headings, rows, notes).markdown().rstrip() + "\n"
+
+
+def _for_terminal(section: _Section, width: int) -> Shown:
+    """Returns a table with the type after the description: a column of its own makes the rows too tall."""
+    shown = Shown(
+        title=section.title, caption=section.note, title_justify="left", caption_justify="left", box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0), width=width,
+    )  # fmt: skip
+    shown.add_column("setting", no_wrap=True)
+    for heading in ("default", *(["value"] if section.values else []), "unit", "description (type)"):
+        shown.add_column(heading, overflow="fold")
+    for row in section.rows:
+        value = [section.values[row.name]] if section.values else []
+        shown.add_row(row.name, row.default, *value, row.unit, f"{row.description.removesuffix('.')} ({row.type})")
+    return shown
+
+
+def _resolve(name: str, scale: RequestedScale, settings: str) -> tuple[Experiment, str]:
+    """Returns the experiment as it would run here; with the paper's numbers also where they do not fit."""
+    paper = find(name)
+    if scale == "paper" and paper.scale == "paper":
+        return paper.with_settings(settings), f"{name} at scale paper"
+    site = select_backend("ray") if os.environ.get("RAY_ADDRESS") else Backend()
+    try:
+        return resolve(name, scale, site.cluster(), settings)
+    finally:
+        site.close()

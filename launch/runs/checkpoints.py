@@ -1,0 +1,69 @@
+"""``make checkpoints RUN=...``: where a run's checkpoints are, and which of them are valid."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.base.experiment import Experiment
+from experiments.registry import read_experiment
+from launch.runs.store import RunFolder, find_run
+from suite.errors import CheckpointError
+from suite.training.checkpoint import Audit, Storage, audit, folders_of
+
+
+def checkpoint_location(run: RunFolder, experiment: Experiment) -> str:
+    """Returns the folder or URL of a run's checkpoints."""
+    if experiment.train.checkpoint_dir is None:
+        return str(run.checkpoints)
+    return f"{experiment.train.checkpoint_dir.rstrip('/')}/{run.path.parent.name}/{run.path.name}"
+
+
+def checkpoint_location_of_run(folder: Path) -> str:
+    """Returns the folder or URL of a run's checkpoints; the default folder if the run has not started."""
+    run = RunFolder(folder.resolve())
+    if not run.experiment.exists():
+        return str(run.checkpoints)
+    return checkpoint_location(run, read_experiment(run.experiment.read_text()))
+
+
+def check_unused(location: str) -> None:
+    """Raises CheckpointError when a new run's location already has checkpoints: the run would remove them."""
+    existing = folders_of(Storage(location))
+    if existing:
+        raise CheckpointError(
+            f"a new run would write its checkpoints to {location}, which has {', '.join(existing)} of another run; "
+            "move these away, or set train.checkpoint_dir to another location"
+        )
+
+
+def print_checkpoints(name: str, console: Console) -> bool:
+    """Verifies and prints a run's checkpoints; returns whether at least one is valid.
+
+    Raises SettingError for an unknown run, CheckpointError when they cannot be listed or have another format version.
+    """
+    run = find_run(name)
+    location = checkpoint_location_of_run(run.path)
+    audits = list(audit(Storage(location)))
+    console.print(_table(location, audits) if audits else f"no checkpoints in {location} yet")
+    return any(not checkpoint.faults for checkpoint in audits)
+
+
+def _table(location: str, audits: list[Audit]) -> Table:
+    rows = Table(title=f"checkpoints in {location}", title_justify="left")
+    for heading in ("step", "layers", "MiB", "minutes ago", "good", "state"):
+        rows.add_column(heading, justify="left" if heading in ("good", "state") else "right", overflow="fold")
+    for checkpoint in audits:
+        manifest = checkpoint.manifest
+        rows.add_row(
+            str(checkpoint.step),
+            str(len(manifest.files)) if manifest else "",
+            f"{sum(file.bytes for file in manifest.files.values()) / 2**20:,.1f}" if manifest else "",
+            f"{max(0.0, time.time() - manifest.written) / 60:,.0f}" if manifest else "",
+            "yes" if checkpoint.good else "not yet",
+            "\n".join(checkpoint.faults) or "valid",
+        )
+    return rows

@@ -1,0 +1,73 @@
+"""``make list``: the experiments with their sizes in the paper; also lists the tables and the sweeps."""
+
+from __future__ import annotations
+
+from textwrap import fill
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from experiments.registry import experiments
+from experiments.sweeps.registry import SWEEPS
+from suite.pipeline.model.layers import count_parameters
+
+TABLES = {
+    "1": "the largest models that fit into the memory of K devices",
+    "2": "throughput by stages and micro-batches",
+    "3": "throughput without fast links between devices",
+    "4": "transfer learning on images, from runs of the sweep transfer",
+    "5": "loss and BLEU by batch size, from runs of the sweep batch_size",
+    "partition": "stages balanced by measured costs, compared with equally many layers per stage",
+    "efficiency": "measured steps compared with the fill-drain limit",
+    "slow_links": "measured and simulated steps over links with high latency and low bandwidth; needs root",
+    "prediction": "predicted step time and memory compared with measurements",
+    "breakdown": "where the time of a step goes, from a run with a trace: RUN=, by default the latest",
+    "decoding": "decoding compared with transformers' generate, on a trained run: RUN=",
+}
+"""The tables that ``make table`` can make, by name."""
+
+
+def tables() -> Table:
+    """Returns one row per table."""
+    rows = Table("NAME=", "what it shows", title="tables: make table NAME=...", title_justify="left")
+    for name, what in TABLES.items():
+        rows.add_row(name, what)
+    return rows
+
+
+def sweeps() -> Table:
+    """Returns one row per sweep."""
+    rows = Table("NAME=", "SCALE=", title="sweeps: make sweep NAME=... (docs/sweeps.md)", title_justify="left")
+    for name, sweep in SWEEPS.items():
+        rows.add_row(name, ", ".join(sweep.scales) or "only one: leave SCALE out")
+    return rows
+
+
+WIDTH = 80
+"""Width of the list in terminal columns."""
+
+
+def table() -> Table:
+    """Returns one row per experiment; the descriptions are in the caption, so that the rows fit 80 columns."""
+    rows = Table(
+        title="experiments (with the paper's sizes, where it has them)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("name", "layers", "parameters", "K", "R", "M", "batch"):
+        rows.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=True)
+    descriptions = []
+    for name, make in experiments().items():
+        experiment = make()
+        layers, _ = experiment.build()
+        pipeline = experiment.pipeline
+        rows.add_row(
+            name, str(len(layers)), f"{count_parameters(layers):,}", str(pipeline.stages), str(pipeline.replicas),
+            str(pipeline.micro_batches), f"{experiment.batch:,} {experiment.unit}",
+        )  # fmt: skip
+        description = (make.__doc__ or "").split("\n")[0]
+        text = f"{name} ({experiment.data}): {description}"
+        descriptions.append(fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+    rows.caption, rows.caption_justify = "\n".join(descriptions), "left"
+    return rows

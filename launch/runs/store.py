@@ -1,0 +1,219 @@
+"""A run's folder, ``runs/<name>/<id>/``, and the paths of the files in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from suite.errors import SettingError, nearest
+
+STORAGE = os.environ.get("GPIPE_STORAGE", "")
+"""The folder that all nodes of a cluster share, for submitted runs; empty on a single machine."""
+
+JOB, COPIES = "GPIPE_JOB", "GPIPE_COPIES"
+"""Environment variables of a submitted job: its name, and the URL that its runs are copied to, if any."""
+
+SHARED_CACHE = "GPIPE_CACHE"
+"""Environment variable of a submitted job: the cache of the submitting machine, if all nodes see it."""
+
+RUNS = Path(STORAGE) / "runs" if STORAGE else Path("runs")
+CACHE = Path(os.environ.get(SHARED_CACHE) or (Path(STORAGE) / "cache" if STORAGE else ".cache"))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run's files."""
+
+    path: Path
+
+    @property
+    def experiment(self) -> Path:
+        """The fully resolved experiment."""
+        return self.path / "experiment.toml"
+
+    @property
+    def shrunk(self) -> Path:
+        """The reduced experiment while devices are missing."""
+        return self.path / "shrunk.toml"
+
+    @property
+    def plan(self) -> Path:
+        """Cells and sizes, as printed at the start."""
+        return self.path / "plan.txt"
+
+    @property
+    def plan_record(self) -> Path:
+        """The plan as one JSON object."""
+        return self.path / "plan.json"
+
+    @property
+    def traces(self) -> Path:
+        """One JSON Lines file per worker: its actions with their times."""
+        return self.path / "trace"
+
+    @property
+    def trace(self) -> Path:
+        """The traces of all workers in one file, for Perfetto."""
+        return self.path / "trace.json"
+
+    @property
+    def timeline(self) -> Path:
+        """Plot of one step, measured above simulated."""
+        return self.path / "timeline.png"
+
+    @property
+    def metrics(self) -> Path:
+        """One line per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def spikes(self) -> Path:
+        """One line per loss spike."""
+        return self.path / "spikes.jsonl"
+
+    @property
+    def layers(self) -> Path:
+        """Gradient norm and kurtosis of each layer, one line every ``train.layer_stats_every`` steps."""
+        return self.path / "layers.jsonl"
+
+    @property
+    def record(self) -> Path:
+        """The results of the run, written at its end."""
+        return self.path / "record.json"
+
+    @property
+    def messages(self) -> Path:
+        """Messages for the terminal."""
+        return self.path / "messages.log"
+
+    @property
+    def attempts(self) -> Path:
+        """Two lines per attempt: its start, and how it ended."""
+        return self.path / "attempts.jsonl"
+
+    @property
+    def heartbeats(self) -> Path:
+        """One file per worker: its current action."""
+        return self.path / "heartbeats"
+
+    @property
+    def system(self) -> Path:
+        """One JSON Lines file per worker: processor, memory, waiting times."""
+        return self.path / "system"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder per checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def wandb_log(self) -> Path:
+        """Output of wandb's own processes after the workers have ended."""
+        return self.path / "wandb" / "parts.log"
+
+    def log(self, replica: int, stage: int) -> Path:
+        """Standard output and error of one worker."""
+        return self.path / "logs" / f"stage-{replica}-{stage}.log"
+
+
+def new_run(name: str) -> RunFolder:
+    """Creates the folder of a new run; its id is the date and time, with a suffix if that id is taken."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for attempt in range(100):
+        path = RUNS / name / (stamp if attempt == 0 else f"{stamp}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        (path / "logs").mkdir()
+        return RunFolder(path.resolve())
+    raise SettingError(f"no free folder below {RUNS / name} for {stamp}; wait a second and try again")
+
+
+def named_run(name: str, id: str) -> Callable[[], RunFolder]:
+    """Returns a function that creates the folder of a run with the given id, such as a member of a sweep."""
+
+    def make() -> RunFolder:
+        path = RUNS / name / id
+        (path / "logs").mkdir(parents=True)
+        return RunFolder(path.resolve())
+
+    return make
+
+
+@contextmanager
+def run_lock(run: Path, name: str = "lock") -> Iterator[None]:
+    """A context that holds the lock ``name`` of a run. Raises SettingError when another process holds it."""
+    lock = filelock.FileLock(run / name)
+    try:
+        acquired = lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise SettingError(f"another process is using run {run}; wait until it ends, or stop it") from None
+    with acquired:
+        note(run)
+        yield
+
+
+def job_notes(storage: Path, job: str) -> Path:
+    """Returns the file where a job on a cluster lists the folders of its runs, one per line."""
+    return storage / "jobs" / job
+
+
+def note(run: Path) -> None:
+    """Adds a run to this job's list, if this is a job: ``make fetch`` copies the listed runs."""
+    if STORAGE and in_job():
+        notes = job_notes(Path(STORAGE), os.environ[JOB])
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        with notes.open("a") as file:
+            file.write(f"{run.resolve()}\n")
+
+
+def resume_command(run: RunFolder) -> str:
+    """Returns the command that resumes a run. For a submitted job it is one to type on the submitting machine."""
+    if in_job():
+        return f"make submit RUN={run.path.parent.name}/{run.path.name} {job_storage()}"
+    return f"make resume RUN={run.path}"
+
+
+def sync_command(run: RunFolder) -> str:
+    """Returns the commands that upload a run's offline wandb records, to type on the submitting machine."""
+    if in_job():
+        name = f"{run.path.parent.name}/{run.path.name}"
+        return f"make fetch JOB={os.environ[JOB]} ADDRESS=, then make sync RUN={name}"
+    return f"make sync RUN={run.path}"
+
+
+def in_job() -> bool:
+    """Whether this is a submitted job. Slurm jobs and containers set GPIPE_STORAGE too, but are not."""
+    return bool(os.environ.get(JOB))
+
+
+def job_storage() -> str:
+    """Returns the storage and address arguments of ``make submit``; the user fills in the address."""
+    return f"STORAGE={os.environ.get(COPIES) or STORAGE} ADDRESS="
+
+
+def find_run(requested: str) -> RunFolder:
+    """Returns a run by its folder, by ``name/id``, or by its id alone. Raises SettingError with the closest names if
+    there is none, and with all matches if the id is not unique."""
+    if not requested:
+        raise SettingError("no run given; choose one with RUN=, by its folder or its id")
+    known = [os.path.relpath(path.parent, RUNS) for path in RUNS.glob("*/*/experiment.toml")]
+    for path in (Path(requested), RUNS / requested):
+        with suppress(OSError):  # not a valid file name, such as one that is too long
+            if (path / "experiment.toml").exists():
+                return RunFolder(path.resolve())
+    matches = sorted(name for name in known if Path(name).name == requested)
+    if len(matches) > 1:
+        raise SettingError(f"{len(matches)} runs have the id {requested!r}: {', '.join(matches)}; choose one of them")
+    if matches:
+        return RunFolder((RUNS / matches[0]).resolve())
+    hint = nearest(requested, known) if known else f"there are no runs in {RUNS} yet"
+    shown = requested if len(requested) <= 100 else f"{requested[:100]}..."
+    raise SettingError(f"no run {shown!r}: {hint}")

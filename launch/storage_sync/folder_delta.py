@@ -1,0 +1,140 @@
+"""Changes of a folder, with which a run's folder on one node is kept equal to that on another.
+
+node b   metrics.jsonl        |-- known --|-- new --|  -> FileDelta("metrics.jsonl", at=known, data=new)
+         heartbeats/0-1.json  |------ changed ------|  -> FileDelta("heartbeats/0-1.json", at=0, data=whole file)
+         messages.log         |-- known --|-- new --|  -> FileDelta("messages.log", at=END, data=new): written by all
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.paths import extract_files, safe_join
+
+END = -1
+"""Offset of data to be appended to the file."""
+
+APPENDED_BY_ALL = frozenset({"messages.log"})
+"""Files that every node appends to."""
+
+GROWING = frozenset({".jsonl", ".log", ".wandb"})
+"""Suffixes of files that are appended to; they are sometimes truncated first."""
+
+MARKER = ".shared"
+"""Name of the file that shows another node whether the folder is shared."""
+
+EXCLUDED = ("checkpoints", "ray-train", "lock", MARKER)
+"""Files and folders that are not copied: too large, or specific to one node."""
+
+LOCK = ".lock"
+"""Suffix of lock files, which are not copied."""
+
+MAX_BYTES = 8 * 2**20
+"""Most bytes of one file in a delta; the rest follows in the next one."""
+
+_TAIL_BYTES = 64
+"""Bytes before the known end of a file; if they differ, the file was rewritten."""
+
+
+@dataclass(frozen=True)
+class FileDelta:
+    """A change of a file: ``data`` at offset ``at``."""
+
+    path: str
+    at: int
+    data: bytes
+    whole: bool
+    """Whether the file ends after ``data``."""
+
+
+@dataclass(frozen=True)
+class _FileState:
+    size: int
+    changed_ns: int
+    tail: bytes
+
+
+class FolderDelta:
+    """Finds the changes of a folder: from now on, or with ``from_now`` false starting with all its files."""
+
+    def __init__(self, folder: Path, from_now: bool = True) -> None:
+        self._folder = folder
+        self._states: dict[str, _FileState] = {}
+        if from_now:
+            for _ in self.take():
+                pass
+
+    def take(self) -> Iterator[FileDelta]:
+        """Yields the changes since the last call."""
+        for path in sorted(files_of(self._folder)):
+            name = str(path.relative_to(self._folder))
+            try:
+                delta = self._file_delta(path, name)
+            except OSError:  # it was removed, or is being replaced; the next call finds the change
+                continue
+            if delta is not None:
+                yield delta
+
+    def _file_delta(self, path: Path, name: str) -> FileDelta | None:
+        status, known = path.stat(), self._states.get(name)
+        if known is not None and (status.st_size, status.st_mtime_ns) == (known.size, known.changed_ns):
+            if name.startswith("heartbeats/"):  # a write to mapped memory does not always change the time
+                return self._whole_file(path, name, status.st_mtime_ns)
+            return None
+        with path.open("rb") as file:
+            if known is not None and status.st_size >= known.size and path.suffix in GROWING:
+                file.seek(max(0, known.size - _TAIL_BYTES))
+                tail = file.read(min(_TAIL_BYTES, known.size))
+                if tail == known.tail:
+                    data = file.read(MAX_BYTES)
+                    new_tail = (tail + data)[-_TAIL_BYTES:]
+                    self._states[name] = _FileState(known.size + len(data), status.st_mtime_ns, new_tail)
+                    at = END if name in APPENDED_BY_ALL else known.size
+                    return FileDelta(name, at, data, False) if data else None
+        return self._whole_file(path, name, status.st_mtime_ns)
+
+    def _whole_file(self, path: Path, name: str, changed_ns: int) -> FileDelta:
+        data = path.read_bytes()
+        self._states[name] = _FileState(len(data), changed_ns, data[-_TAIL_BYTES:])
+        return FileDelta(name, 0, data, True)
+
+
+def apply_delta(folder: Path, delta: FileDelta) -> None:
+    """Applies a change to a folder. Raises PathError if its path is outside the folder."""
+    path = safe_join(folder, delta.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.seek(0, 2) if delta.at == END else file.seek(delta.at)
+        file.write(delta.data)
+        if delta.whole:
+            file.truncate()
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """Yields the files of a run's folder that are copied."""
+    for path in folder.glob("*"):
+        if path.name in EXCLUDED:
+            continue
+        files = [path] if path.is_file() else path.rglob("*")
+        yield from (file for file in files if file.is_file() and file.suffix != LOCK)
+
+
+def pack_folder(folder: Path) -> bytes:
+    """Returns the files of a folder that are copied, as a tar archive."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as tar:
+        for path in sorted(files_of(folder)):
+            tar.add(path, str(path.relative_to(folder)), recursive=False)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Extracts a tar archive into a folder; overwrites existing files. Raises PathError, before it writes anything, if
+    an entry is not a regular file inside the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        extract_files(tar, folder)

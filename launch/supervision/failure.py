@@ -1,0 +1,126 @@
+"""Classifies why an attempt ended, and decides whether to start another one.
+
+kind         cause                                                             another attempt?
+user         settings, data, a checkpoint, non-finite numbers                  no: it would fail again
+program      an exception in a worker: a bug, or a flaky device                yes, unless the same failure
+death        a process died without a report                                   comes twice in a row
+stall        a worker blocks all others
+start        the workers could not be started
+node         a machine is lost, with its processes                             yes; counted separately, since
+preemption   a machine was preempted                                           the program is not at fault
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from launch.runs.store import RunFolder
+from launch.supervision.watchdog import Watchdog
+from launch.worker.heartbeat import Heartbeat
+from suite.errors import DiedError, ForkserverError, ProgramError, StallError, SuiteError, WorkerError
+
+Kind = Literal["user", "program", "death", "stall", "start", "node", "preemption"]
+
+LOST_WORKER: tuple[Kind, ...] = ("node", "preemption")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The root cause of a failed attempt."""
+
+    kind: Kind
+    message: str
+    """One sentence; for a stall followed by the state of each stage."""
+    error_type: str = ""
+    replica: int | None = None
+    stage: int | None = None
+    step: int | None = None
+    action: str | None = None
+    layer: int | None = None
+    host: str = ""
+    node: str = ""
+    log: str = ""
+
+    def same(self, other: Cause) -> bool:
+        """Whether both are the same failure in the same place. For an exception the micro-batch does not matter; a
+        stall without a known place never matches."""
+        if self.kind in LOST_WORKER or (self.kind == "stall" and self.action is None):
+            return False
+        if self.kind == "start":
+            return other.kind == "start" and self.message == other.message
+        a, b = ((c.kind, c.error_type, c.replica, c.stage, c.step, _action_key(c)) for c in (self, other))
+        return a == b
+
+
+def _action_key(cause: Cause) -> str | None:
+    return cause.action[:1] if cause.kind == "program" and cause.action else cause.action
+
+
+def find_cause(error: SuiteError, run: RunFolder, watchdog: Watchdog) -> Cause:
+    """Returns the root cause of a failed attempt. The watchdog's verdict takes precedence, because a stall causes
+    further errors; an exception in a worker, which says more, and a lost machine override it."""
+    verdict = watchdog.verdict
+    lost = isinstance(error, DiedError) and error.kind in LOST_WORKER
+    if verdict is not None and not lost and not isinstance(error, ProgramError):
+        coord, heartbeat = verdict.coord, verdict.heartbeat
+        log = str(run.log(coord.replica, coord.stage))
+        message = f"{verdict.message}; its log is {log}\n{watchdog.stall_report()}"
+        return _with_heartbeat(Cause("stall", message, "", coord.replica, coord.stage, log=log), heartbeat)
+    if isinstance(error, ProgramError):
+        at = error.where
+        heartbeat = watchdog.heartbeats.get(watchdog.coords[0].rank_of(at.replica, at.stage))
+        node = heartbeat.node if heartbeat else ""
+        return Cause(
+            "program", str(error), error.what, at.replica, at.stage, at.step, at.action, at.layer, at.host, node, at.log
+        )
+    if isinstance(error, DiedError):
+        return _death(error, run, watchdog)
+    if isinstance(error, ForkserverError):
+        return Cause("death", str(error), type(error).__name__, step=watchdog.last_step)
+    if isinstance(error, StallError):
+        return Cause("stall", f"{error}\n{watchdog.stall_report()}", type(error).__name__)
+    if isinstance(error, WorkerError):
+        return Cause("start", str(error), type(error).__name__)
+    return Cause("user", str(error), type(error).__name__)
+
+
+def _death(error: DiedError, run: RunFolder, watchdog: Watchdog) -> Cause:
+    coord, heartbeat = watchdog.coords[error.rank], watchdog.heartbeats.get(error.rank)
+    log = str(run.log(coord.replica, coord.stage))
+    host = f" on {heartbeat.host}" if heartbeat else ""
+    seen = f", last seen at {heartbeat.at}" if heartbeat else " before its first heartbeat"
+    message = f"{coord}{host}: {error.how}{seen}; its log is {log}"
+    return _with_heartbeat(Cause(error.kind, message, error.how, coord.replica, coord.stage, log=log), heartbeat)
+
+
+def _with_heartbeat(cause: Cause, heartbeat: Heartbeat | None) -> Cause:
+    """Returns the cause with the place where its worker was last seen."""
+    if heartbeat is None:
+        return cause
+    return replace(
+        cause,
+        step=heartbeat.step,
+        action=heartbeat.action,
+        layer=heartbeat.layer,
+        host=heartbeat.host,
+        node=heartbeat.node,
+    )
+
+
+def reason_to_stop(causes: Sequence[Cause], since_checkpoint: int, max_restarts: int) -> str | None:
+    """Returns why there should be no further attempt, or None. ``causes`` are those of all attempts, the last
+    ``since_checkpoint`` of them since the last new checkpoint. ``max_restarts`` limits lost machines and all other
+    failures separately."""
+    last = causes[-1]
+    if last.kind == "user":
+        return "another attempt would not fix it"
+    if len(causes) > 1 and last.same(causes[-2]):
+        return "the same failure occurred twice in a row in the same place"
+    lost = last.kind in LOST_WORKER
+    count = sum((cause.kind in LOST_WORKER) == lost for cause in causes[-since_checkpoint:])
+    if count > max_restarts:
+        failures = "lost machines" if lost else "failures"
+        return f"{count} {failures} without a new checkpoint, train.max_restarts allows {max_restarts}"
+    return None

@@ -1,0 +1,163 @@
+"""Runs attempts of a job until one finishes, with any launcher.
+
+attempt 1 ---- steps ---- checkpoint 50 ---- step 63: stage 2 died      records the root cause; stops, or
+attempt 2                 checkpoint 50 ---- steps ------------ done     resumes from the latest valid checkpoint
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from experiments.base.experiment import Experiment
+from launch import interrupts
+from launch.runs.store import resume_command
+from launch.supervision.attempts import Attempts
+from launch.supervision.failure import Cause, find_cause, reason_to_stop
+from launch.supervision.watchdog import Watchdog
+from launch.worker.worker import Job
+from suite.errors import PlacementError, SuiteError, WorkerError, first_line
+from suite.pipeline.runtime.fault_injection import plan_text, read_plan
+
+
+class Launcher(Protocol):
+    """Starts workers."""
+
+    def run(self, job: Job, experiment: Experiment, watchdog: Watchdog) -> None:
+        """Runs one attempt's workers to the end; ends all of them if one fails or the watchdog has a verdict.
+
+        Raises the SuiteError of the root cause, or DiedError for a worker that died without a report.
+        """
+
+    def available_devices(self, workers: int) -> int:
+        """Waits for ``workers`` devices for a limited time; returns how many are available, at most ``workers``."""
+
+
+Replan = Callable[[int], tuple[Job, Experiment]]
+"""Returns a job that fits on a number of devices. Raises PlacementError if none does."""
+
+
+class Supervisor:
+    """Runs one run's attempts."""
+
+    def __init__(
+        self, job: Job, experiment: Experiment, launcher: Launcher, replan: Replan, log: Callable[[str], None]
+    ) -> None:
+        """``log`` receives each failure, and the response to it."""
+        self._job, self._experiment = job, experiment
+        self._launcher, self._replan, self._log = launcher, replan, log
+        self._faults = plan_text()
+        if self._faults:
+            log(f"GPIPE_FAULTS injects {len(read_plan(self._faults))} faults into this run")
+        self._requested_devices = _workers(experiment)
+        self._attempts = Attempts(job.run.attempts)
+        self._causes: list[Cause] = []
+        self._failures_since_checkpoint = 0
+        """Failures since the last new checkpoint."""
+        self._start: int | None = None
+        """First step of the latest attempt."""
+        self._failed_at: float | None = None
+
+    def run(self) -> None:
+        """Runs the job to its end.
+
+        Raises the error itself if another attempt cannot fix it, WorkerError when there are no attempts left,
+        PlacementError when devices were lost and the run may not, or cannot, continue with fewer.
+        """
+        while (error := self._attempt()) is not None:
+            cause = self._causes[-1]
+            max_restarts = self._experiment.train.max_restarts
+            reason = reason_to_stop(self._causes, self._failures_since_checkpoint, max_restarts)
+            if reason is not None:
+                raise self._final_error(error, cause, reason) from error
+            self._log(f"attempt {self._job.attempt} failed: {cause.message}")
+            self._fit_to_devices(cause)
+            self._log(f"attempt {self._job.attempt + 1} resumes from the latest valid checkpoint")
+
+    def _attempt(self) -> SuiteError | None:
+        """Runs one attempt and records it; returns the error that ended it, None if it finished."""
+        resume = self._job.resume or bool(self._causes)
+        number = self._attempts.begin(self._experiment)
+        self._job = job = replace(self._job, attempt=number, resume=resume, faults=self._faults)
+        outcome, failure = "interrupted", None
+        watchdog = Watchdog(job, self._experiment, self._on_first_step)
+        try:
+            with watchdog:
+                self._launcher.run(job, self._experiment, watchdog)
+            outcome = "done"
+        except Exception as error:
+            if interrupts.received():  # the error is a consequence of the interrupt
+                raise KeyboardInterrupt from error
+            # the traceback would keep this attempt's processes and pipes alive; the workers' logs have their own
+            outcome, failure = "failed", _as_suite_error(error).with_traceback(None)
+            failure.__context__ = failure.__cause__ = None
+            self._failed_at = time.monotonic()
+        finally:
+            cause = find_cause(failure, job.run, watchdog) if failure is not None else None
+            self._attempts.end(job.attempt, watchdog, outcome, cause)
+        if cause is not None:
+            start = watchdog.first_step
+            if start is not None and self._start is not None and start > self._start:
+                self._failures_since_checkpoint = 0
+            self._start = start if start is not None else self._start
+            self._causes.append(cause)
+            self._failures_since_checkpoint += 1
+        return failure
+
+    def _on_first_step(self) -> None:
+        """Records the recovery time when an attempt has finished its first step."""
+        if self._failed_at is not None:
+            seconds = time.monotonic() - self._failed_at
+            self._attempts.recovered(self._job.attempt, seconds)
+            self._log(f"training again, {seconds:.1f} s after the failure was detected")
+            self._failed_at = None
+
+    def _final_error(self, error: SuiteError, cause: Cause, reason: str) -> SuiteError:
+        if cause.kind == "user":
+            return error
+        number = self._job.attempt
+        summary, _, details = cause.message.partition("\n")
+        if self._experiment.train.max_restarts == 0:
+            reason = "train.max_restarts is 0"
+        return WorkerError(
+            f"{summary}. Attempt {number} was the last: {reason}. Once the cause is fixed, "
+            f"`{resume_command(self._job.run)}` continues from the latest checkpoint"
+            + (f"\n{details}" if details else "")
+        )
+
+    def _fit_to_devices(self, cause: Cause) -> None:
+        """Replans the job if the number of available devices has changed."""
+        requested = self._requested_devices
+        available = self._launcher.available_devices(requested)
+        train = self._experiment.train
+        if available < requested and not train.elastic:
+            summary = cause.message.splitlines()[0]
+            raise PlacementError(
+                f"{summary}. The run needs {requested} devices; {available} are left, and no replacement became "
+                f"available. When they are back, `{resume_command(self._job.run)}` continues from the latest "
+                'checkpoint; with SET="train.elastic=true" it continues on the remaining devices'
+            )
+        if available == requested == _workers(self._experiment):
+            return
+        before = self._experiment.pipeline
+        self._job, self._experiment = self._replan(available)
+        now = self._experiment.pipeline
+        if now != before:
+            self._log(
+                f"{available} of {requested} devices are available: K {before.stages} -> {now.stages}, "
+                f"R {before.replicas} -> {now.replicas}, M {before.micro_batches} -> {now.micro_batches}; "
+                "the mini-batch is unchanged"
+            )
+
+
+def _as_suite_error(error: Exception) -> SuiteError:
+    if isinstance(error, SuiteError):
+        return error
+    first = first_line(error)
+    return WorkerError(f"the workers could not be started: {type(error).__name__}: {first}")
+
+
+def _workers(experiment: Experiment) -> int:
+    return experiment.pipeline.stages * experiment.pipeline.replicas

@@ -1,0 +1,224 @@
+"""Watches the heartbeats of one attempt's workers, and finds the one that blocks all others.
+
+    silent      no heartbeat for its timeout while others send them: it is suspended, or its machine hangs
+    stuck       sends heartbeats, waits for nobody, and its action does not end: an endless loop in a layer
+    deadlock    all send heartbeats, and all wait: a message was lost
+
+A worker that waits for another is never blamed before the one it waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from experiments.base.experiment import Experiment
+from launch.error_log import log_error
+from launch.supervision.stall_report import stall_report
+from launch.worker.heartbeat import ENDED, Heartbeat, read_heartbeat
+from launch.worker.worker import Job, metrics_rank_logger
+from suite.errors import WorkerError
+from suite.pipeline.model.topology import RankCoord
+from suite.training.periodic import PeriodicThread
+
+PERIOD = 0.25
+
+FIRST_HEARTBEAT_S = 300.0
+"""Seconds from an attempt's start to each worker's first heartbeat: placement, imports, rendezvous."""
+
+START_SILENCE_S = 30.0
+"""Seconds that a worker may be silent before its first step, while it imports and compiles."""
+
+END_S = 60.0
+"""Seconds for the processes to end after the last worker has finished or failed."""
+
+FRESH_S = 2.5
+"""A worker whose last heartbeat is no older than this is alive: two and a half heartbeat periods."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The worker that blocks an attempt, and why."""
+
+    coord: RankCoord
+    heartbeat: Heartbeat | None
+    """Its last heartbeat; None if it never sent one."""
+    message: str
+    """One sentence."""
+    short: str
+    """A few words for the stall report."""
+
+
+class StallDetector:
+    """Finds the stalled worker. It reads no clock and no file, so tests can feed it any sequence of heartbeats."""
+
+    def __init__(self, coords: Sequence[RankCoord]) -> None:
+        self._coords = coords
+        self._numbers: dict[int, int] = dict.fromkeys((coord.rank for coord in coords), 0)
+        self._silence_s: dict[int, float] = dict.fromkeys(self._numbers, 0.0)
+
+    def update(self, heartbeats: Mapping[int, Heartbeat], elapsed_s: float) -> Verdict | None:
+        """Takes the workers' latest heartbeats by rank, ``elapsed_s`` after the previous call; returns a verdict if
+        there is a stall."""
+        for coord in self._coords:
+            heartbeat = heartbeats.get(coord.rank)
+            if heartbeat is not None and heartbeat.number != self._numbers[coord.rank]:
+                self._numbers[coord.rank], self._silence_s[coord.rank] = heartbeat.number, 0.0
+            else:
+                self._silence_s[coord.rank] += elapsed_s
+        working = [coord for coord in self._coords if not _ended(heartbeats.get(coord.rank))]
+        if not working:
+            return self._find_unended(heartbeats)
+        return self._find_silent(working, heartbeats) or self._find_stuck(working, heartbeats)
+
+    def _find_unended(self, heartbeats: Mapping[int, Heartbeat]) -> Verdict | None:
+        coord = min(self._coords, key=lambda coord: self._silence_s[coord.rank])
+        if (silence_s := self._silence_s[coord.rank]) <= END_S:
+            return None
+        message = f"all workers have finished, but {silence_s:.0f} s later their processes are still running"
+        return Verdict(coord, heartbeats[coord.rank], message, "its process does not end")
+
+    def _find_silent(self, working: Sequence[RankCoord], heartbeats: Mapping[int, Heartbeat]) -> Verdict | None:
+        alone = len(self._coords) == 1
+        for coord in sorted(working, key=lambda coord: -self._silence_s[coord.rank]):
+            heartbeat, silence_s = heartbeats.get(coord.rank), self._silence_s[coord.rank]
+            if heartbeat is None:
+                if silence_s > FIRST_HEARTBEAT_S:
+                    missing = sum(other.rank not in heartbeats for other in working)
+                    count = f" ({missing} of {len(self._coords)} workers sent none)" if missing > 1 else ""
+                    message = f"{coord} sent no heartbeat in the first {silence_s:.0f} s{count}"
+                    return Verdict(coord, None, message, "no heartbeat yet")
+                continue
+            timeout_s = START_SILENCE_S if heartbeat.steps_done == 0 else heartbeat.action_timeout_s
+            # if all are silent at once, the folder or this machine is more likely the cause
+            others_alive = alone or any(
+                self._silence_s[other.rank] < FRESH_S for other in self._coords if other != coord
+            )
+            if silence_s > (timeout_s if others_alive else 3 * timeout_s):
+                message = (
+                    f"{coord} on {heartbeat.host} has sent no heartbeat for {silence_s:.0f} s, last seen at "
+                    f"{heartbeat.at}"
+                )
+                return Verdict(coord, heartbeat, message, f"no heartbeat for {silence_s:.0f} s")
+        return None
+
+    def _find_stuck(self, working: Sequence[RankCoord], heartbeats: Mapping[int, Heartbeat]) -> Verdict | None:
+        known = [(coord, heartbeats[coord.rank]) for coord in working if coord.rank in heartbeats]
+        late = [(coord, heartbeat) for coord, heartbeat in known if heartbeat.elapsed_s > heartbeat.current_timeout_s]
+        late.sort(key=lambda pair: -pair[1].elapsed_s)
+        for coord, heartbeat in late:
+            if not heartbeat.waiting:
+                message = f"{coord} on {heartbeat.host} has been at {heartbeat.at} for {heartbeat.elapsed_s:.0f} s"
+                message += f", longer than the {heartbeat.current_timeout_s:.0f} s that one action may take"
+                layer = f" in layer {heartbeat.layer}" if heartbeat.layer is not None else ""
+                return Verdict(coord, heartbeat, message, f"stuck{layer} for {heartbeat.elapsed_s:.0f} s")
+        if late and len(late) == len(working):
+            coord, heartbeat = late[0]
+            waits = f"{heartbeat.elapsed_s:.0f} s for {heartbeat.waiting}"
+            message = (
+                f"all workers wait for one another, {coord} on {heartbeat.host} the longest: at {heartbeat.at}, {waits}"
+            )
+            return Verdict(coord, heartbeat, message, f"waits {waits}")
+        return None
+
+
+def _ended(heartbeat: Heartbeat | None) -> bool:
+    return heartbeat is not None and heartbeat.action in ENDED
+
+
+class Watchdog:
+    """A context in which a thread watches an attempt's workers."""
+
+    def __init__(self, job: Job, experiment: Experiment, on_first_step: Callable[[], None] = lambda: None) -> None:
+        """``on_first_step`` is called when the attempt has finished its first step."""
+        pipeline = experiment.pipeline
+        count = pipeline.stages * pipeline.replicas
+        self.coords = [RankCoord(rank, pipeline.stages, pipeline.replicas) for rank in range(count)]
+        self._job, self._micro_batches = job, pipeline.micro_batches
+        self.heartbeats: dict[int, Heartbeat] = {}
+        """The latest of each worker, by rank."""
+        self.verdict: Verdict | None = None
+        """Once there is one, the launcher ends the attempt."""
+        self.verdict_time: float | None = None
+        """Seconds since 1970."""
+        self.paused = False
+        """While true, there is no verdict: workers are still being placed."""
+        self._on_first_step: Callable[[], None] | None = on_first_step
+        self._detector = StallDetector(self.coords)
+        self._checked_at = 0.0
+        """Time of the last check; monotonic clock."""
+        self._thread = PeriodicThread(self._check_heartbeats, PERIOD, "watch", self._log_failure)
+
+    def __enter__(self) -> Watchdog:
+        self._checked_at = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.end()
+        with suppress(OSError):  # a failure of the storage
+            self.read_heartbeats()
+
+    def stall_report(self) -> str:
+        """Returns where each stage was last seen."""
+        remarks = {self.verdict.coord.rank: f"the root cause: {self.verdict.short}"} if self.verdict else {}
+        return stall_report(self._job.schedule_config, self.coords, self._micro_batches, self.heartbeats, remarks)
+
+    def read_heartbeats(self) -> None:
+        """Reads the workers' latest heartbeats."""
+        for coord in self.coords:
+            heartbeat = read_heartbeat(self._job.run.heartbeats, coord.replica, coord.stage, self._job.attempt)
+            if heartbeat is not None:
+                self.heartbeats[coord.rank] = heartbeat
+        if self._on_first_step is not None and any(heartbeat.steps_done for heartbeat in self.heartbeats.values()):
+            on_first_step, self._on_first_step = self._on_first_step, None
+            on_first_step()
+
+    @property
+    def first_step(self) -> int | None:
+        """The attempt's first step; None until a worker has reported it."""
+        return max(
+            (heartbeat.first_step for heartbeat in self.heartbeats.values() if heartbeat.first_step is not None),
+            default=None,
+        )
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that a worker has reported as done."""
+        return max(
+            (
+                heartbeat.first_step + heartbeat.steps_done
+                for heartbeat in self.heartbeats.values()
+                if heartbeat.first_step is not None
+            ),
+            default=None,
+        )
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the launcher must end the attempt. Raises WorkerError if the watchdog's thread has died."""
+        if self._thread.died:
+            raise WorkerError("the watchdog's thread has died, so stalls would not be detected")
+        return self.verdict is not None
+
+    def _log_failure(self, error: Exception) -> None:
+        failure = f"reading the workers' heartbeats failed ({type(error).__name__}: {error})"
+        log = metrics_rank_logger(self._job.run.messages)
+        log(f"{failure}; the run continues; the traceback is in {log_error(error)}")
+
+    def _check_heartbeats(self) -> None:
+        if self.verdict is not None:
+            return
+        self.read_heartbeats()
+        before, self._checked_at = self._checked_at, time.monotonic()
+        if self.paused:
+            return
+        # bounded, because time in which this process was suspended is not silence of the workers
+        verdict = self._detector.update(self.heartbeats, min(self._checked_at - before, 4 * PERIOD))
+        if verdict is not None:
+            self.verdict_time, self.verdict = time.time(), verdict

@@ -1,0 +1,109 @@
+"""``make sweep NAME=...``: trains and scores the unfinished members of a sweep, then writes its report.
+
+Finished members are skipped, interrupted ones are resumed, and failed ones are retried or reported at the end while the
+others continue. The output of each member is in ``logs/`` of the sweep's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rich.console import Console
+
+from experiments.base.cluster import Cluster
+from experiments.scaling.scale_choice import find_shortage
+from experiments.scaling.scales import fit_to_cluster
+from experiments.sweeps.members.base import Member, folder_name
+from experiments.sweeps.registry import find_scale, find_sweep
+from experiments.tasks import prepare_data
+from launch import interrupts
+from launch.backends.select import select_backend
+from launch.runs.store import CACHE, RUNS, in_job, job_storage, note
+from launch.sweeps.devices import LocalDevicePool, RayDevicePool, address_of_ray, cluster_devices, connected
+from launch.sweeps.pending import PendingMember, pending_work
+from launch.sweeps.report import write_report
+from launch.sweeps.scheduler import DevicePool
+from launch.sweeps.tasks import SweepTasks
+from suite.errors import PlacementError
+
+
+def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[str]:
+    """Runs the unfinished members of a sweep, writes its report and returns a sentence for each failed member.
+
+    Raises SettingError for an unknown name or scale and for a member whose folder holds another run, PlacementError if
+    the scale or a member needs devices that are not available.
+    """
+    family, site = find_sweep(name), select_backend(launcher)
+    cluster = site.cluster()
+    site.close()
+    scale = find_scale(family, scale_name, cluster)
+    members = {member.folder: member for member in family.members(scale, cluster, RUNS.resolve())}
+    fitted = [_fitted(member, scale, cluster, console) for member in members.values()]
+    all_pending = [pending_work(member) for member in fitted]
+    pending = [member_state for member_state in all_pending if not (member_state.trained and member_state.scored)]
+    for member_state in all_pending:
+        if member_state.trained:  # this job does not run it, but `make fetch` should get it
+            note(member_state.run.path)
+    console.print(f"{len(all_pending) - len(pending)} of {len(all_pending)} members are already finished")
+    work = SweepTasks(pending, launcher, cluster, RUNS / folder_name(name, scale) / "logs", console)
+    command = f"make submit NAME={name} SCALE={scale} {job_storage()}" if in_job() else f"make sweep NAME={name}"
+    if pending:
+        advised = interrupts.advised(lambda: f"{command} continues with the unfinished members")
+        with advised, _device_pool(pending, launcher, cluster) as (device_pool, variables):
+            work.run(device_pool, variables)
+    for table in family.tables(scale, cluster, RUNS):
+        console.print(table.shown() if console.is_terminal else table.markdown())
+    write_report(family, scale, cluster, console)
+    return work.failures
+
+
+def _fitted(member: Member, scale: str, cluster: Cluster, console: Console) -> Member:
+    """Returns a member adapted to the available data and devices."""
+    experiment = member.experiment
+    if scale == "paper" and (lack := find_shortage(experiment, cluster)) is not None:
+        raise PlacementError(f"the sweep does not fit at SCALE=paper: {experiment.name} {lack}; use SCALE=laptop")
+    if scale == "gpu" and cluster.kind != "gpu":
+        raise PlacementError(f"the sweep at SCALE=gpu needs a GPU, and this machine has {cluster}; use SCALE=laptop")
+    data = prepare_data(experiment, CACHE, console.print)
+    changed = experiment if data == experiment.data else experiment.with_data(data)
+    return replace(member, experiment=fit_to_cluster(changed, cluster))
+
+
+@contextmanager
+def _device_pool(
+    pending: Sequence[PendingMember], launcher: str, machine: Cluster
+) -> Iterator[tuple[DevicePool, dict[str, str]]]:
+    """A context with the devices that members share, and the environment variables of their processes.
+
+    Raises PlacementError if a member needs more devices than exist: it would wait for ever.
+    """
+    if launcher != "ray":
+        if machine.kind == "gpu":
+            check_needs(pending, machine.devices, f"this machine has {machine.devices} GPUs")
+        yield LocalDevicePool(machine.devices), {}
+        return
+    with connected(max(map(needs, pending))) as connection:
+        devices = cluster_devices(connection)
+        check_needs(pending, devices.total, f"the Ray cluster has {devices}")
+        yield RayDevicePool(connection), {"RAY_ADDRESS": address_of_ray()}
+
+
+def needs(pending: PendingMember) -> int:
+    """Returns the number of devices that a member needs."""
+    pipeline = pending.member.experiment.pipeline
+    return 1 if pending.trained else pipeline.stages * pipeline.replicas
+
+
+def check_needs(pending: Sequence[PendingMember], total: int, description: str) -> None:
+    """Raises PlacementError if a member needs more devices than exist, free or not."""
+    large = [member_state for member_state in pending if needs(member_state) > total]
+    if large:
+        first = max(large, key=needs)
+        pipeline = first.member.experiment.pipeline
+        more = f"; {len(large) - 1} other members need too many as well" if len(large) > 1 else ""
+        raise PlacementError(
+            f"{first.member.folder} needs {needs(first)} devices (K = {pipeline.stages} stages x R = "
+            f"{pipeline.replicas} replicas), but {description}{more}; add nodes, or use a smaller scale"
+        )

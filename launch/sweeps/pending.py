@@ -1,0 +1,54 @@
+"""What a member of a sweep still needs: training, scoring, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from experiments.base.experiment import Experiment
+from experiments.registry import read_experiment
+from experiments.sweeps.members.base import Member
+from experiments.sweeps.report.results import is_scored, read_record
+from launch.runs.store import RUNS, RunFolder
+from suite.errors import SettingError
+
+IGNORED_SETTINGS = ("threads", "checkpoint_every", "checkpoint_dir", "max_restarts", "elastic")
+"""Settings without effect on the result: a member's folder may differ in them."""
+
+
+@dataclass(frozen=True)
+class PendingMember:
+    """A member and which of its parts are done."""
+
+    member: Member
+    trained: bool
+    scored: bool
+
+    @property
+    def run(self) -> RunFolder:
+        """The member's run folder."""
+        return RunFolder((RUNS / self.member.folder).resolve())
+
+
+def pending_work(member: Member) -> PendingMember:
+    """Returns the state of a member. Raises SettingError if its folder holds a run with other settings."""
+    run = RunFolder((RUNS / member.folder).resolve())
+    if run.experiment.exists():
+        _check_same(read_experiment(run.experiment.read_text()), member.experiment, run)
+    record = read_record(run.path)
+    trained = record is not None and record["steps"] >= member.experiment.train.steps
+    scored = record is not None and is_scored(member, record, read_record(run.path, "scores.json") or {})
+    return PendingMember(member, trained, trained and scored)
+
+
+def _check_same(old_experiment: Experiment, new_experiment: Experiment, run: RunFolder) -> None:
+    """Raises SettingError if the results of two runs would differ. The pipeline does not affect them."""
+    for part in (*new_experiment.fixed, "optimizer", "train"):
+        old, new = (experiment.model_dump()[part] for experiment in (old_experiment, new_experiment))
+        differ = [
+            f"{part}.{name} is {old.get(name)} there and {value} here"
+            for name, value in new.items()
+            if name not in IGNORED_SETTINGS and old.get(name) != value
+        ]
+        if differ:
+            changes = "; ".join(differ)
+            raise SettingError(f"{run.path} holds a run with other settings ({changes}); move it away or delete it")

@@ -1,0 +1,97 @@
+"""Shows a run's progress: follows the files that its workers write, and shows step, loss, speed and time left."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from experiments.planning.plan_report import in_figures
+from launch.error_log import log_error
+from launch.runs.store import RunFolder
+from launch.tracking.progress import Update, progress_view
+from suite.training.periodic import PeriodicThread
+
+PERIOD = 0.5
+
+
+class LogTail:
+    """Reads the complete lines added to a file since the last call; the file need not exist yet."""
+
+    def __init__(self, path: Path, from_end: bool = False) -> None:
+        self._path = path
+        self._at = path.stat().st_size if from_end and path.exists() else 0
+
+    def lines(self) -> Iterator[str]:
+        """Yields new lines, without an incomplete last line."""
+        if not self._path.exists():
+            return
+        size = self._path.stat().st_size
+        if size < self._at:  # rewritten by a resumed run
+            self._at = 0
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    break
+                self._at += len(raw)
+                yield raw.decode(errors="replace").rstrip("\n")
+
+
+class Follower:
+    """A context in which a thread shows a run's progress."""
+
+    def __init__(
+        self, run: RunFolder, steps: int, unit: str, console: Console,
+        on_step: Callable[[int, float], None] = lambda step, seconds: None,
+    ) -> None:  # fmt: skip
+        """``on_step`` receives each step and its seconds."""
+        self._steps, self._unit, self._on_step = steps, unit, on_step
+        # from the end, because a resumed run has lines already, and rewrites them while it starts
+        self._metrics, self._messages = LogTail(run.metrics, from_end=True), LogTail(run.messages, from_end=True)
+        self._thread = PeriodicThread(self._poll, PERIOD, "follow", log_error)
+        self._view = progress_view(console)
+        self._began = time.monotonic()
+        self._mean_step_s: float | None = None
+        """Exponential moving average of the step time."""
+
+    def __enter__(self) -> Follower:
+        self._view.start()
+        self._view.show(Update(0, self._steps, "starting workers", 0.0))
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.end()
+        self._thread.call()
+        self._view.stop()
+
+    def _poll(self) -> None:
+        for line in self._messages.lines():
+            self._view.log(line)
+        last: dict[str, Any] | None = None
+        for line in self._metrics.lines():
+            try:
+                last = json.loads(line)
+            except ValueError:  # part of a line, if the file was just rewritten
+                continue
+            self._on_step(int(last["step"]), float(last["seconds"]))
+        if last is not None:
+            self._show(last)
+
+    def _show(self, values: dict[str, Any]) -> None:
+        step, seconds = int(values["step"]), float(values["seconds"])
+        self._mean_step_s = seconds if self._mean_step_s is None else 0.8 * self._mean_step_s + 0.2 * seconds
+        loss = "not finite" if values["loss"] is None else f"{values['loss']:.3f}"
+        left_s = (self._steps - step) * self._mean_step_s
+        numbers = (
+            f"loss {loss}  {in_figures(values[f'{self._unit}_per_second'])} {self._unit}/s  about {left_s:.0f} s left"
+        )
+        self._view.show(Update(step, self._steps, numbers, time.monotonic() - self._began))

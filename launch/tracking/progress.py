@@ -1,0 +1,184 @@
+"""A run's progress: a bar in a terminal, otherwise occasional lines. A job on a cluster prints marked lines to its log,
+from which ``make logs`` draws the same bar.
+
+worker's files --> Follower --> Bar                                     (run on this machine)
+worker's files --> Follower --> marked lines of the job's log --> Bar   (job on a cluster)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from launch.error_log import log_error
+from suite.training.periodic import PeriodicThread
+
+MARK = "@gpipe-progress "
+"""Prefix of a progress line in a job's log."""
+
+FOLLOWED = "GPIPE_FOLLOWED"
+"""Environment variable: 1 if the output is a job's log that is followed from another machine."""
+
+EVERY_S = 2.0
+"""Minimum seconds between two marked lines, because the log is stored, and reread from its start."""
+
+SILENT_S = 2.0
+"""Work that takes no longer than this logs no progress."""
+
+
+@contextmanager
+def log_when_long(what: str, log: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """A context for work that is usually short. It logs the elapsed time after ``SILENT_S`` seconds, after twice as
+    many, and so on, and when the work reaches another part. Yields a function that sets the name of the current part.
+    """
+    start, part, logged_part, due_s = time.monotonic(), "", "", SILENT_S
+
+    def set_part(name: str) -> None:
+        nonlocal part
+        part = name
+
+    def poll() -> None:
+        nonlocal logged_part, due_s
+        elapsed_s = time.monotonic() - start
+        if elapsed_s < due_s and part == logged_part:
+            return
+        logged_part, due_s = part, max(due_s, 2 * elapsed_s)
+        log(f"{what}, {elapsed_s:.0f} s so far" + (f": {part}" if part else ""))
+
+    thread = PeriodicThread(poll, SILENT_S, "progress", log_error)
+    thread.start()
+    try:
+        yield set_part
+    finally:
+        thread.end()
+
+
+def log_by_part(what: str, log: Callable[[str], None]) -> Callable[[int, int, str], None]:
+    """Returns a function to call before each part of long work. It logs the part, the number of parts, and the
+    estimated time left, from the mean of the finished parts."""
+    start = time.monotonic()
+
+    def report(done: int, total: int, part: str) -> None:
+        nonlocal start
+        if not done:
+            start = time.monotonic()
+        elapsed_s = time.monotonic() - start
+        left = f", {elapsed_s:.0f} s so far, about {elapsed_s / done * (total - done):.0f} s left" if done else ""
+        log(f"{what}: {done + 1} of {total}{left}: {part}")
+
+    return report
+
+
+@dataclass(frozen=True)
+class Update:
+    """Progress of a run."""
+
+    step: int
+    steps: int
+    numbers: str
+    """Loss, speed and time left, as text."""
+    elapsed_s: float
+
+    def line(self) -> str:
+        """Returns it as a marked line for a log."""
+        return MARK + json.dumps(asdict(self))
+
+
+def read_update(line: str) -> Update | None:
+    """Parses a line of ``Update.line``; returns None for any other line."""
+    if not line.startswith(MARK):
+        return None
+    try:
+        return Update(**json.loads(line.removeprefix(MARK)))
+    except (ValueError, TypeError):  # an incomplete line, or one of another version
+        return None
+
+
+class ProgressView(Protocol):
+    """Shows progress."""
+
+    def start(self) -> None:
+        """Starts the display."""
+
+    def stop(self) -> None:
+        """Stops the display; its last state stays visible."""
+
+    def log(self, text: str) -> None:
+        """Prints a line above the display."""
+
+    def show(self, update: Update) -> None:
+        """Shows the run's progress."""
+
+
+def progress_view(console: Console) -> ProgressView:
+    """Returns the view for this process's output."""
+    return MarkedLines(console) if os.environ.get(FOLLOWED) == "1" else Bar(console)
+
+
+class Bar:
+    """A bar in a terminal, otherwise at most ten lines per run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(), console=console, transient=False, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=None, numbers="starting workers", visible=False)
+        self._printed = 0
+
+    def start(self) -> None:
+        """Starts the bar."""
+        self._bar.start()
+
+    def stop(self) -> None:
+        """Stops the bar; its last state stays visible."""
+        self._bar.stop()
+
+    def log(self, text: str) -> None:
+        """Prints a line above the bar."""
+        self._bar.console.print(text)
+
+    def show(self, update: Update) -> None:
+        """Updates the bar; without a terminal, prints a line for every tenth of the run."""
+        task = self._bar.tasks[0]
+        task.start_time = self._bar.get_time() - update.elapsed_s  # the run may have started before the bar
+        self._bar.update(
+            self._task, completed=update.step, total=update.steps, numbers=update.numbers, visible=True
+        )  # fmt: skip
+        due = update.step // max(1, update.steps // 10)
+        if not self._console.is_terminal and (due > self._printed or update.step == update.steps):
+            self._printed = due
+            self._console.print(f"step {update.step}/{update.steps}  {update.numbers}")
+
+
+class MarkedLines:
+    """Prints marked lines, from which a bar can be drawn on another machine."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = 0.0
+
+    def start(self) -> None:
+        """Does nothing."""
+
+    def stop(self) -> None:
+        """Does nothing."""
+
+    def log(self, text: str) -> None:
+        """Prints a line."""
+        self._console.print(text)
+
+    def show(self, update: Update) -> None:
+        """Prints the update, at most every ``EVERY_S`` seconds; the last one always."""
+        if time.monotonic() >= self._next or update.step == update.steps:
+            self._next = time.monotonic() + EVERY_S
+            self._console.print(update.line())

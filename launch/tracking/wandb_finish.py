@@ -1,0 +1,40 @@
+"""Adds results to a run's wandb run after its workers have ended, in a separate process
+(``launch.tracking.wandb_writer``).
+
+A separate process, because several runs of a sweep may end at once while wandb supports one run per process, and
+because the command must not wait longer than ``LIMIT_S`` if wandb hangs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from experiments.registry import read_experiment
+from launch.runs.store import RunFolder
+from launch.tracking.logged import run_logged
+from suite.training.wandb_run import Identity, wandb_mode
+
+LIMIT_S = 150
+"""Seconds for the process; up to 80 of them to open the run and to upload its remaining data."""
+
+
+def publish(run: RunFolder, what: str, log: Callable[[str], None]) -> None:
+    """Adds ``what``, ``end`` or ``scores``, to a run's wandb run if it has one. A failure is only logged."""
+    mode = wandb_mode(read_experiment(run.experiment.read_text()).tracking)
+    if Identity.of(run.path) is None or mode == "disabled":
+        return
+    command = [sys.executable, "-m", "launch.tracking.wandb_writer", str(run.path), what, mode]
+    try:
+        code = run_logged(command, run, LIMIT_S)
+        reason = f"it did not finish within {LIMIT_S} s" if code is None else _last_line(run.wandb_log)
+    except OSError as error:
+        code, reason = None, str(error)
+    if code != 0:
+        log(f"wandb failed ({reason}); the data that it did not get is in {run.path}")
+
+
+def _last_line(log_file: Path) -> str:
+    lines = log_file.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing"

@@ -1,0 +1,306 @@
+"""Runs a training run: resolves the experiment, prepares data, plans, starts the workers, prints a summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.base.experiment import Experiment
+from experiments.planning.neighbours import shrunk_to
+from experiments.planning.plan_report import PlanReport, in_figures
+from experiments.planning.planner import make, row_faults
+from experiments.planning.timeline_plot import draw
+from experiments.registry import find, read_experiment, resolve
+from experiments.scaling.scale_choice import RequestedScale
+from experiments.scaling.scales import with_changes
+from experiments.tasks import data_folder, prepare_data, workload
+from launch import interrupts
+from launch.backends.select import Backend, select_backend
+from launch.planning.layer_costs import cost_model
+from launch.runs.checkpoints import check_unused, checkpoint_location, checkpoint_location_of_run
+from launch.runs.store import CACHE, RunFolder, find_run, new_run, resume_command, run_lock, sync_command
+from launch.supervision.supervisor import Supervisor
+from launch.tracking.follower import Follower
+from launch.tracking.progress import log_when_long
+from launch.tracking.wandb_finish import publish
+from launch.tracking.wandb_sync import unsynced_parts
+from launch.train.step_check import StepCheck
+from launch.worker.worker import Job, metrics_rank_logger, threads_of
+from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError
+from suite.pipeline.planning.devices import GIB
+from suite.pipeline.schedule.timeline import text
+from suite.training.checkpoint import list_checkpoints
+from suite.training.checkpoint.object_store import check_url
+from suite.training.trace import perfetto, read_traces
+
+
+def start(name: str, scale: RequestedScale, settings: str, launcher: str, console: Console) -> None:
+    """Starts a new run of an experiment. Raises a SuiteError for any error that the user can fix."""
+    find(name)  # an unknown name fails before Ray starts
+    backend = select_backend(launcher)
+    with log_when_long(f"choosing the scale of {name}", console.print):
+        chosen, scale_note = resolve(name, scale, backend.cluster(), settings)
+    check_url(chosen.train.checkpoint_dir or "")
+    console.print(scale_note)
+    if faults := row_faults(workload(chosen)):  # before any data is prepared
+        raise PlanError(faults)
+    prepared = _prepare(chosen, console)
+    if prepared != chosen:
+        chosen = with_changes(find(name), prepared)
+    planned = _make_plan(chosen, settings, backend, console)
+    _train(new_run(name), chosen, planned, False, backend, console)
+
+
+def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launcher: str, console: Console) -> None:
+    """Runs a resolved experiment; ``make_run`` creates its folder once it is planned. Raises as ``start`` does."""
+    chosen, backend = _prepare(chosen, console), select_backend(launcher)
+    planned = _make_plan(chosen, "", backend, console)
+    _train(make_run(), chosen, planned, False, backend, console)
+
+
+def resume(name: str, settings: str, launcher: str, console: Console) -> None:
+    """Resumes a run. Raises SettingError for an unknown run, CheckpointError when it has finished."""
+    run = find_run(name)
+    before = read_experiment(run.experiment.read_text())
+    chosen = before.with_settings(settings)
+    changed = [section for section in before.fixed if getattr(chosen, section) != getattr(before, section)]
+    if chosen.optimizer.name != before.optimizer.name:
+        changed.append("optimizer.name")
+    if chosen.train.checkpoint_dir != before.train.checkpoint_dir:
+        changed.append("train.checkpoint_dir")
+    if changed:
+        raise SettingError(f"a resumed run cannot change {' and '.join(changed)}; start a new run for that")
+    if _is_finished(run, chosen):
+        raise CheckpointError(
+            f"run {run.path} has finished all {chosen.train.steps} steps; "
+            f'to train longer: {resume_command(run)} SET="train.steps={2 * chosen.train.steps}"'
+        )
+    list_checkpoints(checkpoint_location(run, before), lambda text: None)  # raises if there are some but none is valid
+    prepared = prepare_data(chosen, CACHE, _logger(console))
+    if prepared != chosen.data:
+        raise DataError(
+            f"run {run.path} was trained on {chosen.data}, which is not available now; it cannot resume on "
+            f"{prepared}. Restore the cache or the network and resume again"
+        )
+    backend = select_backend(launcher)
+    planned = _make_plan(_with_planned_schedule(run, before, chosen), settings, backend, console)
+    _train(run, chosen, planned, True, backend, console)
+
+
+def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experiment) -> Experiment:
+    """Returns the experiment with the schedule that its first plan chose, if its pipeline settings are unchanged.
+    Another schedule would sum gradients in another order, which changes the result."""
+    if chosen.pipeline != before.pipeline or chosen.pipeline.schedule != "auto" or not run.plan_record.exists():
+        return chosen
+    plan = json.loads(run.plan_record.read_text())
+    if plan.get("pipeline") != chosen.pipeline.model_dump(mode="json"):  # the driver was killed before it wrote it
+        return chosen
+    schedule = {"schedule": plan["schedule"], "virtual_stages": plan["virtual_stages"]}
+    return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=schedule)})
+
+
+def _prepare(chosen: Experiment, console: Console) -> Experiment:
+    """Prepares the data; returns the experiment with the data that was prepared, which may be a fallback.
+
+    Raises DataError when no data is available, CheckpointError when ``train.init_from`` names an unsuitable run.
+    """
+    data = prepare_data(chosen, CACHE, _logger(console))
+    changed = chosen if data == chosen.data else chosen.with_data(data)
+    source = getattr(chosen.train, "init_from", None)
+    if source is None:
+        return changed
+    if not list_checkpoints(checkpoint_location_of_run(Path(source)), _logger(console)):
+        raise CheckpointError(f"{source} has no valid checkpoint; set train.init_from to a trained run")
+    before = read_experiment((Path(source) / "experiment.toml").read_text())
+    own, other = (asdict(experiment.model) for experiment in (changed, before))  # type: ignore[attr-defined]
+    may_differ = ("classes", "label_smoothing", "norm_decay")
+    differ = [name for name in own if name not in may_differ and own[name] != other.get(name)]
+    if differ:
+        differences = ", ".join(f"{name} is {other.get(name)} there and {own[name]} here" for name in differ)
+        raise CheckpointError(f"{source} has a different model: {differences}; make the settings equal")
+    # workers may have another working directory
+    train = changed.train.model_copy(update={"init_from": str(Path(source).resolve())})
+    return changed.model_copy(update={"train": train})
+
+
+def _data_of(chosen: Experiment) -> Path:
+    return data_folder(chosen, CACHE).resolve()
+
+
+def _train(
+    run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, backend: Backend, console: Console
+) -> None:
+    advice = interrupts.advised(lambda: _after_interrupt(run, chosen), lambda: f"the run is finished: {run.path}")
+    with run_lock(run.path), advice:
+        console.print(f"folder: {run.path}")
+        state = RunState(run, chosen, planned, resumed, backend, console)
+        try:
+            _launch(state, backend, console)
+        finally:
+            if not interrupts.received():
+                _show_trace(run, state.planned, console)
+        publish(run, "end", _logger(console))
+        _summarise(run, console)
+
+
+def _is_finished(run: RunFolder, chosen: Experiment) -> bool:
+    return run.record.exists() and bool(json.loads(run.record.read_text())["steps"] >= chosen.train.steps)
+
+
+def _after_interrupt(run: RunFolder, chosen: Experiment) -> str:
+    """Returns how to continue a run that was interrupted."""
+    if not run.experiment.exists():
+        return "nothing was saved; run the same command again to restart"
+    if _is_finished(run, chosen):
+        return f"the run is finished: {run.path}"
+    if chosen.train.checkpoint_dir is not None:
+        return f"{resume_command(run)} continues from its latest checkpoint, or from step 0 if it has none yet"
+    folders = [path.parent.name for path in run.checkpoints.glob("*/manifest.json")]
+    steps = [int(name) for name in folders if name.isdecimal()]
+    start = f"the checkpoint of step {max(steps)}" if steps else "step 0, because it has no checkpoint yet"
+    return f"{resume_command(run)} continues from {start}"
+
+
+class RunState:
+    """The current state of a run: experiment, plan and job. Lost devices may shrink them below what was requested."""
+
+    def __init__(
+        self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, backend: Backend, console: Console
+    ) -> None:
+        self._requested, self._first_plan = chosen, planned
+        self.experiment, self.planned, self.job = chosen, planned, _job(run, chosen, planned, resumed)
+        self._backend, self._console = backend, console
+
+    def fit(self, devices: int) -> tuple[Job, Experiment]:
+        """Returns the job closest to the requested one that fits on ``devices`` devices.
+
+        Raises PlacementError if none fits.
+        """
+        planned = self._first_plan
+        for experiment in shrunk_to(self._requested, devices):
+            try:
+                if experiment != self._requested:
+                    planned = _make_plan(experiment, "", self._backend, self._console)
+            except PlanError:
+                continue
+            if experiment != self.experiment:
+                self.experiment, self.planned = experiment, planned
+                self.job = replace(_job(self.job.run, experiment, planned, True), shrunk=experiment != self._requested)
+                if self.job.shrunk:
+                    self.job.run.shrunk.write_text(experiment.to_toml())
+            return self.job, experiment
+        raise PlacementError(
+            f"{devices} devices are left, and no plan of {self._requested.name} fits them; when more devices are back, "
+            f"`{resume_command(self.job.run)}` continues from the latest checkpoint"
+        )
+
+    def write_plan(self) -> None:
+        """Writes the plan of the requested experiment to the run's folder."""
+        run, plan = self.job.run, self._first_plan
+        run.plan.write_text("\n".join(plan.lines()) + "\n")
+        record = plan.as_dict() | {"pipeline": self._requested.pipeline.model_dump(mode="json")}
+        run.plan_record.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _job(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool) -> Job:
+    plan = planned.plan
+    return Job(
+        run.path, _data_of(chosen), plan.layers_per_cell, plan.schedule_config, planned.cluster.kind == "gpu", resumed,
+        step_s=plan.timeline.seconds,
+    )  # fmt: skip
+
+
+def _launch(state: RunState, backend: Backend, console: Console) -> None:
+    """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers have
+    started: a resume that cannot start changes nothing."""
+    job, chosen = state.job, state.experiment
+    job.draft.write_text(chosen.to_toml())
+    if not job.resume:
+        check_unused(checkpoint_location(job.run, chosen))
+        job.draft.rename(job.run.experiment)
+        state.write_plan()
+    check = StepCheck(job.run, lambda: state.planned, metrics_rank_logger(job.run.messages))
+    try:
+        with (
+            Follower(job.run, chosen.train.steps, chosen.unit, console, check.step),
+            backend.started(job, state.planned.placement) as launcher,
+        ):
+            Supervisor(job, chosen, launcher, state.fit, metrics_rank_logger(job.run.messages)).run()
+    finally:
+        if not job.draft.exists():
+            state.write_plan()
+
+
+def _make_plan(chosen: Experiment, settings: str, backend: Backend, console: Console) -> PlanReport:
+    """Plans a run on the available devices and prints the plan. Raises PlanError when it does not fit."""
+    workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
+    notes = [f"{chosen.name} at scale {chosen.scale}; {workers} workers, {threads} threads each"]
+    find_costs = cost_model(CACHE / "costs", _logger(console), backend, _data_of(chosen))
+    with log_when_long(f"planning {chosen.name}", console.print) as set_part:
+        work = workload(chosen, _data_of(chosen))
+        planned = make(work, backend.cluster(), find_costs, tuple(notes), settings, set_part)
+    for line in planned.lines():
+        console.print(line)
+    return planned
+
+
+def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
+    """Writes the trace for Perfetto and a plot of the traced step of median length, and prints that step as text."""
+    traces = read_traces(run.traces)
+    if not traces:
+        console.print('no step was traced: the first two steps after a start are traced only with SET="trace=true"')
+        return
+    run.trace.write_text(json.dumps(perfetto(traces)))
+    by_length = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)
+    median = by_length[len(by_length) // 2]
+    measured, simulated = median.timeline, planned.plan.timeline
+    title = f"{planned.work.name}, step {median.step + 1}"
+    draw([("measured", measured), (planned.kind, simulated)], run.timeline, title)
+    console.print(f"step {median.step + 1}, measured: {measured.seconds:.3f} s, idle {measured.bubble:.1%}")
+    console.print(text(measured))
+    console.print(f"{planned.kind}: {simulated.seconds:.3f} s, idle {simulated.bubble:.1%}")
+    console.print(text(simulated))
+    console.print(f"trace: {run.trace} (opens in ui.perfetto.dev), plot: {run.timeline}")
+
+
+def _summarise(run: RunFolder, console: Console) -> None:
+    record = json.loads(run.record.read_text())
+    unit = record["unit"]
+    hint = f", recorded offline; to upload it: {sync_command(run)}" if unsynced_parts(run) else ""
+    lines = [
+        f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "
+        f"({in_figures(record[f'{unit}_per_second'])} {unit}/s, {record['threads']} threads per worker)",
+        f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}",
+        _score(record),
+        f"peak memory of all workers: {record['peak_memory_bytes'] / GIB:.2f} GiB",
+        f"wandb run: {record['wandb_run'] or 'none'}{hint}",
+        f"folder: {run.path}",
+    ]
+    for line in lines:
+        console.print(line)
+
+
+def _score(record: dict[str, Any]) -> str:
+    """Returns the model's score on held-out data, next to the baseline."""
+    if record["measure"] == "accuracy":
+        return (
+            f"test accuracy: {record['valid_accuracy']:.2%}; baseline, always the most frequent class: "
+            f"{record['baseline_accuracy']:.2%}"
+        )
+    gain = record["baseline_nll"] - record["valid_nll"]
+    compared = (
+        f"{gain:.3f} below it" if gain > 0 else f"{-gain:.3f} above it: the model learned nothing beyond frequencies"
+    )
+    return (
+        f"validation: {record['valid_nll']:.3f} nats per token; baseline without context: "
+        f"{record['baseline_nll']:.3f} (unigram entropy of the same tokens); {compared}"
+    )
+
+
+def _logger(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(text)

@@ -1,0 +1,36 @@
+"""This machine's devices."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from experiments.base.cluster import Cluster
+from launch.worker.cgroups import cpu_limit, memory_limit_bytes
+
+
+def this_machine() -> Cluster:
+    """Returns this machine's GPUs; if it has none, its cores, each with an equal share of the memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        return gpus()
+    return Cluster(cpu_limit(), memory_limit_bytes() // cpu_limit(), "cpu")
+
+
+def gpus() -> Cluster:
+    """Returns the GPUs that this process sees: their number, the memory of the smallest, their name."""
+    import torch
+
+    count = torch.cuda.device_count()
+    smallest = min(torch.cuda.get_device_properties(index).total_memory for index in range(count))
+    return Cluster(count, smallest, "gpu", name=torch.cuda.get_device_name(0))
+
+
+def cpu_model() -> str:
+    """Returns the name of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()

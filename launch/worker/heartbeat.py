@@ -1,0 +1,198 @@
+"""Heartbeats: each worker writes its status to a small file.
+
+    runs/<name>/<id>/heartbeats/0-2.json   replica 0, stage 2: process, node, step, action, elapsed time, wait reason
+
+The file is rewritten every second. In addition its tail is mapped into memory and updated at every action, at
+negligible cost, so the last action of a killed process is known.
+
+A suspended process sends no heartbeats. One that is stuck in a layer sends them, but its action does not change.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from pydantic import TypeAdapter
+
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.worker_status import WorkerStatus
+from suite.training.periodic import PeriodicThread
+
+PERIOD = 1.0
+_SIZE = 1024
+_CURRENT = struct.Struct("<qqqqqd16s")
+"""Tail of the file: attempt, actions begun, step, first step (-1 for none), steps done, action timeout, action."""
+
+ENDED = ("failed", "finished")
+"""Actions of a worker that has ended."""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The last known status of a worker."""
+
+    replica: int
+    stage: int
+    attempt: int
+    pid: int
+    host: str
+    node: str
+    """Ray's id of the node; empty without Ray."""
+    number: int
+    """Increases with every heartbeat."""
+    actions_begun: int
+    action: str
+    step: int | None
+    first_step: int | None
+    steps_done: int
+    """In this attempt."""
+    layer: int | None
+    waiting: str
+    """What the worker waits for; empty if it does not wait."""
+    elapsed_s: float
+    """Duration of the current action or wait, by the worker's own clock."""
+    current_timeout_s: float
+    """Limit of ``elapsed_s``."""
+    action_timeout_s: float
+    """Limit for one action, except for waits of all workers for one another."""
+
+    @property
+    def at(self) -> str:
+        """Where in the run it was."""
+        layer = f" in layer {self.layer}" if self.layer is not None else ""
+        return self.action + layer + (f" of step {self.step}" if self.step is not None else "")
+
+
+_HEARTBEAT = TypeAdapter(Heartbeat)
+
+
+class HeartbeatWriter:
+    """A context in which a thread writes a worker's heartbeats."""
+
+    def __init__(self, folder: Path, coord: RankCoord, attempt: int, status: WorkerStatus, node: str = "") -> None:
+        self._path, self._coord, self._attempt = path_of(folder, coord.replica, coord.stage), coord, attempt
+        self._status, self._node, self._host = status, node, socket.gethostname()
+        self._number = 0
+        self._thread = PeriodicThread(self._write_heartbeat, PERIOD, "heartbeats")
+
+    def __enter__(self) -> HeartbeatWriter:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._write_heartbeat(bytes(_CURRENT.size))
+        self._map_current()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.end()
+        self._status.action = "failed" if error is not None else "finished"
+        self._write_heartbeat()
+
+    def _map_current(self) -> None:
+        """Maps the file's tail into memory, and updates it at the start of every action."""
+        try:
+            with self._path.open("r+b") as file:
+                mapped = mmap.mmap(file.fileno(), _SIZE + _CURRENT.size)
+        except (OSError, ValueError):  # not every storage can be mapped; then only the periodic heartbeats are written
+            return
+        status = self._status
+
+        def write_current() -> None:
+            step, first_step = (-1 if number is None else number for number in (status.step, status.first_step))
+            _CURRENT.pack_into(
+                mapped, _SIZE, self._attempt, status.actions_begun, step, first_step, status.steps_done,
+                status.action_timeout_s, str(status.action).encode(),
+            )  # fmt: skip
+
+        status.on_change = write_current
+
+    def _write_heartbeat(self, tail: bytes = b"") -> None:
+        self._number += 1
+        status, coord = self._status, self._coord
+        heartbeat = Heartbeat(
+            coord.replica,
+            coord.stage,
+            self._attempt,
+            os.getpid(),
+            self._host,
+            self._node,
+            self._number,
+            status.actions_begun,
+            str(status.action),
+            status.step,
+            status.first_step,
+            status.steps_done,
+            status.layer,
+            status.waiting,
+            status.elapsed_s,
+            status.current_timeout_s,
+            status.action_timeout_s,
+        )
+        # overwritten in place with a fixed size, because that still works on a full disk
+        text = json.dumps(asdict(heartbeat)).encode().ljust(_SIZE) + tail
+        with suppress(OSError):  # the next one may succeed; otherwise the watchdog finds the worker silent
+            try:
+                self._write(text)
+            except FileNotFoundError:  # the folder was removed
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._write(text[:_SIZE] + bytes(_CURRENT.size))
+                self._map_current()
+
+    def _write(self, text: bytes) -> None:
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(file, text, 0)
+        finally:
+            os.close(file)
+
+
+def path_of(folder: Path, replica: int, stage: int) -> Path:
+    """Returns the file of one worker."""
+    return folder / f"{replica}-{stage}.json"
+
+
+def read_heartbeat(folder: Path, replica: int, stage: int, attempt: int) -> Heartbeat | None:
+    """Returns the latest heartbeat of an attempt's worker; None if there is none or it is only partly written."""
+    try:
+        data = path_of(folder, replica, stage).read_bytes()
+        heartbeat = _HEARTBEAT.validate_json(data[:_SIZE])
+    except (OSError, ValueError):
+        return None
+    if heartbeat.attempt != attempt:
+        return None
+    return _with_current_action(heartbeat, data[_SIZE:])
+
+
+def _with_current_action(heartbeat: Heartbeat, tail: bytes) -> Heartbeat:
+    """Returns the heartbeat, updated from the file's tail if a newer action has started since."""
+    if len(tail) < _CURRENT.size:
+        return heartbeat
+    attempt, actions_begun, step, first_step, steps_done, timeout_s, action = _CURRENT.unpack_from(tail)
+    if attempt != heartbeat.attempt or actions_begun <= heartbeat.actions_begun:
+        return heartbeat
+    return replace(
+        heartbeat,
+        actions_begun=actions_begun,
+        step=_optional(step),
+        first_step=_optional(first_step),
+        steps_done=steps_done,
+        action=action.rstrip(b"\0").decode(errors="replace"),
+        action_timeout_s=timeout_s,
+        current_timeout_s=max(timeout_s, heartbeat.current_timeout_s),
+        layer=None,
+        waiting="",
+        elapsed_s=0.0,
+    )
+
+
+def _optional(number: int) -> int | None:
+    return None if number < 0 else number

@@ -1,0 +1,49 @@
+"""A run's name, tags and config in wandb."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from experiments.base.experiment import Experiment
+from launch.runs.store import RunFolder
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.training.wandb_run import Identity
+
+LONGEST_TAG = 64
+"""Longest tag that wandb accepts."""
+
+
+def wandb_identity(
+    run: RunFolder, experiment: Experiment, schedule_config: ScheduleConfig, checkpoint_id: str | None
+) -> Identity:
+    """Returns a run's wandb identity, with the id of an earlier attempt if there was one.
+
+    ``checkpoint_id`` is the id in the checkpoint that the run resumes from. Runs of a sweep are grouped by the sweep's
+    name, which is the name of their folder.
+    """
+    previous, pipeline = Identity.of(run.path), experiment.pipeline
+    name, family = f"{experiment.name}/{run.path.name}", run.path.parent.name
+    tags = (
+        experiment.scale,
+        experiment.data,
+        schedule_config.schedule,
+        f"K={pipeline.stages}",
+        f"M={pipeline.micro_batches}",
+        f"R={pipeline.replicas}",
+    )
+    return Identity(
+        experiment.tracking.project, name, None if family == experiment.name else family,
+        tuple(tag[:LONGEST_TAG] for tag in tags), previous.id if previous is not None else checkpoint_id,
+    )  # fmt: skip
+
+
+def wandb_config(
+    experiment: Experiment, cells: Sequence[int], schedule_config: ScheduleConfig, step_s: float
+) -> dict[str, Any]:
+    """Returns the resolved experiment, and under ``plan`` the planner's choices: the layers of each cell, the schedule,
+    the most live graphs of each cell, and the predicted seconds of a step."""
+    max_live_graphs = [min(limit, experiment.pipeline.micro_batches) for limit in schedule_config.max_live_graphs]
+    plan = asdict(schedule_config) | {"cells": list(cells), "max_live_graphs": max_live_graphs, "step_s": step_s}
+    return experiment.model_dump(mode="json") | {"plan": plan}

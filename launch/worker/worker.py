@@ -1,0 +1,310 @@
+"""The program of each of the K x R workers: builds its stage, trains, and writes its part of the run's record."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from experiments.base.experiment import Experiment
+from experiments.registry import read_experiment
+from launch.runs.checkpoints import checkpoint_location, checkpoint_location_of_run
+from launch.runs.record import make_record, peak_memory, write_record
+from launch.runs.store import RunFolder
+from launch.worker.cgroups import cpu_limit
+from launch.worker.engine import GROUP_TIMEOUT, Engine, assemble
+from launch.worker.feeds import DataSource, data_source
+from launch.worker.heartbeat import HeartbeatWriter
+from launch.worker.prefetch import Prefetcher
+from launch.worker.wandb_identity import wandb_config, wandb_identity
+from suite.errors import CheckpointError, ProgramError, StallError, SuiteError, Where, first_line
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.memory_tracker import keep_freed_memory
+from suite.pipeline.planning.partition import cell_ranges
+from suite.pipeline.runtime.executor import Executor
+from suite.pipeline.runtime.fault_injection import planned_faults
+from suite.pipeline.runtime.p2p import Deadline, as_stall_error
+from suite.pipeline.runtime.stage import Stage
+from suite.pipeline.runtime.worker_status import WorkerStatus
+from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.training import checkpoint
+from suite.training.layer_stats import LayerStats
+from suite.training.loop import STEPS_A_DEADLINE, Progress, TrainingSetup, evaluate, train
+from suite.training.loss_spikes import LossSpikes
+from suite.training.system_metrics import SystemMetrics
+from suite.training.trace import TraceWriter
+from suite.training.trackers import JsonLines, Tracker
+from suite.training.wandb_run import Wandb
+
+
+@dataclass(frozen=True)
+class Job:
+    """A worker's arguments; everything else is in the run's folder."""
+
+    folder: Path
+    data: Path
+    cells: tuple[int, ...]
+    """Layers of each cell, as planned."""
+    schedule_config: ScheduleConfig
+    """The planned schedule."""
+    use_gpu: bool
+    resume: bool
+    attempt: int = 1
+    """Counted across resumes of the run."""
+    faults: str = ""
+    """Faults to inject in tests (``suite.pipeline.runtime.fault_injection``)."""
+    step_s: float = 0.0
+    """Planned duration of a step."""
+    shrunk: bool = False
+    """Whether the run has fewer devices than requested."""
+
+    @property
+    def run(self) -> RunFolder:
+        """The run's folder."""
+        return RunFolder(self.folder)
+
+    @property
+    def timeout_s(self) -> float:
+        """Limit for a wait, a collective or an action, as long as no step has been measured."""
+        return max(GROUP_TIMEOUT, STEPS_A_DEADLINE * self.step_s)
+
+    def experiment(self) -> Experiment:
+        """The resolved experiment. While a resumed run starts, its draft; on fewer devices than requested, the shrunk
+        experiment."""
+        requested = self.draft if self.draft.exists() else self.run.experiment
+        return read_experiment((self.run.shrunk if self.shrunk else requested).read_text())
+
+    @property
+    def draft(self) -> Path:
+        """The new experiment of a resumed run; replaces the old one once the workers have started."""
+        return self.run.experiment.with_suffix(".draft")
+
+
+def threads_of(experiment: Experiment) -> int:
+    """Returns the compute threads of a worker: as set, or an equal share of this machine's cores."""
+    workers = experiment.pipeline.stages * experiment.pipeline.replicas
+    return experiment.train.threads or max(1, cpu_limit() // workers)
+
+
+LOAD_TIMEOUT_S = 1800.0
+"""Seconds for all workers to read a checkpoint; each may be GROUP_TIMEOUT behind another."""
+
+COLLATERAL_S = 2.0
+"""Seconds by which a worker that lost its neighbour delays its report, so that the root cause is reported first."""
+
+
+def work(job: Job, rank: int, node: str = "") -> None:
+    """Runs one worker to the end of the job. The default process group must exist.
+
+    Raises the SuiteError that ends the run, the same on all workers that know it; ProgramError for any other exception.
+    """
+    experiment = job.experiment()
+    coord = RankCoord(rank, experiment.pipeline.stages, experiment.pipeline.replicas)
+    log_to(job.run.log(coord.replica, coord.stage))
+    faults = planned_faults(job.faults, coord, job.attempt, job.run.checkpoints)
+    status = WorkerStatus(Deadline(job.timeout_s), faults, action_timeout_s=job.timeout_s)
+    with HeartbeatWriter(job.run.heartbeats, coord, job.attempt, status, node):
+        try:
+            if status.faults is not None:
+                status.begin("start", None)
+            _work(job, experiment, coord, status)
+        except Exception as error:
+            with suppress(OSError):  # the log may be on a full disk
+                traceback.print_exc()  # goes to this worker's log; the terminal shows one sentence
+            reported = _as_reported_error(error, job, coord, status)
+            if isinstance(reported, StallError):
+                time.sleep(COLLATERAL_S)
+            raise reported from error
+
+
+def _as_reported_error(error: Exception, job: Job, coord: RankCoord, status: WorkerStatus) -> SuiteError:
+    """Converts an exception to the error reported to the supervisor."""
+    if isinstance(error, SuiteError):
+        return error
+    if isinstance(error, RuntimeError):
+        stall = as_stall_error(error, f"the other workers ({coord})", job.timeout_s)
+        if isinstance(stall, SuiteError):
+            return stall
+    action, layer = status.action, status.layer
+    log_file, host = str(job.run.log(coord.replica, coord.stage)), socket.gethostname()
+    where = Where(coord.replica, coord.stage, status.step, str(action), layer, host, log_file)
+    place = str(action) + (f" of step {status.step}" if status.step is not None else "")
+    if isinstance(action, Action):
+        place += f", micro-batch {action.micro_batch}"
+    if layer is not None and status.stage is not None:
+        layer_type = type(status.stage.layers[status.stage.indices.index(layer)]).__name__
+        place += f", in layer {layer} ({layer_type})"
+    elif isinstance(action, Action) and action.kind in "IBW" and status.stage is not None:
+        cell = status.stage.cells[action.virtual_stage]
+        place += f", in one of layers {cell.start}-{cell.stop - 1}"
+    error_type = type(error).__name__
+    message = f"{coord} on {host}, {place}: {error_type}: {first_line(error)}; its log is {log_file}"
+    return ProgramError(message, error_type, where)
+
+
+def _work(job: Job, experiment: Experiment, coord: RankCoord, status: WorkerStatus) -> None:
+    torch.set_num_threads(threads_of(experiment))
+    keep_freed_memory()
+    with status.waiting_for("the other workers' start", job.timeout_s):
+        context = _build_context(job, experiment, coord, status)
+    engine = context.engine
+    with context.system_metrics:
+        progress = train(context.setup, experiment.train, Progress(engine.start, int(engine.notes.get("units", 0))))
+    context.batches.close()
+    with status.waiting_for("the end of the run", job.timeout_s):
+        held_out = context.source.held_out()
+        score = evaluate(engine.executor, held_out)
+        memory = peak_memory(job.use_gpu)
+        if coord.is_metrics_rank:
+            measure = experiment.measure
+            scores = {f"valid_{measure}": score, f"baseline_{measure}": context.source.baseline(held_out)}
+            record = make_record(
+                job.run, experiment, context.layers, progress, scores, memory, context.wandb_run,
+                context.source.counts(),
+            )  # fmt: skip
+            write_record(job.run, record)
+        dist.barrier()
+        if coord.is_metrics_rank:
+            context.system_metrics.sample()
+            for tracker in context.setup.trackers:
+                tracker.finish(record)
+
+
+@dataclass(frozen=True)
+class TrainingContext:
+    """The objects that a worker trains with."""
+
+    layers: list[torch.nn.Module]
+    engine: Engine
+    source: DataSource
+    batches: Prefetcher
+    setup: TrainingSetup
+    system_metrics: SystemMetrics
+    wandb_run: str | None
+
+
+def _build_context(job: Job, experiment: Experiment, coord: RankCoord, status: WorkerStatus) -> TrainingContext:
+    """Builds the engine, from a checkpoint if the job resumes, and the objects for training. All workers must call
+    it."""
+    log = metrics_rank_logger(job.run.messages)
+    layers, loss = experiment.build()
+    device = torch.device("cuda", torch.cuda.current_device()) if job.use_gpu else torch.device("cpu")
+
+    def find_checkpoint(stage: Stage) -> checkpoint.Checkpoint | None:
+        if not job.resume:
+            return None
+        with status.waiting_for("all workers to read the checkpoint", LOAD_TIMEOUT_S):
+            return checkpoint.newest_valid(checkpoint_location(job.run, experiment), stage.indices, len(layers), log)
+
+    engine = assemble(
+        coord, layers, loss, cell_ranges(job.cells, len(layers)), device, job.schedule_config, experiment.optimizer,
+        experiment.train.seed, find_checkpoint, getattr(experiment.train, "sync_batchnorm_stats", True),
+        lambda stage: _initialize(experiment, stage, log), status,
+    )  # fmt: skip
+    status.first_step = engine.start
+    _arm_faults(engine.executor)
+    source = data_source(experiment, job.data, coord)
+    source.check(engine.notes)
+    dist.barrier()  # every worker has read the experiment, and its checkpoint if it resumes
+    if job.resume and coord.rank == 0:
+        if job.draft.exists():
+            job.draft.rename(job.run.experiment)
+        log(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
+    system_metrics = SystemMetrics(job.run.system, coord, job.attempt, status, device)
+    trackers, wandb = _trackers(job, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)
+    run_id = _broadcast_run_id(wandb.run_id if wandb else None, coord)
+    fixed = {"name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id} | source.notes()
+    saver = checkpoint.Saver(
+        checkpoint.Storage(checkpoint_location(job.run, experiment)), engine.executor.stage, engine.optimizer, coord,
+        lambda units: {"units": units} | fixed, log, engine.start,
+    )  # fmt: skip
+    schedule_key = str((experiment.pipeline, job.cells, job.schedule_config))
+    trace = TraceWriter(job.run.traces, coord, device, engine.start, experiment.trace, schedule_key)
+    batches = Prefetcher(source.batch, experiment.train.steps, engine.executor.prefetch_shapes)
+    setup = TrainingSetup(
+        engine.executor, engine.optimizer, engine.deadline, batches, saver, trackers, trace,
+        experiment.unit, experiment.measure, _layer_stats(job, experiment, engine), log,
+    )  # fmt: skip
+    return TrainingContext(layers, engine, source, batches, setup, system_metrics, run_id)
+
+
+def _layer_stats(job: Job, experiment: Experiment, engine: Engine) -> LayerStats | None:
+    every = experiment.train.layer_stats_every
+    if every is None:
+        return None
+    path = job.run.layers if engine.executor.coord.is_metrics_rank else None
+    return LayerStats(engine.executor, every, engine.start, path)
+
+
+def _arm_faults(executor: Executor) -> None:
+    """Connects a test's planned faults with the layers and links."""
+    faults = executor.status.faults
+    if faults is None:
+        return
+    faults.arm(dict(zip(executor.stage.indices, executor.stage.layers, strict=True)))
+    for links in executor.links:
+        if links.p2p is not None and faults.latest:
+            links.p2p.delay = faults.delay_message
+
+
+def _initialize(experiment: Experiment, stage: Stage, log: Callable[[str], None]) -> None:
+    """Loads the weights of the run ``train.init_from``, if set, into a new stage, except for the last layer."""
+    source = getattr(experiment.train, "init_from", None)
+    if source is None:
+        return
+    indices = [index for index in stage.indices if index < experiment.list_length - 1]
+    loaded = checkpoint.newest_valid(checkpoint_location_of_run(Path(source)), indices, experiment.list_length, log)
+    if loaded is None:
+        raise CheckpointError(f"{source} has no valid checkpoint; set train.init_from to a trained run")
+    checkpoint.load_values(loaded, stage, indices)
+
+
+def _trackers(
+    job: Job, experiment: Experiment, engine: Engine, system_metrics: SystemMetrics, log: Callable[[str], None]
+) -> tuple[list[Tracker], Wandb]:
+    identity = wandb_identity(job.run, experiment, job.schedule_config, engine.notes.get("wandb_run"))
+    config = wandb_config(experiment, job.cells, job.schedule_config, job.step_s)
+    wandb = Wandb(job.folder, experiment.tracking, identity, config, log, system_metrics.latest)
+    return [JsonLines(job.run.metrics, engine.start), LossSpikes(job.run.spikes, engine.start, log), wandb], wandb
+
+
+def _broadcast_run_id(run_id: str | None, coord: RankCoord) -> str | None:
+    """Sends the metrics rank's wandb run id to all workers: rank 0 writes it into the manifest."""
+    shared: list[Any] = [run_id]
+    dist.broadcast_object_list(shared, src=coord.rank_of(0, coord.stages - 1))
+    return shared[0]  # type: ignore[no-any-return]
+
+
+def metrics_rank_logger(messages: Path) -> Callable[[str], None]:
+    """Returns a function that logs to ``messages`` in the run's folder; the follower prints them to the terminal."""
+
+    def log(text: str) -> None:
+        try:
+            with messages.open("a") as file:
+                file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        except OSError as error:  # a full disk must not end the run because of a log line
+            with suppress(OSError):
+                print(f"{text} ({error})", file=sys.stderr, flush=True)
+
+    return log
+
+
+def log_to(log_file: Path) -> None:
+    """Sends this process's standard output and error to its own log file."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with log_file.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)

@@ -1,0 +1,90 @@
+"""Computes the softmax projection and its loss in chunks of positions, so that large logits are never materialized.
+
+    y (positions, width) --chunk--> logits (chunk, vocabulary) --> losses, summed     saved for the backward: only y
+                                                                                      backward: recompute each chunk
+
+The logits of 4096 positions over 64,000 words take 1 GiB in fp32, and so does their gradient; the layers of a
+stage may take less. A recompute of a chunk's logits costs one product more than saving them, so small logits are saved.
+
+The weight's gradient is never deferred (``suite.pipeline.runtime.weight_grad``): zero-bubble schedules compute it in
+``I``, while a chunk's logits and their gradients exist. To compute it later, in ``W``, would need the gradients of all
+logits, which is the memory that chunks save, or a third computation of the logits, which is more work for the last
+stage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+WHOLE_BYTES = 64 << 20
+"""Logits up to this size, in fp32, are computed at once; larger ones in chunks of this size."""
+
+CHUNKS = 64
+"""The most chunks; beyond that the chunks grow, which limits the loop's overhead."""
+
+
+def rows_at_once(vocabulary: int, positions: int) -> int:
+    """Returns the number of positions in a chunk."""
+    return max(1, WHOLE_BYTES // (4 * vocabulary), -(-positions // CHUNKS))
+
+
+def clipped(logits: Tensor, bound: float | None) -> Tensor:
+    """Returns the logits clipped in place on both sides: the backward needs only the clipped values, and the loss saves
+    these anyway."""
+    return logits if bound is None else F.hardtanh(logits, -bound, bound, inplace=True)
+
+
+def linear_cross_entropy(
+    y: Tensor, project: nn.Linear, clip: float | None, loss: nn.Module, labels: Tensor
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the objective and the metric of y (batch, T, width) and labels (batch, T), as ``loss`` sums them."""
+    if labels.numel() <= rows_at_once(project.out_features, labels.numel()):
+        whole: tuple[Tensor, Tensor] = loss(clipped(project(y), clip), labels)
+        return whole
+    rows = y.flatten(0, -2), project.weight, project.bias, labels.flatten()
+    found = _InChunks.apply(*rows, clip, loss)  # type: ignore[no-untyped-call]
+    objective, metric = found
+    return objective, metric
+
+
+class _InChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, clip: float | None, loss: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(y, weight, bias, labels)
+        device_type = y.device.type
+        ctx.clip, ctx.loss, ctx.mixed = clip, loss, torch.is_autocast_enabled(device_type)
+        ctx.narrow = torch.get_autocast_dtype(device_type)
+        rows = rows_at_once(weight.shape[0], len(y))
+        parts = [
+            loss(clipped(F.linear(chunk, weight, bias), clip), chunk_labels)
+            for chunk, chunk_labels in zip(torch.split(y, rows), torch.split(labels, rows), strict=True)
+        ]
+        objective, metric = (torch.stack(column).sum() for column in zip(*parts, strict=True))
+        ctx.mark_non_differentiable(metric)
+        return objective, metric
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, objective_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        y, weight, bias, labels = ctx.saved_tensors
+        rows = rows_at_once(weight.shape[0], len(y))
+        input_grad = torch.empty_like(y)
+        sums = torch.zeros_like(weight), torch.zeros_like(bias)
+        for chunk, chunk_labels, chunk_grad in zip(
+            *(torch.split(t, rows) for t in (y, labels, input_grad)), strict=True
+        ):
+            leaves = [tensor.detach().requires_grad_() for tensor in (chunk, weight, bias)]
+            with torch.enable_grad(), torch.autocast(y.device.type, ctx.narrow, enabled=ctx.mixed):
+                objective, _metric = ctx.loss(clipped(F.linear(*leaves), ctx.clip), chunk_labels)
+            first, *others = torch.autograd.grad(objective, leaves, objective_grad.to(objective.dtype))
+            chunk_grad.copy_(first)
+            for total, summand in zip(sums, others, strict=True):
+                total += summand
+        return input_grad, *sums, None, None, None

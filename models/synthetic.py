@@ -1,0 +1,164 @@
+"""Layers that sleep for a given time instead of computing: they replace real layers of known cost.
+
+With them a pipeline of any depth runs on a few cores, because sleeping stages do not compete for them; messages,
+schedule and processes are real.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class SyntheticLayer(nn.Module):
+    """Sleeps ``forward_s`` in each forward or recompute, and ``backward_s`` in each backward; half of that, the weight
+    gradient, can be deferred like that of ``nn.Linear``."""
+
+    def __init__(self, forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.forward_s, self.backward_s = forward_s, backward_s
+        self.weight = nn.Parameter(torch.ones(1))
+        self.grad_queue: list[Callable[[], None]] | None = None
+        """See ``suite.pipeline.runtime.weight_grad``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns ``weight * x``, of any shape. It does not sleep on the meta device."""
+        result: Tensor = _Sleep.apply(x, self.weight, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def sleep_for_weights(self) -> None:
+        """Sleeps for the deferrable part; the gradient is zero."""
+        time.sleep(self.backward_s / 2)
+        if self.weight.grad is None:
+            self.weight.grad = torch.zeros_like(self.weight)
+
+    def reset_parameters(self) -> None:
+        """Sets the weight to one, so the layer is the identity."""
+        nn.init.ones_(self.weight)
+
+
+class DeferrableSyntheticLayer(nn.Module):
+    """Sleeps ``forward_s`` in each forward, ``input_s`` for the input's gradient and ``weight_s`` for the weights'.
+
+    The two gradients are separate nodes in autograd's graph, so a schedule that needs one of them waits for that one
+    only, and the weight gradient can be deferred. Unlike ``SyntheticLayer`` it has true gradients, which reveal a wrong
+    pipeline, and ``parameters`` values to all-reduce between replicas.
+    """
+
+    def __init__(self, forward_s: float, input_s: float, weight_s: float, parameters: int = 1) -> None:
+        super().__init__()
+        self.forward_s, self.input_s, self.weight_s = forward_s, input_s, weight_s
+        self.weight = nn.Parameter(torch.empty(parameters))
+        self.grad_queue: list[Callable[[], None]] | None = None
+        """See ``suite.pipeline.runtime.weight_grad``."""
+        if not self.weight.is_meta:
+            self.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns ``mean(weight) * x``, of any shape. It does not sleep on the meta device."""
+        if not x.is_meta:
+            _sleep(self.forward_s)
+        if torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()  # so that the first stage takes as long as the others
+        x_with_delay: Tensor = _SleepBack.apply(x, self.input_s)  # type: ignore[no-untyped-call]
+        weight_with_delay: Tensor = _SleepForWeight.apply(self.weight, self)  # type: ignore[no-untyped-call]
+        return x_with_delay * weight_with_delay.mean()
+
+    def add_for_weight(self, gradient: Tensor) -> None:
+        """Sleeps for the weight gradient and adds it."""
+        _sleep(self.weight_s)
+        self.weight.grad = gradient if self.weight.grad is None else self.weight.grad + gradient
+
+    def reset_parameters(self) -> None:
+        """Sets values near one, different in each layer, so that outputs stay about as large as inputs."""
+        nn.init.uniform_(self.weight, 0.9, 1.1)
+        with torch.no_grad():  # otherwise the mean of many values would be one in every layer
+            self.weight.add_(torch.empty(1).uniform_(-0.1, 0.1).to(self.weight.device))
+
+
+class SquareLoss(nn.Module):
+    """The sum of squares of the outputs: any loss works where nothing is learned."""
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """x of any shape -> (objective, metric), both that sum; ``target`` is not used."""
+        objective = x.square().sum()
+        return objective, objective.detach()
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SyntheticLayer) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.layer = layer
+        if not x.is_meta:
+            time.sleep(layer.forward_s)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (weight,), layer = ctx.saved_tensors, ctx.layer
+        if not ctx.needs_input_grad[1]:  # the weight is frozen
+            time.sleep(layer.backward_s / 2)
+            return gradient * weight, None, None
+        if layer.grad_queue is not None:
+            time.sleep(layer.backward_s / 2)
+            layer.grad_queue.append(layer.sleep_for_weights)
+            return gradient * weight, None, None
+        time.sleep(layer.backward_s)
+        return gradient * weight, torch.zeros_like(weight), None
+
+
+class _SleepBack(torch.autograd.Function):
+    """The identity, whose backward sleeps."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        _sleep(ctx.seconds)
+        return gradient, None
+
+
+class _SleepForWeight(torch.autograd.Function):
+    """The identity on a layer's weight, whose backward sleeps or is deferred."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, layer: DeferrableSyntheticLayer) -> Tensor:
+        ctx.layer = layer
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        layer: DeferrableSyntheticLayer = ctx.layer
+        if layer.grad_queue is not None:
+            layer.grad_queue.append(lambda: layer.add_for_weight(gradient))
+            return None, None
+        _sleep(layer.weight_s)
+        return gradient, None
+
+
+_awake = False
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """A context in which no ``DeferrableSyntheticLayer`` of this process sleeps, for steps that are not timed."""
+    global _awake
+    _awake = True
+    try:
+        yield
+    finally:
+        _awake = False
+
+
+def _sleep(seconds: float) -> None:
+    if not _awake:
+        time.sleep(seconds)

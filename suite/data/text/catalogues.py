@@ -1,0 +1,142 @@
+"""Reads software localisation catalogues, compiled gettext files and Home Assistant's JSON, from folders or wheels.
+
+A catalogue yields raw pairs (language, English, translation), with markup and placeholders.
+Wheels are read as zip files and never installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from suite.data.text.languages import canonical
+from suite.errors import DataError
+
+Pair = tuple[str, str, str]
+"""(language, English, translation)"""
+
+_MAGIC = {0x950412DE: "<", 0xDE120495: ">"}
+_CHARSET = re.compile(rb"charset=([\w-]+)")
+_DEFAULT = re.compile(r'^#\. Default: (".*")$\n(?:^#.*\n)*^msgid (".*"(?:\n".*")*)$', re.MULTILINE)
+_JSON_NAME = re.compile(r"(?P<folder>.*components/[^/]+/translations)/(?P<part>\w+\.)?(?P<code>[\w-]+)\.json")
+
+
+def read_mo(data: bytes, name: str) -> Iterator[tuple[str, str]]:
+    """Yields the (English, translation) pairs of a compiled catalogue; ``name`` is for messages.
+
+    Pairs the singular with plural form 0 and the plural with the last form. Drops message contexts.
+    Raises DataError when the bytes are not a compiled catalogue.
+    """
+    order = _MAGIC.get(int.from_bytes(data[:4], "little"))
+    if order is None:
+        raise DataError(f"{name} is not a compiled gettext catalogue: it starts with {data[:4]!r}; fetch it again")
+    try:
+        count, sources, targets = struct.unpack_from(f"{order}3I", data, 8)
+        source_table = struct.unpack_from(f"{order}{2 * count}I", data, sources)
+        target_table = struct.unpack_from(f"{order}{2 * count}I", data, targets)
+    except struct.error as error:
+        raise DataError(
+            f"{name} is a truncated gettext catalogue of {len(data)} bytes ({error}); fetch it again"
+        ) from None
+    charset = "utf-8"
+    for i in range(0, 2 * count, 2):
+        source = data[source_table[i + 1] : source_table[i + 1] + source_table[i]]
+        target = data[target_table[i + 1] : target_table[i + 1] + target_table[i]]
+        if not source:  # the header is the translation of the empty string
+            match = _CHARSET.search(target)
+            charset = match.group(1).decode() if match else charset
+            continue
+        english = source.decode(charset, "replace").rpartition("\x04")[2].split("\0")
+        forms = target.decode(charset, "replace").split("\0")
+        yield english[0], forms[0]
+        if len(english) > 1:
+            yield english[-1], forms[-1]
+
+
+def read_defaults(text: str) -> dict[str, str]:
+    """Returns {message key: English} of a template that has keys as messages and the English text in comments."""
+    defaults = {}
+    for english, key in _DEFAULT.findall(text):
+        try:
+            defaults["".join(map(ast.literal_eval, key.split("\n")))] = ast.literal_eval(english)
+        except (SyntaxError, ValueError):  # a comment is free text and may not be a string literal
+            continue
+    return defaults
+
+
+def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(node, str):
+        yield path, node
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            yield from _leaves(value, (*path, key))
+
+
+class _Source:
+    """The file names in a folder or a wheel, and a function to read them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.read: Callable[[str], bytes]
+        if path.is_dir():
+            self.names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+            self.read = lambda name: (path / name).read_bytes()
+        else:
+            try:
+                wheel = zipfile.ZipFile(path)
+            except zipfile.BadZipFile:
+                raise DataError(f"{path} is not a wheel; delete it and run again to fetch it anew") from None
+            self.names = sorted(wheel.namelist())
+            self.read = wheel.read
+
+
+def read_catalogues(path: Path) -> Iterator[Pair]:
+    """Yields the raw pairs of every catalogue in a folder or a wheel, sorted by file name.
+
+    Raises DataError when the wheel or a catalogue in it cannot be read.
+    """
+    source = _Source(path)
+    yield from _gettext_pairs(source)
+    yield from _json_pairs(source)
+
+
+def _gettext_pairs(source: _Source) -> Iterator[Pair]:
+    defaults: dict[str, str] = {}
+    for name in source.names:
+        if name.endswith(".pot"):
+            defaults |= read_defaults(source.read(name).decode("utf-8", "replace"))
+    for name in source.names:
+        parts = PurePosixPath(name)
+        if not parts.match("*/LC_MESSAGES/*.mo"):
+            continue
+        language = canonical(parts.parts[-3])
+        if language is None:
+            continue
+        for english, translation in read_mo(source.read(name), f"{source.path}/{name}"):
+            yield language, defaults.get(english, english), translation
+
+
+def _json_pairs(source: _Source) -> Iterator[Pair]:
+    english: dict[tuple[str, str], dict[tuple[str, ...], str]] = {}
+    others: list[tuple[tuple[str, str], str, str]] = []
+    for name in source.names:
+        match = _JSON_NAME.fullmatch(name)
+        if match is None:
+            continue
+        where = (match["folder"], match["part"] or "")
+        language = canonical(match["code"])
+        if match["code"] == "en":
+            english[where] = dict(_leaves(json.loads(source.read(name))))
+        elif language is not None:
+            others.append((where, language, name))
+    for where, language, name in others:
+        texts = english.get(where, {})
+        for path, translation in _leaves(json.loads(source.read(name))):
+            if path in texts:
+                yield language, texts[path], translation

@@ -1,0 +1,135 @@
+"""Cleans raw catalogue messages into sentence pairs to train on.
+
+Removes markup, keyboard accelerators and odd spaces from both sides and NFKC-normalises them. Drops a pair when a side
+is empty, has no letter or is a program's key; when the placeholders differ; when the translation equals the English or
+is not in the script of its language; and when the language already has the pair.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from unicodedata import is_normalized, normalize
+
+from suite.data.text.catalogues import Pair
+from suite.data.text.scripts import ScriptCheck, script_of
+
+Sentences = dict[str, list[tuple[str, str]]]
+"""{language: [(English, translation), ...]}, languages and pairs in sorted order."""
+
+FEWEST = 100
+"""Languages with fewer pairs are dropped: temperature sampling would repeat each pair thousands of times."""
+LONGEST = 1000
+"""Characters per side; longer texts are licences and help pages."""
+
+_PRINTF = r"%(?:\([^()]*\)|\d+\$)?[-#0+]*\d*(?:\.\d+)?[diouxXeEfgGcrsa]\b"
+PLACEHOLDER = re.compile(rf"{_PRINTF}|[$#%]?\{{+[^{{}}]*\}}+")
+_BREAK = re.compile(r"<\s*/?\s*(?:br|p|div|li|ul|ol|tr|td|h\d)\b[^<>]*>", re.IGNORECASE)
+_TAG = re.compile(r"<\s*/?\s*[A-Za-z][^<>]*>|<!--.*?-->")
+_ENTITY = re.compile(r"&#?\w+;")
+_INVISIBLE = re.compile(
+    "[\u0000-\u0008\u000e-\u001b\u007f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff\ufffd]"
+)
+_LETTER = re.compile(r"[^\W\d_]")
+_KEY = re.compile(r"\S*[a-z0-9]_[a-z0-9]\S*|[a-z0-9]+(?:[.-][a-z0-9]+){2,}|[\w.+-]+@[\w.-]+|\w+://\S*")
+_BRACKETED_MARK = re.compile(r"\s*\(\s*[_&]\w\s*\)")
+_MARK = re.compile(rf"(?P<keep>{PLACEHOLDER.pattern})|(?<!_)_(?=[^\W_])|(?<!\w)&(?=\w)")
+
+
+@dataclass(frozen=True, slots=True)
+class _English:
+    text: str
+    placeholders: tuple[str, ...]
+    may_have_accelerator: bool
+
+
+def plain(text: str) -> str:
+    """Returns ``text`` without markup and invisible characters, NFKC-normalised, with single spaces."""
+    if "&" in text:
+        text = _ENTITY.sub(lambda entity: html.unescape(entity.group()), text)
+    if "<" in text:
+        text = _TAG.sub("", _BREAK.sub(" ", text))
+    if not text.isascii() and not is_normalized("NFKC", text):
+        text = normalize("NFKC", text)
+    if not text.isprintable():
+        text = _INVISIBLE.sub("", text)
+    return " ".join(text.split())
+
+
+def placeholders(text: str) -> tuple[str, ...]:
+    """Returns the placeholders of a message (``%s``, ``%(name)d``, ``{name}``, ``${name}``), sorted."""
+    if "%" not in text and "{" not in text:
+        return ()
+    return tuple(sorted(PLACEHOLDER.findall(text)))
+
+
+def without_marks(english: str, translation: str) -> tuple[str, str]:
+    """Removes the keyboard accelerators of a pair: ``_File`` and ``&File`` become ``File``, ``文件(_F)`` ``文件``.
+
+    A word that is equal on both sides (``R&D``, ``file_name``) is a name and stays unchanged.
+    """
+    names = set(english.split()) & set(translation.split())
+
+    def unmark(text: str) -> str:
+        words = _BRACKETED_MARK.sub("", text).split(" ")
+        return " ".join(w if w in names else _MARK.sub(lambda mark: mark["keep"] or "", w) for w in words)
+
+    return unmark(english), unmark(translation)
+
+
+def clean(pairs: Iterable[Pair], fewest: int = FEWEST) -> Sentences:
+    """Returns the usable pairs of each language. Drops languages with fewer than ``fewest`` pairs."""
+    cleaned = clean_pairs(pairs)
+    in_script: Sentences = {}
+    for language in sorted(cleaned):
+        ordered = sorted(cleaned[language])
+        in_script[language] = list(filter(script_check(ordered), ordered))
+    return {language: usable for language, usable in in_script.items() if len(usable) >= fewest}
+
+
+def clean_pairs(pairs: Iterable[Pair]) -> defaultdict[str, set[tuple[str, str]]]:
+    """Returns the cleaned pairs of each language, before the script check."""
+    english_of: dict[str, _English | None] = {}
+    cleaned: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    for language, raw, translation in set(pairs):
+        if not translation or len(translation) > LONGEST:
+            continue
+        if raw not in english_of:
+            english_of[raw] = _english(raw)
+        english = english_of[raw]
+        if english is None:
+            continue
+        pair = _pair(english, plain(translation))
+        if pair is not None:
+            cleaned[language].add(pair)
+    return cleaned
+
+
+def _english(raw: str) -> _English | None:
+    """Returns the cleaned English side, or None if it is unusable."""
+    text = plain(raw)
+    if not text or len(text) > LONGEST or _KEY.fullmatch(text) or not _LETTER.search(PLACEHOLDER.sub("", text)):
+        return None
+    return _English(text, placeholders(text), "_" in text or "&" in text)
+
+
+def _pair(english: _English, translation: str) -> tuple[str, str] | None:
+    if placeholders(translation) != english.placeholders:
+        return None
+    pair = without_marks(english.text, translation) if english.may_have_accelerator else (english.text, translation)
+    if not all(pair) or pair[0].casefold() == pair[1].casefold() or _KEY.fullmatch(pair[1]):
+        return None
+    return pair
+
+
+def script_check(pairs: Sequence[tuple[str, str]]) -> Callable[[tuple[str, str]], bool]:
+    """Returns a check whether a pair's translation is in the main script of ``pairs``. Placeholders do not count."""
+    check = ScriptCheck(script_of([_without_placeholders(translation) for _, translation in pairs]))
+    return lambda pair: check(_without_placeholders(pair[1]))
+
+
+def _without_placeholders(text: str) -> str:
+    return PLACEHOLDER.sub("", text) if "%" in text or "{" in text else text

@@ -1,0 +1,112 @@
+"""Prepares a corpus for training, once; later runs use the cache (``suite.data.cache``)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from suite.data.cache import cached, save_rows
+from suite.data.text.cleaning import clean
+from suite.data.text.corpora import CATALOGUES, DJANGO, REQUIREMENTS, check_corpus, read_corpus
+from suite.data.text.hub import read_hub
+from suite.data.text.splitting import SPLITS, TRAIN, split
+from suite.data.text.store import tokenised
+from suite.data.text.text import FACTS, TOKENIZER, TextData
+from suite.data.text.tokenizer import train_tokenizer
+from suite.data.wheels import UnreachableError
+from suite.errors import DataError
+from suite.log import Log
+from suite.settings import TextSettings
+
+Built = tuple[list[str], dict[str, list[int]]]
+"""Languages in sorted order, and {split: number of pairs of each language}."""
+
+VERSION = 2
+"""Version of cleaning, splitting and tokenising. Raise it when one changes; otherwise old caches stay in use."""
+
+
+def prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
+    """Returns the text for ``settings``; builds it unless the cache has a valid copy. ``log`` gets progress.
+
+    When ``catalogues`` cannot be fetched, logs this and prepares ``django``; ``TextData.corpus`` names the corpus used.
+    Raises DataError for an unknown or unreadable corpus, or when another process holds the cache too long; SettingError
+    when the vocabulary size does not fit the text.
+    """
+    check_corpus(settings.corpus)
+    try:
+        return _prepare(settings, cache, log)
+    except UnreachableError as error:
+        log(f"cannot fetch {CATALOGUES}: {error}; using the smaller corpus {DJANGO}, which needs no download")
+        return _prepare(settings.model_copy(update={"corpus": DJANGO}), cache, log)
+
+
+def folder_of(settings: TextSettings, cache: Path) -> Path:
+    """Returns the cache folder of these settings. Its name has a digest of everything that the content depends on."""
+    source = REQUIREMENTS.read_text() if settings.corpus == CATALOGUES else settings.corpus
+    parts = json.dumps([VERSION, source, settings.vocabulary, settings.max_length])
+    slug = re.sub(r"\W+", "-", settings.corpus)
+    return cache / f"text-{slug}-{settings.vocabulary}-{sha256(parts.encode()).hexdigest()[:12]}"
+
+
+def _prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
+    folder = folder_of(settings, cache)
+    cached(folder, lambda building: _build(settings, building, cache, log), log)
+    return TextData.open(folder)
+
+
+def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> None:
+    start = time.monotonic()
+    build = _build_catalogues if settings.corpus in (CATALOGUES, DJANGO) else _build_hub
+    languages, sizes = build(settings, building, cache, log)
+    facts = {
+        "corpus": settings.corpus, "languages": languages, "sizes": sizes,
+        "settings": settings.model_dump(exclude={"languages"}),  # each run chooses its languages
+    }  # fmt: skip
+    (building / FACTS).write_text(json.dumps(facts, indent=1))
+    totals = {name: sum(sizes[name]) for name in SPLITS}
+    log(
+        f"prepared {totals['train']} training, {totals['valid']} validation and {totals['test']} test pairs "
+        f"in {time.monotonic() - start:.0f} s"
+    )
+
+
+def _build_catalogues(settings: TextSettings, building: Path, cache: Path, log: Log) -> Built:
+    pairs = read_corpus(settings.corpus, cache, log)
+    log(f"reading and cleaning {settings.corpus}")
+    sentences = clean(pairs)
+    if not sentences:
+        raise DataError(f"no language of {settings.corpus} has enough usable pairs; use another corpus")
+    count = sum(map(len, sentences.values()))
+    log(f"{settings.corpus}: {count} pairs in {len(sentences)} languages after cleaning")
+    parts = split(sentences)
+    del sentences
+    tokenizer = train_tokenizer(parts[TRAIN], settings.vocabulary)
+    log(f"learned a vocabulary of {len(tokenizer)} entries from {len(parts[TRAIN])} languages; tokenising")
+    tokenizer.save_pretrained(building / TOKENIZER)
+    sizes = {}
+    for name in SPLITS:
+        rows, sizes[name] = tokenised(parts[name], tokenizer, settings.max_length, with_text=name != TRAIN)
+        save_rows(rows, building / name)
+    return sorted(parts[TRAIN]), sizes
+
+
+def _build_hub(settings: TextSettings, building: Path, cache: Path, log: Log) -> Built:
+    text = read_hub(settings.corpus, building / "draft", log)
+    tokenizer = train_tokenizer(text.sample(), settings.vocabulary, text.sizes[TRAIN])
+    log(f"learned a vocabulary of {len(tokenizer)} entries from {len(text.sizes[TRAIN])} languages; tokenising")
+    tokenizer.save_pretrained(building / TOKENIZER)
+    sizes = {}
+    for name in SPLITS:
+        draft = building / "draft" / f"{name}.tokens"
+        rows, sizes[name] = text.write_rows(name, tokenizer, settings.max_length, draft)
+        save_rows(rows, building / name)
+        draft.unlink()
+        dropped = sum(text.sizes[name].get(language, 0) for language in text.sizes[TRAIN]) - sum(sizes[name])
+        if dropped:
+            log(f"dropped {dropped} {name} pairs longer than text.max_length={settings.max_length}")
+    shutil.rmtree(building / "draft")
+    return list(text.sizes[TRAIN]), sizes

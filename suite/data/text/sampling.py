@@ -1,0 +1,70 @@
+"""Samples the pairs of a step: a pure function of (seed, step), so the step is the sampler's whole state.
+
+Language l is drawn with p_l ~ D_l^(1/T), where D_l is its number of pairs: T = 1 keeps the corpus' proportions, a large
+T draws all languages equally often. Pair and direction are uniform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.errors import DataError
+
+_BLOCK = 256  # draws made at once
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One pair in one direction: a row of the split, from English or to English."""
+
+    language: int
+    row: int
+    from_english: bool
+
+
+def temperature_weights(sizes: Sequence[int], temperature: float) -> NDArray[np.float64]:
+    """Returns p_l of each language; they sum to 1, and a language without pairs gets 0.
+
+    Raises DataError when no language has a pair.
+    """
+    counts = np.asarray(sizes, dtype=np.float64)
+    if not counts.sum() > 0:
+        raise DataError(
+            f"none of {len(counts)} languages has a pair to train on; prepare the text again or use another corpus"
+        )
+    # dividing by the largest first avoids overflow at a small T and does not change p_l
+    weights = np.power(counts / counts.max(), 1.0 / temperature)
+    return weights / weights.sum()
+
+
+class PairSampler:
+    """Draws the pairs of a step. The rows of a split are grouped by language, ``sizes[l]`` rows for language l.
+
+    Draws only languages in ``among``, if given.
+    """
+
+    def __init__(self, sizes: Sequence[int], temperature: float, seed: int, among: Sequence[int] | None = None) -> None:
+        self._seed = seed
+        self._sizes = np.asarray(sizes, dtype=np.int64)
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        drawn = self._sizes if among is None else np.zeros_like(self._sizes)
+        if among is not None:
+            drawn[list(among)] = self._sizes[list(among)]
+        self.weights = temperature_weights(drawn.tolist(), temperature)
+        self._bounds = np.cumsum(self.weights)
+        self._bounds[np.flatnonzero(drawn)[-1] :] = 1.0  # rounding must not leave a gap below 1
+
+    def draws(self, step: int) -> Iterator[Draw]:
+        """Yields an infinite sequence of draws, always the same for the same (seed, step), in O(1) per draw."""
+        random = np.random.Generator(np.random.Philox(key=np.array([self._seed, step], dtype=np.uint64)))
+        while True:
+            of_language, of_row, of_direction = random.random((3, _BLOCK))
+            languages = np.searchsorted(self._bounds, of_language, side="right")
+            rows = self._starts[languages] + (of_row * self._sizes[languages]).astype(np.int64)
+            from_english = (of_direction < 0.5).tolist()
+            for draw in zip(languages.tolist(), rows.tolist(), from_english, strict=True):
+                yield Draw(*draw)

@@ -1,0 +1,104 @@
+"""Prepared text: a tokenizer and three splits of tokenised pairs, memory-mapped from disk.
+
+    <folder>/text.json  tokenizer/  train/  valid/  test/  manifest.json
+
+The rows of a split are grouped by language, so the j-th pair of a language is one look-up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from datasets import Dataset, load_from_disk
+from transformers import PreTrainedTokenizerFast
+
+from suite.data.text.splitting import SPLITS, TRAIN
+from suite.data.text.tokenizer import ENGLISH, language_token
+from suite.errors import SettingError, nearest
+
+FACTS, TOKENIZER = "text.json", "tokenizer"
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Text ready to train on. ``sizes[split][i]`` is the number of pairs of ``languages[i]`` in a split."""
+
+    corpus: str
+    languages: tuple[str, ...]
+    sizes: dict[str, tuple[int, ...]]
+    tokenizer: PreTrainedTokenizerFast
+    splits: dict[str, Dataset]
+
+    @classmethod
+    def open(cls, folder: Path) -> TextData:
+        """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
+        facts = json.loads((folder / FACTS).read_text())
+        return cls(
+            corpus=facts["corpus"],
+            languages=tuple(facts["languages"]),
+            sizes={split: tuple(facts["sizes"][split]) for split in SPLITS},
+            tokenizer=PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER),
+            splits={split: load_from_disk(str(folder / split), keep_in_memory=False) for split in SPLITS},
+        )
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the vocabulary, special ones included."""
+        return len(self.tokenizer)
+
+    @property
+    def pairs(self) -> dict[str, int]:
+        """Training pairs of each language: the D_l of temperature sampling."""
+        return dict(zip(self.languages, self.sizes[TRAIN], strict=True))
+
+    def drawn(self, languages: Sequence[str] | None) -> list[int]:
+        """Returns the indices of these languages; None selects all.
+
+        Raises SettingError for a language that the text lacks, or one without training pairs.
+        """
+        if languages is None:
+            return list(range(len(self.languages)))
+        for language in languages:
+            if language not in self.languages:
+                raise SettingError(
+                    f"text.languages has {language}, which is not one of the {len(self.languages)} languages of "
+                    f"{self.corpus}; {nearest(language, self.languages)}"
+                )
+            if not self.pairs[language]:
+                raise SettingError(
+                    f"text.languages has {language}, but {self.corpus} has no pair of it that is short enough to train "
+                    "on; raise text.max_length or remove the language"
+                )
+        return sorted({self.languages.index(language) for language in languages})
+
+    def language_id(self, language: str | int) -> int:
+        """Returns the id of the target-language token of a language, given by its code or its index."""
+        code = self.languages[language] if isinstance(language, int) else language
+        token_id = self.tokenizer.convert_tokens_to_ids(language_token(code))
+        assert isinstance(token_id, int), code
+        assert token_id != self.tokenizer.unk_token_id, code
+        return token_id
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the vocabulary: equal for two texts exactly when their token ids agree."""
+        return sha256(json.dumps(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
+
+    @property
+    def english_id(self) -> int:
+        """The id of English's target-language token."""
+        return self.language_id(ENGLISH)
+
+    def token_ids(self, split: str, rows: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+        """Returns (English, translation) of each row as token ids without special tokens; O(rows)."""
+        table = self.splits[split].with_format("arrow", columns=["english", "translation"])[list(rows)]
+        return list(zip(table["english"].to_pylist(), table["translation"].to_pylist(), strict=True))
+
+    def texts(self, split: str, rows: Sequence[int]) -> list[tuple[str, str]]:
+        """Returns (English, translation) of each row as text; only held-out splits have text."""
+        table = self.splits[split].with_format("arrow", columns=["english_text", "translation_text"])[list(rows)]
+        return list(zip(table["english_text"].to_pylist(), table["translation_text"].to_pylist(), strict=True))

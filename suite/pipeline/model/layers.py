@@ -1,0 +1,140 @@
+"""The interface of a model: a list of layers and a loss.
+
+    layer_0, layer_1, ... layer_{L-1}, loss
+
+A layer is a ``torch.nn.Module`` whose ``forward`` takes the outputs of the previous layer (one tensor or a tuple; ids
+and masks may be among them) and returns the inputs of the next one. It also has
+
+``reset_parameters()``
+    initialises all parameters and buffers from the current random state, so a stage materializes only its layers;
+``tied`` (optional)
+    ``{parameter name: tie}``: parameters with the same tie, in any layers, are one parameter to the optimizer;
+``score(loss, inputs, targets)`` (optional, of the last layer)
+    returns the same as ``loss(*layer(*inputs), *targets)`` with less memory;
+``pops``, ``stashes`` (optional)
+    names of skips: tensors that bypass layers, see ``suite.pipeline.runtime.skip``;
+``prefill(*inputs)``, ``decode_step(cache, *inputs)`` (optional, of the last layers of a model that generates text)
+    forward on the first positions, and on one more, see ``suite.decoding.kv_cache``.
+
+A parameter whose ``requires_grad`` is False is frozen: it has no gradient, no optimizer state and no weight decay, but
+checkpoints include it.
+
+The loss is a module too: ``loss(*outputs, *targets) -> (objective, metric)``, both *sums* over the micro-batch's
+tokens. The objective is differentiated; the metric (for text: plain negative log likelihood) is only reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from suite.errors import SettingError
+
+Tensors = tuple[Tensor, ...]
+
+
+def as_tuple(value: Tensor | Tensors) -> Tensors:
+    """Returns a layer's outputs, one tensor or several, as a tuple."""
+    return (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+def loss_of(layer: nn.Module, loss: nn.Module, inputs: Tensors, targets: Tensors) -> Tensors:
+    """Runs the last layer and the loss; returns (objective, metric)."""
+    score = getattr(layer, "score", None)
+    found: Tensors = score(loss, inputs, targets) if score else loss(*as_tuple(layer(*inputs)), *targets)
+    return found
+
+
+def ties_of(layer: nn.Module) -> dict[str, str]:
+    """Returns ``{parameter name: tie}`` of one layer; empty when it shares none."""
+    return dict(getattr(layer, "tied", {}))
+
+
+_NOT_FUNCTION = {*vars(nn.Module()), "training", "tied", "pops", "stashes"}
+
+
+def structure_key(layer: nn.Module) -> Hashable:
+    """Returns a key that is equal for layers which compute the same function of their inputs and parameters.
+
+    It consists of the class, plain attributes, shapes of parameters and buffers, and which parameters are frozen, of
+    the layer and all its submodules. Other attributes count by identity, so different layers never get equal keys.
+    """
+    attributes = tuple(
+        (name, value if _plain(value) else id(value))
+        for name, value in sorted(vars(layer).items())
+        if name not in _NOT_FUNCTION
+    )
+    own = itertools.chain(layer.named_parameters(recurse=False), layer.named_buffers(recurse=False))
+    tensors = tuple((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in own)
+    children = tuple((name, structure_key(child)) for name, child in layer.named_children())
+    skips = tuple(len(getattr(layer, names, ())) for names in ("pops", "stashes"))
+    return type(layer), skips, attributes, tensors, children
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_plain, value))
+    return isinstance(value, int | float | str | bytes | torch.dtype | None)
+
+
+def distinct_parameters(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Parameter]]:
+    """Yields (layer index, name, parameter) in layer order; of tied parameters only the first, the owner."""
+    seen: set[str] = set()
+    for index, layer in enumerate(layers):
+        ties = ties_of(layer)
+        for name, parameter in layer.named_parameters():
+            tie = ties.get(name)
+            if tie is not None and tie in seen:
+                continue
+            if tie is not None:
+                seen.add(tie)
+            yield index, name, parameter
+
+
+def count_parameters(layers: Sequence[nn.Module]) -> int:
+    """Returns the number of values, including frozen ones; tied ones count once. Works on the meta device."""
+    return sum(parameter.numel() for _, _, parameter in distinct_parameters(layers))
+
+
+def trainable(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yields the parameters of a module that are not frozen, in order."""
+    return (parameter for parameter in module.parameters() if parameter.requires_grad)
+
+
+def frozen_values(module: nn.Module) -> int:
+    """Returns the number of values in the frozen parameters of a module."""
+    return sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
+
+
+def check_frozen(layers: Sequence[nn.Module]) -> None:
+    """Raises SettingError when all parameters are frozen, or only some copies of a tied one."""
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        raise SettingError(
+            f"all {len(parameters)} parameters of the model are frozen, so there is nothing to train; "
+            "set requires_grad of some of them"
+        )
+    copies: dict[str, dict[str, bool]] = {}
+    for index, layer in enumerate(layers):
+        for name, tie in ties_of(layer).items():
+            copies.setdefault(tie, {})[f"layer {index}, {name}"] = layer.get_parameter(name).requires_grad
+    for tie, trainable in copies.items():
+        if len(set(trainable.values())) > 1:
+            frozen = "; ".join(copy for copy, trained in trainable.items() if not trained)
+            raise SettingError(
+                f"{len(trainable)} layers share the parameter {tie!r}, and it is frozen in some of them alone "
+                f"({frozen}); freeze it in all or in none"
+            )
+
+
+def materialize(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:
+    """Returns a copy of a meta-device layer on ``device`` with initial values that depend only on ``seed``."""
+    layer = copy.deepcopy(layer).to_empty(device=device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        layer.reset_parameters()  # type: ignore[operator]
+    return layer

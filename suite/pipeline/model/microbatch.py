@@ -1,0 +1,61 @@
+"""Splits a mini-batch of N examples into M micro-batches.
+
+    N = 10, M = 4      | 0 1 2 | 3 4 5 | 6 7 | 8 9 |
+
+Sizes differ by at most one; with fewer than M examples there are N micro-batches of one example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from suite.errors import SettingError
+from suite.pipeline.model.layers import Tensors
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """One replica's share of a mini-batch.
+
+    ``inputs[i]`` are the inputs of the first stage, ``targets[i]`` those of the loss on the last. ``weight`` divides
+    the summed loss of the *whole* mini-batch, over all replicas: its token count. ``offset`` is the number of
+    micro-batches of the previous replicas, so that seeds do not depend on the number of replicas.
+    """
+
+    inputs: Sequence[Tensors]
+    targets: Sequence[Tensors]
+    weight: float
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        assert len(self.inputs) == len(self.targets), (len(self.inputs), len(self.targets))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+def sizes(examples: int, micro_batches: int) -> list[int]:
+    """Returns how many examples each micro-batch gets; the larger ones come first.
+
+    Raises SettingError when there is no example or no micro-batch.
+    """
+    if examples < 1 or micro_batches < 1:
+        raise SettingError(f"cannot cut {examples} examples into {micro_batches} micro-batches; both must be 1 or more")
+    count = min(examples, micro_batches)
+    base, larger = divmod(examples, count)
+    return [base + 1] * larger + [base] * (count - larger)
+
+
+def split(tensors: Sequence[Tensor], micro_batches: int) -> list[Tensors]:
+    """Splits tensors of shape (N, ...) along their first axis into tuples of micro-batch tensors.
+
+    Raises SettingError when the tensors disagree on N.
+    """
+    lengths = {tensor.shape[0] for tensor in tensors}
+    if len(lengths) != 1:
+        raise SettingError(f"the tensors of a mini-batch disagree on its size: {sorted(lengths)}")
+    parts = sizes(lengths.pop(), micro_batches)
+    return list(zip(*(tensor.split(parts) for tensor in tensors), strict=True))

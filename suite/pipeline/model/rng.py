@@ -1,0 +1,42 @@
+"""Random numbers that do not depend on K, on remat, or on the worker.
+
+Before each layer's forward the generator of its device is set to a seed made of (run, step, replica, micro-batch,
+layer); a recompute sets the same seed and draws the same dropout masks. Replica and micro-batch are one
+number, the index of the micro-batch in the whole mini-batch: replica r's i-th of M is r*M + i. So two replicas of M
+micro-batches draw the same numbers as one replica of 2M.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+def mix(*values: int) -> int:
+    """Returns a 63-bit seed that depends on every bit of every value and on their order (splitmix64, chained)."""
+    state = 0x9E3779B97F4A7C15
+    for value in values:
+        state = (state + 0x9E3779B97F4A7C15 + (value & _MASK)) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+def layer_seed(run: int, step: int, micro_batch: int, layer: int) -> int:
+    """Returns the seed of one layer's forward. ``micro_batch`` counts over the whole mini-batch, all replicas."""
+    return mix(1, run, step, micro_batch, layer)
+
+
+def initial_seed(run: int, layer: int) -> int:
+    """Returns the seed of one layer's initial values."""
+    return mix(2, run, layer)
+
+
+def set_seed(seed: int, device: torch.device) -> None:
+    """Seeds the generator of one device only; ``torch.manual_seed`` would seed all devices for each layer."""
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)

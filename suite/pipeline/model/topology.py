@@ -1,0 +1,119 @@
+"""The topology: K x R workers, each one stage of one replica, and their process groups.
+
+rank        0 1 2 | 3 4 5        K = 3, R = 2
+stage       0 1 2 | 0 1 2        neighbours in a replica are neighbours in rank
+replica     0 0 0 | 1 1 1
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Group = dist.ProcessGroup
+
+CellPair = tuple[int, int]
+"""Two cells that exchange messages: the first sends activations, the second sends gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankCoord:
+    """The coordinates of one worker."""
+
+    rank: int
+    stages: int
+    replicas: int
+
+    @property
+    def stage(self) -> int:
+        """k in 0..K-1."""
+        return self.rank % self.stages
+
+    @property
+    def replica(self) -> int:
+        """r in 0..R-1."""
+        return self.rank // self.stages
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first stage, which gets the inputs."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last stage, which has the loss."""
+        return self.stage == self.stages - 1
+
+    @property
+    def is_metrics_rank(self) -> bool:
+        """Whether it writes the run's metrics: the last stage of the first replica, which has the loss."""
+        return self.is_last and self.replica == 0
+
+    def rank_of(self, replica: int, stage: int) -> int:
+        """Returns the rank of a stage."""
+        return replica * self.stages + stage
+
+    def __str__(self) -> str:
+        return f"replica {self.replica}, stage {self.stage}"
+
+
+@dataclass(frozen=True)
+class ProcessGroups:
+    """The process groups of one worker.
+
+    Activations and gradients have separate groups: a NCCL communicator runs its messages one after another, so a
+    pre-posted gradient receive would block the activations behind it. For the same reason each pair of cells has its
+    own group where several connect the same two stages.
+    """
+
+    activations: tuple[Group, ...]
+    gradients: tuple[Group, ...]
+    replicas: Group
+    """The same stage in all replicas (DeepSpeed's data parallel group)."""
+    stages: Group
+    """All stages of this replica (DeepSpeed's model parallel group)."""
+    p2p_group_index: Mapping[CellPair, int] = field(default_factory=dict)
+    """Index in ``activations`` and ``gradients`` of the group for a pair's messages."""
+
+
+def p2p_group_indices(pairs: Iterable[CellPair], stages: int) -> dict[CellPair, int]:
+    """Returns a group index for each pair of cells; pairs that connect the same two stages have different ones."""
+    used: Counter[frozenset[int]] = Counter()
+    indices = {}
+    for pair in sorted(set(pairs)):
+        ends = frozenset(cell % stages for cell in pair)
+        assert len(ends) == 2, f"cells {pair} are on the same of {stages} stages"
+        indices[pair] = used[ends]
+        used[ends] += 1
+    return indices
+
+
+def make_groups(coord: RankCoord, timeout_s: float, pairs: Iterable[CellPair] = ()) -> ProcessGroups:
+    """Creates the process groups for messages between the cells of ``pairs``, at least one a direction. All ranks must
+    call it with the same arguments, after ``init_process_group``."""
+    timeout = timedelta(seconds=timeout_s)
+    indices = p2p_group_indices(pairs, coord.stages)
+    p2p_groups = 1 + max(indices.values(), default=0)
+    own_groups: dict[str, Any] = {}
+    for replica in range(coord.replicas):
+        ranks = [coord.rank_of(replica, stage) for stage in range(coord.stages)]
+        for name, count in (("activations", p2p_groups), ("gradients", p2p_groups), ("stages", 1)):
+            groups = tuple(dist.new_group(ranks, timeout=timeout) for _ in range(count))
+            if replica == coord.replica:
+                own_groups[name] = groups if name != "stages" else groups[0]
+    for stage in range(coord.stages):
+        group = dist.new_group([coord.rank_of(replica, stage) for replica in range(coord.replicas)], timeout=timeout)
+        if stage == coord.stage:
+            own_groups["replicas"] = group
+    return ProcessGroups(**own_groups, p2p_group_index=indices)
+
+
+def backend_of(device: torch.device) -> str:
+    """Returns the torch.distributed backend: gloo for host tensors, and NCCL for tensors on a GPU."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

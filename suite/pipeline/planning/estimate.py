@@ -1,0 +1,166 @@
+"""Estimates the cost of each layer on a declared device, from a run on fake tensors.
+
+It runs layer by layer as ``suite.pipeline.planning.profile`` does, equal layers once, with ``OpCostMode`` instead of a
+clock and an allocator. It needs no device and no memory, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from suite.pipeline.model.batchnorm import recorded_bytes
+from suite.pipeline.model.layers import Tensors, as_tuple, frozen_values, loss_of, structure_key, trainable
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import Device
+from suite.pipeline.planning.op_cost import OpCostMode
+from suite.pipeline.planning.profile import MicroBatch
+from suite.pipeline.planning.skip_costs import cut_costs
+from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec, cast_to_boundary, to_bf16
+from suite.pipeline.runtime.shape_inference import ShapeInference
+from suite.pipeline.runtime.skip import find_skips, pops_of
+from suite.pipeline.runtime.weight_grad import WeightGradStore, with_deferrable_linears
+from suite.settings import OptimizerSettings
+
+_UPDATE_TRAFFIC = {"adamw": 32, "adafactor": 36, "rmsprop": 32}
+"""Bytes of memory traffic for each parameter in norm and update: weight, gradient and moments read, weight and moments
+written; RMSProp has a momentum instead of a mean; Adafactor writes and reads its whole update instead of moments."""
+
+_UPDATE_BYTES = {"adamw": 8, "adafactor": 12, "rmsprop": 12}
+"""Temporary bytes for each parameter of the largest tensor: its squares in fp64 for the norm; Adafactor's and
+RMSProp's update too."""
+
+
+def estimate(
+    layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: Device, optimizer: OptimizerSettings
+) -> list[LayerCost]:
+    """Returns the estimated cost of each of the meta-device ``layers``; the last one includes the loss."""
+    skips = find_skips(layers)
+    cuts = ShapeInference(layers, optimizer.precision == "bf16").infer_all(
+        CutSpec(tuple(map(TensorSpec.of, data.inputs)))
+    )
+    targets = tuple(map(TensorSpec.of, data.targets))
+    known: dict[Hashable, dict[str, Any]] = {}
+    costs = []
+    for index, layer in enumerate(layers):
+        last = index == len(layers) - 1
+        open_skips = {skip.name: skip.spec for skip in cuts[index].skips}
+        input_boundary = cuts[index].main + tuple(open_skips[name] for name in pops_of(layer))
+        key = (structure_key(layer), input_boundary, last)
+        if key not in known:
+            loss_and_targets = (loss, targets) if last else None
+            # copied outside the mode, under which a buffer cannot be
+            own = copy.deepcopy(layer)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                known[key] = _estimate(own, input_boundary, loss_and_targets, device, optimizer)
+        costs.append(LayerCost(**known[key], **cut_costs(cuts, skips, index)))
+    return costs
+
+
+def _estimate(
+    layer: nn.Module, input_boundary: Boundary, loss_and_targets: tuple[nn.Module, Boundary] | None, device: Device,
+    optimizer: OptimizerSettings,
+) -> dict[str, Any]:  # fmt: skip
+    """Runs one layer without graph, with graph, backward, and with a split backward."""
+    _fake(layer)
+    host = torch.device("cpu")
+    inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in input_boundary)
+    targets = () if loss_and_targets is None else tuple(spec.empty(host) for spec in loss_and_targets[1])
+    is_bf16 = optimizer.precision == "bf16"
+    output_boundary: Boundary = ()
+    if loss_and_targets is None:
+        first = _distinct(layer(*inputs))
+        output_boundary = tuple(map(TensorSpec.of, to_bf16(first) if is_bf16 else first))
+    op_cost = OpCostMode(device.product_rate(optimizer.precision), device.bandwidth)
+
+    def run() -> Tensors:
+        with torch.autocast("cpu", torch.bfloat16, enabled=optimizer.precision == "bf16"):
+            if loss_and_targets is not None:
+                return (loss_of(layer, loss_and_targets[0], inputs, targets)[0],)
+            outputs = _distinct(layer(*inputs))
+        return cast_to_boundary(outputs, output_boundary)
+
+    with op_cost:
+        with torch.no_grad():
+            run()
+        forward_s, forward_peak = op_cost.seconds, op_cost.peak
+        op_cost.settle()
+        outputs = run()
+        recompute_s, graph_peak = op_cost.seconds - forward_s, op_cost.peak
+        op_cost.settle()
+        activations = op_cost.alive
+        before, gradients = _backward(outputs)
+        op_cost.settle()
+        base = op_cost.alive
+        torch.autograd.backward(before, gradients)
+        backward_s = op_cost.seconds - forward_s - recompute_s
+        backward_peak = max(0, op_cost.peak - base)
+        weight_s, deferred_bytes = _deferred(layer, inputs, run, op_cost)
+    sizes = [parameter.numel() for parameter in trainable(layer)]
+    frozen = frozen_values(layer)
+    return {
+        "forward_s": forward_s,
+        "recompute_s": recompute_s,
+        "backward_s": backward_s,
+        "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth,
+        "parameters": sum(sizes) + frozen,
+        "activation_bytes": activations,
+        "forward_peak_bytes": forward_peak,
+        "graph_peak_bytes": graph_peak,
+        "backward_peak_bytes": backward_peak,
+        "update_peak_bytes": _UPDATE_BYTES[optimizer.name] * max(sizes, default=0),
+        "frozen": frozen,
+        "recorded_bytes": recorded_bytes(layer),
+        "weight_grad_s": min(weight_s, backward_s),
+        "deferred_bytes": deferred_bytes,
+    }
+
+
+def _deferred(layer: nn.Module, inputs: Tensors, run: Callable[[], Tensors], op_cost: OpCostMode) -> tuple[float, int]:
+    """Returns the seconds of deferrable weight gradients, and the bytes held until then."""
+    weight_grads = WeightGradStore(with_deferrable_linears(layer))
+    for tensor in inputs:
+        tensor.grad = None
+    op_cost.settle()
+    base = op_cost.alive
+    deferred = weight_grads.run_deferred(lambda: torch.autograd.backward(*_backward(run())))
+    for tensor in inputs:
+        tensor.grad = None
+    op_cost.settle()
+    held_bytes, start_s = op_cost.alive - base, op_cost.seconds
+    for add in deferred:
+        add()
+    return op_cost.seconds - start_s, max(0, held_bytes)
+
+
+def _distinct(results: Tensor | Tensors) -> Tensors:
+    """Returns each tensor once: an output may also be a skip."""
+    return tuple({id(tensor): tensor for tensor in as_tuple(results)}.values())
+
+
+def _backward(outputs: Tensors) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the outputs that require gradients, and gradients for them."""
+    differentiable = [output for output in outputs if output.requires_grad]
+    return differentiable, [torch.empty_like(output) for output in differentiable]
+
+
+def _fake(layer: nn.Module) -> None:
+    """Gives a meta-device layer fake CPU parameters and buffers, and gradients unless they are frozen.
+
+    The gradients exist beforehand, so that the backward's peak includes only temporary ones.
+    """
+    for module in layer.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+            fake: Any = nn.Parameter(empty, parameter.requires_grad)
+            if parameter.requires_grad:
+                fake.grad = torch.empty_like(empty)
+            setattr(module, name, fake)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
+    layer.train()

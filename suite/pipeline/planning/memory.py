@@ -1,0 +1,429 @@
+"""Bytes a stage needs, from the costs of its layers: static memory, and the peak over its actions.
+
+    weights, gradients, optimizer state          always
+    inputs of a micro-batch                      from its F to the end of its B or W: fill-drain holds M at its peak
+    activations of a micro-batch                 from its R (or an F with graph) to its B or I: recomputed ones one at a
+                                                 time
+    deferred weight gradients                    from I to W
+    peaks of forward, recompute, backward        while they run
+    messages                                     received ahead, or sent and in flight (``runtime.p2p``)
+
+Section 2.3 of the paper counts N + L/K * N/M: the second and third row. The others complete the estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.skip_costs import SkipCost, duplicate_gradient_bytes, skip_costs
+from suite.pipeline.schedule.action import Action, virtual_stages_of
+from suite.pipeline.schedule.flow_control import MAX_INFLIGHT_SENDS, PREPOSTED_RECVS, max_inflight_sends
+from suite.settings import OptimizerSettings
+
+Ints = NDArray[np.int64]
+
+UNCOUNTED_BYTES = 1 << 20
+"""Bytes not counted individually: metadata, targets, losses, the allocator's rounding."""
+
+FROZEN_BYTES = 4
+"""Bytes of a frozen value: the weight, in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellMemory:
+    """Memory of one cell in bytes; all but ``fixed_bytes`` for one micro-batch."""
+
+    fixed_bytes: int
+    """Weights, gradients, optimizer state, recorded moments of norms, and the process itself."""
+    input_bytes: int
+    activation_bytes: int
+    forward_peak_bytes: int
+    graph_peak_bytes: int
+    backward_peak_bytes: int
+    update_peak_bytes: int
+    sent_activation_bytes: int
+    """Sent by a forward to later cells."""
+    received_gradient_bytes: int
+    """Received by a backward from later cells."""
+    sent_gradient_bytes: int
+    """Sent by a backward to previous cells."""
+    deferred_bytes: int = 0
+    """Held from ``I`` to ``W``."""
+    far_message_bytes: int = 0
+    """Skips in flight to cells beyond the next, and their gradients to cells before the previous one, that are not
+    counted with the neighbours' messages; at any time."""
+
+
+def peak_bytes(actions: Sequence[Action], *cells: CellMemory, max_inflight_sends: int = MAX_INFLIGHT_SENDS) -> int:
+    """Returns the peak bytes while a stage of these cells runs its actions and then the update.
+
+    ``PREPOSTED_RECVS`` messages a direction are allocated ahead; the last ``max_inflight_sends`` that a cell sent may
+    still be in flight.
+    """
+    walk = np.array(
+        [(ord(action.kind), action.micro_batch, action.virtual_stage) for action in actions], dtype=np.int64
+    )
+    walk = walk.reshape(-1, 3).T
+    per_cell = [_cell_bytes(walk, virtual_stage, cell, max_inflight_sends) for virtual_stage, cell in enumerate(cells)]
+    total = np.sum([between for between, _ in per_cell], axis=0)
+    peak = int(total[0])
+    for virtual_stage, (between, during) in enumerate(per_cell):
+        of_cell = walk[2] == virtual_stage
+        peak = max(peak, int((total[:-1] - between[:-1] + during)[of_cell].max(initial=0)))
+    return sum(cell.fixed_bytes for cell in cells) + max(peak, max(cell.update_peak_bytes for cell in cells))
+
+
+def _cell_bytes(walk: Ints, virtual_stage: int, cell: CellMemory, max_inflight_sends: int) -> tuple[Ints, Ints]:
+    """Returns the bytes of one cell between the actions of its stage, (actions + 1,), and during each, (actions,).
+
+    ``walk``, (3, actions), holds kinds, micro-batches and virtual stages. Ignore values during other
+    cells' actions.
+    """
+    kind, micro_batch, virtual_stages = walk
+    forward, recompute, backward_input, full_backward, backward_weight = (
+        (kind == ord(letter)) & (virtual_stages == virtual_stage) for letter in "FRIBW"
+    )
+    recomputed, backward = np.isin(micro_batch, micro_batch[recompute]), backward_input | full_backward
+
+    def count(begins: NDArray[np.bool_], ends: NDArray[np.bool_] | None = None) -> Ints:
+        changes = begins.astype(np.int64) - (0 if ends is None else ends)
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(changes)))
+
+    inputs = count(forward, backward_weight | full_backward)
+    held = count(recompute | (forward & ~recomputed), backward) * cell.activation_bytes
+    held += count(backward_input, backward_weight) * cell.deferred_bytes + cell.far_message_bytes
+    sends = forward | backward
+    size = np.where(forward, cell.sent_activation_bytes, cell.sent_gradient_bytes)[sends]
+    sizes, number = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(size))), count(sends)
+    held += sizes[number] - sizes[np.maximum(0, number - max_inflight_sends)]
+    ahead = np.minimum(PREPOSTED_RECVS, forward.sum() - count(forward)) * cell.input_bytes
+    ahead += np.minimum(PREPOSTED_RECVS, backward.sum() - count(backward)) * cell.received_gradient_bytes
+    # deferred gradients replace the activations that the backward frees
+    split = np.where(backward_input, max(0, cell.deferred_bytes - cell.activation_bytes), 0)
+    peak = np.where(forward & recomputed, cell.forward_peak_bytes, cell.graph_peak_bytes)
+    peak = np.where(backward, cell.backward_peak_bytes + split + cell.received_gradient_bytes, peak)
+    peak = np.where(backward_weight, cell.backward_peak_bytes, peak)
+    during = held[:-1] + ahead[1:] + (inputs[:-1] + forward) * cell.input_bytes + peak
+    return held + ahead + inputs * cell.input_bytes, during
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightPeaks:
+    """The most micro-batches of a cell in flight at once, over all cells of a schedule."""
+
+    micro_batches: int
+    inputs: int
+    graphs: int
+    deferred: int = 0
+    fill_then_drain: bool = True
+    """Whether all forwards come before all backwards, and these start at the last micro-batch. Then sent gradients
+    replace freed inputs, and the kept graphs are those of the last forwards."""
+    max_inflight_sends: int = MAX_INFLIGHT_SENDS
+    """The most sends of a cell in flight to a neighbour."""
+    several_on: int = 0
+    """K, where stages hold several cells; 0 where each holds one."""
+
+    @property
+    def waiting_micro_batches(self) -> int:
+        """The least number of micro-batches that are not in flight in a cell."""
+        return self.micro_batches - self.inputs
+
+    @staticmethod
+    def of(schedule: Sequence[Sequence[Action]], micro_batches: int) -> InFlightPeaks:
+        """Returns the peaks of a schedule."""
+        virtual_stages = virtual_stages_of(schedule)
+        peaks = [
+            _peaks_of_cell(actions, virtual_stage)
+            for actions in _distinct(schedule)
+            for virtual_stage in range(virtual_stages)
+        ]
+        inputs, graphs, deferred = (
+            max(column, default=0) for column in zip(*(peak[:3] for peak in peaks), strict=True)
+        )
+        return InFlightPeaks(
+            micro_batches,
+            inputs,
+            graphs,
+            deferred,
+            fill_then_drain=not deferred and all(peak[3] for peak in peaks),
+            max_inflight_sends=max_inflight_sends(len(schedule), virtual_stages),
+            several_on=len(schedule) if virtual_stages > 1 else 0,
+        )
+
+
+def _distinct(schedule: Sequence[Sequence[Action]]) -> list[Sequence[Action]]:
+    return list({tuple(actions): actions for actions in schedule}.values())
+
+
+def _peaks_of_cell(actions: Sequence[Action], virtual_stage: int) -> tuple[int, int, int, bool]:
+    recomputed = {
+        action.micro_batch for action in actions if action.kind == "R" and action.virtual_stage == virtual_stage
+    }
+    inputs = graphs = deferred = 0
+    peak = [0, 0, 0]
+    fill_then_drain, last_backward = True, None
+    for action in actions:
+        if action.virtual_stage != virtual_stage:
+            continue
+        kind, i = action.kind, action.micro_batch
+        if last_backward is not None:
+            fill_then_drain = fill_then_drain and not (kind == "F" or (kind in "IB" and i > last_backward))
+        last_backward = i if kind in "IB" else last_backward
+        inputs += kind == "F"
+        graphs += kind == "R" or (kind == "F" and i not in recomputed)
+        peak = [max(pair) for pair in zip(peak, (inputs, graphs, deferred), strict=True)]
+        inputs -= kind in "BW"
+        graphs -= kind in "IB"
+        deferred += (kind == "I") - (kind == "W")
+    return peak[0], peak[1], peak[2], fill_then_drain
+
+
+def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
+    """Returns the bytes of a trained value: weight 4 and gradient 4, always fp32; AdamW adds two moments of 4.
+
+    With replicas (ZeRO-1) each holds its share of the moments, and of a flat copy of the weights and of the reduced
+    gradients. Adafactor's numbers per row and column are not counted, and it is not sharded. The bf16 copies of weights
+    that autocast makes count as activations.
+    """
+    if optimizer.name == "adafactor":
+        return 8.0
+    return 8.0 + (8.0 if replicas == 1 else 16.0 / replicas)
+
+
+class MemoryModel:
+    """Bytes of any cell of consecutive layers, as a stage of a pipeline."""
+
+    def __init__(
+        self, costs: Sequence[LayerCost], in_flight: InFlightPeaks, bytes_per_parameter: float, process_bytes: int = 0
+    ) -> None:
+        """Each trained value takes ``bytes_per_parameter``, each frozen one ``FROZEN_BYTES``; ``process_bytes`` is the
+        memory of a worker without a model."""
+        self.in_flight, self._micro_batches = in_flight, in_flight.micro_batches
+        self._per_parameter, self._process = bytes_per_parameter, process_bytes
+        self._layers = len(costs)
+
+        def column(name: str) -> Ints:
+            return np.array([getattr(cost, name) for cost in costs], dtype=np.int64)
+
+        zero = np.zeros(1, dtype=np.int64)
+        self._inputs = np.append(column("boundary_bytes"), zero)  # at L: the last layer sends nothing
+        self._gradients = np.append(column("gradient_bytes"), zero)
+        frozen = column("frozen")
+        self._trained = np.concatenate((zero, np.cumsum(column("parameters") - frozen)))
+        self._frozen = np.concatenate((zero, np.cumsum(frozen)))
+        self._alive = np.concatenate((zero, np.cumsum(column("activation_bytes"))))
+        self._recorded = np.concatenate((zero, np.cumsum(self._micro_batches * column("recorded_bytes"))))
+        self._deferred = np.concatenate((zero, np.cumsum(column("deferred_bytes"))))
+        output_gradients = self._gradients[1:]
+        self._first_peak = column("forward_peak_bytes")
+        self._later_peak = _RangeMaximum(np.append(self._first_peak + self._inputs[:-1], zero))
+        self._graph_peak = _RangeMaximum(self._alive[:-1] + column("graph_peak_bytes"))
+        self._last_backward_peak = self._alive[1:] + column("backward_peak_bytes")
+        self._backward_peak = _RangeMaximum(self._last_backward_peak + output_gradients)
+        self._update_peak = _RangeMaximum(column("update_peak_bytes"))
+        self._skip_costs = skip_costs(costs)
+        self._output_peak = _RangeMaximum(self._inputs[1:])
+        duplicates = self._summed(duplicate_gradient_bytes)[1:]
+        self._duplicates = _RangeMaximum(duplicates)
+        self._grad_peak = _RangeMaximum(output_gradients + duplicates)
+        self._far = _RangeMaximum(self._summed(self._max_far_activations)[1:])
+        self._far_back = self._summed(self._max_far_gradients)
+
+    def cell(self, begin: int, end: int) -> CellMemory:
+        """Returns the bytes of the cell of layers ``begin`` to ``end``, exclusive, in a partition of up to 3 cells."""
+        cells = [range(begin), range(begin, end), range(end, self._layers)]
+        return self.in_partition([cell for cell in cells if cell], 1 if begin else 0)
+
+    def in_partition(self, cells: Sequence[range], k: int) -> CellMemory:
+        """Returns the bytes of one of these cells. A skip to another cell of the same stage needs no message."""
+        begin, end = cells[k][0], cells[k][-1] + 1
+        next_end = cells[k + 1][-1] + 1 if k + 1 < len(cells) else end
+        before, after = self._skip_costs[begin], self._skip_costs[end]
+        bypassing_in = [skip for skip in before if skip.target >= end and skip.own_tensor_at(begin)]
+        bypassing_out = [skip for skip in after if skip.source < begin]
+        duplicates = sum(
+            skip.gradient_bytes for skip in after if not skip.own_tensor_at(end) and skip.target >= next_end
+        )
+        parts = self._parts(np.array([begin]), np.array([end]), self._inputs[[end]], self._gradients[[end]])
+        cell_memory = CellMemory(*(int(part[0]) for part in parts))
+        stashed, popped = self._local_skips(cells, k)
+        return replace(
+            cell_memory,
+            input_bytes=cell_memory.input_bytes - sum(skip.bytes for skip in bypassing_in),
+            sent_gradient_bytes=max(
+                0, cell_memory.sent_gradient_bytes - sum(skip.gradient_bytes for skip in (*bypassing_in, *popped))
+            ),
+            sent_activation_bytes=cell_memory.sent_activation_bytes
+            - sum(
+                skip.bytes for skip in (*bypassing_out, *stashed) if skip in bypassing_out or skip.own_tensor_at(end)
+            ),
+            received_gradient_bytes=cell_memory.received_gradient_bytes
+            - sum(skip.gradient_bytes for skip in bypassing_out)
+            + duplicates,
+            backward_peak_bytes=cell_memory.backward_peak_bytes + duplicates,  # a third tensor holds the sum
+            far_message_bytes=self._far_message_bytes(cells, k),
+        )
+
+    def _local_skips(self, cells: Sequence[range], k: int) -> tuple[list[SkipCost], list[SkipCost]]:
+        """Returns the skips that a cell stashes for another cell of its stage, and those that it pops from one."""
+        stages = self.in_flight.several_on
+        if not stages:
+            return [], []
+        of_stage = {layer for cell in cells[k % stages :: stages] for layer in cell}.difference(cells[k])
+        stashed = [
+            skip for skip in self._skip_costs[cells[k][-1] + 1] if skip.source in cells[k] and skip.target in of_stage
+        ]
+        popped = [skip for skip in self._skip_costs[cells[k][0]] if skip.target in cells[k] and skip.source in of_stage]
+        return stashed, popped
+
+    def _far_message_bytes(self, cells: Sequence[range], k: int) -> int:
+        """Returns the bytes in flight to cells beyond the neighbours that ``peak_bytes`` does not count already.
+
+        A sent activation is held until the step ends, or until more are sent to that cell. To a neighbour gradients
+        follow and replace it, except for the first cell, which sends none. A skip within the stage waits for its other
+        cell, for at most a group of K micro-batches; ``PREPOSTED_RECVS`` of them are counted there as received ahead.
+        """
+        cell_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
+        stashed, popped = self._local_skips(cells, k)
+        waiting = max(0, min(self._micro_batches, self.in_flight.several_on) - PREPOSTED_RECVS)
+        forward, back = (
+            waiting * sum(sizes) for sizes in ([s.bytes for s in stashed], [s.gradient_bytes for s in popped])
+        )
+        for skip in self._skip_costs[cells[k][-1] + 1]:
+            distance = cell_of[skip.target] - k
+            if skip.source in cells[k] and distance > 1 and skip not in stashed:
+                forward += (
+                    self._far_sends(distance, already_counted=self.in_flight.max_inflight_sends if k == 0 else 0)
+                    * skip.bytes
+                )
+        for skip in self._skip_costs[cells[k][0]]:
+            distance = k - cell_of[skip.source]
+            if skip.target in cells[k] and distance > 1 and skip not in popped:
+                back += (
+                    self._far_sends(distance, already_counted=self.in_flight.max_inflight_sends) * skip.gradient_bytes
+                )
+        return forward + back
+
+    def _far_sends(self, distance: int, already_counted: int) -> int:
+        """Returns the most messages in flight over a distance in cells, minus those ``already_counted``."""
+        in_flight = min(self._micro_batches, self.in_flight.max_inflight_sends + distance - 1)
+        return in_flight - min(self._micro_batches, already_counted)
+
+    def _max_far_activations(self, cut: int, skip: SkipCost) -> int:
+        """The most bytes of a skip in flight behind a cut, if each layer after it were a stage."""
+        return self._far_sends(skip.target - cut + 1, already_counted=0) * skip.bytes if skip.target > cut else 0
+
+    def _max_far_gradients(self, cut: int, skip: SkipCost) -> int:
+        """The same for its gradients before a cut; gradients within a stage do not count as sent."""
+        already_counted = PREPOSTED_RECVS if self.in_flight.several_on else self.in_flight.max_inflight_sends
+        return self._far_sends(cut - skip.source, already_counted) * skip.gradient_bytes if skip.source < cut - 1 else 0
+
+    def _summed(self, of: Callable[[int, SkipCost], int]) -> Ints:
+        sums = [sum(of(cut, skip) for skip in skip_cost) for cut, skip_cost in enumerate(self._skip_costs)]
+        return np.array(sums, dtype=np.int64)
+
+    def peak_upper_bound(self, begin: int, end: int) -> int:
+        """Returns an upper bound of the cell's peak in closed form; ``furthest_end`` compares it with the limit."""
+        return int(self._peak_upper_bound(np.array([begin]), np.array([end]))[0])
+
+    def furthest_end(self, limit: int) -> list[int]:
+        """Returns for each layer the end, exclusive, of the longest cell that begins there and fits ``limit`` bytes.
+
+        Messages count with the largest boundary inside the cell, so that every shorter cell fits too.
+        """
+        begin, end = np.arange(self._layers), np.arange(self._layers)
+        step = 1 << self._layers.bit_length()
+        while step:
+            longer = end + step
+            inside = longer <= self._layers
+            fits = np.zeros(self._layers, dtype=bool)
+            fits[inside] = self._peak_upper_bound(begin[inside], longer[inside]) <= limit
+            end = np.where(fits, longer, end)
+            step //= 2
+        return [int(at) for at in end]
+
+    def _peak_upper_bound(self, begin: Ints, end: Ints) -> Ints:
+        """The peak in closed form, for many cells at once; never below ``peak_bytes``."""
+        fixed, inputs, activations, forward, graph, backward, update, sent, received, sent_back, deferred = self._parts(
+            begin, end, self._output_peak(begin, end), self._grad_peak(begin, end)
+        )
+        in_flight, graphs = self.in_flight, max(1, self.in_flight.graphs)
+        preposted, sends = (
+            min(PREPOSTED_RECVS + 1, self._micro_batches),
+            min(in_flight.max_inflight_sends, self._micro_batches),
+        )
+        returned = min(
+            in_flight.max_inflight_sends, self._micro_batches - 1
+        )  # each replaces the inputs that its B frees
+        filling = (graphs - 1) * activations + np.maximum(forward, graph)
+        if not in_flight.fill_then_drain:  # a forward without graph may run while the most graphs are alive
+            filling = np.maximum(filling, graphs * activations + forward)
+        backward = backward + self._duplicates(begin, end)
+        draining = np.maximum((graphs - 1) * activations + graph, graphs * activations + backward)
+        messages = preposted * received + self._far(begin, end) + self._far_back[begin]
+        if in_flight.fill_then_drain:
+            messages = messages + sends * sent + returned * np.maximum(0, sent_back - inputs)
+        else:
+            larger, smaller = np.maximum(sent, sent_back), np.minimum(sent, sent_back)
+            messages = (
+                messages + sends * larger + min(in_flight.max_inflight_sends - sends, self._micro_batches) * smaller
+            )
+        if in_flight.deferred:
+            messages = messages + in_flight.deferred * deferred + np.maximum(0, deferred - activations)
+        kept = min(self._micro_batches, in_flight.inputs + PREPOSTED_RECVS)
+        standing = kept * inputs + np.maximum(filling, draining) + messages
+        peak: Ints = fixed + np.maximum(standing, update)
+        return peak
+
+    def _parts(self, begin: Ints, end: Ints, sent: Ints, received: Ints) -> tuple[Ints, ...]:
+        """The fields of ``CellMemory``, in their order."""
+        weights = self._per_parameter * (self._trained[end] - self._trained[begin])
+        weights = weights + FROZEN_BYTES * (self._frozen[end] - self._frozen[begin])
+        inputs, sent_back = self._inputs[begin], np.where(begin == 0, 0, self._gradients[begin])
+        # the first layer's inputs are counted as saved inputs, a later layer's are additional
+        later = np.where(end - begin > 1, self._later_peak(begin + 1, np.maximum(end, begin + 2)), 0)
+        forward = np.maximum(self._first_peak[begin], later)
+        # the gradient that the last layer gets is a message and counted as one, that of an earlier layer is not
+        before = np.where(end - begin > 1, self._backward_peak(begin, np.maximum(end - 1, begin + 1)), 0)
+        backward = np.maximum(before, self._last_backward_peak[end - 1])
+        return (
+            np.ceil(weights).astype(np.int64)
+            + self._recorded[end]
+            - self._recorded[begin]
+            + self._process
+            + UNCOUNTED_BYTES,
+            inputs,
+            self._alive[end] - self._alive[begin],
+            forward,
+            self._graph_peak(begin, end) - self._alive[begin],
+            backward - self._alive[end],
+            self._update_peak(begin, end),
+            sent,
+            received,
+            sent_back,
+            self._deferred[end] - self._deferred[begin],
+        )
+
+
+class _RangeMaximum:
+    """The maximum of any stretch of a list, for many stretches at once: maxima of stretches of 1, 2, 4, ..."""
+
+    def __init__(self, values: Ints) -> None:
+        self._tables = [values]
+        for level in range(max(1, len(values)).bit_length() - 1):
+            half = 1 << level
+            table = self._tables[-1].copy()
+            table[:-half] = np.maximum(table[:-half], self._tables[-1][half:])
+            self._tables.append(table)
+        self._stacked = np.stack(self._tables)
+
+    def __call__(self, begin: Ints, end: Ints) -> Ints:
+        """Returns max(values[begin:end]) for each pair; no stretch may be empty."""
+        level = np.frexp(end - begin)[1] - 1
+        result: Ints = np.maximum(self._stacked[level, begin], self._stacked[level, end - (1 << level)])
+        return result

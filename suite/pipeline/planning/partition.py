@@ -1,0 +1,232 @@
+"""Partitions the layers into K cells of consecutive layers so that the most expensive cell is as cheap as possible.
+
+    costs   3 1 1 | 5 | 2 2      K = 3, heaviest cell 5
+    ends    3 4 4   5   6 6      ``furthest_end``: layers 0 to 2 fit a device together, 0 to 3 do not
+
+The paper minimises the variance of the cells' costs; a fill-drain step, however, is bounded below by its heaviest cell:
+``sum_k(F_k+B_k) + (M-1) * max_k(F_k+B_k+R_k)``. So the heaviest cell is minimised, exactly, among the cuts in which
+every cell fits: a bound is bisected, and for each bound the places where exactly 1, 2, ... K cells can end are found in
+O(K L). A feasible bound drops to the heaviest cell of a cut that keeps it, an infeasible one rises to the next cost
+there is, so the search ends on the optimum and not near it. Then single cuts are moved until none can be moved to make
+its two cells more even: the variance is the least that moves of one cut reach, not always the least there is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.errors import PlacementError, SettingError
+
+Costs = NDArray[np.float64]
+Places = NDArray[np.intp]
+Flags = NDArray[np.bool_]
+
+
+def partition(costs: Sequence[float], stages: int, furthest_end: Sequence[int] | None = None) -> list[int]:
+    """Returns the number of layers in each of ``stages`` non-empty cells, the most expensive as cheap as possible.
+
+    ``costs`` has one number a layer, in any unit. ``furthest_end[j]`` is the end (exclusive) of the longest cell that
+    starts at layer j and fits its device; a cell from j may end anywhere after j up to there, and nowhere if
+    ``furthest_end[j]`` is j. Ends beyond the model are taken as its end. Without ``furthest_end`` every cell fits. A
+    cell's cost is the difference of two prefix sums, each rounded once to float64.
+
+    Raises SettingError when there are more stages than layers or a cost is negative or not finite, PlacementError when
+    no cut fits, ValueError when ``furthest_end`` is not as long as ``costs``.
+    """
+    layers = len(costs)
+    _check_arguments(costs, stages)
+    if furthest_end is not None and len(furthest_end) != layers:
+        raise ValueError(f"furthest_end has {len(furthest_end)} entries, there are {layers} layers")
+    before = np.array([float(total) for total in accumulate(map(Fraction, map(float, costs)), initial=Fraction())])
+    fits = (
+        np.full(layers, layers) if furthest_end is None else np.minimum(np.asarray(furthest_end, dtype=np.intp), layers)
+    )
+    cut = _lightest_cut(before, fits, stages)
+    if cut is None:
+        raise PlacementError(_explain_no_fit(fits.tolist(), stages))
+    return np.diff(_balance(cut, before, fits)).tolist()
+
+
+def fewest_stages(furthest_end: Sequence[int]) -> int | None:
+    """Returns the fewest fitting cells that cover all layers, or None when no number of cells does.
+
+    ``furthest_end`` is as for ``partition``. A part of a fitting cell with the same first layer fits too, so the
+    layers that k cells can cover have no gaps, and each further cell is best taken from whichever of their ends
+    reaches furthest.
+    """
+    cells = covered = furthest = 0
+    for layer, end in enumerate(furthest_end):
+        furthest = max(furthest, end)
+        if layer == covered:
+            if furthest <= layer:
+                return None
+            cells, covered = cells + 1, furthest
+    return cells
+
+
+def cell_ranges(cells: Sequence[int], layers: int) -> list[range]:
+    """Returns each cell's layer indices.
+
+    Raises SettingError, naming every fault, when the cells do not add up to the layers or one is empty or negative.
+    """
+    total = sum(cells)
+    faults = [f"{total - layers} too many"] if total > layers else []
+    faults += [f"{layers - total} left out"] if total < layers else []
+    faults += [f"cell {k} has {cell}" for k, cell in enumerate(cells) if cell < 1]
+    if faults:
+        raise SettingError(
+            f"cells {list(cells)} hold {total} layers, the model has {layers}: {', '.join(faults)}; none may be empty, "
+            f"so give cells of 1 layer or more that add up to {layers}, or give none to have them computed"
+        )
+    ends = list(accumulate(cells))
+    return [range(end - cell, end) for end, cell in zip(ends, cells, strict=True)]
+
+
+def _check_arguments(costs: Sequence[float], stages: int) -> None:
+    layers = len(costs)
+    if not 1 <= stages <= layers:
+        way_out = f"use 1 to {layers} stages" if layers else "there must be a layer"
+        raise SettingError(f"cannot cut {layers} layers into {stages} stages; {way_out}")
+    bad = [f"layer {j} has {cost}" for j, cost in enumerate(costs) if not (math.isfinite(cost) and cost >= 0)]
+    if bad:
+        raise SettingError(f"layer costs must be finite and not negative; {_first(bad, layers)}")
+    if not math.isfinite(2 * sum(map(float, costs))):
+        raise SettingError(f"the costs of {layers} layers add up to more than half a float64 holds; use a larger unit")
+
+
+def _explain_no_fit(furthest_end: Sequence[int], stages: int) -> str:
+    layers, fewest = len(furthest_end), fewest_stages(furthest_end)
+    alone = [str(j) for j, end in enumerate(furthest_end) if end <= j]
+    noun, verb = ("layer", "does") if len(alone) == 1 else ("layers", "do")
+    too_large = f"{noun} {_first(alone, layers)} alone {verb} not fit the device"
+    if fewest is None:
+        return f"{too_large}, so no number of stages is enough; use smaller layers or a device with more memory"
+    none_fits = f"no cut of {layers} layers into {stages} stages fits"
+    if fewest > stages:
+        return f"{none_fits}; {fewest} stages are the fewest that do"
+    # With enough stages, and each layer fitting alone, any cell of several layers could give up its last one.
+    return f"{none_fits}, because {too_large}; use fewer stages, down to {fewest}"
+
+
+def _first(items: Sequence[str], layers: int, shown: int = 5) -> str:
+    """Returns the first few of a list in words, with its length when some are not shown."""
+    if len(items) > shown:
+        return f"{', '.join(items[:shown])} and {len(items) - shown} more ({len(items)} of {layers} layers)"
+    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
+
+
+def _lightest_cut(before: Costs, fits: Places, stages: int) -> list[int] | None:
+    """Returns the ``stages + 1`` ends, 0 first, of a cut whose heaviest cell is the least there is, or None.
+
+    ``before``, (L + 1,), are the prefix sums of the costs; ``fits``, (L,), is ``furthest_end``.
+    """
+    weights = _weights(before, stages)
+    reached = _reached(fits, stages)
+    if not reached[stages, -1]:
+        return None
+    cut = _nearest_cut(fits, reached, weights)
+    heaviest = np.diff(before[cut]).max()
+    least = before[-1] / stages
+    while least < heaviest:
+        # Halfway between neighbouring floats may round up to the upper one, which is known to be feasible.
+        bound = min(least + (heaviest - least) / 2, np.nextafter(heaviest, 0))
+        within = _ends_within(before, bound)
+        ends = np.minimum(within, fits)
+        reached = _reached(ends, stages)
+        if reached[stages, -1]:
+            cut = _nearest_cut(ends, reached, weights)
+            heaviest = np.diff(before[cut]).max()
+        else:
+            # Every cut that fits has a cell above the bound; no such cell is lighter than the lightest there is.
+            starts = np.flatnonzero(within < fits)
+            least = (before[within[starts] + 1] - before[starts]).min()
+    return cut
+
+
+def _ends_within(before: Costs, bound: float) -> Places:
+    """Returns for each start, (L,), the last end of a cell whose float64 cost is at most ``bound``."""
+    start = before[:-1]
+    limit = start + bound
+    # The cost is a rounded difference and the limit a rounded sum: the largest limit may be one float lower or higher.
+    limit = np.where(limit - start > bound, np.nextafter(limit, 0), limit)
+    above = np.nextafter(limit, np.inf)
+    limit = np.where(above - start <= bound, above, limit)
+    return np.searchsorted(before, limit, side="right") - 1
+
+
+def _reached(ends: Places, stages: int) -> Flags:
+    """Returns for k = 0 to ``stages`` and each place, (stages + 1, L + 1), whether exactly k cells can end there.
+
+    A cell from j ends anywhere after j up to ``ends[j]``. Nothing is assumed of their order, so the places reached may
+    have gaps, and places reached by k cells need not be reached by k + 1.
+    """
+    layers = len(ends)
+    places = np.arange(1, layers + 1)
+    reached = np.zeros((stages + 1, layers + 1), dtype=np.bool_)
+    reached[0, 0] = True
+    for k in range(stages):
+        furthest = np.maximum.accumulate(ends * reached[k, :-1])
+        np.greater_equal(furthest, places, out=reached[k + 1, 1:])
+    return reached
+
+
+def _weights(before: Costs, stages: int) -> Costs:
+    """Returns the running sum, (L + 1,), of layers measured in cells: 0 at the start and ``stages`` at the end.
+
+    A layer above the mean cell counts as one cell and the rest share the others, so that the cells next to one huge
+    layer do not get too few layers.
+    """
+    costs = np.diff(before)
+    mean, heavy = before[-1] / stages, -1
+    while heavy < (above := int(np.count_nonzero(costs > mean))) < stages:
+        heavy = above
+        mean = costs[costs <= mean].sum() / (stages - heavy)
+    shares = np.minimum(costs, mean) / mean if mean > 0 else np.sign(costs)
+    total = shares.sum()
+    if total == 0:
+        shares, total = np.ones_like(shares), len(shares)
+    return np.concatenate(([0.0], np.cumsum(shares) * (stages / total)))
+
+
+def _nearest_cut(ends: Places, reached: Flags, weights: Costs) -> list[int]:
+    """Returns a cut, (K + 1,) with 0 first, each cut as near as it can be to its even share of the weights."""
+    stages, layers = len(reached) - 1, len(ends)
+    cut = [layers]
+    for k in range(stages - 1, -1, -1):
+        starts = np.flatnonzero(reached[k, : cut[-1]] & (ends[: cut[-1]] >= cut[-1]))
+        cut.append(int(starts[np.abs(weights[starts] - k).argmin()]))
+    return cut[::-1]
+
+
+def _balance(cut: Sequence[int], before: Costs, fits: Places) -> list[int]:
+    """Returns the cut after moving single cuts until no move makes its two cells more even.
+
+    Of two cells with a given sum the squares are least when the heavier is lightest, and comparing the heavier needs no
+    squares, which would round. Each move replaces two costs by two below the larger of them, so this ends, and no cell
+    becomes heavier than the heaviest.
+    """
+    cut = list(cut)
+    due: Iterable[int] = range(1, len(cut) - 1)
+    while due:
+        moved = [k for k in due if _shift_boundary(cut, k, before, fits)]
+        due = sorted({beside for k in moved for beside in (k - 1, k + 1) if 0 < beside < len(cut) - 1})
+    return cut
+
+
+def _shift_boundary(cut: list[int], k: int, before: Costs, fits: Places) -> bool:
+    """Moves cut ``k`` to where the heavier of its two cells is lightest; returns whether that is elsewhere."""
+    start, end = cut[k - 1], cut[k + 1]
+    between = slice(start + 1, min(fits[start], end - 1) + 1)
+    heavier = np.maximum(before[between] - before[start], before[end] - before[between])
+    heavier[fits[between] < end] = np.inf
+    best = int(heavier.argmin())
+    if heavier[best] >= heavier[cut[k] - start - 1]:
+        return False
+    cut[k] = start + 1 + best
+    return True

@@ -1,0 +1,166 @@
+"""The tensors between two cells: how many, of which shape and dtype, and which need gradients.
+
+One record describes both directions: the listed tensors go forward, and gradients of those with ``needs_gradient`` come
+back. Each cell sends it to the next one once a mini-batch, so every receive knows its size even if shapes change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_DTYPES: list[torch.dtype] = [
+    torch.float64, torch.float32, torch.bfloat16, torch.float16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and dtype of one tensor of a boundary, and whether it needs a gradient."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    needs_gradient: bool
+    channels_last: bool = False
+    """Whether images are in torch's ``channels_last`` memory format, which fast kernels need."""
+
+    @staticmethod
+    def of(tensor: Tensor) -> TensorSpec:
+        """Returns the spec of a tensor."""
+        return TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, _is_channels_last(tensor))
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Its memory format."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Returns an uninitialised tensor of this spec on ``device``."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device, memory_format=self.layout)
+
+    @property
+    def bytes(self) -> int:
+        """Its size in a message."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+Boundary = tuple[TensorSpec, ...]
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Returns whether a tensor is channels_last; one that is also contiguous counts as contiguous."""
+    return tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def contiguous_view(tensor: Tensor) -> Tensor:
+    """Returns a contiguous view of the tensor's memory, as messages need."""
+    return tensor.permute(0, 2, 3, 1) if _is_channels_last(tensor) else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSkip:
+    """A skip that is stashed before a cut and popped behind it (``suite.pipeline.runtime.skip``)."""
+
+    name: str
+    spec: TensorSpec
+    same_as_output: int | None = None
+    """The index of the same tensor among the cut's ``main`` tensors, if it is one of them."""
+
+    def as_own_tensor(self) -> OpenSkip:
+        """Returns the skip as its own tensor."""
+        return OpenSkip(self.name, self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class CutSpec:
+    """All tensors between two layers for one micro-batch: the next layer's inputs, and open skips."""
+
+    main: Boundary
+    skips: tuple[OpenSkip, ...] = ()
+
+    @property
+    def distinct_tensors(self) -> Boundary:
+        """Each tensor once."""
+        return self.main + tuple(skip.spec for skip in self.skips if skip.same_as_output is None)
+
+
+@dataclass(frozen=True)
+class BoundaryMetadata:
+    """Sent to the next cell before a mini-batch: the cut of each micro-batch, and the first micro-batch's number."""
+
+    cuts: tuple[CutSpec, ...]
+    offset: int
+
+    def encode(self, names: Sequence[str] = ()) -> Tensor:
+        """Returns the metadata as one int64 vector, so that no pickles are sent. ``names`` are the model's skips, known
+        on both sides."""
+        numbers = [self.offset, len(self.cuts)]
+        for cut in self.cuts:
+            numbers += [len(cut.main), len(cut.skips)]
+            for spec in cut.main:
+                numbers += _encoded(spec)
+            for skip in cut.skips:
+                numbers += [
+                    names.index(skip.name),
+                    -1 if skip.same_as_output is None else skip.same_as_output,
+                    *_encoded(skip.spec),
+                ]
+        return torch.tensor(numbers, dtype=torch.int64)
+
+    @staticmethod
+    def decode(vector: Tensor, names: Sequence[str] = ()) -> BoundaryMetadata:
+        """Reverses ``encode``."""
+        numbers = iter(vector.tolist())
+        offset, count = next(numbers), next(numbers)
+        cuts = []
+        for _ in range(count):
+            tensors, skips = next(numbers), next(numbers)
+            main = tuple(_decoded(numbers) for _ in range(tensors))
+            open_skips = []
+            for _ in range(skips):
+                name, same = names[next(numbers)], next(numbers)
+                open_skips.append(OpenSkip(name, _decoded(numbers), None if same < 0 else same))
+            cuts.append(CutSpec(main, tuple(open_skips)))
+        return BoundaryMetadata(tuple(cuts), offset)
+
+
+def _encoded(spec: TensorSpec) -> list[int]:
+    flags = int(spec.needs_gradient) + 2 * int(spec.channels_last)
+    return [_DTYPES.index(spec.dtype), flags, len(spec.shape), *spec.shape]
+
+
+def _decoded(numbers: Iterator[int]) -> TensorSpec:
+    dtype, flags, dims = _DTYPES[next(numbers)], next(numbers), next(numbers)
+    return TensorSpec(tuple(next(numbers) for _ in range(dims)), dtype, bool(flags & 1), bool(flags & 2))
+
+
+def to_bf16(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Returns the tensors with fp32 cast to bf16; a tensor that occurs twice stays one tensor.
+
+    This happens between any two layers, whether or not a cell ends there, so results do not depend on K.
+    """
+    narrowed = {id(t): t.to(torch.bfloat16) if t.dtype == torch.float32 else t for t in tensors}
+    return tuple(narrowed[id(tensor)] for tensor in tensors)
+
+
+def cast_to_boundary(tensors: Sequence[Tensor], boundary: Boundary) -> tuple[Tensor, ...]:
+    """Returns the tensors with the boundary's dtypes: floating dtypes are cast, everything else must be equal.
+
+    Under mixed precision a cell's outputs may have another floating dtype than shape inference found.
+    """
+    assert len(tensors) == len(boundary), f"the cell has {len(tensors)} outputs, its boundary {len(boundary)}"
+    cast = []
+    for tensor, spec in zip(tensors, boundary, strict=True):
+        assert tuple(tensor.shape) == spec.shape, (
+            f"an output has shape {tuple(tensor.shape)}, its boundary {spec.shape}"
+        )
+        if tensor.dtype != spec.dtype:
+            both_floating = tensor.is_floating_point() and spec.dtype.is_floating_point
+            assert both_floating, f"an output has dtype {tensor.dtype}, its boundary {spec.dtype}"
+            tensor = tensor.to(spec.dtype)
+        cast.append(tensor)
+    return tuple(cast)

@@ -1,0 +1,336 @@
+"""The executor: runs a stage's list of actions, whatever schedule made it.
+
+F3   receive activations 3 -> run the cell -> send its outputs         (last cell: compute the loss)
+R3   run the cell again on the saved inputs, this time with a graph
+B3   receive gradients 3 -> backward -> send the inputs' gradients
+I3   the same, but weight gradients are deferred
+W3   add the weight gradients that I3 deferred
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from suite.errors import StallError
+from suite.pipeline.model.layers import Tensors
+from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.boundary import BoundaryMetadata, CutSpec, TensorSpec, cast_to_boundary
+from suite.pipeline.runtime.gradient_reducer import GradientReducer
+from suite.pipeline.runtime.p2p import P2PCommunicator, RecvQueues
+from suite.pipeline.runtime.recorder import Mark, Recorder
+from suite.pipeline.runtime.skip import CellBoundary, SkipLayout
+from suite.pipeline.runtime.stage import SavedMicroBatch, Stage
+from suite.pipeline.runtime.weight_grad import DeferredGrads
+from suite.pipeline.runtime.worker_status import WorkerStatus
+from suite.pipeline.schedule.action import Action, last_grad_actions, recomputed_in
+from suite.pipeline.schedule.config import ScheduleConfig
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Loss sums of a replica's share of a mini-batch, over its tokens. Only the last stage has them; zero elsewhere."""
+
+    objective: float = 0.0
+    metric: float = 0.0
+
+
+@dataclass(frozen=True)
+class CellLinks:
+    """How a cell communicates with the others: where its skips go, and its messages (None where K = 1)."""
+
+    skips: SkipLayout
+    p2p: P2PCommunicator | None
+
+
+@dataclass
+class CellState:
+    """One mini-batch in one cell."""
+
+    inputs: Sequence[CellBoundary]
+    outputs: Sequence[CellBoundary]
+    """Empty in the last cell."""
+    activations: RecvQueues | None = None
+    gradients: RecvQueues | None = None
+    saved: dict[int, SavedMicroBatch] = field(default_factory=dict)
+    deferred: dict[int, DeferredGrads] = field(default_factory=dict)
+
+
+@dataclass
+class StepState:
+    """One mini-batch on one stage; ``cells`` grows as its cells start, one by one."""
+
+    step: int
+    offset: int
+    train: bool
+    actions: list[Action]
+    recomputed: set[tuple[int, int]]
+    last_grad_actions: set[Action]
+    cells: list[CellState]
+    inputs: Sequence[Tensors] | None = None
+    targets: Sequence[Tensors] | None = None
+    scale: float = 0.0
+    results: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class Executor:
+    """Runs mini-batches through one stage.
+
+    After ``train`` the parameters' ``.grad`` hold this replica's gradients: of the summed objective, times R, divided
+    by the mini-batch's weight. So their mean over replicas is the gradient of the mini-batch's mean.
+    """
+
+    def __init__(
+        self,
+        coord: RankCoord,
+        stage: Stage,
+        links: Sequence[CellLinks],
+        schedule_config: ScheduleConfig,
+        status: WorkerStatus | None = None,
+    ) -> None:
+        """``links`` has one entry a cell of the stage; every action is reported to ``status``."""
+        assert len(links) == len(stage.cells) == schedule_config.virtual_stages, (
+            len(links),
+            len(stage.cells),
+            schedule_config,
+        )
+        assert all((cell_links.p2p is None) == (coord.stages == 1) for cell_links in links)
+        self.coord, self.stage, self.links, self.schedule_config = coord, stage, links, schedule_config
+        self.status = status or WorkerStatus()
+        self.status.stage = stage
+        self.recorder: Recorder | None = None
+        """Set for steps that are traced."""
+        self.reducer: GradientReducer | None = None
+        """Set where there are replicas; gradients are passed to it as soon as they are complete. The caller runs its
+        ``finish`` after each ``train``."""
+
+    def train(self, batch: MiniBatch | None, step: int) -> LossSums:
+        """Runs the forwards, recomputes and backwards of one mini-batch. Only the first and last stage need ``batch``.
+
+        Raises StallError, naming this stage and its action, when a message does not arrive in time.
+        """
+        assert self.reducer is None or self.reducer.idle, "gradients of the step before were not finished"
+        self.stage.train(True)
+        return self._run(batch, step, train=True)
+
+    def prefetch_shapes(self, batch: MiniBatch) -> None:
+        """Infers the shapes of a future mini-batch on the first stage. New shapes take a while, so another thread may
+        call this ahead of time."""
+        if self.coord.is_first and not self._is_last_cell(0):
+            for tensors in batch.inputs:
+                self.stage.infer_output(CutSpec(tuple(map(TensorSpec.of, tensors))))
+
+    def evaluate(self, batch: MiniBatch | None, step: int = 0) -> LossSums:
+        """Runs the forwards only, with dropout off."""
+        self.stage.train(False)
+        return self._run(batch, step, train=False)
+
+    def _run(self, batch: MiniBatch | None, step: int, train: bool) -> LossSums:
+        for cell_links in self.links:
+            if cell_links.p2p is not None:
+                cell_links.p2p.recorder = self.recorder
+        status_step = step if train else None
+        self.status.begin("open", status_step)
+        try:
+            state = self._begin(batch, step, train)
+            for action in state.actions:
+                self.status.begin(action, status_step)
+                if action.virtual_stage == len(state.cells):
+                    self._start_cell(state)
+                _HANDLERS[action.kind](self, state, action)
+                if self.reducer is not None and action in state.last_grad_actions:
+                    self.reducer.mark_ready(self.stage.parameters(action.virtual_stage))
+            self.status.begin("close", status_step)
+            while len(state.cells) < len(self.links):  # a replica without micro-batches has no action that starts them
+                self._start_cell(state)
+            for cell_links in self.links:
+                if cell_links.p2p is not None:
+                    cell_links.p2p.flush()
+        except StallError as error:
+            action_or_phase = self.status.action
+            at = f"at {action_or_phase}" if isinstance(action_or_phase, Action) else "at its first or last messages"
+            when = f"step {step}" if train else "evaluation"
+            raise type(error)(f"{self.coord}, {when}, {at}: {error}") from error
+        sums = [torch.stack(pair).double() for _, pair in sorted(state.results.items())]
+        objective, metric = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
+        return LossSums(objective, metric)
+
+    def _begin(self, batch: MiniBatch | None, step: int, train: bool) -> StepState:
+        """Receives the boundary metadata, sends that of the next cell, and posts the first receives."""
+        coord = self.coord
+        assert batch is not None or not (coord.is_first or coord.is_last), (
+            "the first and last stage need the mini-batch"
+        )
+        metadata = self._recv_metadata(0, batch)
+        actions = self.schedule_config.actions(coord.stages, len(metadata.cuts), train)[coord.stage]
+        state = StepState(
+            step,
+            metadata.offset,
+            train,
+            actions,
+            recomputed_in(actions),
+            last_grad_actions(actions),
+            [],
+        )
+        self._start_cell(state, metadata)
+        if batch is not None:
+            assert len(batch) == len(metadata.cuts), (
+                f"{len(batch)} micro-batches, the metadata has {len(metadata.cuts)}"
+            )
+            state.inputs = batch.inputs if coord.is_first else None
+            state.targets = batch.targets if coord.is_last else None
+            state.scale = coord.replicas / batch.weight
+        return state
+
+    def _recv_metadata(self, virtual_stage: int, batch: MiniBatch | None) -> BoundaryMetadata:
+        """Returns the metadata of a cell's input boundary."""
+        cell_links = self.links[virtual_stage]
+        if self.coord.is_first and virtual_stage == 0:
+            assert batch is not None
+            cuts = tuple(CutSpec(tuple(map(TensorSpec.of, tensors))) for tensors in batch.inputs)
+            return BoundaryMetadata(cuts, batch.offset)
+        assert cell_links.p2p is not None
+        with self.recorder.waiting() if self.recorder is not None else nullcontext():
+            return cell_links.p2p.recv_metadata(cell_links.skips.names)
+
+    def _start_cell(self, state: StepState, metadata: BoundaryMetadata | None = None) -> None:
+        """Starts the next cell: receives its metadata, sends that of the cell behind it, posts the first receives."""
+        virtual_stage = len(state.cells)
+        cell_links, metadata = self.links[virtual_stage], metadata or self._recv_metadata(virtual_stage, None)
+        p2p, skip_layout = cell_links.p2p, cell_links.skips
+        is_last = self._is_last_cell(virtual_stage)
+        output_cuts = [] if is_last else [self.stage.infer_output(cut, virtual_stage) for cut in metadata.cuts]
+        inputs = [skip_layout.input_boundary(cut) for cut in metadata.cuts]
+        outputs = [skip_layout.output_boundary(cut) for cut in output_cuts]
+        cell = CellState(inputs, outputs)
+        state.cells.append(cell)
+        if p2p is None:
+            return
+        if not is_last:
+            next_metadata = BoundaryMetadata(tuple(map(skip_layout.next_cut, output_cuts)), metadata.offset)
+            p2p.send_metadata(next_metadata, skip_layout.names)
+            if state.train:
+                order = [a.micro_batch for a in state.actions if a.direction < 0 and a.virtual_stage == virtual_stage]
+                cell.gradients = p2p.post_gradient_recvs([(i, outputs[i]) for i in order], state.step)
+        if not (self.coord.is_first and virtual_stage == 0):
+            order = [a.micro_batch for a in state.actions if a.kind == "F" and a.virtual_stage == virtual_stage]
+            cell.activations = p2p.post_activation_recvs([(i, inputs[i]) for i in order], state.step)
+
+    def _is_last_cell(self, virtual_stage: int) -> bool:
+        """Whether this cell ends with the loss."""
+        return self.coord.is_last and virtual_stage == len(self.links) - 1
+
+    def _to_device(self, tensors: Tensors) -> Tensors:
+        """Returns one micro-batch's tensors on the device; copied right before use, they occupy it only briefly."""
+        return tuple(tensor.to(self.stage.device, non_blocking=True) for tensor in tensors)
+
+    def _forward(self, state: StepState, action: Action) -> None:
+        i, cell = action.micro_batch, state.cells[action.virtual_stage]
+        if cell.activations is not None:
+            inputs = self._recv(cell.activations, i)
+        else:
+            assert state.inputs is not None
+            inputs = self._to_device(state.inputs[i])
+        start = self._mark()
+        saved = SavedMicroBatch(inputs)
+        if state.train:
+            cell.saved[i] = saved
+        if state.train and (action.virtual_stage, i) not in state.recomputed:
+            outputs, metric = self._forward_with_graph(state, action)
+        else:
+            with torch.no_grad():
+                outputs, metric = self.stage.forward(
+                    inputs, cell.inputs[i], *self._target(state, action), state.step, state.offset + i,
+                    action.virtual_stage,
+                )  # fmt: skip
+        self._record(action, start)
+        if metric is not None:
+            if self.status.faults is not None:
+                outputs = (self.status.faults.spoil_loss(outputs[0]),)
+            state.results[i] = (outputs[0].detach(), metric)
+        else:
+            p2p, boundary = self.links[action.virtual_stage].p2p, cell.outputs[i]
+            assert p2p is not None
+            p2p.send_activations(cast_to_boundary(outputs, boundary.tensors), boundary, i, state.step)
+
+    def _recompute(self, state: StepState, action: Action) -> None:
+        start = self._mark()
+        self._forward_with_graph(state, action)
+        self._record(action, start)
+
+    def _forward_with_graph(self, state: StepState, action: Action) -> tuple[Tensors, Tensor | None]:
+        i, cell = action.micro_batch, state.cells[action.virtual_stage]
+        return self.stage.forward_with_graph(
+            cell.saved[i], cell.inputs[i], *self._target(state, action), state.step, state.offset + i,
+            action.virtual_stage,
+        )  # fmt: skip
+
+    def _backward(self, state: StepState, action: Action) -> None:
+        i, cell = action.micro_batch, state.cells[action.virtual_stage]
+        saved = cell.saved.pop(i)
+        if cell.gradients is not None:
+            gradients = self._recv(cell.gradients, i)
+        else:
+            objective = state.results[i][0]
+            gradients = (torch.full_like(objective, state.scale),)
+        start = self._mark()
+        if action.kind == "I":
+            returned, cell.deferred[i] = self.stage.backward_input(
+                saved, gradients, cell.inputs[i], action.virtual_stage
+            )
+        else:
+            with self._overlap_reduction(state, action):
+                returned = self.stage.backward(saved, gradients, cell.inputs[i])
+        self._record(action, start)
+        p2p = self.links[action.virtual_stage].p2p
+        if p2p is not None and not (self.coord.is_first and action.virtual_stage == 0):
+            p2p.send_gradients(returned, cell.inputs[i], i, state.step)
+
+    def _overlap_reduction(self, state: StepState, action: Action) -> AbstractContextManager[None]:
+        """A context that reduces gradients over replicas during a cell's last backward; does nothing in others."""
+        if self.reducer is None or action not in state.last_grad_actions:
+            return nullcontext()
+        return self.reducer.overlap_backward(self.stage.parameters(action.virtual_stage))
+
+    def _backward_weight(self, state: StepState, action: Action) -> None:
+        start = self._mark()
+        deferred = state.cells[action.virtual_stage].deferred.pop(action.micro_batch)
+        for parameter in self.stage.backward_weight(deferred, action.virtual_stage):
+            if self.reducer is not None and action in state.last_grad_actions:
+                self.reducer.mark_ready([parameter])
+        self._record(action, start)
+
+    def _recv(self, queues: RecvQueues, micro_batch: int) -> Tensors:
+        if self.recorder is None:
+            return queues.recv(micro_batch)
+        with self.recorder.waiting():
+            return queues.recv(micro_batch)
+
+    def _mark(self) -> Mark:
+        return self.recorder.mark() if self.recorder is not None else None
+
+    def _record(self, action: Action, start: Mark) -> None:
+        if self.recorder is not None:
+            self.recorder.record(action.kind, action.micro_batch, start, action.virtual_stage)
+
+    def _target(self, state: StepState, action: Action) -> tuple[CellBoundary | None, Tensors]:
+        """Returns (output boundary, ()) of a cell; for the last cell (None, targets of the loss)."""
+        i = action.micro_batch
+        if not self._is_last_cell(action.virtual_stage):
+            return state.cells[action.virtual_stage].outputs[i], ()
+        assert state.targets is not None
+        return None, self._to_device(state.targets[i])
+
+
+_HANDLERS = {
+    "F": Executor._forward,
+    "R": Executor._recompute,
+    "I": Executor._backward,
+    "B": Executor._backward,
+    "W": Executor._backward_weight,
+}

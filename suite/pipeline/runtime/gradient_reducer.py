@@ -1,0 +1,137 @@
+"""Averages gradients over replicas during the last backward of a step.
+
+    stage 0     ... R0 B0: layer 3 | layer 2 | layer 1 | layer 0 |
+    replicas                       | mean 3  | mean 2  | mean 1  | mean 0 |
+
+In a step's last backward a layer's gradients are complete as soon as the layer is done, those of the last layer first.
+They are all-reduced in buckets of whole parameters, in the same order on all replicas. So little communication is left
+after the backward of the first stage, and even less on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from suite.pipeline.model.topology import Group
+
+BUCKET_BYTES = 4 << 20
+"""A bucket is full when it holds this much: large compared with a message's overhead, small compared with a stage."""
+
+
+class GradientReducer:
+    """The mean over replicas of one stage's gradients."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], tied: Sequence[nn.Parameter], replicas: Group) -> None:
+        """``parameters`` are the stage's in the order of its layers. ``tied`` ones have copies on other stages whose
+        gradients must be summed first, so theirs wait for ``finish``."""
+        self._group, self._replicas = replicas, dist.get_world_size(replicas)
+        tied_ids = set(map(id, tied))
+        self._tied = list(tied)
+        self._buckets = list(_buckets([p for p in reversed(parameters) if id(p) not in tied_ids]))
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._sent = 0
+        self._works: list[dist.Work] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether no all-reduce is pending."""
+        return not self._works
+
+    @contextmanager
+    def overlap_backward(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """A context for a backward that completes the gradients of ``parameters``; each is reduced when it is ready."""
+        hooks = [
+            p.register_post_accumulate_grad_hook(lambda p: self.mark_ready([p])) for p in parameters if p.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def mark_ready(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Marks gradients as complete in this step, and starts the all-reduce of the buckets that are now complete."""
+        for parameter in parameters:
+            bucket = self._bucket_of.get(id(parameter))
+            if bucket is not None:
+                bucket.missing.discard(id(parameter))
+        while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
+            self._send(self._buckets[self._sent].parameters)
+            self._sent += 1
+
+    def flush(self) -> None:
+        """Starts the all-reduce of all remaining buckets except the tied ones."""
+        self.mark_ready(p for bucket in self._buckets for p in bucket.parameters)
+
+    def finish(self) -> None:
+        """Reduces the tied gradients, which must be sums over their copies by now, and waits for all.
+
+        ``.grad`` of each parameter is then the mean over replicas; a gradient that a replica lacks counts as zero. All
+        replicas must call this.
+        """
+        self.flush()
+        for bucket in _buckets(self._tied):
+            self._send(bucket.parameters)
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+        self._sent = 0
+        for bucket in self._buckets:
+            bucket.reset()
+
+    @torch.no_grad()
+    def _send(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Starts the all-reduce of some gradients in one flat tensor; ``.grad`` become views of it."""
+        flat = _flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
+        flat.div_(self._replicas)
+        for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = piece.view_as(parameter)
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        assert work is not None
+        self._works.append(work)
+
+
+@dataclass
+class _Bucket:
+    """Parameters whose gradients are reduced together; ``missing`` are those not complete yet, by id."""
+
+    parameters: list[nn.Parameter]
+    missing: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins a step."""
+        self.missing = set(map(id, self.parameters))
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[_Bucket]:
+    """Divides the parameters, in order, into buckets of one dtype each."""
+    bucket: list[nn.Parameter] = []
+    for parameter in parameters:
+        # a large one gets a bucket of its own, to avoid a copy
+        full = _bytes(bucket) >= BUCKET_BYTES or _bytes([parameter]) >= BUCKET_BYTES
+        if bucket and (full or parameter.dtype != bucket[0].dtype):
+            yield _Bucket(bucket)
+            bucket = []
+        bucket.append(parameter)
+    if bucket:
+        yield _Bucket(bucket)
+
+
+def _bytes(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def _flatten(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns the values as one flat tensor; a single contiguous tensor is not copied."""
+    if len(gradients) == 1:
+        return gradients[0].contiguous().view(-1)
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])

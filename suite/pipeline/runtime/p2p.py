@@ -1,0 +1,325 @@
+"""Point-to-point messages between stages: tagged, received ahead of need, sent without waiting.
+
+    stage k      F0 ----a0---> stage k+1       PREPOSTED_RECVS receives are posted ahead,
+                 F1 ----a1--->                 so a tensor arrives while the stage computes;
+                 B1 <---g1----                 a send waits only if too many are in flight
+
+Neighbouring cells exchange messages, and so do cells that a skip connects (``suite.pipeline.runtime.skip``). Before
+them each cell sends metadata to the next one: the shapes of this mini-batch. Tensors between two cells of one stage
+stay on the device and need no message.
+
+On a CPU every wait has a deadline, and its error says which message of which stage is missing. On a GPU the stream
+waits and the host continues; the process groups and the supervisor time out.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from suite.errors import NeighbourLostError, StallError
+from suite.pipeline.model.layers import Tensors
+from suite.pipeline.model.topology import CellPair, Group, ProcessGroups, RankCoord
+from suite.pipeline.runtime.boundary import BoundaryMetadata, TensorSpec, contiguous_view
+from suite.pipeline.runtime.recorder import Recorder
+from suite.pipeline.runtime.skip import CellBoundary
+from suite.pipeline.schedule.flow_control import MAX_INFLIGHT_SENDS, PREPOSTED_RECVS
+
+_TENSORS_A_MESSAGE = 64
+
+
+@dataclass
+class Deadline:
+    """The longest that one wait may take, in seconds; the training loop shortens it once it knows a step's length."""
+
+    seconds: float
+    waiting_for: str = ""
+    """The message that is being waited for; empty if none."""
+    ended_s: float = 0.0
+    """When the last wait ended."""
+    began_s: float = 0.0
+    """When the last wait began."""
+    waited_s: float = 0.0
+    """Total seconds of finished waits."""
+
+    def total_waited_s(self) -> float:
+        """Returns the total seconds of all waits, including the current one."""
+        return self.waited_s + (time.monotonic() - self.began_s if self.waiting_for else 0.0)
+
+
+def wait(work: dist.Work, deadline: Deadline, what: str, device: torch.device) -> None:
+    """Waits for one message of tensors on ``device``. Raises StallError when the deadline passes or the peer is gone.
+
+    On a GPU only the current stream waits: with a timeout NCCL would block the host until the tensor has arrived.
+    """
+    deadline.began_s, deadline.waiting_for = time.monotonic(), what
+    try:
+        if device.type == "cuda":
+            work.wait()
+        else:
+            work.wait(timedelta(seconds=deadline.seconds))
+    except RuntimeError as error:
+        explained = as_stall_error(error, what, deadline.seconds)
+        if explained is error:
+            raise
+        raise explained from error
+    deadline.waiting_for, deadline.ended_s = "", time.monotonic()
+    deadline.waited_s += deadline.ended_s - deadline.began_s
+
+
+def as_stall_error(error: RuntimeError, what: str, seconds: float) -> RuntimeError | StallError:
+    """Returns a StallError for a wait that timed out or lost its peer, and any other error unchanged."""
+    text = str(error).lower()
+    if "gloo" not in text and "nccl" not in text:
+        return error
+    if "timed out" in text or "timeout" in text:
+        return StallError(f"waited {seconds:.0f} s for {what}")
+    if re.search("connection|broken pipe|socket|remote", text):
+        return NeighbourLostError(f"lost the connection while waiting for {what}; that process has ended, see its log")
+    return error
+
+
+class RecvQueue:
+    """The messages of one mini-batch from one peer, in the order in which they are received."""
+
+    def __init__(
+        self, source: int, group: Group, messages: Sequence[tuple[int, Sequence[TensorSpec]]],
+        step: int, device: torch.device, deadline: Deadline, what: str,
+    ) -> None:  # fmt: skip
+        self._source, self._group, self._step = source, group, step
+        self._device, self._deadline, self._what = device, deadline, what
+        self._messages: Iterator[tuple[int, Sequence[TensorSpec]]] = iter(messages)
+        self._posted: deque[tuple[int, Tensors, list[dist.Work]]] = deque()
+        for _ in range(PREPOSTED_RECVS):
+            self._post()
+
+    def _post(self) -> None:
+        message = next(self._messages, None)
+        if message is None:
+            return
+        micro_batch, specs = message
+        tensors = tuple(spec.empty(self._device) for spec in specs)
+        works = [
+            dist.irecv(contiguous_view(tensor), self._source, group=self._group, tag=_tag(self._step, micro_batch, at))
+            for at, tensor in enumerate(tensors)
+            if tensor.numel()
+        ]
+        self._posted.append((micro_batch, tensors, [work for work in works if work is not None]))
+
+    def recv(self, micro_batch: int) -> Tensors:
+        """Returns one micro-batch's tensors, waiting for them if they have not arrived, and posts the next receive."""
+        expected, tensors, works = self._posted.popleft()
+        assert expected == micro_batch, f"{self._what}: {expected} is next, {micro_batch} was requested"
+        for work in works:
+            wait(work, self._deadline, f"{self._what} of micro-batch {micro_batch}", self._device)
+        self._post()
+        return tensors
+
+
+class RecvQueues:
+    """All messages into a cell in one direction; merges each micro-batch's tensors from several peers."""
+
+    def __init__(
+        self, recv_from: dict[int, Callable[[int], Tensors]], indices: dict[int, dict[int, tuple[int, ...]]]
+    ) -> None:  # fmt: skip
+        """``recv_from[peer](i)`` receives micro-batch i's tensors from a cell; ``indices[i][peer]`` are their positions
+        in the boundary."""
+        self._recv_from, self._indices = recv_from, indices
+
+    def recv(self, micro_batch: int) -> Tensors:
+        """Returns one micro-batch's tensors in the boundary's order; waits as ``RecvQueue.recv`` does."""
+        tensors: dict[int, Tensor] = {}
+        for peer, indices in self._indices[micro_batch].items():
+            tensors.update(zip(indices, self._recv_from[peer](micro_batch), strict=True))
+        return tuple(tensors[at] for at in sorted(tensors))
+
+
+LocalMessages = dict[tuple[int, int, int], Tensors]
+"""Tensors from one cell of a stage to another, not received yet, by (source, target, micro-batch)."""
+
+
+def warm_up_order(pairs: Iterable[CellPair], stage: int, stages: int) -> Iterator[tuple[str, CellPair, bool]]:
+    """Yields a stage's warm-up messages in order: the kind, the pair of cells, and whether this stage sends.
+
+    All stages go through the pairs in the same order, so there is no circular wait."""
+    for kind in ("activations", "gradients"):
+        for pair in sorted(pairs):
+            if stage in (cell % stages for cell in pair):
+                yield kind, pair, pair[0] % stages == stage
+
+
+def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> None:
+    """Exchanges a message in each direction's group between all stages that communicate, before receives are posted.
+
+    NCCL creates a pair's communicator at its first message and blocks until both ranks join: a pre-posted gradient
+    receive would wait for the first gradient before the first activation could leave. gloo does not need this.
+    """
+    if device.type != "cuda":
+        return
+    token = torch.zeros(1, device=device)
+    for kind, pair, sends in warm_up_order(groups.p2p_group_index, coord.stage, coord.stages):
+        group = getattr(groups, kind)[groups.p2p_group_index[pair]]
+        peer = coord.rank_of(coord.replica, pair[sends] % coord.stages)
+        if sends:
+            dist.send(token, peer, group=group)
+        else:
+            dist.recv(token, peer, group=group)
+
+
+class P2PCommunicator:
+    """The messages of one cell with other cells. Peers are cells; v * K + k is the v-th cell of stage k."""
+
+    def __init__(
+        self, coord: RankCoord, groups: ProcessGroups, device: torch.device, deadline: Deadline, local: LocalMessages,
+        virtual_stage: int = 0, max_inflight_sends: int = MAX_INFLIGHT_SENDS,
+    ) -> None:  # fmt: skip
+        """All cells of a stage share ``local``. At most ``max_inflight_sends`` sends to a neighbour are in flight."""
+        self.coord, self.groups, self.device, self.deadline = coord, groups, device, deadline
+        self._local = local
+        self.cell, self._max_inflight_sends = virtual_stage * coord.stages + coord.stage, max_inflight_sends
+        self.recorder: Recorder | None = None
+        """Records waits for sends; the executor records those for receives."""
+        self.delay: Callable[[], None] | None = None
+        """Called before each send; delays it in fault-injection tests."""
+        self._sent: dict[int, deque[tuple[list[tuple[dist.Work, Tensor]], str]]] = {}
+
+    def send_metadata(self, metadata: BoundaryMetadata, names: Sequence[str]) -> None:
+        """Sends the next cell the metadata of this mini-batch; ``names`` are the model's skips."""
+        vector = metadata.encode(names)
+        tensors = (torch.tensor([vector.numel()]), vector)
+        self._send(tensors, self.cell + 1, self._group("activations", self.cell + 1), 0, "the metadata")
+
+    def recv_metadata(self, names: Sequence[str]) -> BoundaryMetadata:
+        """Returns the previous cell's metadata. Raises StallError when it does not arrive in time."""
+        what = f"the metadata of {self._describe(self.cell - 1)}"
+        length = torch.zeros(1, dtype=torch.int64)
+        self._receive(length, 0, what)
+        vector = torch.zeros(int(length), dtype=torch.int64)
+        self._receive(vector, 1, what)
+        return BoundaryMetadata.decode(vector, names)
+
+    def post_activation_recvs(self, messages: Sequence[tuple[int, CellBoundary]], step: int) -> RecvQueues:
+        """Posts receives for activations from other cells."""
+        indices = {i: dict(boundary.peers) for i, boundary in messages}
+        return self._recv_queues(messages, indices, "activations", step)
+
+    def post_gradient_recvs(self, messages: Sequence[tuple[int, CellBoundary]], step: int) -> RecvQueues:
+        """Posts receives for gradients from other cells."""
+        indices = {i: dict(boundary.grad_peers) for i, boundary in messages}
+        return self._recv_queues(messages, indices, "gradients", step)
+
+    def _recv_queues(
+        self,
+        messages: Sequence[tuple[int, CellBoundary]],
+        indices: dict[int, dict[int, tuple[int, ...]]],
+        kind: str,
+        step: int,
+    ) -> RecvQueues:
+        expected: dict[int, list[tuple[int, list[TensorSpec]]]] = {}
+        for i, boundary in messages:
+            for peer, of_peer in indices[i].items():
+                expected.setdefault(peer, []).append((i, [boundary.tensors[at] for at in of_peer]))
+        return RecvQueues({peer: self._recv_from(peer, kind, specs, step) for peer, specs in expected.items()}, indices)
+
+    def _recv_from(
+        self, peer: int, kind: str, messages: Sequence[tuple[int, list[TensorSpec]]], step: int
+    ) -> Callable[[int], Tensors]:  # fmt: skip
+        if self._is_local(peer):
+            return lambda micro_batch: self._local.pop((peer, self.cell, micro_batch))
+        what = f"the {kind} from {self._describe(peer)}"
+        return RecvQueue(
+            self._rank(peer), self._group(kind, peer), messages, step, self.device, self.deadline, what
+        ).recv  # fmt: skip
+
+    def send_activations(self, tensors: Sequence[Tensor], boundary: CellBoundary, micro_batch: int, step: int) -> None:
+        """Sends one micro-batch's activations, each tensor to its cell, without waiting for delivery."""
+        what = f"the activations of micro-batch {micro_batch}"
+        for peer, indices in boundary.peers:
+            sent = [tensors[at].detach().contiguous(memory_format=boundary.tensors[at].layout) for at in indices]
+            self._send_or_keep(sent, peer, "activations", micro_batch, step, what)
+
+    def send_gradients(self, tensors: Sequence[Tensor], boundary: CellBoundary, micro_batch: int, step: int) -> None:
+        """Sends one micro-batch's gradients without waiting: of the inputs that need one, in their order."""
+        what = f"the gradients of micro-batch {micro_batch}"
+        needed = sorted(at for _, indices in boundary.grad_peers for at in indices)
+        gradients = dict(zip(needed, tensors, strict=True))
+        for peer, indices in boundary.grad_peers:
+            sent = [gradients[at].contiguous(memory_format=boundary.tensors[at].layout) for at in indices]
+            self._send_or_keep(sent, peer, "gradients", micro_batch, step, what)
+
+    def flush(self) -> None:
+        """Waits until all sends are complete, so that their memory is free."""
+        assert not self._local, f"tensors between cells of this stage were not received: {sorted(self._local)}"
+        for sent in self._sent.values():
+            self._wait_for_oldest(sent, keep=0)
+
+    def _wait_for_oldest(self, sent: deque[tuple[list[tuple[dist.Work, Tensor]], str]], keep: int) -> None:
+        if len(sent) <= keep:
+            return
+        with self.recorder.waiting() if self.recorder is not None else nullcontext():
+            while len(sent) > keep:
+                works, what = sent.popleft()
+                for work, tensor in works:
+                    wait(work, self.deadline, f"{what} to be received by their target stage", tensor.device)
+
+    def _send_or_keep(
+        self, tensors: Sequence[Tensor], peer: int, kind: str, micro_batch: int, step: int, what: str
+    ) -> None:
+        """Sends a micro-batch's tensors to another cell, or keeps them for a cell of this stage."""
+        if self._is_local(peer):
+            self._local[self.cell, peer, micro_batch] = tuple(tensors)
+        else:
+            self._send(tensors, peer, self._group(kind, peer), _tag(step, micro_batch, 0), what)
+
+    def _send(self, tensors: Sequence[Tensor], peer: int, group: Group, tag: int, what: str) -> None:
+        if self.delay is not None:
+            self.delay()
+        works = []
+        for at, tensor in enumerate(tensors):
+            if tensor.numel() == 0:
+                continue
+            tensor = contiguous_view(tensor)
+            work = dist.isend(tensor, self._rank(peer), group=group, tag=tag + at)
+            if work is not None:
+                works.append((work, tensor))
+        distance = abs(peer - self.cell)
+        sent = self._sent.setdefault(0 if distance == 1 else peer - self.cell, deque())
+        sent.append((works, what))
+        self._wait_for_oldest(sent, keep=self._max_inflight_sends + distance - 1)
+
+    def _rank(self, peer: int) -> int:
+        return self.coord.rank_of(self.coord.replica, peer % self.coord.stages)
+
+    def _group(self, kind: str, peer: int) -> Group:
+        groups: tuple[Group, ...] = getattr(self.groups, kind)
+        return groups[self.groups.p2p_group_index[min(self.cell, peer), max(self.cell, peer)]]
+
+    def _is_local(self, peer: int) -> bool:
+        return peer % self.coord.stages == self.coord.stage
+
+    def _describe(self, peer: int) -> str:
+        virtual_stage, stage = divmod(peer, self.coord.stages)
+        return f"stage {stage}" + (
+            f", its cell {virtual_stage}" if virtual_stage or self.cell >= self.coord.stages else ""
+        )
+
+    def _receive(self, tensor: Tensor, tag: int, what: str) -> None:
+        peer = self.cell - 1
+        work = dist.irecv(tensor, self._rank(peer), group=self._group("activations", peer), tag=tag)
+        if work is not None:
+            wait(work, self.deadline, what, tensor.device)
+
+
+def _tag(step: int, micro_batch: int, tensor: int) -> int:
+    """Returns a tag for (step, micro-batch, tensor) above the two of metadata; pair and direction have own groups."""
+    assert tensor < _TENSORS_A_MESSAGE, f"more than {_TENSORS_A_MESSAGE} tensors in one boundary"
+    return 2 + tensor + _TENSORS_A_MESSAGE * (micro_batch % 4096 + 4096 * (step % 1024))

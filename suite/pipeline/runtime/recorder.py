@@ -1,0 +1,79 @@
+"""Records when a stage does what. On a GPU it uses CUDA events, because the host runs ahead of the device.
+
+A span begins when an action's message has arrived and ends with its last computation; it never includes waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from suite.pipeline.schedule.timeline import Kind, Span
+
+Mark = Any
+"""A point in time: seconds of the host's monotonic clock, or an event in the device's stream."""
+
+
+class Recorder:
+    """The spans of one worker's step, in seconds of this host's monotonic clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._device = device
+        self._recorded: list[tuple[Kind, int, Mark, Mark, int]] = []
+        self._zero: tuple[float, Mark] = (0.0, None)
+        self.began = 0.0
+        """When the step began."""
+        self.waited = 0.0
+        """Seconds of this step that the host waited for messages."""
+
+    def begin(self) -> float:
+        """Clears the spans and begins a step; returns the time."""
+        self._recorded.clear()
+        self.waited = 0.0
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        self.began = time.monotonic()
+        if self._cuda:
+            self._zero = self.began, self.mark()
+        return self.began
+
+    def mark(self) -> Mark:
+        """Returns the current time."""
+        if not self._cuda:
+            return time.monotonic()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def record(self, kind: Kind, micro_batch: int, start: Mark, virtual_stage: int = 0) -> None:
+        """Records an action from ``start`` to now; ``micro_batch`` is -1 for one that belongs to all."""
+        self._recorded.append((kind, micro_batch, start, self.mark(), virtual_stage))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A context in which the host waits for others."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited += time.monotonic() - begin
+
+    def spans(self) -> list[Span]:
+        """Returns the spans since ``begin``; waits for a GPU."""
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        return [
+            Span(kind, i, self._seconds(start), self._seconds(end), virtual_stage)
+            for kind, i, start, end, virtual_stage in self._recorded
+        ]
+
+    def _seconds(self, mark: Mark) -> float:
+        if not self._cuda:
+            return float(mark)
+        host, zero = self._zero
+        return host + float(zero.elapsed_time(mark)) / 1e3

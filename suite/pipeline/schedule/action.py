@@ -1,0 +1,64 @@
+"""The actions of a schedule: what a stage does with one micro-batch in one of its cells.
+
+F3     forward of micro-batch 3                B3     backward
+R3     recompute of its activations            I3     backward of the inputs only; W3 follows later
+F3.1   forward in the stage's second cell      W3     backward of the weights
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from suite.errors import SettingError
+
+Kind = Literal["F", "R", "I", "B", "W"]
+
+KINDS = "FRIBW"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing a stage does with one micro-batch; prints as ``F3`` and parses back."""
+
+    kind: Kind
+    micro_batch: int
+    virtual_stage: int = 0
+    """Which of the stage's cells."""
+
+    @property
+    def direction(self) -> int:
+        """Of its messages: 1 activations to the next cell, -1 gradients to the previous one, 0 it sends none."""
+        return 1 if self.kind == "F" else -1 if self.kind in "IB" else 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.micro_batch}" + (f".{self.virtual_stage}" if self.virtual_stage else "")
+
+    @staticmethod
+    def parse(text: str) -> Action:
+        """Returns the action that ``text`` prints. Raises SettingError for anything else."""
+        match = re.fullmatch(r"([FRIBW])(\d+)(?:\.([1-9]\d*))?", text)
+        if match is None:
+            raise SettingError(f"{text!r} is no action; actions look like F3, R3, I3, B3, W3, or F3.1 in a second cell")
+        return Action(match[1], int(match[2]), int(match[3] or 0))  # type: ignore[arg-type]
+
+
+Schedule = list[list[Action]]
+"""The actions of each stage, in order."""
+
+
+def virtual_stages_of(schedule: Sequence[Sequence[Action]]) -> int:
+    """Returns how many cells a stage holds."""
+    return 1 + max((action.virtual_stage for actions in schedule for action in actions), default=0)
+
+
+def recomputed_in(actions: Sequence[Action]) -> set[tuple[int, int]]:
+    """Returns (virtual stage, micro-batch) of everything that a stage recomputes."""
+    return {(action.virtual_stage, action.micro_batch) for action in actions if action.kind == "R"}
+
+
+def last_grad_actions(actions: Sequence[Action]) -> set[Action]:
+    """Returns for each cell of a stage the last action that adds to weight gradients."""
+    return set({action.virtual_stage: action for action in actions if action.kind in "BW"}.values())

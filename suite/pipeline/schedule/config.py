@@ -1,0 +1,132 @@
+"""Which schedule a pipeline runs, for any number of micro-batches: its name, cells a stage, and what is recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from suite.errors import SettingError
+from suite.pipeline.schedule.action import Action, Schedule
+from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, with_recomputes
+from suite.pipeline.schedule.schedules import (
+    fill_drain,
+    forward_only,
+    interleaved,
+    one_forward_one_backward,
+    zero_bubble,
+)
+from suite.pipeline.schedule.validate import check
+from suite.settings import PipelineSettings, ScheduleName
+
+MIN_VIRTUAL_STAGES = 2
+"""The fewest cells a stage of an interleaved schedule; with one it would be 1F1B."""
+
+INTERLEAVED = ("interleaved", "zero_bubble")
+"""Schedules that support several cells a stage."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """A schedule's parameters except K and M. All workers of a run have the same."""
+
+    schedule: ScheduleName = "fill_drain"
+    max_live_graphs: tuple[int, ...] = (1,)
+    """The most graphs alive at once (``suite.pipeline.schedule.remat``) in each of the K * ``virtual_stages`` cells; a
+    single number applies to all."""
+    virtual_stages: int = 1
+    """Cells a stage."""
+
+    @staticmethod
+    def from_settings(pipeline: PipelineSettings) -> ScheduleConfig:
+        """Returns the config of settings in which nothing is ``auto``."""
+        assert "auto" not in (pipeline.schedule, pipeline.remat), "the plan decides these"
+        return ScheduleConfig(pipeline.schedule, (MAX_LIVE_GRAPHS[pipeline.remat],), pipeline.virtual_stages)
+
+    @property
+    def defers_weight_grads(self) -> bool:
+        """Whether weight gradients are deferred."""
+        return self.schedule == "zero_bubble"
+
+    def actions(self, stages: int, micro_batches: int, train: bool = True) -> Schedule:
+        """Returns the validated schedule of K stages and M micro-batches."""
+        return [list(actions) for actions in _actions(self, stages, micro_batches, train)]
+
+    def unchecked(self, stages: int, micro_batches: int) -> Schedule:
+        """Returns the schedule of a training step, not validated; stages with equal actions share one list."""
+        known: dict[tuple[tuple[Action, ...], tuple[int, ...]], list[Action]] = {}
+        schedule = []
+        for k, actions in enumerate(self.without_recompute(stages, micro_batches)):
+            key = tuple(actions), tuple(self.max_live_graphs_of(k, stages))
+            if key not in known:
+                known[key] = with_recomputes(*key)
+            schedule.append(known[key])
+        return schedule
+
+    def max_live_graphs_of(self, stage: int, stages: int) -> Sequence[int]:
+        """Returns ``max_live_graphs`` of a stage's cells."""
+        cells = stages * self.virtual_stages
+        each = self.max_live_graphs * cells if len(self.max_live_graphs) == 1 else self.max_live_graphs
+        assert len(each) == cells, f"{len(each)} numbers of graphs for {cells} cells"
+        return each[stage::stages]
+
+    def without_recompute(self, stages: int, micro_batches: int) -> Schedule:
+        """Returns the schedule without recomputes, not validated. Raises SettingError for an unknown name."""
+        if self.schedule == "interleaved":
+            return interleaved(stages, micro_batches, self.virtual_stages)
+        if self.schedule == "zero_bubble":
+            return zero_bubble(stages, micro_batches, self.virtual_stages)
+        if self.schedule == "1f1b":
+            return one_forward_one_backward(stages, micro_batches)
+        if self.schedule == "fill_drain":
+            return fill_drain(stages, micro_batches)
+        raise SettingError(f"no schedule is called {self.schedule!r}; use fill_drain, 1f1b, interleaved or zero_bubble")
+
+
+@lru_cache(maxsize=256)
+def _actions(
+    schedule_config: ScheduleConfig, stages: int, micro_batches: int, train: bool
+) -> tuple[tuple[Action, ...], ...]:
+    schedule = (
+        schedule_config.unchecked(stages, micro_batches)
+        if train
+        else forward_only(stages, micro_batches, schedule_config.virtual_stages)
+    )
+    check(schedule, micro_batches, train)
+    return tuple(map(tuple, schedule))
+
+
+def setting_faults(pipeline: PipelineSettings, layers: int) -> list[str]:
+    """Returns every contradiction between schedule, K, virtual stages and number of layers, each with a remedy."""
+    stages, virtual_stages, schedule = pipeline.stages, pipeline.virtual_stages, pipeline.schedule
+    max_virtual_stages = layers // stages
+    one_cell_remedy = "pipeline.virtual_stages=1"
+    if schedule == "interleaved":
+        one_cell_remedy = "pipeline.schedule=1f1b" + (" pipeline.virtual_stages=1" if virtual_stages > 1 else "")
+    if schedule == "interleaved" and virtual_stages < MIN_VIRTUAL_STAGES:
+        nearest = (
+            "pipeline.virtual_stages=2" if max_virtual_stages >= MIN_VIRTUAL_STAGES and stages > 1 else one_cell_remedy
+        )
+        return [
+            f"pipeline.schedule=interleaved needs stages of several cells, pipeline.virtual_stages is 1; use {nearest}"
+        ]
+    if virtual_stages == 1 or schedule == "auto":
+        return []
+    if schedule not in INTERLEAVED:
+        return [
+            f"pipeline.virtual_stages is {virtual_stages}, and a stage of {schedule} holds one cell; "
+            "use pipeline.virtual_stages=1 or pipeline.schedule=interleaved"
+        ]
+    if stages == 1:
+        return [f"stages of several cells need 2 stages or more, there is 1; use {one_cell_remedy}"]
+    if virtual_stages > max_virtual_stages:
+        nearest = (
+            f"pipeline.virtual_stages={max_virtual_stages}"
+            if max_virtual_stages >= MIN_VIRTUAL_STAGES
+            else one_cell_remedy
+        )
+        return [
+            f"{stages} stages of {virtual_stages} cells need {stages * virtual_stages} layers, "
+            f"the model has {layers}; use {nearest}"
+        ]
+    return []

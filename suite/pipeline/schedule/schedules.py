@@ -1,0 +1,173 @@
+"""Schedules: for each stage the ordered list of its actions. Each generator's docstring shows its picture.
+
+Messages are not separate actions: ``F`` receives its input from the previous cell and sends its output to the next one,
+``B`` and ``I`` do the same with gradients in the other direction. ``R`` comes right before its backward. Only the
+backward waits for the gradient, so a stage recomputes while the gradient is in transit.
+``suite.pipeline.schedule.remat`` decides which micro-batches are recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from suite.errors import SettingError
+from suite.pipeline.schedule.action import Action, Kind, Schedule
+
+
+def fill_drain(stages: int, micro_batches: int) -> Schedule:
+    """Returns the paper's schedule (figure 2c and section 2.3); here all but the last micro-batch are recomputed:
+
+        stage 0   F0 F1 F2 F3 .  .  .  .  B3 R2 B2 R1 B1 R0 B0
+        stage 1   .  F0 F1 F2 F3 .  .  B3 R2 B2 R1 B1 R0 B0
+        stage 2   .  .  F0 F1 F2 F3 B3 R2 B2 R1 B1 R0 B0
+
+    All forwards, then all backwards from last to first, so the graph of the last forward is still alive.
+    """
+    fill = [Action("F", i) for i in range(micro_batches)]
+    drain = [Action("B", i) for i in reversed(range(micro_batches))]
+    return [fill + drain for _ in range(stages)]
+
+
+def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
+    """Returns 1F1B (PipeDream-Flush; Narayanan et al., 2021):
+
+        stage 0   F0 F1 F2 .  .  B0 F3 B1 F4 B2 .  B3 .  B4
+        stage 1   .  F0 F1 .  B0 F2 B1 F3 B2 F4 B3 .  B4
+        stage 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
+
+    As long as fill-drain, but stage k never holds more than K - k micro-batches.
+    """
+    forwards, backwards = [Action("F", i) for i in range(micro_batches)], [Action("B", i) for i in range(micro_batches)]
+    return _greedy(stages, forwards, backwards, [_RunAheadLimits(stages - k) for k in range(stages)])
+
+
+def interleaved(stages: int, micro_batches: int, virtual_stages: int) -> Schedule:
+    """Returns interleaved 1F1B (Narayanan et al., 2021): a stage holds ``virtual_stages`` cells, cell v * K + k the
+    v-th of k.
+
+        stage 0   F0   F1   F0.1 F1.1 F2   B0.1 F3   B1.1 F2.1 B0   F3.1 B1   .    B2.1 .    B3.1 B2   B3
+        stage 1   .    F0   F1   F0.1 B0.1 F1.1 B1.1 F2   B0   F3   B1   F2.1 B2.1 F3.1 B3.1 B2   B3
+
+    Micro-batches run in groups of K: each group passes all stages once per virtual stage. A cell has 1 /
+    ``virtual_stages`` of a stage's layers, so filling and draining the pipeline takes that fraction of the time. The
+    last group may be smaller.
+    """
+    return _greedy(
+        stages,
+        *_interleaved_order(stages, micro_batches, virtual_stages, "B"),
+        [_RunAheadLimits(each) for each in _ahead(stages, virtual_stages)],
+    )
+
+
+def _interleaved_order(
+    stages: int, micro_batches: int, virtual_stages: int, backward: Kind
+) -> tuple[list[Action], list[Action]]:
+    """Returns the order of forwards and that of backwards of kind ``backward``, the same on all stages."""
+    groups = [range(begin, min(begin + stages, micro_batches)) for begin in range(0, micro_batches, stages)]
+    forwards = [
+        Action("F", i, virtual_stage) for group in groups for virtual_stage in range(virtual_stages) for i in group
+    ]
+    backwards = [
+        Action(backward, i, virtual_stage)
+        for group in groups
+        for virtual_stage in reversed(range(virtual_stages))
+        for i in group
+    ]
+    return forwards, backwards
+
+
+def _ahead(stages: int, virtual_stages: int) -> list[int]:
+    """Returns how far each stage's forwards may run ahead of its backwards."""
+    return [2 * (stages - k - 1) + (virtual_stages - 1) * stages + 1 for k in range(stages)]
+
+
+def zero_bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> Schedule:
+    """Returns a zero-bubble schedule (Qi et al., 2023, their ZB-H1): ``I`` computes only what the previous stage waits
+    for, and ``W``, the weight gradients, fills idle time.
+
+        stage 0   F0 F1 F2 .  .  I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4
+        stage 1   .  F0 F1 .  I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4
+        stage 2   .  .  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4
+
+    Stage k runs at most K - k forwards ahead of its backwards, as in 1F1B, and at most K ahead of its weight gradients.
+    In equal units of time a step of M >= 2K - 1 takes M (F + I + W) + (K - 1) F, which is optimal for schedules that
+    begin at stage 0.
+
+    With several ``virtual_stages`` it is also interleaved. No stage's forwards run further ahead of its weight
+    gradients than those of stage 0 run ahead of its backwards:
+
+        stage 0   F0   F1   F0.1 F1.1 F2   I0.1 W0.1 I1.1 F2.1 I0   I1   W1.1 W0   I2.1 W1   I2   W2.1 W2
+        stage 1   .    F0   F1   F0.1 I0.1 F1.1 I1.1 F2   I0   I1   W0.1 F2.1 I2.1 W1.1 I2   W0   W1   W2.1 W2
+    """
+    if virtual_stages > 1:
+        ahead = _ahead(stages, virtual_stages)
+        limits = [_RunAheadLimits(each, ahead[0]) for each in ahead]
+        return _greedy(stages, *_interleaved_order(stages, micro_batches, virtual_stages, "I"), limits)
+    forwards, backwards = [Action("F", i) for i in range(micro_batches)], [Action("I", i) for i in range(micro_batches)]
+    return _greedy(stages, forwards, backwards, [_RunAheadLimits(stages - k, stages) for k in range(stages)])
+
+
+def forward_only(stages: int, micro_batches: int, virtual_stages: int = 1) -> Schedule:
+    """Returns the schedule of an evaluation: forwards only."""
+    order = (
+        fill_drain(stages, micro_batches) if virtual_stages == 1 else interleaved(stages, micro_batches, virtual_stages)
+    )
+    return [[action for action in actions if action.kind == "F"] for actions in order]
+
+
+@dataclass(frozen=True)
+class _RunAheadLimits:
+    """How far a stage's forwards may run ahead of its backwards, and of its weight gradients if these are deferred."""
+
+    of_backwards: int
+    of_deferred: int | None = None
+
+
+def _greedy(
+    stages: int, forwards: Sequence[Action], backwards: Sequence[Action], limits: Sequence[_RunAheadLimits]
+) -> Schedule:  # fmt: skip
+    """Plays all stages in equal units of time. A free stage runs its next forward if its limits allow it and the input
+    has arrived, else its next backward if the gradient has arrived, else its next deferred weight gradient.
+
+    Raises SettingError when no stage can run any of these: they would wait for each other forever.
+    """
+    schedule: Schedule = [[] for _ in range(stages)]
+    ends: dict[tuple[int, int, int], int] = {}  # by direction, cell and micro-batch
+    counts = [{1: 0, -1: 0, 0: 0} for _ in range(stages)]  # by direction; 0 counts weight gradients
+    last = max((action.virtual_stage for action in forwards), default=0) * stages + stages - 1
+
+    def has_arrived(action: Action, k: int, unit: int) -> bool:
+        cell, i = action.virtual_stage * stages + k, action.micro_batch
+        if action.kind == "F":
+            return cell == 0 or ends.get((1, cell - 1, i), unit + 1) <= unit
+        return ends.get((1, cell, i) if cell == last else (-1, cell + 1, i), unit + 1) <= unit
+
+    def next_action(k: int, unit: int) -> Action | None:
+        count, limit = counts[k], limits[k]
+        allowed = count[1] - count[-1] < limit.of_backwards
+        if limit.of_deferred is not None:
+            allowed = allowed and count[1] - count[0] < limit.of_deferred
+        if count[1] < len(forwards) and allowed and has_arrived(forwards[count[1]], k, unit):
+            return forwards[count[1]]
+        if count[-1] < count[1] and has_arrived(backwards[count[-1]], k, unit):
+            return backwards[count[-1]]
+        if limit.of_deferred is not None and count[0] < count[-1]:
+            return replace(backwards[count[0]], kind="W")
+        return None
+
+    unit, length = 0, len(forwards) * (2 if limits[0].of_deferred is None else 3)
+    while any(len(actions) < length for actions in schedule):
+        idle = True
+        for k, actions in enumerate(schedule):
+            action = next_action(k, unit)
+            if action is not None:
+                idle = False
+                actions.append(action)
+                counts[k][action.direction] += 1
+                ends[action.direction, action.virtual_stage * stages + k, action.micro_batch] = unit + 1
+        if idle:
+            done = ", ".join(f"{len(actions)} of stage {k}" for k, actions in enumerate(schedule))
+            raise SettingError(f"no stage can continue after {done}, of {length} actions each; raise the limits")
+        unit += 1
+    return schedule

@@ -1,0 +1,83 @@
+"""A simulated or measured step: what each stage did when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["F", "R", "I", "B", "W", "U"]
+"""Kinds of actions (``suite.pipeline.schedule.action``), and ``U``: the update at the end of the mini-batch, which is
+reductions and the optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One action of a stage, in seconds since the step began. A stage waits between its spans."""
+
+    kind: Kind
+    micro_batch: int
+    """-1 for an update, which belongs to the whole mini-batch."""
+    start: float
+    end: float
+    virtual_stage: int = 0
+    """Which of the stage's cells."""
+
+    @property
+    def seconds(self) -> float:
+        """Its duration."""
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        if self.micro_batch < 0:
+            return self.kind
+        return f"{self.kind}{self.micro_batch}" + (f".{self.virtual_stage}" if self.virtual_stage else "")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One row of spans a stage, each in order of time."""
+
+    rows: tuple[tuple[Span, ...], ...]
+
+    @property
+    def seconds(self) -> float:
+        """When the last stage ends."""
+        return max((row[-1].end for row in self.rows if row), default=0.0)
+
+    def busy(self, stage: int, kinds: str = "FRIBWU") -> float:
+        """Returns the seconds a stage spent on actions of these kinds."""
+        return sum(span.seconds for span in self.rows[stage] if span.kind in kinds)
+
+    def idle(self, stage: int) -> float:
+        """Returns the share of the step, 0 to 1, in which a stage is idle."""
+        return 1 - self.busy(stage) / self.seconds if self.seconds else 0.0
+
+    @property
+    def bubble(self) -> float:
+        """The idle share of all stages together."""
+        return sum(self.idle(stage) for stage in range(len(self.rows))) / len(self.rows)
+
+
+def text(timeline: Timeline, width: int = 100) -> str:
+    """Returns the timeline as text, a row a stage, ``width`` characters for the whole step.
+
+    Each character is the kind that takes most of its time, or a dot for waiting.
+    """
+    return "\n".join(f"stage {k:<3} {_row(row, timeline.seconds, width)}" for k, row in enumerate(timeline.rows))
+
+
+def _row(row: Sequence[Span], seconds: float, width: int) -> str:
+    slot_s = seconds / width if seconds else 1.0
+    shares: list[dict[str, float]] = [{} for _ in range(width)]
+    for span in row:
+        for at in range(int(span.start / slot_s), min(width, int(span.end / slot_s) + 1)):
+            share = min(span.end, (at + 1) * slot_s) - max(span.start, at * slot_s)
+            shares[at][span.kind] = shares[at].get(span.kind, 0.0) + max(0.0, share)
+    return "".join(_dominant_kind(seconds_of, slot_s) for seconds_of in shares)
+
+
+def _dominant_kind(seconds_of: dict[str, float], slot_s: float) -> str:
+    waiting = slot_s - sum(seconds_of.values())
+    kind = max(seconds_of, key=seconds_of.__getitem__, default=".")
+    return kind if seconds_of.get(kind, 0.0) > waiting else "."

@@ -1,0 +1,152 @@
+"""One asynchronous save: a thread writes a checkpoint while training continues.
+
+Each stage of the first replica writes a start marker, its layers, and then its file list: names, sizes and digests of
+the layers. Rank 0 waits for all file lists, publishes the manifest and removes the markers. A folder with a marker and
+no manifest is an interrupted save; a folder with neither has lost its manifest. The name of a file list has an id that
+all workers agreed on when the save began, so files of an earlier attempt are never mistaken for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+from safetensors.torch import save
+from torch import Tensor
+
+from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
+from suite.training.checkpoint.retention import mark_good, rotate
+from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
+
+FIRST_POLL_S, LONGEST_POLL_S = 0.01, 1.0
+"""Seconds between polls for the other stages' file lists. It grows, because an object store charges for each poll."""
+
+Snapshot = dict[int, dict[str, Tensor]]
+Files = dict[str, File]
+_FILES: TypeAdapter[Files] = TypeAdapter(Files)
+
+
+def folder_of(step: int) -> str:
+    """Returns the name of a checkpoint's folder."""
+    return f"{step:08d}"
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What rank 0 needs to publish the manifest."""
+
+    stages: int
+    notes: dict[str, Any]
+    proven: int | None
+    """Step of the previous checkpoint, if a finite step followed it."""
+    log: Callable[[str], None]
+
+
+class AsyncSave:
+    """One worker's running save. Its daemon thread ends with the process."""
+
+    def __init__(
+        self, storage: Storage, step: int, save_id: str, snapshot: Snapshot, stage: int, publication: Publication | None
+    ) -> None:
+        self.step = step
+        self._storage, self._folder, self._save_id, self._snapshot = storage, folder_of(step), save_id, snapshot
+        self._stage, self._publication = stage, publication
+        self._written, self._ended, self._given_up = threading.Event(), threading.Event(), threading.Event()
+        self._fault: str | None = None
+        self.published = False
+        threading.Thread(target=self._run, name=f"save of step {step}", daemon=True).start()
+
+    def wait_written(self, seconds: float) -> str | None:
+        """Waits for this worker's files and returns the error message, if any."""
+        return self._fault if self._written.wait(seconds) else f"not done within {seconds:.0f} s"
+
+    def wait_ended(self, seconds: float) -> str | None:
+        """Waits for the thread to end and returns the error message, if any."""
+        return self._fault if self.ends_within(seconds) else f"not done within {seconds:.0f} s"
+
+    def ends_within(self, seconds: float) -> bool:
+        """Waits for the thread and returns whether it has ended, with or without an error."""
+        return self._ended.wait(seconds)
+
+    def give_up(self) -> None:
+        """Tells the publishing thread that some file lists will not come; it then removes the folder."""
+        self._given_up.set()
+
+    def _run(self) -> None:
+        files: Files = {}
+        self._note_fault(lambda: files.update(self._write()))
+        self._written.set()
+        publication = self._publication
+        if publication is not None:
+            self._note_fault(lambda: self._publish(files, publication))
+        self._ended.set()
+
+    def _note_fault(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._fault = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            with suppress(OSError):  # the log may be on the same full disk
+                traceback.print_exc()
+
+    def _write(self) -> Files:
+        files: Files = {}
+        self._storage.write(self._start_marker(self._stage), b"")
+        for layer in sorted(self._snapshot):
+            data = save(self._snapshot.pop(layer))
+            name = layer_file(layer)
+            self._storage.write(f"{self._folder}/{name}", data)
+            files[name] = File(bytes=len(data), sha256=digest(data))
+        if self._publication is None:
+            self._storage.write(self._file_list(self._stage), _FILES.dump_json(files))
+        return files
+
+    def _publish(self, files: Files, publication: Publication) -> None:
+        others = range(1, publication.stages)
+        if self._fault is not None or not self._wait_for([self._file_list(stage) for stage in others]):
+            self._given_up.wait()  # others may still be writing; the next save point checks all of them
+            self._storage.remove_folder(self._folder)
+            return
+        for stage in others:
+            path = self._file_list(stage)
+            files |= _FILES.validate_json(self._storage.read(path, self._storage.size(path)))
+        manifest = Manifest(step=self.step, written=time.time(), files=files, notes=publication.notes)
+        self._storage.settle(self._folder)  # in a power cut the manifest must not survive without its files
+        self._storage.write(f"{self._folder}/{MANIFEST}", manifest.encode())
+        self._storage.settle(self._folder)
+        self.published = True
+        self._clean_up(
+            [*map(self._start_marker, range(publication.stages)), *map(self._file_list, others)], publication
+        )
+
+    def _wait_for(self, paths: list[str]) -> bool:
+        """Returns whether all files appeared before this save was given up."""
+        pause, wanted = FIRST_POLL_S, {path.rpartition("/")[2] for path in paths}
+        while not wanted <= (self._storage.names(self._folder) if wanted else set()):
+            if self._given_up.wait(pause):
+                return False
+            pause = min(2 * pause, LONGEST_POLL_S)
+        return True
+
+    def _clean_up(self, temporary: list[str], publication: Publication) -> None:
+        try:
+            for path in temporary:
+                self._storage.remove(path)
+            if publication.proven is not None:
+                mark_good(self._storage, folder_of(publication.proven))
+            rotate(self._storage, self.step)
+        except OSError as error:
+            with suppress(OSError):
+                publication.log(f"old checkpoints could not be removed: {error}")
+
+    def _start_marker(self, stage: int) -> str:
+        return f"{self._folder}/{BEGUN}{stage}"
+
+    def _file_list(self, stage: int) -> str:
+        return f"{self._folder}/share-{stage}-{self._save_id}.json"

@@ -1,0 +1,87 @@
+"""Append-only JSON-lines files: metrics, loss spikes, traces. A write that fails does not end the training."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_TAIL = 4096
+
+
+class JsonLinesFile:
+    """A file of JSON lines. Readers see each line at once.
+
+    Lines that a full disk rejects stay in memory, in order, and are retried with the next line.
+    """
+
+    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
+        """Keeps the file's first ``keep_bytes`` bytes and drops the rest."""
+        self._path, self._pending, self._warned = path, b"", False
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.ftruncate(self._file, keep_bytes)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Appends a line."""
+        self._pending += json.dumps(line).encode() + b"\n"
+        self._flush()
+
+    def close(self) -> None:
+        """Writes pending lines if possible, then closes the file."""
+        self._flush()
+        os.close(self._file)
+
+    def _flush(self) -> None:
+        try:
+            while self._pending:
+                self._pending = self._pending[os.write(self._file, self._pending) :]
+        except OSError as error:
+            if not self._warned:
+                with suppress(OSError):  # the log may be on the same disk
+                    message = f"cannot write {self._path.name}, lines stay in memory: {error}"
+                    print(message, file=sys.stderr, flush=True)
+            self._warned = True
+
+
+def reopen(path: Path, start: int) -> JsonLinesFile:
+    """Opens a file to continue after step ``start``. Drops lines of later steps, which the resumed run repeats.
+
+    Truncates in place, which needs no space on a full disk.
+    """
+    keep_bytes = 0
+    for raw in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        try:
+            if json.loads(raw)["step"] > start or not raw.endswith(b"\n"):
+                break
+        except ValueError:  # truncated by a crash
+            break
+        keep_bytes += len(raw)
+    return JsonLinesFile(path, keep_bytes)
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """Returns the last complete line of a file; None without one. Reads only the file's last 4 KiB."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            complete = file.read().rpartition(b"\n")[0]
+        line = json.loads(complete.rpartition(b"\n")[2])
+    except (OSError, ValueError):
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the complete lines of a file. Skips a line truncated by a crash."""
+    if not path.exists():
+        return []
+    lines = []
+    for line in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines

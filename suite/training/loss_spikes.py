@@ -1,0 +1,68 @@
+"""Loss spikes: losses far above the recent ones, one line each in ``spikes.jsonl``.
+
+A spike exceeds the median of the last hundred losses by 8 deviations. The deviation is the median absolute deviation,
+scaled to a normal distribution's standard deviation, so one spike in the window hardly changes the bound. It is at
+least a thousandth of the median, so rounding noise of a constant loss is no spike.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from suite.training.jsonl import reopen
+from suite.training.trackers import Values
+
+WINDOW, LEAST = 100, 20
+"""Losses in the window, and the fewest needed for a bound."""
+
+DEVIATIONS = 8.0
+
+LEAST_DEVIATION = 1e-3
+"""As a share of the median."""
+
+_NORMAL = 1.4826
+"""Standard deviation over median absolute deviation of a normal distribution."""
+
+
+class LossSpikes:
+    """A tracker that records loss spikes and logs the first step of each."""
+
+    def __init__(self, path: Path, start: int, log: Callable[[str], None]) -> None:
+        """``start`` is the step that the run resumes from."""
+        self._file, self._log = reopen(path, start), log
+        self._last: deque[float] = deque(maxlen=WINDOW)
+        self._in_spike = False
+
+    def log(self, step: int, values: Values) -> None:
+        """Checks one step's loss. Skipped non-finite steps are no spikes."""
+        if not values["applied"]:
+            return
+        loss, bound = values["loss"], self.bound()
+        is_spike = bound is not None and loss > bound
+        if is_spike:
+            line = {"step": step, "bound": bound, **{name: values[name] for name in ("loss", "grad_norm", "lr")}}
+            self._file.write(line)
+            if not self._in_spike:
+                median = statistics.median(self._last)
+                self._log(
+                    f"step {step}: the loss rose from {median:.3f} to {loss:.3f}; "
+                    f"gradient norm {values['grad_norm']:.3g}"
+                )
+        self._in_spike = is_spike
+        self._last.append(loss)
+
+    def bound(self) -> float | None:
+        """Returns the largest next loss that is no spike; None while too few losses are known."""
+        if len(self._last) < LEAST:
+            return None
+        median = statistics.median(self._last)
+        spread = _NORMAL * statistics.median(abs(loss - median) for loss in self._last)
+        return median + DEVIATIONS * max(spread, LEAST_DEVIATION * abs(median))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Closes the file."""
+        self._file.close()

@@ -1,0 +1,111 @@
+"""Each worker's use of its machine: processor, memory, waits. A thread writes it beside the training.
+
+    runs/<name>/<id>/system/0-2.jsonl     replica 0, stage 2: one line every ten seconds, and one at the end
+
+The metrics rank reads the other workers' last lines from these files, so training steps send no messages for them. On a
+GPU only the stream waits for other stages' tensors, not the process, so the device utilization replaces the waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import torch
+
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.worker_status import WorkerStatus
+from suite.training.jsonl import last_line, reopen
+from suite.training.periodic import PeriodicThread
+
+PERIOD = 10.0
+
+
+class SystemMetrics:
+    """A context in which a worker records its use of its machine.
+
+    Each line has the steps done, the attempt, ``cpu_percent`` (100 for one fully busy core) and ``resident_bytes``; on
+    a CPU ``waiting_percent``, the share of time spent waiting for other stages' tensors; on a GPU
+    ``gpu_allocated_bytes``, ``gpu_reserved_bytes`` and, if the driver reports it, ``gpu_percent``.
+    """
+
+    def __init__(
+        self, folder: Path, coord: RankCoord, attempt: int, status: WorkerStatus, device: torch.device
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder, self._coord, self._attempt, self._status = folder, coord, attempt, status
+        self._start = status.first_step or 0
+        self._lines = reopen(path_of(folder, coord.replica, coord.stage), self._start)
+        self._device, self._queries_driver = device, device.type == "cuda"
+        self._process = psutil.Process()
+        self._sampled_at, self._waited_s = time.monotonic(), status.deadline.total_waited_s()
+        self._newest: dict[str, float] = {}
+        self._thread = PeriodicThread(self._write_and_sample, PERIOD, "system metrics")
+        self._process.cpu_percent()  # the next call measures from here
+
+    def __enter__(self) -> SystemMetrics:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread.end():
+            self._write()
+            self._lines.close()
+
+    def sample(self) -> None:
+        """Reads the last line of every worker of this attempt."""
+        newest: dict[str, float] = {}
+        for replica in range(self._coord.replicas):
+            for stage in range(self._coord.stages):
+                line = last_line(path_of(self._folder, replica, stage))
+                if line is None or line.get("attempt") != self._attempt:
+                    continue
+                metrics = {name: value for name, value in line.items() if name not in ("step", "attempt")}
+                newest |= {f"stage/{replica}.{stage}/{name}": value for name, value in metrics.items()}
+        self._newest = newest
+
+    def latest(self) -> dict[str, float]:
+        """Returns the metrics read since the last call, named like ``stage/0.2/resident_bytes``, without waiting."""
+        newest, self._newest = self._newest, {}
+        return newest
+
+    def _write_and_sample(self) -> None:
+        self._write()
+        if self._coord.is_metrics_rank:
+            self.sample()
+
+    def _write(self) -> None:
+        line: dict[str, Any] = {"step": self._start + self._status.steps_done, "attempt": self._attempt}
+        line["cpu_percent"] = self._process.cpu_percent()
+        line["resident_bytes"] = self._process.memory_info().rss
+        self._lines.write(line | (self._gpu_metrics() if self._device.type == "cuda" else self._wait_metrics()))
+
+    def _wait_metrics(self) -> dict[str, float]:
+        now, waited_s = time.monotonic(), self._status.deadline.total_waited_s()
+        share = (waited_s - self._waited_s) / max(now - self._sampled_at, 1e-9)
+        self._sampled_at, self._waited_s = now, waited_s
+        return {"waiting_percent": 100 * min(max(share, 0.0), 1.0)}
+
+    def _gpu_metrics(self) -> dict[str, float]:
+        metrics: dict[str, float] = {
+            "gpu_allocated_bytes": torch.cuda.memory_allocated(self._device),
+            "gpu_reserved_bytes": torch.cuda.memory_reserved(self._device),
+        }
+        if self._queries_driver:
+            try:
+                metrics["gpu_percent"] = torch.cuda.utilization(self._device)
+            except Exception as error:  # the driver's library may be missing, or not support a part of a device
+                self._queries_driver = False
+                print(f"GPU utilization is not available: {error}", file=sys.stderr, flush=True)
+        return metrics
+
+
+def path_of(folder: Path, replica: int, stage: int) -> Path:
+    """Returns the file of one worker."""
+    return folder / f"{replica}-{stage}.jsonl"

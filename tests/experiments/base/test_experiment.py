@@ -1,0 +1,192 @@
+"""An experiment's record: it agrees with itself, refuses what it does not know, and survives its file exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from experiments.base.experiment import Experiment
+from experiments.planning.planner import _merged
+from experiments.registry import read_experiment
+from experiments.translation.experiment import TranslationExperiment
+from experiments.translation.runs import t12_400m
+from models.loss import TranslationLoss
+from models.transformer import TransformerShape
+from suite.errors import SettingError
+from suite.settings import OptimizerSettings, PipelineSettings, TextSettings, TrackingSettings, TrainSettings
+
+REAL = st.floats(min_value=1e-300, max_value=1e300)
+SHARE = st.floats(min_value=0, max_value=1, exclude_max=True)
+WHOLE = st.integers(min_value=1, max_value=10**12)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Experiment:
+    """Any experiment that agrees with itself."""
+    depth, vocabulary = draw(st.integers(1, 70)), draw(st.integers(300, 10**6))
+    stages = draw(st.integers(1, 2 * depth + 3))
+    cells = (*(1,) * (stages - 1), 2 * depth + 3 - stages + 1) if draw(st.booleans()) else None
+    return TranslationExperiment(
+        name=draw(st.text()),
+        scale=draw(st.sampled_from(["paper", "laptop"])),
+        model=TransformerShape(
+            layers=depth,
+            width=2 * draw(WHOLE),
+            feed_forward=draw(WHOLE),
+            heads=draw(WHOLE),
+            vocabulary=vocabulary,
+            dropout=draw(SHARE),
+            label_smoothing=draw(SHARE),
+            logit_clip=draw(st.none() | REAL),
+        ),
+        text=TextSettings(corpus=draw(st.text()), vocabulary=vocabulary, temperature=draw(REAL)),
+        pipeline=PipelineSettings(
+            stages=stages, layers_per_cell=cells, remat=draw(st.sampled_from(["always", "never"]))
+        ),
+        optimizer=OptimizerSettings(learning_rate=draw(REAL), max_grad_norm=draw(st.none() | REAL), beta1=draw(SHARE)),
+        train=TrainSettings(steps=draw(WHOLE), threads=draw(st.none() | WHOLE)),
+        tracking=TrackingSettings(project=draw(st.text())),
+        trace=draw(st.booleans()),
+        shrunk=tuple(draw(st.lists(st.text(), max_size=3))),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(records())
+def test_its_file_gives_it_back_exactly(record: Experiment) -> None:
+    assert read_experiment(record.to_toml()) == record
+
+
+def test_none_in_the_file_is_none_even_where_the_default_is_not() -> None:
+    assert OptimizerSettings().max_grad_norm is not None
+    record = t12_400m().with_settings("optimizer.max_grad_norm=none model.logit_clip=none")
+    again = read_experiment(record.to_toml())
+    assert again.optimizer.max_grad_norm is None
+    assert again.model.logit_clip is None
+
+
+def test_build_gives_layers_without_memory_and_the_loss() -> None:
+    layers, loss = t12_400m().build()
+    assert len(layers) == 15
+    assert {parameter.device for layer in layers for parameter in layer.parameters()} == {torch.device("meta")}
+    assert isinstance(loss, TranslationLoss)
+    assert loss.label_smoothing == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = ", "not valid TOML"),
+        (
+            t12_400m().to_toml().replace("format = 2\n", ""),
+            "another version of the suite.*format 1, this version reads",
+        ),
+        (
+            'format = 2\nname = "x"',
+            "task is None in the experiment's file; it must be one of translation, classification",
+        ),
+        ('format = 2\nname = "x"\ntask = "translation"', "missing"),
+        (t12_400m().to_toml().replace("steps = 100000", 'steps = "many"'), "train.steps takes an integer.*'many'"),
+        (t12_400m().to_toml().replace("heads = 16", "haeds = 16"), "unknown field haeds; did you mean heads"),
+        (t12_400m().to_toml() + "speed = 3\n", "text.speed is not a setting"),
+        (t12_400m().to_toml().replace("[tracking]", "tracking = 3"), "tracking"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_its_fault(text: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        read_experiment(text)
+
+
+def changed(**sections: Any) -> Experiment:
+    return TranslationExperiment(**{**dict(t12_400m()), **sections})
+
+
+def test_wrong_types_and_names_are_refused_in_code_too() -> None:
+    shape: Any = t12_400m().model
+    with pytest.raises(ValidationError, match="heads"):
+        changed(model=replace(shape, heads=2.5))
+    with pytest.raises(ValidationError, match="speed"):
+        changed(speed=3)
+    with pytest.raises(ValidationError, match="frozen"):
+        t12_400m().name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"text": TextSettings(vocabulary=500)}, "model.vocabulary is 64000 and text.vocabulary 500"),
+        ({"pipeline": PipelineSettings(stages=16)}, "pipeline.stages is 16, the model has 15 layers; use 1 to 15"),
+        ({"pipeline": PipelineSettings(stages=2, layers_per_cell=(5, 5, 5))}, "has 3 cells, pipeline.stages is 2"),
+        ({"pipeline": PipelineSettings(stages=2, layers_per_cell=(5, 5))}, "hold 10 layers, the model has 15"),
+        ({"pipeline": PipelineSettings(stages=2, layers_per_cell=(15, 0))}, "none may be empty"),
+    ],
+)
+def test_contradictions_are_refused_with_both_numbers(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        changed(**sections)
+
+
+def test_settings_reach_their_fields_with_their_types() -> None:
+    record = t12_400m().with_settings(
+        "train.steps=50 pipeline.stages=4 pipeline.layers_per_cell=4,4,4,3 optimizer.learning_rate=1e-3 "
+        "text.corpus=django text.vocabulary=5000 pipeline.remat=always train.threads=2 model.logit_clip=none trace=true"
+    )
+    assert record.trace
+    assert not t12_400m().trace
+    assert (record.train.steps, record.pipeline.stages, record.pipeline.layers_per_cell) == (50, 4, (4, 4, 4, 3))
+    assert (record.optimizer.learning_rate, record.text.corpus, record.pipeline.remat) == (1e-3, "django", "always")
+    assert record.text.vocabulary == record.model.vocabulary == 5000
+    assert (record.train.threads, record.model.logit_clip) == (2, None)
+    assert t12_400m().with_settings(["train.steps=50", "train.seed=3"]).train.seed == 3
+    assert t12_400m().with_settings("") == t12_400m()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.steps=abc", "train.steps takes an integer; it was given 'abc'"),
+        ("train.steps=0", "train.steps takes an integer, 1 or more; it was given 0$"),
+        ("train.steps=-1", "train.steps takes an integer, 1 or more; it was given -1$"),
+        ("optimizer.beta1=1.5", "optimizer.beta1 takes a number, less than 1.0; it was given 1.5$"),
+        ("train.seed=9223372036854775808", "train.seed takes an integer, less than 9223372036854775808; it was given"),
+        ("train.steps=1.5", "train.steps takes an integer; it was given '1.5'"),
+        ("optimizer.learning_rate=fast", "optimizer.learning_rate takes a number"),
+        ("optimizer.name=sgd", "optimizer.name takes one of adamw, adafactor, rmsprop; it was given 'sgd'"),
+        ("optimizer.max_grad_norm=x", "optimizer.max_grad_norm takes a number, or none"),
+        (
+            "pipeline.layers_per_cell=a,b",
+            "pipeline.layers_per_cell takes integers joined by commas, such as 10,12, or none",
+        ),
+        ("model.heads=none", "model.heads takes an integer; it was given 'none'"),
+        ("model.width=63", "width must be even"),
+        ("model.vocabulary=5000", "set only text.vocabulary"),
+        ("pipeline.stages=99", "the model has 15 layers"),
+        ("train.stepz=5", "train.stepz is not a setting; did you mean train.steps"),
+        ("steps=5", "steps is not a setting; did you mean train.steps"),
+        ("train=5", "train is not a setting"),
+        ("scale=paper", "scale is not a setting"),
+        ("trace=sometimes", "trace takes true or false; it was given 'sometimes'"),
+        ("pipeline.stages=20 pipeline.layers_per_cell=9,9", "has 15 layers.*has 2 cells.*hold 18 layers"),
+        ("train.steps", "has no '='"),
+        ("train.checkpoint_dir='/my disk", "No closing quotation.*a value with blanks stands in quotes"),
+        ("train.steps=5 train.steps=6", "train.steps is set twice, to 5 and to 6"),
+    ],
+)
+def test_a_bad_setting_is_one_sentence_naming_it(setting: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message) as fault:
+        t12_400m().with_settings(setting)
+    assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("quote", "'\"")
+def test_a_value_with_blanks_stands_in_quotes(quote: str) -> None:
+    found = t12_400m().with_settings(f"train.steps=5  train.checkpoint_dir={quote}/my disk/runs{quote}")
+    assert (found.train.steps, found.train.checkpoint_dir) == (5, "/my disk/runs")
+    printed = _merged("train.steps=5", f"train.checkpoint_dir={quote}/my disk/runs{quote}")  # as a plan's remedy has it
+    assert t12_400m().with_settings(printed) == found

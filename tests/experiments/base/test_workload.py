@@ -1,0 +1,175 @@
+"""What stands for a run in its plan: the same key for the same costs, and micro-batches of the run's own text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.base.cluster import Cluster
+from experiments.registry import find, resolve
+from experiments.translation.language_model import LanguageModel
+from experiments.translation.workload import FIRST_WORD, Translation, random_ids
+from models.language_model import LanguageModelShape
+from suite.data.text.batching import TranslationBatches
+from suite.data.text.prepare import folder_of, prepare
+from suite.data.text.text import TextData
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.profile import MicroBatch
+from suite.settings import OptimizerSettings, PipelineSettings
+
+LAPTOP = Cluster(2, 2**33, "cpu")
+SHAPE = LanguageModelShape(4, width=16, feed_forward=32, heads=2, vocabulary=50, time=12)
+
+
+def translation(settings: str = "", text: Path | None = None) -> Translation:
+    """T(2, 128, 1) on Django's texts."""
+    base = "model.layers=2 text.corpus=django text.vocabulary=1200 text.max_length=32 train.batch_tokens=600"
+    experiment, _ = resolve("t12_400m", "laptop", LAPTOP, base)
+    return Translation(experiment.with_settings(settings), text)
+
+
+def costs(work: Translation) -> list[LayerCost]:
+    """Estimated anew: what a plan asks for is kept by key."""
+    layers, loss = work.build()
+    return estimate(layers, loss, work.sample().largest, DEVICES["TPUv3"], work.optimizer)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("cache")
+    settings = translation().experiment.text
+    prepare(settings, cache, print)
+    return folder_of(settings, cache)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "pipeline.stages=3",
+        "pipeline.remat=never",
+        "pipeline.stages=2 pipeline.layers_per_cell=3,4",
+        "pipeline.micro_batches=4 pipeline.replicas=2",  # the same 8 micro-batches
+        "train.steps=7 train.checkpoint_every=2 train.valid_pairs=9",
+        "trace=true tracking.wandb=disabled",
+    ],
+)
+def test_translations_of_the_same_costs_have_one_key(settings: str) -> None:
+    one, other = translation(), translation(settings)
+    assert other.key() == one.key()
+    assert costs(other) == costs(one)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "pipeline.micro_batches=4",
+        "pipeline.replicas=2",
+        "train.batch_tokens=1200",
+        "text.max_length=16",
+        "text.vocabulary=1201",
+        "optimizer.name=adafactor",
+        "optimizer.precision=bf16",
+        "model.feed_forward=256",
+        "model.dropout=0.1",
+        "model.layers=3",
+    ],
+)
+def test_translations_of_other_costs_have_another_key(settings: str) -> None:
+    one, other = translation(), translation(settings)
+    assert other.key() != one.key()
+    assert costs(other) != costs(one)
+
+
+def test_real_text_and_rows_of_longest_sentences_have_different_keys(text: Path) -> None:
+    assert translation(text=text).key() != translation().key()
+
+
+def language(micro_batches: int = 8, optimizer: Any = None, shape: LanguageModelShape = SHAPE, **pipeline: Any) -> Any:
+    settings = PipelineSettings(micro_batches=micro_batches, **pipeline)
+    return LanguageModel(shape, settings, optimizer or OptimizerSettings())
+
+
+def test_language_models_have_one_key_for_the_same_costs_only() -> None:
+    one = language()
+    for same in (
+        language(stages=3),
+        language(remat="never"),
+        language(micro_batches=4, replicas=2),
+        language().with_settings("batch.steps=5"),
+    ):
+        assert same.key() == one.key()
+    for other in (
+        language(micro_batches=16),
+        language(replicas=2),
+        language(optimizer=OptimizerSettings(name="adafactor")),
+        language(optimizer=OptimizerSettings(precision="bf16")),
+        language(shape=LanguageModelShape(4, width=16, feed_forward=64, heads=2, vocabulary=50, time=12)),
+        language().with_settings("batch.sequences=64"),
+    ):
+        assert other.key() != one.key()
+
+
+def test_a_language_model_is_sampled_by_full_sequences() -> None:
+    sample = language(micro_batches=5, replicas=2).sample()  # 32 sequences in 10 micro-batches: four at most
+    assert [tensor.shape for tensor in (*sample.typical.inputs, *sample.typical.targets)] == [(4, 12), (4, 12)]
+    assert sample.largest is sample.typical
+
+
+def test_less_of_a_mini_batch_and_the_setting_that_makes_it_so() -> None:
+    model, setting = language().with_share(0.25)
+    assert (model.examples, model.batch, setting) == (8, 8 * 12, "batch.sequences=8")
+    assert language().with_settings(setting) == model
+    work, setting = translation().with_share(0.5)
+    assert (work.batch, setting) == (300, "train.batch_tokens=300")
+    assert Translation(translation().experiment.with_settings(setting)) == work
+
+
+def test_without_text_the_sample_is_rows_of_longest_sentences() -> None:
+    paper = Translation(find("t128_6b")).sample()
+    # 4,000,000 tokens in 8 x 256 micro-batches: 1953.1 each, which 16 rows of 128 hold
+    assert paper.largest.inputs[0].shape == paper.largest.inputs[1].shape == (16, 128)
+    assert paper.largest.targets[0].shape == (16, 128)
+    assert Translation(find("t128_6b")).examples == 4_000_000 // 128
+
+
+def test_random_ids_are_words_and_always_the_same() -> None:
+    ids = random_ids(50, 40, 20)
+    assert ids.dtype == torch.int64
+    assert (int(ids.min()), int(ids.max())) == (FIRST_WORD, 19)
+    assert torch.equal(ids, random_ids(50, 40, 20))
+
+
+def places(one: MicroBatch) -> int:
+    return sum(tensor.numel() for tensor in one.inputs)
+
+
+def test_a_sample_of_real_text_is_typical_and_the_largest_of_what_training_sees(text: Path) -> None:
+    work = translation(text=text)
+    train, pipeline = work.experiment.train, work.pipeline
+    batches = TranslationBatches(TextData.open(text), work.experiment.text, train, 1, pipeline.micro_batches)
+    seen = [sum(tensor.numel() for tensor in inputs) for step in range(16) for inputs in batches.batch(step, 0).inputs]
+    sample = work.sample()
+    assert len(seen) == 16 * 8
+    assert min(seen) < max(seen)
+    assert places(sample.largest) == max(seen)
+    mean = sum(seen) / len(seen)
+    assert abs(places(sample.typical) - mean) == min(abs(size - mean) for size in seen)
+    assert abs(places(sample.typical) - mean) < 0.1 * mean
+    for one in (sample.typical, sample.largest):
+        source, target = one.inputs
+        assert one.targets[0].shape == target.shape
+        assert source.shape[0] == target.shape[0]
+        assert int(target.max()) < 1200
+
+
+def test_a_sample_covers_all_replicas_not_the_first_with_its_short_sentences(text: Path) -> None:
+    one = translation("pipeline.micro_batches=8", text).sample()
+    several = translation("pipeline.micro_batches=2 pipeline.replicas=4", text).sample()
+    for name in ("typical", "largest"):
+        expected, found = getattr(one, name), getattr(several, name)
+        assert all(torch.equal(a, b) for a, b in zip(found.inputs, expected.inputs, strict=True))

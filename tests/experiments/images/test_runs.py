@@ -1,0 +1,136 @@
+"""The runs on images: the paper's numbers, the laptop's, names for the plan, settings that contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.base.cluster import Cluster, parse_cluster
+from experiments.images.runs import EPOCH
+from experiments.images.workload import Classification, find_amoebanet
+from experiments.planning.planner import estimated_costs, make
+from experiments.registry import find, read_experiment, resolve
+from experiments.scaling.scales import changes
+from experiments.tasks import workload
+from suite.errors import PlanError, SettingError
+from suite.pipeline.model.layers import count_parameters
+from suite.pipeline.planning.devices import GIB
+
+LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
+
+
+def test_the_papers_run_has_the_papers_numbers() -> None:
+    run = find("amoebanet_imagenet")
+    assert (run.model.layers, run.model.filters, run.model.classes) == (18, 512, 1000)
+    assert (run.images.size, run.pipeline.stages, run.scale) == (480, 4, "paper")
+    assert count_parameters(run.build()[0]) == pytest.approx(481e6, rel=2e-3)
+    optimizer = run.optimizer
+    assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.epsilon) == ("rmsprop", 0.9, 0.9, 1.0)
+    assert optimizer.lr_decay_steps / EPOCH == pytest.approx(2.4, rel=1e-3)
+    assert optimizer.warmup_steps / EPOCH == pytest.approx(3, rel=1e-3)
+    assert run.shrunk == ()
+
+
+def test_its_laptop_scale_keeps_the_depth_and_says_every_change() -> None:
+    paper = find("amoebanet_imagenet")
+    small, line = resolve("amoebanet_imagenet", "laptop", LAPTOP)
+    assert small.model.layers == 18
+    assert small.pipeline.stages == 2
+    assert small.shrunk == tuple(changes(paper, small))
+    for change in ("model.filters 512 -> 32", "images.source ILSVRC/imagenet-1k -> fashion", "images.size 480 -> 28"):
+        assert change in line
+    assert small.with_settings("") == small
+
+
+def test_a_run_made_for_a_laptop_stays_as_it_is() -> None:
+    run = find("amoebanet_fashion")
+    for scale in ("auto", "laptop"):
+        chosen, line = resolve("amoebanet_fashion", scale, LAPTOP)  # type: ignore[arg-type]
+        assert chosen == run
+        assert line == "amoebanet_fashion unchanged, nothing shrunk"
+    changed, _ = resolve("amoebanet_fashion", "auto", LAPTOP, "train.steps=7 images.source=mnist")
+    assert (changed.train.steps, changed.data) == (7, "mnist")
+    with pytest.raises(SettingError, match="has no scale paper; omit SCALE"):
+        resolve("amoebanet_fashion", "paper", LAPTOP)
+
+
+@pytest.mark.parametrize("name", ["amoebanet_fashion", "amoebanet_imagenet"])
+def test_its_file_gives_it_back_exactly(name: str) -> None:
+    run = find(name).with_settings("train.test_images=none optimizer.max_grad_norm=none")
+    assert read_experiment(run.to_toml()) == run
+
+
+def test_a_cosine_ends_with_the_run() -> None:
+    run = find("amoebanet_fashion")
+    assert run.optimizer.warmup_steps + run.optimizer.lr_decay_steps == run.train.steps
+    assert run.with_settings("train.steps=90 optimizer.warmup_steps=20").optimizer.lr_decay_steps == 70
+    assert run.with_settings("train.steps=90 optimizer.lr_decay_steps=5").optimizer.lr_decay_steps == 5
+    assert run.with_settings("optimizer.lr_decay=inverse_sqrt train.steps=90").optimizer.lr_decay_steps == 570
+
+
+def test_a_plan_that_does_not_fit_offers_none_that_a_norm_refuses() -> None:
+    small = "train.batch_images=16 pipeline.micro_batches=4 images.size=4 pipeline.stages=1"
+    work = workload(find("amoebanet_fashion").with_settings(small))
+    with pytest.raises(PlanError) as told:
+        make(work, Cluster(1, 5 << 20, "gpu"), estimated_costs)
+    assert "micro_batches=16" not in str(told.value)
+    one_each = work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": 16}))
+    with pytest.raises(PlanError, match="BatchNorm needs two values per channel"):
+        make(one_each, Cluster(1, 1 << 40, "gpu"), estimated_costs)
+
+
+def test_on_one_gpu_it_has_one_stage_and_says_so() -> None:
+    chosen, line = resolve("amoebanet_fashion", "auto", Cluster(1, 80 * GIB, "gpu"))
+    assert chosen.pipeline.stages == 1
+    assert line == "amoebanet_fashion unchanged, shrunk: pipeline.stages 2 -> 1"
+
+
+def test_norms_need_two_values_a_channel() -> None:
+    run = find("amoebanet_fashion")
+    assert run.with_settings("train.batch_images=4 pipeline.micro_batches=4").faults() == []  # 7 x 7 places
+    with pytest.raises(SettingError, match=r"which is 1 x 1 in the last layers.*set pipeline.micro_batches=2 or fewer"):
+        run.with_settings("train.batch_images=4 pipeline.micro_batches=4 images.size=4")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.layers=4", "layers must be three equal groups"),
+        ("model.filters=30", "filters must be a multiple of 4"),
+        ("model.stem=large", "stem must be photographs or small"),
+        ("images.crop=corner", "images.crop takes one of none, random_shift, random_resized_crop"),
+        ("images.sorce=x", "images.sorce is not a setting; did you mean images.source"),
+        ("text.corpus=django", "text.corpus is not a setting"),
+        ("pipeline.stages=9", "pipeline.stages is 9, the model has 7 layers"),
+    ],
+)
+def test_wrong_settings_are_named(setting: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        find("amoebanet_fashion").with_settings(setting)
+
+
+def test_any_amoebanet_is_planned_by_name() -> None:
+    cluster = parse_cluster("4x8GiB", LAPTOP)
+    work = find_amoebanet("amoebanet_18x208", cluster.devices)
+    assert isinstance(work, Classification)
+    planned = make(work, cluster, estimated_costs)
+    assert len(planned.plan.layers_per_cell) == 4
+    assert planned.as_dict()["images_per_second"] == pytest.approx(128 / planned.step_s)
+    assert any("images/s" in line for line in planned.lines())
+    assert planned.parameters == 81_505_540
+
+
+def test_names_that_are_no_amoebanet() -> None:
+    assert find_amoebanet("amoebanet_18", 4) is None
+    assert find_amoebanet("amoebanet_fashion", 4) is None
+    with pytest.raises(SettingError, match="layers must be three equal groups"):
+        find_amoebanet("amoebanet_17x208", 4)
+
+
+def test_a_sample_is_as_large_as_the_micro_batches() -> None:
+    work = workload(find("amoebanet_fashion").with_settings("train.batch_images=10 pipeline.micro_batches=4"))
+    sample = work.sample()
+    assert sample.largest.inputs[0].shape == (3, 1, 28, 28)
+    assert sample.typical.inputs[0].shape[0] in (2, 3)
+    assert sample.largest.targets[0].max() < 10
+    half, setting = work.with_share(0.5)
+    assert (half.batch, setting) == (5, "train.batch_images=5")

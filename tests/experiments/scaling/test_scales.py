@@ -1,0 +1,168 @@
+"""Names, the paper's numbers, the rule that shrinks them, and the choice between the two."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from experiments.base.cluster import Cluster
+from experiments.registry import experiments, find, resolve
+from experiments.scaling.scales import changes
+from suite.errors import PlacementError, SettingError
+from suite.pipeline.model.layers import count_parameters
+from suite.pipeline.planning.devices import GIB
+
+LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
+FARM = Cluster(devices=128, bytes_per_device=16 * GIB, kind="gpu")
+NAMES = ["t12_400m", "t24_1_3b_wide", "t48_1_3b_deep", "t64_3b", "t128_6b"]
+
+
+def test_the_five_runs_of_section_5_are_there_and_two_on_images() -> None:
+    assert list(experiments()) == [*NAMES, "amoebanet_fashion", "amoebanet_imagenet"]
+    assert all(find(name).name == name for name in experiments())
+
+
+# L, H, A, K as printed in section 5; for 400M no K is printed.
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("t12_400m", (6, 8192, 16, 1)),
+        ("t24_1_3b_wide", (12, 16384, 32, 2)),
+        ("t48_1_3b_deep", (24, 8192, 16, 4)),
+        ("t64_3b", (32, 16384, 32, 8)),
+        ("t128_6b", (64, 16384, 32, 16)),
+    ],
+)
+def test_paper_scale_has_the_papers_numbers(name: str, numbers: tuple[int, int, int, int]) -> None:
+    run = find(name)
+    assert (run.model.layers, run.model.feed_forward, run.model.heads, run.pipeline.stages) == numbers
+    assert (run.model.width, run.text.vocabulary, run.train.batch_tokens) == (1024, 64_000, 4_000_000)
+    assert (run.text.temperature, run.model.dropout, run.model.label_smoothing) == (5.0, 0.1, 0.1)
+    assert run.optimizer.name == "adafactor"
+    assert run.optimizer.learning_rate * run.optimizer.warmup_steps**0.5 == pytest.approx(3.0)
+    assert run.pipeline.micro_batches >= 4 * run.pipeline.stages
+    assert run.shrunk == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_laptop_keeps_depth_and_says_every_change(name: str) -> None:
+    paper = find(name)
+    small, line = resolve(name, "laptop", LAPTOP)
+    assert small.scale == "laptop"
+    assert len(small.build()[0]) == len(paper.build()[0])
+    assert small.pipeline.stages == min(paper.pipeline.stages, 2)
+    assert small.pipeline.replicas == 1
+    assert small.shrunk == tuple(changes(paper, small))
+    assert "model.width 1024 -> 64" in small.shrunk
+    assert "model.width 1024 -> 64" in line
+    assert "\n" not in line
+    assert small.with_settings("") == small  # the rule's result agrees with itself
+    assert count_parameters(small.build()[0]) < 20e6
+
+
+def test_one_rule_keeps_the_runs_proportions() -> None:
+    small = [resolve(name, "laptop", LAPTOP)[0].model for name in NAMES]
+    paper = [find(name).model for name in NAMES]
+    assert {a.feed_forward / b.feed_forward for a, b in zip(paper, small, strict=True)} == {64}
+    assert {a.heads / b.heads for a, b in zip(paper, small, strict=True)} == {16}
+    assert {shape.head_width for shape in small} == {32}
+    wide, deep = (count_parameters(find(name).build()[0]) for name in ("t24_1_3b_wide", "t48_1_3b_deep"))
+    assert wide == pytest.approx(deep, rel=1e-3)
+    wide, deep = (count_parameters(resolve(name, "laptop", LAPTOP)[0].build()[0]) for name in NAMES[1:3])
+    assert wide == pytest.approx(deep, rel=1e-2)
+
+
+def test_laptop_uses_the_cores_there_are_but_stays_a_pipeline() -> None:
+    for cores, stages in ((1, 2), (2, 2), (4, 4), (64, 16)):
+        small, _ = resolve("t128_6b", "laptop", Cluster(cores, GIB, "cpu"))
+        assert small.pipeline.stages == stages
+
+
+def test_one_gpu_gets_one_stage() -> None:
+    small, _ = resolve("t128_6b", "auto", Cluster(1, 80 * GIB, "gpu"))
+    assert (small.scale, small.pipeline.stages) == ("laptop", 1)
+
+
+def test_what_a_person_sets_is_what_is_said_and_recorded() -> None:
+    small, line = resolve("t128_6b", "auto", LAPTOP, "train.steps=7 text.corpus=django")
+    assert "train.steps 100000 -> 7" in line
+    assert "train.steps 100000 -> 7" in small.shrunk
+    assert any(change.endswith("-> django") for change in small.shrunk)
+
+
+def test_auto_takes_settings_that_only_the_small_scale_allows() -> None:
+    small, line = resolve("t128_6b", "auto", LAPTOP, "pipeline.layers_per_cell=65,66")
+    assert small.pipeline.layers_per_cell == (65, 66)
+    assert "because at scale paper pipeline.layers_per_cell has 2 cells" in line
+    with pytest.raises(SettingError, match="has 2 cells"):
+        resolve("t128_6b", "paper", FARM, "pipeline.layers_per_cell=65,66")
+    with pytest.raises(SettingError, match="no_such"):
+        resolve("t128_6b", "auto", LAPTOP, "train.no_such=1")
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    with pytest.raises(SettingError, match="there is no experiment t128_b6; did you mean t128_6b"):
+        resolve("t128_b6", "auto", LAPTOP)
+
+
+@pytest.mark.parametrize("name", [NAMES[0], NAMES[-1]])
+def test_auto_takes_paper_where_it_fits_and_laptop_elsewhere(name: str) -> None:
+    large, line = resolve(name, "auto", FARM)
+    assert large == find(name)
+    assert "nothing shrunk" in line
+    for cluster in (LAPTOP, Cluster(0, 0, "gpu"), Cluster(7, 16 * GIB, "gpu"), Cluster(128, 4 * GIB, "gpu")):
+        small, line = resolve(name, "auto", cluster)
+        assert small.scale == "laptop"
+        assert f"there are {cluster}" in line
+
+
+def test_paper_without_devices_is_refused_with_numbers() -> None:
+    with pytest.raises(PlacementError) as fault:
+        resolve("t128_6b", "paper", LAPTOP)
+    message = str(fault.value)
+    assert "needs 128 GPUs (K = 16 stages x R = 8 replicas) with " in message
+    assert "there are 2 CPU cores with 12.0 GiB each" in message
+    assert "SCALE=laptop" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "settings", "expected"),
+    [
+        ("t128_6b", Cluster(40, 80 * GIB, "gpu"), "", "pipeline.replicas=2 pipeline.micro_batches=1024"),
+        (
+            "t128_6b", Cluster(40, 8 * GIB, "gpu"), "",
+            "pipeline.replicas=2 train.batch_tokens=1000000",
+        ),
+        ("t48_1_3b_deep", Cluster(3, 16 * GIB, "gpu"), "", "pipeline.stages=3 pipeline.replicas=1"),
+        ("t64_3b", Cluster(1024, 6 * GIB, "gpu"), "", "pipeline.stages=16"),
+    ],
+)  # fmt: skip
+def test_the_advice_of_a_refusal_is_good(name: str, cluster: Cluster, settings: str, expected: str) -> None:
+    with pytest.raises(PlacementError, match=f"there are {cluster}") as fault:
+        resolve(name, "paper", cluster, settings)
+    advice = str(fault.value).split('"')[1]
+    assert advice.startswith(expected)
+    there = cluster if cluster.kind == "gpu" else FARM
+    assert resolve(name, "paper", there, f"{settings} {advice}")[0].scale == "paper"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("t128_6b", ""), ("t12_400m", "pipeline.micro_batches=100")],
+)
+def test_the_devices_that_are_said_to_be_needed_are_enough(name: str, settings: str) -> None:
+    _, line = resolve(name, "auto", LAPTOP, settings)
+    count, size = re.search(r"needs (\d+) GPUs .*? with (\d+\.\d) GiB each", line).groups()  # type: ignore[union-attr]
+    enough = Cluster(int(count), int(float(size) * GIB), "gpu")
+    assert resolve(name, "auto", enough, settings)[0].scale == "paper"
+    fewer = Cluster(enough.devices - 1, enough.bytes_per_device, "gpu")
+    assert resolve(name, "auto", fewer, settings)[0].scale == "laptop"
+
+
+def test_settings_count_before_the_choice_and_after_the_shrinking() -> None:
+    quarter = Cluster(32, 80 * GIB, "gpu")
+    large, _ = resolve("t128_6b", "auto", quarter, "pipeline.replicas=2 pipeline.micro_batches=1024")
+    assert (large.scale, large.pipeline.replicas) == ("paper", 2)
+    small, _ = resolve("t128_6b", "auto", LAPTOP, "train.steps=7 model.width=32")
+    assert (small.train.steps, small.model.width) == (7, 32)

@@ -1,0 +1,196 @@
+"""Verdicts and reports, from scores made by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.base.cluster import Cluster
+from experiments.sweeps.batch_size import batch_table
+from experiments.sweeps.members.multilingual import MODELS
+from experiments.sweeps.registry import SWEEPS
+from experiments.sweeps.report.results import read_results
+from experiments.sweeps.report.verdicts import T95, difference
+from suite.pipeline.planning.devices import GIB
+
+LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
+THIRDS = {"de": "high", "es": "high", "eo": "middle", "gl": "middle", "af": "low", "fur": "low"}
+PAIRS = {"de": 17_000, "es": 18_000, "eo": 5000, "gl": 6000, "af": 800, "fur": 480}
+GOOD = {"t12_400m": 10.0, "t24_1_3b_wide": 12.0, "t48_1_3b_deep": 15.0, "t64_3b": 17.0, "t128_6b": 19.0}
+
+
+def finish(runs: Path, member, bleu, nll=3.0):
+    """Leaves what a member leaves when it is trained and scored; ``bleu`` is of its languages' two directions."""
+    folder = runs / member.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    experiment = member.experiment
+    (folder / "experiment.toml").write_text(experiment.to_toml())
+    record = {
+        "name": experiment.name, "data": "catalogues", "K": 1, "parameters": 445_104,
+        "steps": experiment.train.steps, "tokens": 10_240,
+        "seconds": 2.0, "tokens_per_second": 5120.0, "loss_last": 3.5, "valid_nll": nll,
+        "shrunk": ["model.width 1 -> 2"],
+    }  # fmt: skip
+    (folder / "record.json").write_text(json.dumps(record))
+    lines = [json.dumps({"step": at + 1, "tokens": 1024 * (at + 1), "loss": 7 - at / 3}) for at in range(10)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    directions = {
+        way: {"pairs": 60, "train_pairs": PAIRS[code], "bleu": bleu + shift, "chrf": 2 * bleu}
+        for code in experiment.text.languages
+        for way, shift in ((f"en-{code}", -1.0), (f"{code}-en", 1.0))
+    }
+    scores = {
+        "step": experiment.train.steps, "split": "test", "beam": 4, "length_penalty": 0.6, "max_pairs": 100,
+        "seconds": 3.0,
+        "sentences_per_second": 40.0, "signatures": {"bleu": "nrefs:1|case:mixed", "chrf": "nrefs:1"},
+        "directions": directions, "thirds": {code: THIRDS[code] for code in experiment.text.languages},
+    }  # fmt: skip
+    (folder / "scores.json").write_text(json.dumps(scores))
+
+
+def members(name):
+    return SWEEPS[name].members("laptop", LAPTOP, Path("runs"))
+
+
+def depth_width(runs: Path, good, alone=9.0, noise=0.1, leave_out=()):
+    for member in members("depth_width"):
+        if member.label not in leave_out:
+            finish(runs, member, good.get(member.label, alone) + noise * member.experiment.train.seed)
+
+
+def words(runs: Path, name="depth_width"):
+    table = SWEEPS[name].tables("laptop", LAPTOP, runs)[0]
+    return {row[0]: row[-1] for row in table.rows}, table
+
+
+def test_findings_are_confirmed_by_clear_scores(tmp_path):
+    depth_width(tmp_path, GOOD)
+    found, table = words(tmp_path)
+    assert set(found.values()) == {"confirmed"}
+    assert len(found) == 5
+    here = {row[0]: row[2] for row in table.rows}
+    depth = next(text for name, text in here.items() if "depth beats width" in name)
+    assert re.search(r"low \+3\.00 ± 0\.\d\d", depth)
+    assert any("better in 6 of 6 languages" in text for text in here.values())
+
+
+def test_the_contrary_is_not_confirmed_and_what_seeds_differ_in_is_undecided(tmp_path):
+    depth_width(tmp_path / "against", dict(zip(MODELS, (19.0, 15.0, 12.0, 10.0, 8.0), strict=True)), alone=20.0)
+    assert set(words(tmp_path / "against")[0].values()) == {"not confirmed"}
+    depth_width(tmp_path / "noisy", GOOD, noise=20.0)
+    assert set(words(tmp_path / "noisy")[0].values()) == {"undecided"}
+    depth_width(tmp_path / "zero", dict.fromkeys(MODELS, 0.0), alone=0.0, noise=0.0)
+    assert set(words(tmp_path / "zero")[0].values()) == {"undecided"}
+
+
+def test_one_seed_decides_nothing(tmp_path):
+    for member in members("depth_width"):
+        if member.experiment.train.seed == 0:
+            finish(tmp_path, member, GOOD.get(member.label, 9.0))
+    found, table = words(tmp_path)
+    assert set(found.values()) == {"undecided"}
+    assert all("one seed" in row[2] for row in table.rows)
+
+
+def test_missing_members_are_named_and_the_rest_is_reported(tmp_path):
+    depth_width(tmp_path, GOOD, leave_out=("t128_6b", "bilingual fur"))
+    found, _ = words(tmp_path)
+    assert found["at equal size depth beats width on low-resource languages"] == "confirmed"
+    assert found["1.3B to 6B is better everywhere"] == "no runs"
+    assert found["400M to 1.3B is better everywhere"] == "confirmed"
+    text = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path).markdown()
+    for folder in ("depth_width-laptop/t128_6b-0", "bilingual-laptop/fur-1"):
+        assert folder in text
+    assert "depth_width-laptop/t64_3b-1 |" in text
+    empty = SWEEPS["capacity"].page("laptop", LAPTOP, tmp_path / "nothing")
+    assert "No member of this sweep is finished" in empty.markdown()
+    assert "no runs" in empty.html()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"step": 350}, {"beam": 1}, {"max_pairs": None},
+        {"directions": {"en-de": {"pairs": 60, "train_pairs": 9, "bleu": 99.0, "chrf": 99.0}}},
+    ],
+)  # fmt: skip
+def test_scores_made_otherwise_are_left_out_of_all_numbers_and_named(tmp_path, other):
+    depth_width(tmp_path, GOOD)
+    untouched = words(tmp_path)[1].rows
+    folder = tmp_path / "depth_width-laptop" / "t128_6b-1"
+    scores = json.loads((folder / "scores.json").read_text())
+    (folder / "scores.json").write_text(json.dumps(scores | other))
+    results = read_results("laptop", members("depth_width"), tmp_path)
+    assert [member.folder for member in results.missing] == ["depth_width-laptop/t128_6b-1"]
+    assert list(results.by_seed("t128_6b", ["de"])) == [0]
+    page = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path)
+    assert "excluded from all numbers: depth_width-laptop/t128_6b-1" in page.markdown()
+    assert words(tmp_path)[1].rows != untouched
+
+
+def test_the_page_needs_no_other_file_and_has_all_models(tmp_path):
+    depth_width(tmp_path, GOOD)
+    page = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path)
+    html_file, markdown_file = page.write(tmp_path / "out")
+    html = html_file.read_text()
+    assert html.count('src="data:image/png;base64,') == 2
+    assert not re.search(r'(src|href)="(?!data:)', html)
+    assert all(name in html for name in MODELS)
+    text = markdown_file.read_text()
+    pictures = re.findall(r"!\[.*\]\((.*)\)", text)
+    assert len(pictures) == 2
+    assert all((tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    # both directions and two seeds in the mean: 15.05 of the deep one, and its difference to the baselines' 9.05
+    assert "15.05 ± 0.07" in text
+    assert "+6.00" in text
+
+
+def test_a_page_says_what_it_is_given_and_runs_none_of_it(tmp_path):
+    depth_width(tmp_path, GOOD)
+    folder = tmp_path / members("depth_width")[0].folder
+    record = json.loads((folder / "record.json").read_text()) | {"data": "<script>alert(1)</script>"}
+    (folder / "record.json").write_text(json.dumps(record))
+    assert "<script>" not in SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path).html()
+
+
+def test_table_5_stands_beside_the_papers(tmp_path):
+    for member in members("batch_size"):
+        tokens = member.experiment.train.batch_tokens
+        finish(tmp_path, member, 20 + tokens / 1000 + 0.01 * member.experiment.train.seed, nll=3 - tokens / 10_000)
+    table = batch_table(read_results("laptop", members("batch_size"), tmp_path))
+    rows = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
+    assert [row["batch (paper)"] for row in rows] == [260_000, 1_000_000, 4_000_000]
+    assert [row["BLEU (paper)"] for row in rows] == [30.92, 31.86, 32.71]
+    middle = members("batch_size")[1].experiment.train.batch_tokens
+    assert [row["batch (here)"] for row in rows] == [round(0.26 * middle), middle, 4 * middle]
+    assert rows[2]["BLEU de-en, equal steps"] == f"{21 + 4 * middle / 1000 + 0.005:.2f} ± 0.01"  # from German alone
+    assert rows[1]["BLEU de-en, equal steps"] == rows[1]["BLEU de-en, equal tokens"]
+    found, _ = words(tmp_path, "batch_size")
+    assert set(found.values()) == {"confirmed"}
+
+
+NUMBERS = st.floats(-100, 100)
+
+
+@given(st.lists(st.lists(NUMBERS, min_size=1, max_size=4), min_size=2, max_size=6))
+def test_a_margin_is_students_and_the_verdict_turns_with_the_sides(groups):
+    more, less = groups[:2]
+    one, other = difference(more, less, groups), difference(less, more, groups)
+    assert one.value == pytest.approx(-other.value)
+    assert (one.margin is None) == all(len(group) == 1 for group in groups)
+    turned = {"confirmed": "not confirmed", "not confirmed": "confirmed", "undecided": "undecided"}
+    assert other.word == turned[one.word]
+
+
+def test_the_margin_of_two_and_two_seeds_by_hand():
+    # deviations 1 and 1 about both means: s^2 = (2 + 2) / 2, two degrees of freedom
+    found = difference([3.0, 5.0], [0.0, 2.0], [[3.0, 5.0], [0.0, 2.0]])
+    assert found.value == 3.0
+    assert found.margin == pytest.approx(T95[1] * 2**0.5)
+    assert found.word == "undecided"
+    assert difference([], [1.0], []) is None

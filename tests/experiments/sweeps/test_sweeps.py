@@ -1,0 +1,116 @@
+"""What the sweeps run: that members differ in what is compared and in nothing else, at every scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.base.cluster import Cluster
+from experiments.scaling.scales import SWEEPS as RULES
+from experiments.scaling.scales import changes
+from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
+from experiments.sweeps.members.multilingual import MODELS
+from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
+from suite.errors import SettingError
+from suite.pipeline.model.layers import count_parameters
+from suite.pipeline.planning.devices import GIB
+
+LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
+SMALL = ["laptop", "tiny"]
+TEXT = [name for name in SWEEPS if name not in ("trainability", "transfer")]
+
+
+def members(name, scale):
+    return SWEEPS[name].members(scale, LAPTOP, Path("runs"))
+
+
+def by_label(name, scale):
+    return {member.label: member.experiment for member in members(name, scale)}
+
+
+@pytest.mark.parametrize("scale", RULES)
+@pytest.mark.parametrize("name", TEXT)
+def test_members_with_one_label_differ_in_their_seed_and_one_folder_holds_one_run(name, scale):
+    by_folder, groups = {}, {}
+    for member in members(name, scale):
+        assert by_folder.setdefault(member.folder, member.experiment) == member.experiment
+        groups.setdefault(member.label, []).append(member.experiment)
+    for runs in groups.values():
+        assert [run.train.seed for run in runs] == list(range(RULES[scale].seeds))
+        train = runs[0].train
+        assert {run.model_copy(update={"train": train}).to_toml() for run in runs} == {runs[0].to_toml()}
+
+
+@pytest.mark.parametrize("scale", RULES)
+def test_the_five_have_equal_text_tokens_and_update_and_the_papers_proportions(scale):
+    runs = by_label("depth_width", scale)
+    five = [runs[name] for name in MODELS]
+    for run in five:
+        assert (run.text, run.optimizer, run.train) == (five[0].text, five[0].optimizer, five[0].train)
+        assert run.scale == scale
+    small, wide, deep, _, large = (run.model for run in five)
+    assert (wide.feed_forward, wide.heads) == (2 * deep.feed_forward, 2 * deep.heads)
+    assert deep.layers == 2 * wide.layers
+    assert small.layers <= wide.layers < large.layers
+    sizes = [count_parameters(run.build()[0]) for run in five]
+    assert sizes[2] == pytest.approx(sizes[1], rel=0.02)
+    assert sizes[0] < min(sizes[1:3])
+    assert max(sizes[1:3]) < sizes[3] < sizes[4]
+
+
+@pytest.mark.parametrize("scale", SMALL)
+def test_a_baseline_is_the_smallest_model_on_one_language(scale):
+    runs = by_label("depth_width", scale)
+    for language in RULES[scale].baselines:
+        alone, many = runs[f"bilingual {language}"], runs["t12_400m"]
+        assert language in many.text.languages
+        assert changes(many, alone) == [f"text.languages {many.text.languages} -> {(language,)}"]
+
+
+@pytest.mark.parametrize("scale", RULES)
+def test_batches_keep_the_papers_ratios_at_equal_steps_and_at_equal_tokens(scale):
+    runs = by_label("batch_size", scale)
+    for kind in (EQUAL_STEPS, EQUAL_TOKENS):
+        small, middle, large = (runs[label(share, kind)].train for share in RULES[scale].batches)
+        assert small.batch_tokens / middle.batch_tokens == pytest.approx(0.26, rel=0.02)
+        assert large.batch_tokens == 4 * middle.batch_tokens
+        if kind == EQUAL_STEPS:
+            assert small.steps == middle.steps == large.steps
+        else:
+            for one in (small, large):
+                assert one.steps * one.batch_tokens == pytest.approx(middle.steps * middle.batch_tokens, rel=0.05)
+    folders = [member.folder for member in members("batch_size", scale)]
+    assert len(set(folders)) == 5 * RULES[scale].seeds  # the middle one is one run
+
+
+def test_sweeps_share_the_runs_that_they_have_in_common():
+    depth, capacity, bilingual = (
+        {member.folder for member in members(name, "laptop")} for name in ("depth_width", "capacity", "bilingual")
+    )
+    assert capacity < depth
+    assert bilingual < depth
+    assert {folder.split("/")[0] for folder in depth} == {"depth_width-laptop", "bilingual-laptop"}
+
+
+def test_temperatures_differ_in_the_temperature_alone():
+    runs = {name: run for name, run in by_label("temperature", "laptop").items() if "bilingual" not in name}
+    assert sorted(run.text.temperature for run in runs.values()) == [1.0, 5.0, 100.0]
+    base = runs["t12_400m"]
+    for run in runs.values():
+        assert changes(base, run) in ([], [f"text.temperature 5 -> {run.text.temperature:g}"])
+
+
+def test_pipelines_of_the_paper_stay_pipelines_and_the_rest_runs_on_one_core():
+    stages = {name: run.pipeline.stages for name, run in by_label("depth_width", "laptop").items()}
+    assert {stages[name] for name in MODELS[1:]} == {2}
+    assert {count for name, count in stages.items() if name not in MODELS[1:]} == {1}
+
+
+def test_an_unknown_sweep_or_scale_gets_the_nearest():
+    with pytest.raises(SettingError, match="there is no sweep 'depth'"):
+        find_sweep("depth")
+    assert find_scale(SWEEPS["capacity"], "auto", LAPTOP) == "laptop"
+    assert find_scale(SWEEPS["transfer"], "auto", LAPTOP) == ""
+    with pytest.raises(SettingError, match="no scale 'tinny'; did you mean tiny"):
+        find_scale(SWEEPS["capacity"], "tinny", LAPTOP)

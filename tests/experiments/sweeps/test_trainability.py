@@ -1,0 +1,58 @@
+"""The study of deep models: what its members differ in, and a report from records that were made by hand."""
+
+import json
+import math
+
+import pytest
+
+from experiments.base.cluster import Cluster
+from experiments.sweeps.trainability import CASES, FACTORS, SWEEP
+from suite.pipeline.planning.devices import GIB
+
+LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
+
+
+@pytest.mark.parametrize("scale", SWEEP.scales)
+def test_members_differ_in_start_clipping_and_rate_alone(scale, tmp_path):
+    members = SWEEP.members(scale, LAPTOP, tmp_path)
+    assert len({one.folder for one in members}) == len({one.label for one in members}) == len(CASES) * len(FACTORS)
+    told = set()
+    base = members[0].experiment
+    for one in members:
+        run = one.experiment
+        told.add(
+            (
+                run.model.depth_scaled_init,
+                run.model.logit_clip,
+                run.optimizer.learning_rate / base.optimizer.learning_rate,
+            )
+        )
+        optimizer = run.optimizer.model_copy(update={"learning_rate": base.optimizer.learning_rate})
+        assert run.model_copy(update={"model": base.model, "optimizer": optimizer}) == base
+        assert run.model.layers == base.model.layers
+    assert told == {(start, clip, rate) for start in (True, False) for clip in (30.0, None) for rate in FACTORS}
+    if scale != "tiny":
+        assert base.model.list_length == 131  # the paper's 128, two embeddings and the head
+
+
+def test_the_report_says_what_is_there_and_what_is_missing(tmp_path):
+    first, second = SWEEP.members("laptop", LAPTOP, tmp_path)[:2]
+    for member, norm in ((first, 0.5), (second, None)):
+        folder = tmp_path / member.folder
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps({"valid_nll": 6.25}))
+        lines = [{"loss": 9 - step / 10, "grad_norm": norm, "applied": float(step != 3)} for step in range(20)]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        layers = [{"step": step, "norms": [0.1, 0.2, norm], "kurtosis": [0.5, step, None]} for step in (1, 10)]
+        (folder / "layers.jsonl").write_text("\n".join(map(json.dumps, layers)))
+    (table,) = SWEEP.tables("laptop", LAPTOP, tmp_path)
+    left_out, early, late, valid, middle, largest, sharp_first, sharp_last = table.rows[0][1:]
+    assert (left_out, valid, middle, largest, sharp_first, sharp_last) == (1, 6.25, 0.5, 0.5, 1, 10)
+    assert math.isclose(early, 8.55)
+    assert math.isclose(late, 7.55)
+    assert table.rows[1][5:7] == [None, None]  # no norm was finite
+    html, markdown = SWEEP.page("laptop", LAPTOP, tmp_path).write(tmp_path / "report")
+    assert html.read_text().count("data:image/png;base64,") == 2
+    told = markdown.read_text()
+    assert f"excluded: {SWEEP.members('laptop', LAPTOP, tmp_path)[2].folder}" in told
+    assert first.folder not in told.partition("excluded: ")[2].partition("\n")[0]

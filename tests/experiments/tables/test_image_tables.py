@@ -1,0 +1,105 @@
+"""The tables of AmoebaNet: what is computed is held against arithmetic; for measuring stands the simulator."""
+
+import json
+import statistics
+from itertools import pairwise
+
+import pytest
+
+from experiments.report.paper import printed
+from experiments.sweeps.transfer import SEEDS, SETS, fine_tuning, run_id, transfer_runs, transfer_table
+from experiments.tables.table1_amoebanet import amoebanet_costs
+from experiments.tables.table1_transformer import columns, fits, largest
+from experiments.tables.table2_amoebanet import amoebanet_speeds, partition_table, split_layers
+from tests.experiments.tables.test_tables import column, cost, exact
+
+UNEVEN = [cost(1.0, 2.0)] * 9 + [cost(3.0, 4.0)] * 3 + [cost(0.5, 1.0)] * 12
+
+
+def test_the_plans_cut_is_the_lightest_and_an_even_one_has_as_many_layers_each():
+    planned, even = (split_layers(UNEVEN, 4, 32, 32, even) for even in (False, True))
+    assert even.cells == (6, 6, 6, 6)
+    assert planned.heaviest < even.heaviest
+    weights = [2 * c.forward_s + c.backward_s for c in UNEVEN]
+    ends = [(i, j, k) for i in range(1, 22) for j in range(i + 1, 23) for k in range(j + 1, 24)]
+    lightest = min(max(sum(weights[a:b]) for a, b in pairwise((0, *inner, 24))) for inner in ends)
+    assert planned.heaviest * sum(weights) / 4 == pytest.approx(lightest)
+    for one in (planned, even):
+        assert sum(one.cells) == 24
+        assert statistics.fmean(forward for forward, _ in one.seconds) == pytest.approx(0.040)
+    assert planned.slowed == even.slowed
+
+
+def test_table_2_of_an_even_network_is_the_closed_form():
+    table = amoebanet_speeds(exact, lambda work: [cost(1.0, 2.0)] * 24)
+    speeds = {(row[0], row[1]): row[6] for row in table.rows}
+    assert speeds[2, 1] == 1.0
+    assert speeds[8, 32] / speeds[2, 32] == pytest.approx(65 / 18.5, rel=0.01)
+    assert column(table, "heaviest / mean cell") == pytest.approx([1.0] * 9)
+    assert [row[8] for row in table.rows] == [speed for row in printed("table2.amoebanet")["speed"] for speed in row]
+
+
+def test_table_2_measures_the_networks_own_micro_batches():
+    asked = []
+
+    def costs(work):
+        asked.append((work.name, work.sample().largest.inputs[0].shape))
+        return UNEVEN
+
+    table = partition_table(exact, costs)
+    assert asked == [("amoebanet_18x256", (4, 3, 224, 224))]
+    for even, planned in zip(table.rows[::2], table.rows[1::2], strict=True):
+        assert planned[3] <= even[3]
+        assert planned[7] == pytest.approx(even[5] / planned[5])
+        assert planned[7] > 1.05  # these layers are uneven
+
+
+def test_the_papers_networks_fit_its_devices_at_its_bytes_and_twice_as_wide_ones_do_not():
+    numbers = printed("table1.amoebanet")
+    limit = numbers["device_gib"] * 2**30
+    pipeline = columns("amoebanet", 128)[2].pipeline
+    assert pipeline.stages == numbers["K"][2] == 2
+    layers, filters = numbers["L"][2], numbers["D"][2]
+    assert fits(amoebanet_costs(layers, filters, 1), pipeline, numbers["bytes_per_parameter"], limit)
+    assert not fits(amoebanet_costs(layers, 2 * filters, 1), pipeline, numbers["bytes_per_parameter"], limit)
+    assert largest(lambda units: units <= 37) == 37
+
+
+def test_the_sweep_has_five_runs_a_row_that_differ_in_their_start_alone(tmp_path):
+    runs = list(transfer_runs(tmp_path))
+    assert len(runs) == 1 + 2 * 2 * 5
+    assert len({run.folder for run in runs}) == len(runs)
+    assert {run.after for run in runs[1:]} == {None, runs[0].folder}
+    assert runs[0].experiment.train.init_from is None
+    for source in SETS:
+        tuned, scratch = (fine_tuning(source, 3, begin) for begin in (str(tmp_path / "fashion"), None))
+        assert tuned.model_copy(update={"train": scratch.train}) == scratch
+        train = tuned.train.model_copy(update={"init_from": None})
+        assert train == scratch.train
+        assert train.seed == 3
+        assert not tuned.images.flip
+
+
+def test_table_4_is_means_and_deviations_over_the_finished_runs(tmp_path):
+    empty = transfer_table(tmp_path)
+    assert empty.rows[0][:2] == ["mnist", None]
+    assert "make sweep NAME=transfer" in empty.notes[0]
+    for seed in SEEDS:
+        for start, accuracy in (("pretrained", 0.90), ("scratch", 0.80)):
+            folder = tmp_path / "transfer" / run_id("mnist", start, seed)
+            folder.mkdir(parents=True)
+            record = {"valid_accuracy": accuracy + seed / 100, "counts": {"train": 4000, "test": 1000}}
+            (folder / "record.json").write_text(json.dumps(record))
+    pretrained = tmp_path / "transfer" / "fashion"
+    pretrained.mkdir()
+    (pretrained / "record.json").write_text(json.dumps({"valid_accuracy": 0.891, "steps": 600}))
+    table = transfer_table(tmp_path)
+    row = table.rows[0]
+    assert row[:5] == ["mnist", 4000, 1000, 10, "5 and 5"]
+    assert row[5] == pytest.approx(92)
+    assert row[6] == pytest.approx(statistics.stdev(range(5)))
+    assert row[7] == pytest.approx(82)
+    assert row[9] == pytest.approx(10)
+    assert "89.1% there" in table.notes[0]
+    imagenet = next(row for row in table.rows if row[0] == "ImageNet-2012")
+    assert imagenet[-2:] == [84.4, 83.9]

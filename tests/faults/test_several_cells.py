@@ -1,9 +1,0 @@
-"""Stages of several cells whose skips stay on the device: what a stage holds, against its plan."""
-
-from tests.pipeline.test_plan import hold_against_plan
-
-
-def test_amoebanet_on_stages_of_two_cells_needs_the_bytes_of_its_plan(tmp_path):
-    # a skip that is also the output counts as sent and as expected, and is one tensor
-    settings = {"schedule": "interleaved", "turns": 2}
-    hold_against_plan("amoebanet", (1, 1, 1, 4), settings, tmp_path, most=1.25)

@@ -1,0 +1,145 @@
+"""Plain processes: results by rank, the first failure, and no process left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.backends.processes import PRELOAD, PRELOAD_LATE, run_processes
+from suite.errors import ForkserverError, SettingError, WorkerError
+
+
+def answer(rank, world, rendezvous, offset):
+    return rank + offset, world
+
+
+def fail(rank, world, rendezvous, kind):
+    if rank == 1:
+        if kind == "user":
+            raise SettingError("a user's fault")
+        if kind == "bug":
+            raise ZeroDivisionError("a bug")
+        os._exit(7)
+    time.sleep(120)
+
+
+def begin(rank, world, rendezvous):
+    """Returns the modules that a new worker has imported, and the CPU seconds of its start."""
+    return set(sys.modules), time.process_time()
+
+
+def sleep(rank, world, rendezvous):
+    time.sleep(120)
+
+
+def test_results_come_by_rank():
+    assert run_processes(answer, 3, 10) == [(10, 3), (11, 3), (12, 3)]
+
+
+def test_a_worker_starts_with_its_modules_already_imported():
+    """The forkserver silently ignores a preload name that cannot be imported, which slows down every worker."""
+    names = [*PRELOAD, *PRELOAD_LATE]
+    code = f"import importlib, time\nfor name in {names}: importlib.import_module(name)\nprint(time.process_time())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = float(done.stdout.splitlines()[-1])
+    for modules, seconds in run_processes(begin, 2):
+        assert {*names, "torch._dynamo"} <= modules
+        assert seconds < imported / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("user", SettingError, "^a user's fault$"),
+        ("bug", RuntimeError, "worker 1 failed"),
+        ("death", WorkerError, "code 7"),
+    ],
+)
+def test_the_first_failure_ends_all_workers_at_once(kind, error, message):
+    begin = time.monotonic()
+    with pytest.raises(error, match=message):
+        run_processes(fail, 2, kind)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_deadline_ends_workers_that_do_not_finish():
+    with pytest.raises(WorkerError, match=r"workers \[0, 1\] returned no result in time"):
+        run_processes(sleep, 2, deadline_s=1.0)
+
+
+def kill_forkserver(rank, world, rendezvous, folder):
+    """Rank 0 kills the forkserver, once all ranks have recorded their process id."""
+    (folder / str(os.getpid())).touch()
+    while rank == 0 and len(list(folder.iterdir())) < world:
+        time.sleep(0.01)
+    if rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(120)
+
+
+def test_a_killed_forkserver_is_reported_and_its_workers_die_with_it(tmp_path):
+    with pytest.raises(
+        ForkserverError, match=r"forkserver, process \d+\) was killed by SIGKILL, and all workers died with it"
+    ):
+        run_processes(kill_forkserver, 2, tmp_path)
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2
+    until = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+COMMAND = """
+from launch import interrupts
+interrupts.install()
+{imports}
+print("here", flush=True)
+try:
+    with interrupts.command():
+        {what}
+except BaseException:
+    if not interrupts.received():
+        raise
+    interrupts.leave()
+"""
+STARTS = (
+    "from launch.backends.processes import run_processes; from tests.launch.backends.test_processes import sleep",
+    "run_processes(sleep, 2)",
+)
+WAITS = "import threading", "threading.Event().wait()"
+SWALLOWS = "import time", "exec('while True:\\n try: time.sleep(99)\\n except BaseException: pass')"
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [(STARTS, "twice"), (STARTS, "group"), (SWALLOWS, "once"), (WAITS, "group")],
+    ids=["starts", "starts-group", "swallows", "waits"],
+)  # fmt: skip
+def test_an_interrupt_ends_a_command_with_one_sentence_and_its_processes(code, how):
+    """While workers start, the forkserver imports for seconds, and handles no signal."""
+    imports, what = code
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(imports=imports, what=what)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "here\n"
+    time.sleep(0.3)
+    until = time.monotonic() + 60
+    while not (below := psutil.Process(process.pid).children(recursive=True)) and code is STARTS:
+        assert time.monotonic() < until, "no process was started"
+        time.sleep(0.01)
+    assert bool(below) == (code is STARTS)
+    for _ in range(1 + (how == "twice")):
+        (os.killpg if how == "group" else os.kill)(process.pid, signal.SIGTERM if how == "once" else signal.SIGINT)
+        time.sleep(0.05)
+    printed, said = process.communicate(timeout=30)
+    assert said == "interrupted; run the same command again to restart\n"
+    assert (process.returncode, printed) == (130, "")
+    _, alive = psutil.wait_procs(below, 5)
+    assert not alive

@@ -1,0 +1,31 @@
+"""Starting and leaving Ray keeps a process's SIGTERM handler."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import os, signal
+from launch.backends import ray_init
+import ray._private.worker
+
+handled = []
+signal.signal(signal.SIGTERM, lambda number, frame: handled.append(number))
+ray_init.init(address="local", num_cpus=1)
+os.kill(os.getpid(), signal.SIGTERM)
+node = ray._private.worker._global_node
+end_processes = node.kill_all_processes
+
+def signal_first(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGTERM)
+    end_processes(*arguments, **options)
+
+node.kill_all_processes = signal_first
+ray_init.shutdown()
+os.kill(os.getpid(), signal.SIGTERM)
+print("handled", len(handled))
+"""
+
+
+def test_sigterm_is_handled_while_ray_runs_while_it_ends_and_after(tmp_path):
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "handled 3\n", (done.returncode, done.stderr)

@@ -1,0 +1,111 @@
+"""Hosts of this machine's own: they are there, they answer, they are slow as asked, and nothing of them is left."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from launch.benchmarks import command as tables
+from launch.benchmarks.netns_hosts import Hosts
+from suite.errors import SettingError
+from suite.pipeline.planning.simulate import Link
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+
+SERVER = """
+import socket, sys
+listening = socket.create_server((sys.argv[1], 5000))
+print("ready", flush=True)
+while True:
+    with listening.accept()[0] as one:
+        while data := one.recv(1 << 20):
+            one.sendall(data[-1:]) if data.endswith(b"!") else None
+"""
+
+CLIENT = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 5000), timeout=5) as one:
+    for size in map(int, sys.argv[2:]):
+        begin = time.monotonic()
+        one.sendall(b"." * (size - 1) + b"!")
+        assert one.recv(1) == b"!"
+        print(time.monotonic() - begin)
+"""
+
+
+def python(hosts, host, program, *arguments):
+    return hosts.command(host, [sys.executable, "-c", program, *map(str, arguments)])
+
+
+def answers(hosts, *sizes):
+    """Returns the seconds from host 0 to host 1 and back, of messages that one byte answers."""
+    with subprocess.Popen(python(hosts, 1, SERVER, hosts.addresses[1]), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == "ready\n"
+        command = python(hosts, 0, CLIENT, hosts.addresses[1], *sizes)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        server.kill()
+    assert done.returncode == 0, done.stderr
+    return list(map(float, done.stdout.split()))
+
+
+def namespaces():
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+
+
+@as_root
+def test_hosts_answer_each_other_and_leave_nothing_behind():
+    with Hosts(2) as hosts:
+        assert answers(hosts, 1)
+        stays = subprocess.Popen(hosts.command(0, ["sleep", "600"]))
+    assert stays.wait(10) != 0
+    assert not any(name in namespaces() for name in hosts.names)
+
+
+@as_root
+def test_a_link_is_as_slow_as_it_was_asked_to_be():
+    with Hosts(2, Link(0.02, 2e6)) as hosts:
+        first, second = answers(hosts, 1, 400_000)
+    assert first >= 0.04
+    assert second >= 0.04 + 0.2
+
+
+@as_root
+def test_a_host_that_is_cut_off_answers_no_more_and_is_not_told():
+    with Hosts(3) as hosts:
+        assert answers(hosts, 1)
+        hosts.cut_off(1)
+        with pytest.raises(AssertionError, match=r"timed out|No route to host"):
+            answers(hosts, 1)
+
+
+@as_root
+def test_hosts_of_a_killed_process_are_cleared_away_by_the_next():
+    program = (
+        "import os, signal\nfrom launch.benchmarks.netns_hosts import Hosts\n"
+        "Hosts(1).__enter__()\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    dead = subprocess.Popen([sys.executable, "-c", program])
+    dead.wait(60)
+    assert f"gpipe-{dead.pid}-" in namespaces()
+    with Hosts(1):
+        assert f"gpipe-{dead.pid}-" not in namespaces()
+
+
+def test_without_the_tools_the_table_of_slow_links_ends_with_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    with pytest.raises(SettingError, match="need ip from Debian's iproute2"):
+        tables.table("slow_links", "", Console(quiet=True))
+
+
+@as_root
+def test_without_the_right_to_make_hosts_that_is_said_in_one_sentence():
+    """To one who is root in a user namespace only."""
+    program = "from launch.benchmarks.netns_hosts import Hosts\nHosts(1).__enter__()"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", sys.executable, "-c", program],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "SettingError: hosts on this machine need network namespaces and root: 'ip netns add" in done.stderr

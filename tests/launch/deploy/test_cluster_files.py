@@ -1,0 +1,346 @@
+"""What a platform team is given: image, manifests, a `ray up` file, a Slurm script. None may drift from the suite."""
+
+import copy
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from experiments.translation.runs import t128_6b
+from tests.launch.deploy.kuberay_fields import faults
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+IMAGE = f"gpipe-suite:{PROJECT['project']['version']}"
+KUBERAY = ("raycluster", "rayjob", "storage")
+RAY_UP, SLURM = "launch/deploy/ray_up/cluster.yaml", "launch/deploy/slurm/train.sbatch"
+FILES = [*(f"launch/deploy/kuberay/{name}.yaml" for name in KUBERAY[:2]), RAY_UP, SLURM]
+
+
+def text(name):
+    return (ROOT / name).read_text()
+
+
+def manifest(name):
+    return yaml.safe_load(text(f"launch/deploy/kuberay/{name}.yaml"))
+
+
+def clusters():
+    """Every Ray cluster that the manifests make."""
+    return [manifest("raycluster")["spec"], manifest("rayjob")["spec"]["rayClusterSpec"]]
+
+
+def groups(cluster):
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+@pytest.mark.parametrize("name", KUBERAY)
+def test_every_field_of_a_manifest_is_one_of_kuberays(name):
+    assert faults(manifest(name)) == []
+
+
+def places(value, path=()):
+    """Every place below a value, as the keys and indices that lead there."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield (*path, key)
+        yield from places(one, (*path, key))
+
+
+def at(value, path):
+    for key in path:
+        value = value[key]
+    return value
+
+
+def ray_up():
+    return yaml.safe_load(text(RAY_UP))
+
+
+def asked_of_slurm():
+    """The options that stand in the Slurm script."""
+    return dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text(SLURM), re.MULTILINE))
+
+
+FREE = {"rayStartParams", "labels", "nodeSelector", "limits", "requests"}
+"""Maps whose keys are anybody's."""
+
+
+@pytest.mark.parametrize("name", KUBERAY)
+def test_a_misspelled_field_and_a_value_of_another_type_are_found_wherever_they_are(name):
+    whole = manifest(name)
+    for path in places(whole):
+        *above, key = path
+        if isinstance(key, str) and (not above or above[-1] not in FREE):
+            wrong = copy.deepcopy(whole)
+            at(wrong, above)[f"{key}s"] = at(wrong, above).pop(key)
+            assert faults(wrong), f"{path} was misspelled"
+        value = at(whole, path)
+        other = {} if isinstance(value, str | int) else "text"
+        wrong = copy.deepcopy(whole)
+        at(wrong, above)[key] = other
+        assert faults(wrong), f"{path} was {other!r}"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("spec", "workerGroupSpecs", 0, "replicas"), "16", ".spec.workerGroupSpecs[0].replicas: '16' is no integer"),
+        (("spec", "authOptions", "mode"), "tokens", ".spec.authOptions.mode: 'tokens' is none of |disabled|token|"),
+        (("spec", "headGroupSpec", "rayStartParams", "num-cpus"), 0,
+         ".spec.headGroupSpec.rayStartParams.num-cpus: 0 is no string"),
+        (("spec", "headGroupSpec", "template", "spec", "containers", 0, "resources", "limits", "memory"), "64 GiB",
+         ".spec.headGroupSpec.template.spec.containers[0].resources.limits.memory: '64 GiB' is no quantity"),
+        (("spec", "headGroupSpec", "template", "spec", "containers"), [{}],
+         ".spec.headGroupSpec.template.spec.containers[0].name is missing"),
+        (("spec", "shutdown"), True, ".spec.shutdown is not known"),
+        (("kind",), "RayClusters", "kind 'RayClusters' is not known"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_told_with_its_place(path, value, sentence):
+    wrong = manifest("raycluster")
+    at(wrong, path[:-1])[path[-1]] = value
+    assert faults(wrong) == [sentence]
+
+
+@pytest.mark.parametrize("name", ["groupName", "minReplicas", "maxReplicas", "template"])
+def test_a_missing_field_is_found(name):
+    wrong = manifest("rayjob")
+    del wrong["spec"]["rayClusterSpec"]["workerGroupSpecs"][0][name]
+    assert faults(wrong) == [f".spec.rayClusterSpec.workerGroupSpecs[0].{name} is missing"]
+
+
+def test_what_kuberay_refuses_beyond_the_types_is_not_asked_for():
+    for name, longest in (("raycluster", 53), ("rayjob", 47)):
+        assert re.fullmatch(rf"[a-z][-a-z0-9]{{0,{longest - 2}}}[a-z0-9]", manifest(name)["metadata"]["name"])
+    for cluster in clusters():
+        assert all("labels" not in group["rayStartParams"] for group in groups(cluster))
+        assert all(group["template"]["spec"]["containers"] for group in groups(cluster))
+    job = manifest("rayjob")["spec"]
+    assert job["shutdownAfterJobFinishes"]  # otherwise ttlSecondsAfterFinished is refused
+    assert job["ttlSecondsAfterFinished"] > 0
+    assert job["preRunningDeadlineSeconds"] > 0
+    assert job["backoffLimit"] == 0
+
+
+def test_the_two_manifests_make_the_same_cluster():
+    cluster, of_job = clusters()
+    assert cluster == of_job
+
+
+def test_the_devices_are_those_that_the_largest_run_needs():
+    pipeline, model = t128_6b().pipeline, t128_6b().model
+    devices = pipeline.stages * pipeline.replicas
+    for cluster in clusters():
+        (workers,) = cluster["workerGroupSpecs"]
+        (container,) = workers["template"]["spec"]["containers"]
+        assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"]
+        assert workers["replicas"] * container["resources"]["limits"]["nvidia.com/gpu"] == devices
+        assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    for name in FILES:
+        assert f"K x R = {pipeline.stages} x {pipeline.replicas} = {devices} devices" in text(name), name
+        assert f"K = {pipeline.stages} stages" in text(name), name
+        assert f"{2 * model.layers + 3} layers" in text(name), name
+        assert f"The fewest devices that hold the model this way are K x 1 = {pipeline.stages}" in text(name), name
+    machines = ray_up()["available_node_types"]["gpus"]
+    assert machines["min_workers"] == machines["max_workers"] == ray_up()["max_workers"]
+    assert machines["min_workers"] * machines["resources"]["GPU"] == devices
+    assert ray_up()["available_node_types"]["head"]["resources"] == {"CPU": 0}
+    assert int(asked_of_slurm()["nodes"]) * int(asked_of_slurm()["gpus-per-node"]) == devices
+
+
+def test_the_run_is_the_one_of_the_name_at_the_papers_scale():
+    assert manifest("rayjob")["spec"]["entrypoint"] == "python -m launch.cli experiment t128_6b --scale paper"
+    assert "runtimeEnvYAML" not in manifest("rayjob")["spec"]  # the image has all: nothing is installed
+
+
+def test_every_pod_shares_the_storage_and_has_shared_memory_for_its_object_store():
+    claim = manifest("storage")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    for cluster in clusters():
+        for group in groups(cluster):
+            pod = group["template"]["spec"]
+            (container,) = pod["containers"]
+            mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            volumes = {volume["name"]: volume for volume in pod["volumes"]}
+            variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+            assert variables["GPIPE_STORAGE"] == "/storage"
+            claimed = volumes[mounted["/storage"]]["persistentVolumeClaim"]["claimName"]
+            assert claimed == claim["metadata"]["name"]
+            shared = volumes[mounted["/dev/shm"]]["emptyDir"]
+            assert shared["medium"] == "Memory"
+            store = int(group["rayStartParams"]["object-store-memory"])
+            assert store * 2 <= gibibytes(shared["sizeLimit"]) * 2**30
+            assert gibibytes(shared["sizeLimit"]) < gibibytes(container["resources"]["limits"]["memory"]) / 4
+            assert container["resources"]["limits"] == container["resources"]["requests"]
+            assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 1000
+
+
+def gibibytes(quantity):
+    assert quantity.endswith("Gi")
+    return int(quantity.removesuffix("Gi"))
+
+
+def test_nobody_enters_without_the_token_which_stands_in_no_file():
+    for cluster in clusters():
+        assert cluster["authOptions"] == {"mode": "token", "secretName": "gpipe-token"}
+        for group in groups(cluster):
+            for container in group["template"]["spec"]["containers"]:
+                secret = [one for one in container["env"] if re.search("TOKEN|KEY|SECRET", one["name"])]
+                assert all("value" not in one and "secretKeyRef" in one["valueFrom"] for one in secret)
+
+
+def test_the_dashboard_can_be_reached_by_its_service():
+    for cluster in clusters():
+        head = cluster["headGroupSpec"]
+        assert head["rayStartParams"]["dashboard-host"] == "0.0.0.0"
+        (container,) = head["template"]["spec"]["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports == {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080}
+
+
+# the image
+
+
+def test_the_versions_are_those_of_the_project():
+    for cluster in clusters():
+        assert cluster["rayVersion"] == PINNED["ray"]
+        for group in groups(cluster):
+            (container,) = group["template"]["spec"]["containers"]
+            assert container["image"].endswith(f"/{IMAGE}")
+    python = PROJECT["tool"]["mypy"]["python_version"]
+    dockerfile = text("Dockerfile")
+    assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == [f"python:{python}-slim-bookworm"]
+    assert f"--tag {IMAGE} ." in dockerfile
+    assert ray_up()["docker"]["image"].endswith(f"/{IMAGE}")
+    assert f"Ray {PINNED['ray']}'s" in text(RAY_UP)
+    assert f"torch {PINNED['torch']}'s wheel" in dockerfile
+    needed = {re.split(r"[\[=>]", line)[0]: line for line in PROJECT["project"]["dependencies"]}
+    assert needed["ray"] == f"ray[train,default]=={PINNED['ray']}"
+    assert needed["torch"] == f"torch=={PINNED['torch']}"
+
+
+def instructions():
+    """The Dockerfile's instructions: (name, arguments) with continued lines joined."""
+    lines = [line for line in text("Dockerfile").splitlines() if line.strip() and not line.startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in joined.splitlines()]
+
+
+def test_the_image_has_all_that_the_suite_needs_at_the_pinned_versions_and_runs_without_root():
+    steps = instructions()
+    copied = {word for name, rest in steps if name == "COPY" for word in rest.split()[:-1]}
+    packages = {pattern.removesuffix("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert packages | {"pyproject.toml", "constraints.txt", PROJECT["project"]["readme"], "LICENSE"} == copied
+    assert all((ROOT / name).exists() for name in copied)
+    runs = [rest for name, rest in steps if name == "RUN"]
+    assert "pip install --constraint constraints.txt ." in runs[1]
+    assert "pip install --no-deps ." in runs[2]
+    assert "pip check" in runs[2]
+    assert [rest for name, rest in steps if name == "USER"] == ["gpipe"]
+    assert [name for name, _ in steps].index("USER") > max(i for i, (name, _) in enumerate(steps) if name == "RUN")
+
+
+def test_only_what_is_installed_is_sent_to_the_builder():
+    kept = [line[1:] for line in text(".dockerignore").splitlines() if line.startswith("!")]
+    copied = {word for name, rest in instructions() if name == "COPY" for word in rest.split()[:-1]}
+    assert text(".dockerignore").splitlines()[1] == "*"
+    assert set(kept) == copied
+
+
+# ray up
+
+
+def test_ray_takes_the_cluster_file():
+    whole = prepare_config(ray_up())
+    validate_config(whole)
+    # the provider's defaults would install Ray's newest build and open the dashboard to all
+    assert whole["setup_commands"] == whole["head_setup_commands"] == whole["worker_setup_commands"] == []
+    assert "--dashboard-host=127.0.0.1" in whole["head_start_ray_commands"][-1]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [(("docker",), "images", "x"), (("available_node_types", "gpus"), "min_workers", "16"), ((), "max_worker", 3)],
+)
+def test_ray_finds_a_fault_in_the_cluster_file(place, name, value):
+    wrong = ray_up()
+    at(wrong, place)[name] = value
+    with pytest.raises(jsonschema.ValidationError):
+        validate_config(prepare_config(wrong))
+
+
+def test_machines_of_ray_up_share_storage_and_token():
+    options = ray_up()["docker"]["run_options"]
+    assert {"--volume=/storage:/storage", "--env=GPIPE_STORAGE=/storage", "--env=RAY_AUTH_MODE=token"} < set(options)
+    assert ray_up()["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert "RAY_AUTH_TOKEN" not in text(RAY_UP)
+    (shared,) = (option for option in options if option.startswith("--shm-size="))
+    stores = re.findall(r"--object-store-memory=(\d+)", text(RAY_UP))
+    assert [int(store) * 2 <= int(re.sub(r"\D", "", shared)) * 2**30 for store in stores] == [True, True]
+    assert ray_up()["docker"]["disable_shm_size_detection"]
+
+
+# Slurm
+
+
+@pytest.fixture
+def allocation(tmp_path):
+    """Runs the script as Slurm would on an allocation of one node; ``ray`` is a stand-in that notes its calls."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+
+    def stand_in(name, script):
+        (bin_folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (bin_folder / name).chmod(0o755)
+
+    stand_in("scontrol", "echo node-1")
+    stand_in("srun", f'echo "$@" >> {tmp_path}/calls; while [[ $1 == --* ]]; do shift; done; exec "$@"')
+    stand_in("ray", "exit 3")
+    stand_in("python", f'exec {sys.executable} "$@"')
+
+    def run(*command, **variables):
+        slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-1", "SLURM_CPUS_PER_TASK": "2"}
+        return subprocess.run(
+            ["bash", ROOT / SLURM, *command],
+            env={**os.environ, **slurm, "PATH": f"{bin_folder}:{os.environ['PATH']}", **variables},
+            cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def test_the_slurm_script_asks_for_what_its_job_needs():
+    subprocess.run(["bash", "-n", ROOT / SLURM], check=True)
+    asked = asked_of_slurm()
+    assert asked["ntasks-per-node"] == "1"
+    assert asked["signal"] == "B:TERM@120"
+    assert "no-kill" in asked
+    assert "exclusive" in asked
+    assert "python -m launch.cli experiment t128_6b --scale paper; fi" in text(SLURM)
+
+
+def test_without_shared_storage_nothing_is_started(allocation, tmp_path):
+    done = allocation("echo", "ran", GPIPE_STORAGE="")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: GPIPE_STORAGE is not set; name a folder that all nodes share")
+    assert not (tmp_path / "calls").exists()
+
+
+def test_ray_that_does_not_start_ends_the_job_before_the_command(allocation, tmp_path):
+    done = allocation("touch", "ran", GPIPE_STORAGE=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "error: Ray ended on a node while it started; the reason is above"
+    assert not (tmp_path / "ran").exists()
+    called = (tmp_path / "calls").read_text()
+    assert "--head" in called
+    assert "--num-cpus=2" in called
+    assert not re.search("[0-9a-f]{64}", called)  # the token

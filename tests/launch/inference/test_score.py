@@ -1,0 +1,387 @@
+"""Scores and translations of a run, from its checkpoint to its files; and what is refused, in a sentence."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save
+
+from experiments.base.cluster import Cluster
+from experiments.registry import find
+from launch import cli
+from launch.benchmarks.decoding_speed import decoding_table
+from launch.inference import decode as decoding
+from launch.inference import translate as translating
+from launch.inference.decode import DecodeTask, decode, find_text_run, stages_of
+from launch.inference.export import export
+from launch.inference.model_text import load_text, source_of
+from launch.inference.score import score_run
+from launch.inference.translate import translate
+from launch.runs.store import find_run, named_run
+from suite.data.text.prepare import folder_of, prepare
+from suite.data.text.text import TextData
+from suite.data.text.tokenizer import END_ID
+from suite.errors import SettingError
+from suite.evaluation.scores import one_line
+from suite.pipeline.model.layers import count_parameters, materialize, ties_of
+from suite.training.checkpoint import Storage
+from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
+from suite.training.wandb_run import Identity
+from tests.launch.tracking.wandb_parts import parts
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a run whose weights nobody trained, and one that has no checkpoint."""
+    folder = tmp_path_factory.mktemp("scoring")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        experiment = find("t12_400m").with_settings(
+            "text.corpus=django text.vocabulary=1200 text.max_length=24 model.layers=1 model.width=32 model.heads=1 "
+            "model.feed_forward=32 pipeline.stages=1 optimizer.precision=fp32"
+        )
+        data = prepare(experiment.text, Path(".cache"), lambda _: None)
+        for name in ("made", "bare"):
+            named_run("t12_400m", name)().experiment.write_text(experiment.to_toml())
+        files, storage = {}, Storage(Path("runs/t12_400m/made/checkpoints").resolve())
+        for index, layer in enumerate(experiment.build()[0]):
+            made = materialize(layer, 0 if ties_of(layer) else index, torch.device("cpu"))
+            values = {f"value/{name}": tensor * 3 for name, tensor in made.state_dict().items()}
+            if index == 4:
+                values["value/project.bias"][END_ID] = 5.0  # some texts end before they must
+            files[layer_file(index)] = File(bytes=len(save(values)), sha256=digest(save(values)))
+            storage.write(f"00000007/{layer_file(index)}", save(values))
+        notes = {"vocabulary": data.digest}
+        manifest = Manifest(step=7, written=time.time(), files=files, notes=notes)
+        storage.write("00000007/manifest.json", manifest.encode())
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def there(place, monkeypatch):
+    monkeypatch.chdir(place)
+
+
+@pytest.fixture(scope="module")
+def scored(place):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        Identity("p", "made", None, (), "abcd").keep(find_run("made").path)  # as if it had been trained with wandb
+        return score_run(find_run("made"), QUIET, beam=2, languages=["de", "zh-tw"], max_pairs=12, stages=2)
+
+
+def texts(kind):
+    folder = find_run("made").path / "scores"
+    return {path.name: path.read_text(encoding="utf-8").splitlines() for path in sorted(folder.glob(f"*.{kind}"))}
+
+
+def test_scores_stand_in_the_runs_wandb_run(scored):
+    run = find_run("made").path
+    (part,) = parts(run)
+    assert part.run["run_id"] == "abcd"
+    (row,) = part.history
+    assert row["step"] == 7
+    for measure in ("bleu", "chrf"):
+        assert row[f"scores/{measure}"] == pytest.approx(scored["macro"][measure]["all"])
+    (languages,) = run.glob("wandb/offline-run-*/files/media/table/scores/languages_*.table.json")
+    table = json.loads(languages.read_text())
+    rows = [dict(zip(table["columns"], values, strict=True)) for values in table["data"]]
+    assert [(row["language"], row["direction"]) for row in rows] == [
+        ("de", "en-de"), ("de", "de-en"), ("zh_Hant", "en-zh_Hant"), ("zh_Hant", "zh_Hant-en"),
+    ]  # fmt: skip
+    for row in rows:
+        one = scored["directions"][row["direction"]]
+        assert (row["BLEU"], row["chrF"], row["pairs"]) == (one["bleu"], one["chrf"], 12)
+        assert row["BLEU signature"] == scored["signatures"]["bleu"]
+        assert row["third"] == scored["thirds"][row["language"]]
+    (thirds,) = run.glob("wandb/offline-run-*/files/media/table/scores/thirds_*.table.json")
+    table = json.loads(thirds.read_text())
+    assert table["columns"] == ["measure", *scored["macro"]["bleu"]]
+    assert table["data"] == [[measure, *means.values()] for measure, means in scored["macro"].items()]
+    assert sorted(name.partition("-scores")[0] for name in part.artifacts) == ["run-abcd", "run-abcd"]
+
+
+def test_scores_are_written_as_agreed(scored):
+    assert json.loads((find_run("made").path / "scores.json").read_text()) == scored
+    assert scored | {"step": 7, "split": "test", "beam": 2, "length_penalty": 0.6, "max_pairs": 12} == scored
+    assert scored["sentences_per_second"] == pytest.approx(48 / scored["seconds"])
+    assert list(scored["directions"]) == ["en-de", "de-en", "en-zh_Hant", "zh_Hant-en"]
+    assert all(one["pairs"] == 12 for one in scored["directions"].values())
+    assert scored["directions"]["en-de"]["train_pairs"] > 300
+    assert scored["thirds"].keys() == {"de", "zh_Hant"}
+    chrf = [one["chrf"] for one in scored["directions"].values()]
+    assert scored["macro"]["chrf"]["all"] == pytest.approx(sum(chrf) / 4)
+    assert set(scored["macro"]["bleu"]) == {"all", "high", "middle", "low"}
+
+
+def test_the_texts_are_pairs_of_the_test_split(scored):
+    experiment = find("t12_400m").with_settings("text.corpus=django text.vocabulary=1200 text.max_length=24")
+    data = TextData.open(folder_of(experiment.text, Path(".cache")))
+    pairs = {(one["english_text"], one["translation_text"]) for one in data.splits["test"]}
+    sources, references = texts("src"), texts("ref")
+    there = zip(sources["en-de.src"], references["en-de.ref"], strict=True)
+    back = zip(references["de-en.ref"], sources["de-en.src"], strict=True)
+    for english, german in [*there, *back]:
+        assert (english, german) in pairs
+    assert len(set(sources["en-de.src"])) > 6
+
+
+def test_sacrebleus_command_line_gives_the_same_scores(scored):
+    folder = find_run("made").path / "scores"
+    for direction in ("en-de", "zh_Hant-en"):
+        files = [f"{direction}.ref", "-i", f"{direction}.hyp"]
+        command = [str(Path(sys.executable).with_name("sacrebleu")), *files, "-m", "bleu", "chrf", "-w", "12"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+        bleu, chrf = json.loads(done.stdout)
+        ours = scored["directions"][direction]
+        assert (ours["bleu"], ours["chrf"]) == pytest.approx((bleu["score"], chrf["score"]), abs=1e-9)
+        assert scored["signatures"] == {"bleu": bleu["signature"], "chrf": chrf["signature"]}
+
+
+@pytest.mark.parametrize("verb", ["score", "export"])
+def test_a_run_in_training_and_a_second_at_once_are_refused(scored, verb):
+    """The lock is that of a real second process, and nothing of the first one's files is touched."""
+    run = find_run("made")
+    name = {"score": "lock", "export": "huggingface.lock"}[verb]
+    path = str(run.path / name)
+    hold = f"import filelock; lock = filelock.FileLock({path!r}); lock.acquire(); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()}
+        with pytest.raises(SettingError, match=f"another process is using run .*{run.path.name}.*; wait until it ends"):
+            score_run(run, QUIET, beam=1, max_pairs=2) if verb == "score" else export("made", "huggingface", QUIET)
+        assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()} == before
+        holder.communicate(b"\n")
+
+
+def test_k_is_no_part_of_the_scores(scored):
+    before = texts("hyp")
+    assert len({line for lines in before.values() for line in lines}) > 5
+    again = score_run(find_run("made"), QUIET, beam=2, languages=["de", "zh-tw"], max_pairs=12, stages=1)
+    assert texts("hyp") == before
+    assert again["directions"] == scored["directions"]
+
+
+def test_a_text_is_translated(scored, monkeypatch, capsys):
+    run = find_run("made")
+    data = load_text(run, find_text_run(run), QUIET)
+    lines = texts("src")["de-en.src"]
+    tokens = decode(run, [source_of(line, "en", data, 24) for line in lines], 1, QUIET).tokens
+    written = [one_line(text) for text in data.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+    at = next(at for at, text in enumerate(written) if text)
+    monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "en", lines[at]])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr()
+    assert (end.value.code or 0, said.err) == (0, "")
+    assert said.out == f"{written[at]}\n"
+
+
+def test_the_exported_model_generates_our_greedy_tokens(scored, tmp_path, monkeypatch):
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    folder = export("made", "huggingface", QUIET)
+    card = (folder / "README.md").read_text()
+    for part in ("for 7 steps", f"| chrF | {scored['macro']['chrf']['all']:.1f} |", "12 pairs", "24 tokens", "fp32"):
+        assert part in card
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules.")
+    run = find_run("made")
+    experiment = find_text_run(run)
+    data = load_text(run, experiment, QUIET)
+    texts = ["Save the file", "Delete", "Dieser Wert ist %(value)s.", "保存"]
+    sources = [source_of(text, to, data, 24) for text in texts for to in ("de", "en", "zh_Hant")]
+    asked = [f"<2{to}>{text}" for text in texts for to in ("de", "en", "zh_Hant")]
+    batch = tokenizer(asked, return_tensors="pt", padding=True)
+    assert [ids[: len(source)].tolist() for ids, source in zip(batch.input_ids, sources, strict=True)] == sources
+    for options in ({}, {"use_cache": False}):
+        found = model.generate(**batch, num_beams=1, do_sample=False, **options)[:, 1:].tolist()
+        found = [row[: row.index(END_ID)] if END_ID in row else row for row in found]
+        assert found == decode(run, sources, 1, QUIET, beam=1).tokens
+    assert len({tuple(row) for row in found}) > 5
+    lengths = {len(row) for row in found}
+    assert len(lengths) > 1, lengths
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["score", "made", "--set", "score.languages=de,777"], ["know the language '777'", "known names"]),
+        (["score", "made", "--set", "score.languages=en"], ["know the language 'en'"]),
+        (["score", "made", "--set", "score.languages=udm"], ["scoring needs 50 test pairs", "udm has"]),
+        (["score", "made", "--set", "score.beams=2"], ["score.beams", "did you mean score.beam"]),
+        (["score", "made", "--set", "score.beam=0"], ["score.beam takes an integer, 1 or more; it was given 0"]),
+        (["score", "made", "--set", "score.stages=6"], ["stages is 6", "5 layers"]),
+        (["export", "bare"], ["no valid checkpoint"]),
+        (["export", "made", "--format", "onnx"], ["unknown format 'onnx'", "huggingface"]),
+        (["score", "bare"], ["bare has no valid checkpoint", "make resume"]),
+        (["translate", "bare", "--to", "de", "text"], ["no valid checkpoint"]),
+        (["translate", "made", "--to", "dee", "text"], ["know the language 'dee'", "did you mean de"]),
+        (["translate", "made", "--to", "de", "  "], ["is empty", "TEXT="]),
+        (["translate", "made", "--to", "de", "word " * 40], ["tokens", "at most 24"]),
+    ],
+)
+def test_a_users_fault_is_one_sentence(arguments, parts, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert said.startswith("error: ")
+    assert len(said.splitlines()) == 1
+    for part in parts:
+        assert part in said
+
+
+def test_without_being_asked_stages_are_as_few_as_hold_the_weights(monkeypatch):
+    experiment = find_text_run(find_run("made"))
+    weights = 4 * count_parameters(experiment.build()[0])
+    for share, expected in ((2.0, 1), (1.9, 2), (0.6, 4), (0.1, 4)):
+        machine = Cluster(4, int(share * weights), "cpu")
+        monkeypatch.setattr("launch.inference.decode.this_machine", lambda machine=machine: machine)
+        assert stages_of(experiment, None) == expected
+        assert stages_of(experiment, 5) == 5
+
+
+def copied(name, change=lambda text: text):
+    """Returns a copy of the run with other settings."""
+    run = named_run("t12_400m", name)()
+    made = find_run("made")
+    run.experiment.write_text(change(made.experiment.read_text()))
+    shutil.copytree(made.checkpoints, run.checkpoints)
+    return run
+
+
+def test_a_damaged_checkpoint_is_not_left_out_in_silence():
+    run = copied("damaged")
+    shutil.copytree(run.checkpoints / "00000007", run.checkpoints / "00000009")
+    heard = Console(record=True, width=500, file=io.StringIO())
+    written = decode(run, [[1, END_ID]], 1, heard, 1)
+    assert written.step == 7
+    assert "00000009 is not used: bad manifest" in heard.export_text()
+
+
+def test_a_language_that_was_not_drawn_is_not_one_that_the_model_knows():
+    """The vocabulary has a mark for each language of the corpus; the model learned those it was given."""
+    run = copied("german", lambda text: text.replace("[text]", '[text]\nlanguages = ["de"]'))
+    assert find_text_run(run).text.languages == ("de",)
+    found = score_run(run, QUIET, beam=1, max_pairs=2, stages=1)
+    assert set(found["directions"]) == {"en-de", "de-en"}
+    with pytest.raises(SettingError, match="the model does not know the language 'fr'"):
+        score_run(run, QUIET, beam=1, languages=["fr"], max_pairs=2, stages=1)
+    with pytest.raises(SettingError, match="the model does not know the language 'fr'"):
+        translate("german", "fr", "Save the file", QUIET)
+
+
+def typed(monkeypatch, data):
+    """Makes bytes the standard input."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="surrogateescape"))
+
+
+def test_many_lines_are_translated_by_one_start_of_the_workers_in_their_order(monkeypatch):
+    lines = ["Save the file", "", "Open", "Close the window now", "Delete"]
+    alone = []
+    for line in lines:
+        if line:
+            heard = Console(record=True, width=500, file=io.StringIO())
+            translate("made", "de", line, heard)
+            alone.append(heard.export_text())
+    starts = []
+    started = decoding.run_processes
+    monkeypatch.setattr(decoding, "run_processes", lambda *a, **k: starts.append(1) or started(*a, **k))
+    for source in ("text", "standard input"):
+        typed(monkeypatch, "\n".join(lines).encode())
+        heard = Console(record=True, width=500, file=io.StringIO())
+        translate("made", "de", "\n".join(lines) if source == "text" else "", heard)
+        assert heard.export_text() == alone[0] + "\n" + "".join(alone[1:])
+    assert len(starts) == 2
+
+
+def test_standard_input_that_is_not_utf_8_is_one_sentence(monkeypatch, capsys):
+    typed(monkeypatch, "Save the file\nDatei öffnen\n".encode("latin-1"))
+    monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "de", ""])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: standard input is not UTF-8 text: byte 0xf6 at offset 20, in line 2; "
+        "convert it first, for example with iconv\n"
+    )
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_without_a_line_on_standard_input_there_is_nothing_to_translate(monkeypatch, closed):
+    typed(monkeypatch, b"\n \n")
+    if closed:
+        monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(SettingError, match="the text to translate is empty"):
+        translate("made", "de", "", QUIET)
+
+
+def test_a_line_whose_printing_fails_once_is_printed_and_those_after_it(monkeypatch, tmp_path):
+    logged, heard = [], []
+    monkeypatch.setattr(decoding, "POLL_S", 0.05)
+    monkeypatch.setattr(decoding, "log_error", logged.append)
+    task = DecodeTask(find_run("made"), [], 1, 0.6, 1, tmp_path / "progress")
+
+    def hear(at, tokens):
+        if at == 1 and not logged:
+            raise BlockingIOError("the terminal takes nothing now")
+        heard.append((at, tokens))
+
+    with decoding._progress_polled(task, hear):
+        task.progress.write_bytes(b"[0, [7]]\n[1, [8, 9]]\n[2, []]\n[3")
+        deadline = time.monotonic() + 30
+        while len(heard) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with task.progress.open("ab") as file:
+            file.write(b", [5]]\n")
+    assert heard == [(0, [7]), (1, [8, 9]), (2, []), (3, [5])]
+    assert [type(error) for error in logged] == [BlockingIOError]
+
+
+def test_a_print_that_fails_loses_no_line_and_lines_that_were_not_printed_are_told(monkeypatch):
+    printed, failures = [], [OSError("no room")]
+
+    class Out:
+        def print(self, text):
+            if text == "" and failures:
+                raise failures.pop()
+            printed.append(text)
+
+    def decoded(run, sources, stages, console, on_sentence):
+        with pytest.raises(OSError, match="no room"):
+            on_sentence(0, sources[0])
+        on_sentence(0, sources[0])
+        if len(sources) == 2:
+            on_sentence(1, sources[1])
+
+    monkeypatch.setattr(translating, "decode", decoded)
+    translate("made", "de", "Open\n\nDelete", Out())
+    assert len(printed) == 3
+    assert printed[1] == ""
+    failures.append(OSError("no room"))
+    with pytest.raises(RuntimeError, match="only 2 of 5 lines were printed"):
+        translate("made", "de", "Open\n\nDelete\nSave\nClose", Out())
+
+
+def test_decoding_is_timed_beside_generate_on_the_same_tokens(scored, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    for name, value in (("LANGUAGES", 2), ("PAIRS", 4), ("ROUNDS", 1)):
+        monkeypatch.setattr(f"launch.benchmarks.decoding_speed.{name}", value)
+    table = decoding_table("made", QUIET)
+    greedy, beam = (dict(zip(table.headings, row, strict=True)) for row in table.rows)
+    assert greedy["equal, of 16"] == 16
+    assert (greedy["search"], beam["search"]) == ("greedy", "beam 4")
+    assert beam["ratio"] == pytest.approx(beam["sentences/s, ours"] / beam["sentences/s, generate"])

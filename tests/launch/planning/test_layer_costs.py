@@ -1,0 +1,275 @@
+"""Measured costs are cached; costs that cannot be measured are estimated and marked."""
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+from experiments.base.cluster import Cluster, parse_cluster
+from experiments.planning.planner import estimated_costs, make
+from experiments.translation.language_model import LanguageModel
+from launch.backends import select
+from launch.backends.select import Backend
+from launch.planning import layer_costs
+from launch.runs.store import RunFolder
+from launch.train.step_check import StepCheck
+from launch.worker.measure import LayerMeasurements
+from models.language_model import LanguageModelShape
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import DEVICES, GIB
+from suite.pipeline.planning.plan import Machine
+from suite.pipeline.planning.simulate import Link
+from suite.settings import PipelineSettings
+
+THIS = Cluster(2, 4 * GIB, "cpu")
+TINY = LanguageModelShape(3, width=16, feed_forward=32, heads=2, vocabulary=50, time=8)
+COST = LayerCost(1e-3, 1.5e-3, 3e-3, 1e-4, 5_000, 4096, 4096, 20_000, 1000, 2000, 3000, 400, relative_spread=1.2)
+COSTS = (replace(COST, gradient_bytes=0), *[COST] * 3, replace(COST, parameters=7_000))
+
+
+def work(stages=2, shape=TINY, **pipeline):
+    return LanguageModel(shape, PipelineSettings(stages=stages, micro_batches=4, **pipeline))
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Replaces the measuring processes by fixed numbers; returns the list of calls."""
+    calls = []
+
+    def run(target, workers, work, threads, use_gpu, log):
+        calls.append((workers, threads))
+        return [LayerMeasurements(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=3.5)] * workers
+
+    monkeypatch.setattr("launch.backends.processes.run_processes", run)
+    monkeypatch.setattr(layer_costs, "cpu_limit", lambda: 2)
+    monkeypatch.setattr(
+        select, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, efficiency=1.0)
+    )
+    return calls
+
+
+class WithDevice(Backend):
+    """This machine with another device."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def probe_device(self, cluster, log):
+        return self.device
+
+
+def ignore(text):
+    """A log function that discards its messages."""
+
+
+def test_costs_are_measured_once_and_then_read_from_the_cache(measured, tmp_path):
+    said = []
+    model = layer_costs.cost_model(tmp_path / "costs", said.append)
+    first, second = model(work(), THIS), model(work(remat="never"), THIS)
+    assert measured == [(2, 1)]
+    assert second.costs == first.costs == COSTS
+    assert second.machine == first.machine
+    assert first.measured
+    assert second.measured
+    assert first.source.endswith(", 2 processes, 1 threads each, load 3.5, spread 1.20")
+    assert second.source == f"{first.source}; cached"
+    assert len(said) == 1
+    assert said[0].startswith("measuring the layers on this machine's ")
+    assert "2 processes, 1 threads each" in said[0]
+
+
+def test_other_workloads_and_worker_counts_are_measured_separately(measured, tmp_path):
+    model = layer_costs.cost_model(tmp_path, ignore)
+    for asked in (
+        work(),
+        work(stages=1),  # alone, with both cores
+        work(replicas=2),  # smaller micro-batches
+        work(shape=replace(TINY, feed_forward=64)),
+        work().with_settings("optimizer.name=adafactor"),
+    ):
+        model(asked, THIS)
+    assert measured == [(2, 1), (1, 2), (2, 1), (2, 1), (2, 1)]
+    model(work(stages=4), THIS)  # more workers than cores take turns: two at once as before
+    assert len(measured) == 5
+
+
+def test_cached_costs_are_used_with_the_current_memory_limit(measured, tmp_path):
+    model = layer_costs.cost_model(tmp_path, ignore)
+    model(work(), THIS)
+    found = model(work(), replace(THIS, bytes_per_device=3 * GIB))
+    assert len(measured) == 1
+    assert found.machine.memory_limit_bytes == 3 * GIB
+    assert make(work(), replace(THIS, bytes_per_device=3 * GIB), model).as_dict()["device_bytes"] == 3 * GIB
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: text.replace("backward_s", "sideways_s"),
+        lambda text: text.replace('"link"', '"chain"'),
+        lambda text: json.dumps({**json.loads(text), "costs": 3}),
+    ],
+)
+def test_a_damaged_file_is_measured_again_and_replaced(measured, tmp_path, harm):
+    model = layer_costs.cost_model(tmp_path, ignore)
+    first = model(work(), THIS)
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(harm(path.read_text()))
+    assert model(work(), THIS) == first
+    assert len(measured) == 2
+    assert model(work(), THIS).costs == COSTS
+    assert len(measured) == 2
+
+
+def test_the_unlimited_link_of_a_single_worker_is_cached_too(monkeypatch, tmp_path, measured):
+    monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: [LayerMeasurements(COSTS, Link(), 0)])
+    model = layer_costs.cost_model(tmp_path, ignore)
+    assert model(work(1), THIS).machine == model(work(1), THIS).machine == Machine(4 * GIB, 0, Link(), float("inf"))
+
+
+def test_a_declared_device_is_never_measured(measured, tmp_path):
+    cluster = parse_cluster("2xH100", THIS)
+    found = layer_costs.cost_model(tmp_path / "costs", pytest.fail)(work(), cluster)
+    assert measured == []
+    assert not (tmp_path / "costs").exists()
+    assert not found.measured
+    assert found == estimated_costs(work(), cluster)
+
+
+def test_costs_that_would_take_too_long_to_measure_are_estimated_and_marked(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(select, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, fp32=1e9))
+    paper = LanguageModel(LanguageModelShape(13), PipelineSettings(stages=2, micro_batches=32))
+    model = layer_costs.cost_model(tmp_path, pytest.fail)
+    planned = make(paper, Cluster(2, 64 * GIB, "cpu"), model)
+    assert measured == []
+    assert not planned.layer_costs.measured
+    # a block's 24 d^2 + 4 T d operations a token, four times over, at half of 1e9 a second: 7 rounds of 8 copies
+    block_s = 4 * 1024 * (24 * 2048**2 + 4 * 1024 * 2048) / 0.5e9
+    seconds = int(planned.layer_costs.source.rpartition("take ")[2].removesuffix(" s"))
+    assert 7 * 8 * block_s < seconds < 1.5 * 7 * 8 * block_s
+    assert "because measuring would take" in planned.lines()[0]
+    assert "estimated layer costs" in planned.lines()[0]
+    assert "estimated" in planned.kind
+
+
+@pytest.mark.parametrize(("layers", "fits"), [(1, True), (8, False)])
+def test_layers_that_do_not_fit_together_are_not_measured_together(measured, tmp_path, layers, fits):
+    """Up to eight equal layers are measured together: 16 bytes for each of a block's 12 d^2 + 13 d values, times 8."""
+    shape = LanguageModelShape(layers, width=256, feed_forward=1024, heads=4, vocabulary=50, time=8)
+    block = 16 * (12 * 256**2 + 13 * 256)
+    found = layer_costs.cost_model(tmp_path, ignore)(work(shape=shape), Cluster(2, 4 * block, "cpu"))
+    assert (found.measured, len(measured)) == (fits, int(fits))
+    assert found.source.endswith("a layer is too large to be measured") != fits
+
+
+def test_costs_of_several_processes_are_mean_seconds_and_maximum_bytes():
+    other = replace(COST, forward_s=3e-3, update_s=3e-4, activation_bytes=30_000, graph_peak_bytes=100)
+    joined = layer_costs._combine_layer((COST, other))
+    assert (joined.forward_s, joined.recompute_s) == pytest.approx((2e-3, 1.5e-3))
+    assert joined.update_s == pytest.approx(2e-4)
+    assert (joined.activation_bytes, joined.graph_peak_bytes, joined.parameters) == (30_000, 2000, 5000)
+
+
+def test_layers_are_measured_in_processes_of_this_machine(tmp_path):
+    """A small real measurement: two processes, the link between them, and a plan from it."""
+    model = layer_costs.cost_model(tmp_path, ignore)
+    planned = make(work(), THIS, model)
+    assert planned.layer_costs.measured
+    assert "simulated from measured layer costs" in planned.lines()[0]
+    costs, machine = planned.layer_costs.costs, planned.layer_costs.machine
+    block = 4 * (16 * 16 + 16) + (2 * 16 * 32 + 32 + 16) + 4 * 16  # attention, feed-forward, norms
+    assert [cost.parameters for cost in costs] == [50 * 16, block, block, block, 50 * 17]
+    assert all(cost.forward_s > 0 and cost.recompute_s > 0 for cost in costs)
+    assert all(1 < cost.relative_spread < 100 for cost in costs)
+    # 32 sequences in 4 micro-batches: 8 rows of 8 ids of 8 bytes arrive first, then 16 fp32 columns
+    assert [cost.boundary_bytes for cost in costs] == [8 * 8 * 8, *[8 * 8 * 16 * 4] * 4]
+    assert 50e6 < machine.process_bytes < 4 * GIB
+    assert 0 < machine.link.latency_s < 1
+    assert machine.link.bytes_per_s > 0
+    assert model(work(), THIS).costs == costs
+
+
+def test_the_measuring_time_is_estimated_for_the_clusters_device_not_this_machines(measured, tmp_path):
+    slow = replace(DEVICES["H100"], fp32=1e3, bf16=1e3)
+    model = layer_costs.cost_model(tmp_path, ignore, WithDevice(slow))
+    assert not model(work(), THIS).measured
+    assert not measured
+    assert layer_costs.cost_model(tmp_path, ignore, WithDevice(DEVICES["H100"]))(work(), THIS).measured
+
+
+def test_remeasure_measures_costs_of_earlier_processes_once_more(measured, tmp_path, monkeypatch):
+    said = []
+    model = layer_costs.cost_model(tmp_path, said.append)
+    model(work(), THIS)
+    monkeypatch.setattr(layer_costs, "STARTED", time.time())
+    monkeypatch.setenv("REMEASURE", "0")
+    model(work(), THIS)
+    assert len(measured) == 1
+    monkeypatch.setenv("REMEASURE", "1")
+    assert not model(work(), THIS).source.endswith("; cached")
+    assert model(work(), THIS).source.endswith("; cached")
+    assert len(measured) == 2
+    assert said[1].startswith("measuring the layers again, because REMEASURE is set, on ")
+
+
+@pytest.fixture
+def begun(measured, tmp_path):
+    """Returns a function that plans with what is kept, and lets a run's steps take so many times what the plan says;
+    it returns what was said."""
+    run = RunFolder(tmp_path)
+
+    def begin(factor, steps=range(1, 8)):
+        said = []
+        planned = make(work(), THIS, layer_costs.cost_model(tmp_path / "costs", said.append))
+        check = StepCheck(run, lambda: planned, said.append)
+        for step in steps:
+            check.step(step, planned.step_s * (9 if step < 3 else factor))
+        return said
+
+    return begin
+
+
+@pytest.mark.parametrize("factor", [1.5, 0.2])
+def test_costs_that_the_first_steps_disagree_with_are_measured_again(begun, measured, monkeypatch, factor):
+    assert len(begun(1.25)) == 1  # measured for the first time, and nothing else
+    assert begun(0.8) == []
+    (told,) = begun(factor)
+    assert re.match(
+        r"a step takes .* \(median of 5\), the plan predicts .* load 3.5, spread 1.20; the next plan meas", told
+    )
+    other = LayerMeasurements(tuple(replace(cost, backward_s=9e-3) for cost in COSTS), Link(2e-4, 1.5e9), 0)
+    monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: [other])
+    again, times = begun(1.0)
+    assert again.startswith(
+        "measuring the layers again, because the first steps of a run disagreed with the cached costs, on "
+    )
+    assert times == "they take 57.50 ms per micro-batch; before: 27.50 ms"
+    assert begun(1.0) == []
+    assert "the next plan measures them again" in begun(factor)[0]
+
+
+def test_costs_confirmed_on_an_idle_machine_are_not_measured_again(begun, measured, monkeypatch):
+    begun(1.5)
+    assert begun(1.5)[2].endswith("the next plan measures them again")  # a load of 3.5 on two cores proves nothing
+    assert len(measured) == 2
+    calm = LayerMeasurements(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=0.4)
+    monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: [calm])
+    measuring, _, told = begun(1.5)
+    assert "again" in measuring
+    assert told.endswith("twice with the same result, so they are kept: the difference has another cause")
+    monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: pytest.fail("measured once more"))
+    assert "twice" in begun(1.5)[0]
+
+
+def test_metrics_from_before_a_resume_do_not_count_as_first_steps(begun, measured, tmp_path):
+    begun(1.0)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 20}\n')
+    assert begun(9.0, range(1, 21)) == []
+    assert begun(9.0, range(1, 27)) == []
+    assert len(begun(9.0, range(1, 28))) == 1

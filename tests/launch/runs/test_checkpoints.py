@@ -1,0 +1,94 @@
+"""``gpipe checkpoints``: every checkpoint of a run with its faults; exit code 1 if none is valid."""
+
+import sys
+import time
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save
+
+from experiments.registry import find
+from launch import cli
+from launch.runs import store as runs
+from launch.runs.checkpoints import check_unused, checkpoint_location, checkpoint_location_of_run
+from suite.errors import CheckpointError
+from suite.training.checkpoint import Storage
+from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    made = runs.new_run("t12_400m")
+    made.experiment.write_text(find("t12_400m").to_toml())
+    return made
+
+
+def write(place, step):
+    """Writes a checkpoint of two layers, as a run does."""
+    storage, files = Storage(place), {}
+    for layer in range(2):
+        data = save({"value/weight": torch.full((3,), float(step))})
+        files[layer_file(layer)] = File(bytes=len(data), sha256=digest(data))
+        storage.write(f"{step:08d}/{layer_file(layer)}", data)
+    manifest = Manifest(step=step, written=time.time() - 600, files=files, notes={})
+    storage.write(f"{step:08d}/manifest.json", manifest.encode())
+
+
+def listed(run, monkeypatch, capsys):
+    """Returns (exit code, rows by step) of the command."""
+    monkeypatch.setattr(sys, "argv", ["gpipe", "checkpoints", str(run.path)])
+    monkeypatch.setattr(cli, "console", Console(width=250, markup=False, highlight=False, soft_wrap=True))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    return end.value.code or 0, [[cell.strip() for cell in line] for line in lines]
+
+
+def test_checkpoints_are_listed_with_what_is_wrong(run, monkeypatch, capsys):
+    for step in (10, 20, 30):
+        write(run.checkpoints, step)
+    (run.checkpoints / "00000010/good").touch()
+    (run.checkpoints / "00000030/layer-0001.safetensors").write_bytes(b"")
+    (run.checkpoints / "00000040").mkdir()
+    (run.checkpoints / "00000050").mkdir()
+    (run.checkpoints / "00000050/begun-0").touch()
+    (run.checkpoints / "00000060").write_text("")
+    code, rows = listed(run, monkeypatch, capsys)
+    assert code == 0
+    assert [row[0] for row in rows] == ["60", "50", "40", "30", "20", "10"]
+    assert [row[5] for row in rows[:3]] == [
+        "it is not a folder", "no manifest, it was never finished", "its manifest.json is missing",
+    ]  # fmt: skip
+    rows = rows[2:]
+    assert [row[4] for row in rows] == ["not yet", "not yet", "not yet", "yes"]
+    assert [row[3] for row in rows[1:]] == ["10", "10", "10"]
+    assert "00000030/layer-0001.safetensors: it has 0 bytes, the manifest says" in rows[1][5]
+    assert [row[5] for row in rows[2:]] == ["valid", "valid"]
+
+
+def test_no_valid_checkpoint_is_exit_code_1(run, monkeypatch, capsys):
+    assert listed(run, monkeypatch, capsys) == (1, [])
+    write(run.checkpoints, 10)
+    (run.checkpoints / "00000010/layer-0000.safetensors").unlink()
+    code, rows = listed(run, monkeypatch, capsys)
+    assert code == 1
+    assert "layer-0000.safetensors: missing" in rows[0][5]
+
+
+def test_another_checkpoint_location_has_subfolders_by_name_and_id(run, tmp_path, monkeypatch, capsys):
+    experiment = find("t12_400m").with_settings(f"train.checkpoint_dir={tmp_path}/elsewhere/")
+    run.experiment.write_text(experiment.to_toml())
+    place = f"{tmp_path}/elsewhere/t12_400m/{run.path.name}"
+    assert checkpoint_location(run, experiment) == checkpoint_location_of_run(run.path) == place
+    write(place, 10)
+    assert listed(run, monkeypatch, capsys)[0] == 0
+
+
+def test_a_new_run_does_not_start_where_checkpoints_exist(tmp_path):
+    place = tmp_path / "store"
+    check_unused(str(place))
+    write(place, 10)
+    with pytest.raises(CheckpointError, match=f"a new run would write its checkpoints to {place}, which has 00000010"):
+        check_unused(str(place))

@@ -1,0 +1,61 @@
+"""Run folders: new ones never collide, existing ones are found by path, name or id."""
+
+import pytest
+
+from launch.runs import store as runs
+from suite.errors import SettingError
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def make(name):
+    run = runs.new_run(name)
+    run.experiment.write_text("")
+    return run
+
+
+def test_two_runs_in_one_second_get_folders_of_their_own():
+    assert len({make("t12_400m").path for _ in range(3)}) == 3
+
+
+def test_a_run_is_found_by_path_by_name_and_id_and_by_id():
+    run = make("t12_400m")
+    for asked in (str(run.path), f"t12_400m/{run.path.name}", run.path.name, f"runs/t12_400m/{run.path.name}/"):
+        assert runs.find_run(asked) == run
+
+
+def test_an_unknown_run_names_the_nearest():
+    run = make("t12_400m")
+    with pytest.raises(SettingError, match=f"did you mean t12_400m/{run.path.name}"):
+        runs.find_run(f"t12_400m/{run.path.name[:-1]}")
+
+
+def test_without_any_run_the_error_says_so():
+    with pytest.raises(SettingError, match="there are no runs"):
+        runs.find_run("x")
+
+
+def test_resume_and_sync_commands_are_for_the_submitting_machine(monkeypatch):
+    run = runs.RunFolder(runs.RUNS / "t12_400m" / "1")
+    monkeypatch.delenv("GPIPE_JOB", raising=False)
+    monkeypatch.setattr(runs, "STORAGE", "/shared")  # as an image or Slurm has it
+    assert runs.resume_command(run) == f"make resume RUN={run.path}"
+    assert runs.sync_command(run) == f"make sync RUN={run.path}"
+    monkeypatch.setenv("GPIPE_JOB", "j")
+    assert runs.resume_command(run) == "make submit RUN=t12_400m/1 STORAGE=/shared ADDRESS="
+    assert runs.sync_command(run) == "make fetch JOB=j ADDRESS=, then make sync RUN=t12_400m/1"
+    monkeypatch.setenv("GPIPE_COPIES", "s3://b/x")
+    assert runs.resume_command(run) == "make submit RUN=t12_400m/1 STORAGE=s3://b/x ADDRESS="
+
+
+def test_an_ambiguous_id_is_rejected_with_the_runs_names():
+    for name in ("small", "large", "small-2"):
+        run = runs.named_run(name, "t12_400m-0")()
+        run.experiment.write_text("")
+    told = "3 runs have the id 't12_400m-0': large/t12_400m-0, small-2/t12_400m-0, small/t12_400m-0; choose one of them"
+    with pytest.raises(SettingError, match=told):
+        runs.find_run("t12_400m-0")
+    assert runs.find_run("small-2/t12_400m-0") == run

@@ -1,0 +1,53 @@
+"""A short version of tests/slow: a run with injected faults recovers, with the same result as without faults."""
+
+import pytest
+
+from suite.errors import WorkerError
+from tests.slow.trial import Trials, assert_same
+
+STEPS = "train.steps=6 train.checkpoint_every=2 pipeline.stages=2 pipeline.micro_batches=2"
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    return Trials(tmp_path_factory.mktemp("supervised"))
+
+
+def test_a_killed_and_a_suspended_worker_are_replaced_and_the_result_is_bit_identical(trials, monkeypatch):
+    undisturbed = trials.train(monkeypatch, STEPS)
+    assert undisturbed.error is None
+    assert [line["outcome"] for line in undisturbed.ends] == ["done"]
+    struck = trials.train(monkeypatch, STEPS, [
+        {"fault": "kill", "stage": 1, "step": 3, "action": "B1"},
+        {"fault": "stop", "stage": 0, "step": 5, "action": "F1", "attempt": 2},
+    ])  # fmt: skip
+    assert struck.error is None, struck.said
+    first, second, third = struck.ends
+    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("death", 1, 3, "B1")
+    assert "replica 0, stage 1 on" in first["message"]
+    assert "its process was killed by SIGKILL, last seen at B1 of step 3" in first["message"]
+    assert (second["kind"], second["stage"], second["step"], second["action"]) == ("stall", 0, 5, "F1")
+    assert "has sent no heartbeat for" in second["message"]
+    assert "[F1]" in second["message"]
+    assert third["outcome"] == "done"
+    assert [end["start"] for end in struck.ends] == struck.published
+    assert struck.published[1] in (0, 2)  # a checkpoint is written while the next steps are done
+    assert struck.published[2] in (2, 4)
+    assert "training again" in struck.said
+    assert_same(struck, undisturbed)
+
+
+def test_an_exception_in_a_layer_is_reported_with_the_layer_and_retried_once(trials, monkeypatch):
+    struck = trials.train(
+        monkeypatch, STEPS, [{"fault": "raise", "attempt": None, "stage": 1, "step": 3, "action": "F1", "layer": 5}]
+    )
+    assert isinstance(struck.error, WorkerError)
+    for words in (
+        "replica 0, stage 1 on",
+        "F1 of step 3, micro-batch 1, in layer 5 (",
+        "InjectedError: a planned exception",
+        "Attempt 2 was the last: the same failure occurred twice in a row in the same place",
+        "make resume RUN=",
+    ):
+        assert words in str(struck.error)
+    assert [line["kind"] for line in struck.ends] == ["program", "program"]

@@ -1,0 +1,222 @@
+"""Which worker stalls an attempt, decided from heartbeats alone."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from experiments.registry import find
+from launch.supervision.stall_report import stall_report
+from launch.supervision.watchdog import END_S, FIRST_HEARTBEAT_S, StallDetector, Watchdog
+from launch.worker.heartbeat import Heartbeat, HeartbeatWriter, path_of, read_heartbeat
+from launch.worker.worker import Job
+from suite.errors import WorkerError
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.worker_status import FIRST_ACTION_TIMEOUT_S, WorkerStatus
+from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.config import ScheduleConfig
+
+COORDS = [RankCoord(rank, 3, 1) for rank in range(3)]
+FINE = Heartbeat(0, 0, 1, 7, "here", "", 1, 1, "F2", 17, 0, 17, None, "", 0.1, 8.0, 8.0)
+
+
+def heartbeat(stage, number, **changes):
+    return replace(FINE, stage=stage, number=number, **changes)
+
+
+def seen(heartbeat_at, seconds, every=0.5):
+    """Returns the verdict on the heartbeats ``heartbeat_at(second, stage)``, and its time."""
+    detector = StallDetector(COORDS)
+    for look in range(int(seconds / every)):
+        now = look * every
+        heartbeats = {stage: said for stage in range(3) if (said := heartbeat_at(now, stage)) is not None}
+        verdict = detector.update(heartbeats, every)
+        if verdict is not None:
+            return verdict, now
+    return None, seconds
+
+
+def test_workers_that_make_progress_get_no_verdict():
+    assert seen(lambda now, stage: heartbeat(stage, int(now) + 1), 600)[0] is None
+
+
+def test_a_silent_worker_is_named_within_ten_seconds():
+    verdict, when = seen(lambda now, stage: heartbeat(stage, int(min(now, 20) if stage == 2 else now) + 1), 100)
+    assert verdict.coord.stage == 2
+    assert "replica 0, stage 2 on here has sent no heartbeat for" in verdict.message
+    assert "last seen at F2 of step 17" in verdict.message
+    assert 28 <= when <= 30
+
+
+def test_silence_of_all_workers_at_once_gets_a_longer_timeout():
+    verdict, when = seen(lambda now, stage: heartbeat(stage, int(min(now, 20)) + 1), 100)
+    assert verdict is not None  # yet it has an end as well
+    assert 43 <= when <= 46
+
+
+def test_a_worker_that_computes_for_too_long_is_named_before_those_that_wait_for_it():
+    def heartbeat_at(now, stage):
+        waiting = "" if stage == 1 else "the activations from stage 1"
+        return heartbeat(stage, int(now) + 1, elapsed_s=now, waiting=waiting, layer=12 if stage == 1 else None)
+
+    verdict, when = seen(heartbeat_at, 100)
+    assert verdict.coord.stage == 1
+    assert "at F2 in layer 12 of step 17" in verdict.message
+    assert 8 < when < 10
+
+
+def test_workers_that_wait_for_a_checkpoint_being_written_get_no_verdict():
+    def heartbeat_at(now, stage):
+        if stage == 1:
+            return heartbeat(
+                stage, int(now) + 1, action="save", elapsed_s=now, current_timeout_s=300.0, waiting="the checkpoint"
+            )
+        return heartbeat(stage, int(now) + 1, elapsed_s=now, waiting="the activations from stage 1")
+
+    verdict, when = seen(heartbeat_at, 400)
+    assert verdict.coord.stage == 1 or "all workers wait" in verdict.message
+    assert when > 299
+
+
+def test_a_deadlock_gets_a_verdict():
+    verdict, when = seen(lambda now, stage: heartbeat(stage, int(now) + 1, elapsed_s=now, waiting="a message"), 100)
+    assert "all workers wait for one another" in verdict.message
+    assert when < 10
+
+
+def test_a_worker_that_failed_or_is_done_is_not_silent():
+    def heartbeat_at(now, stage):
+        return heartbeat(stage, 1, action=("finished", "failed")[stage]) if stage < 2 else heartbeat(2, int(now) + 1)
+
+    assert seen(heartbeat_at, 100)[0] is None
+
+
+def test_the_last_working_worker_is_named_if_it_waits_for_finished_ones():
+    def heartbeat_at(now, stage):
+        if stage != 2:
+            return heartbeat(stage, 1, action="finished")
+        return heartbeat(
+            2, int(now) + 1, action="end", elapsed_s=now, current_timeout_s=300.0, waiting="the end of the run"
+        )
+
+    verdict, when = seen(heartbeat_at, 400)
+    assert verdict.coord.stage == 2
+    assert 300 <= when < 302
+
+
+def test_processes_that_do_not_end_get_a_verdict():
+    verdict, when = seen(lambda now, stage: heartbeat(stage, 1, action="finished"), 100)
+    assert "all workers have finished" in verdict.message
+    assert END_S <= when < END_S + 2
+
+
+def test_a_wait_does_not_count_as_work_when_it_is_over():
+    status = WorkerStatus()
+    status.begin(Action("B", 2), 17)
+    status.began_s -= 20
+    assert status.elapsed_s > 19
+    with status.waiting_for("the gradients", 30):
+        with status.allow(40):
+            assert (status.waiting, status.current_timeout_s) == ("", FIRST_ACTION_TIMEOUT_S)
+        assert status.waiting == "the gradients"
+    assert status.elapsed_s < 1
+    status.began_s -= 20
+    status.deadline.ended_s = time.monotonic()  # that of a message
+    assert status.elapsed_s < 1
+    with pytest.raises(KeyError), status.waiting_for("the gradients"):
+        raise KeyError
+    assert status.waiting == "the gradients"  # others left it waiting: it is not the cause
+
+
+def test_a_worker_that_never_starts_gets_a_verdict():
+    verdict, when = seen(lambda now, stage: None if stage == 0 else heartbeat(stage, int(now) + 1), 400)
+    assert "stage 0 sent no heartbeat" in verdict.message
+    assert FIRST_HEARTBEAT_S <= when < FIRST_HEARTBEAT_S + 2
+
+
+def test_an_action_is_in_the_file_before_the_next_heartbeat(tmp_path):
+    status = WorkerStatus()
+    with HeartbeatWriter(tmp_path, COORDS[1], 3, status):
+        status.begin(Action("B", 2), 17)
+        status.begin(Action("B", 1), 17)
+        last = read_heartbeat(tmp_path, 0, 1, 3)
+        assert (last.action, last.step) == ("B1", 17)
+        assert read_heartbeat(tmp_path, 0, 1, 2) is None  # another attempt's
+    assert read_heartbeat(tmp_path, 0, 1, 3).action == "finished"
+    path_of(tmp_path, 0, 1).write_text("{")
+    assert read_heartbeat(tmp_path, 0, 1, 3) is None
+
+
+@pytest.mark.parametrize(("what", "row"), [("B3", "F3 [B3] R2"), ("update", "[update] save"), ("end", "[end]")])
+def test_the_stall_report_shows_where_each_stage_is(what, row):
+    heartbeats = {0: heartbeat(0, 1, action=what, waiting="the gradients from stage 1"), 1: heartbeat(1, 1)}
+    text = stall_report(ScheduleConfig(), COORDS, 4, heartbeats, {1: "the root cause: no heartbeat for 8 s"})
+    first, second, third = text.splitlines()
+    assert first.startswith("  stage 0  ")
+    assert row in first
+    assert "step 17, waits for the gradients from stage 1" in first
+    assert "[F2]" in second
+    assert second.endswith("the root cause: no heartbeat for 8 s")
+    assert third.endswith("no heartbeat yet")
+
+
+def test_there_is_no_verdict_while_workers_are_being_placed(tmp_path, monkeypatch):
+    monkeypatch.setattr("launch.supervision.watchdog.PERIOD", 0.01)
+    monkeypatch.setattr("launch.supervision.watchdog.FIRST_HEARTBEAT_S", 0.05)
+    experiment = find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
+    job = Job(tmp_path, tmp_path, (1, 1), ScheduleConfig(), False, False)
+    watch = Watchdog(job, experiment)
+    watch.paused = True
+    with watch:
+        time.sleep(0.4)
+        assert watch.verdict is None
+        watch.paused = False
+        end = time.monotonic() + 10
+        while watch.verdict is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert "sent no heartbeat" in watch.verdict.message
+
+
+def test_a_damaged_heartbeat_file_is_ignored(tmp_path):
+    status = WorkerStatus()
+    with HeartbeatWriter(tmp_path, COORDS[1], 3, status):
+        status.begin(Action("B", 2), 17)
+        path = path_of(tmp_path, 0, 1)
+        whole = path.read_bytes()
+        path.write_bytes(whole + b"x")
+        assert read_heartbeat(tmp_path, 0, 1, 3).action == "B2"
+        path.write_bytes(whole[:-16] + b"\xff" * 16)
+        assert read_heartbeat(tmp_path, 0, 1, 3).action == "\N{REPLACEMENT CHARACTER}" * 16
+        path.write_bytes(whole.replace(b'"elapsed_s": ', b'"elapsed_s": "x", "x": '))
+        assert read_heartbeat(tmp_path, 0, 1, 3) is None
+
+
+def until_it_ends(watch, end):
+    while not watch.should_stop:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_watchdog_survives_an_exception_and_the_death_of_its_thread_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr("launch.supervision.watchdog.PERIOD", 0.01)
+    monkeypatch.setattr("launch.error_log.CACHE", tmp_path / "cache")
+    experiment = find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
+    watch = Watchdog(Job(tmp_path, tmp_path, (1, 1), ScheduleConfig(), False, False), experiment)
+    failures = [ValueError("no number"), SystemExit()]
+
+    def fail():
+        raise failures.pop(0)
+
+    watch.read_heartbeats = fail
+    end = time.monotonic() + 10
+    with watch:
+        while failures:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        watch.read_heartbeats = lambda: None
+        with pytest.raises(WorkerError, match="the watchdog's thread has died"):
+            until_it_ends(watch, end)
+    said = (tmp_path / "messages.log").read_text()
+    assert "heartbeats failed (ValueError: no number); the run continues" in said
+    assert "ValueError: no number" in (tmp_path / "cache/errors.log").read_text()

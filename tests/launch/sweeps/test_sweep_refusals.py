@@ -1,0 +1,124 @@
+"""What a sweep refuses before it trains anything, and what it never deletes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from experiments.base.cluster import Cluster
+from experiments.sweeps.registry import SWEEPS
+from launch.sweeps.command import sweep
+from launch.sweeps.member_process import MemberSpec, run_member
+from launch.sweeps.pending import IGNORED_SETTINGS, pending_work
+from suite.errors import CheckpointError, DataError, PlacementError, SettingError
+from suite.pipeline.planning.devices import GIB
+from suite.settings import LoopSettings
+from tests.launch.runs.test_checkpoints import write
+
+
+def test_a_folder_that_holds_another_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    member = SWEEPS["bilingual"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
+    assert not pending_work(member).trained
+    folder = tmp_path / "runs" / member.folder
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps({"steps": member.experiment.train.steps}))
+    same = member.experiment.with_settings("train.threads=2 train.checkpoint_every=3")
+    (folder / "experiment.toml").write_text(same.to_toml())
+    left = pending_work(member)
+    assert left.trained
+    assert not left.scored
+    (folder / "experiment.toml").write_text(member.experiment.with_settings("train.steps=5").to_toml())
+    with pytest.raises(SettingError, match=r"es-0 holds a run with other settings \(train.steps is 5 there and 4 here"):
+        pending_work(member)
+
+
+def test_the_scale_for_a_gpu_is_refused_without_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("launch.backends.select.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
+    with pytest.raises(PlacementError, match="needs a GPU, and this machine has 2 CPU cores"):
+        sweep("depth_width", "gpu", "spawn", Console(quiet=True))
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Returns the order to train a member, and its folder: two checkpoints and three steps' metrics."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("suite.training.checkpoint.storage.PAUSES_S", ())
+    member = SWEEPS["bilingual"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
+    folder = tmp_path / "runs" / member.folder
+    folder.mkdir(parents=True)
+    (folder / "experiment.toml").write_text(member.experiment.to_toml())
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)))
+    for step in (2, 4):
+        write(folder / "checkpoints", step)
+    nowhere = member.experiment.with_settings("text.corpus=nowhere")  # a new run would fail here
+    return MemberSpec("train", member.folder, nowhere.to_toml(), "spawn", "outcome", "at-work"), folder
+
+
+def each_manifest(change):
+    def harm(folder):
+        for path in folder.glob("checkpoints/*/manifest.json"):
+            change(path)
+
+    return harm
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def in_a_circle(path):
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def lead_nowhere(folder):
+    (folder / "checkpoints").rename(folder / "kept")
+    (folder / "checkpoints").symlink_to("not-mounted")
+
+
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if path.name != "lock"
+    }
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (each_manifest(flip), "none of the 2 checkpoints can be used .*0004: bad manifest: .*0002: bad manifest"),
+        (each_manifest(in_a_circle), "none of the 2 checkpoints can be used .*symbolic links"),
+        (each_manifest(lambda path: path.unlink()), "none of the 2 checkpoints can be used .*manifest.json is missing"),
+        (lead_nowhere, "cannot be listed: .*checkpoints is not a folder, or a link to one that does not exist"),
+    ],
+)  # fmt: skip
+def test_a_member_whose_checkpoints_cannot_be_used_is_refused_and_not_touched(trained, harm, told):
+    spec, folder = trained
+    harm(folder)
+    before = contents(folder.parent)
+    with pytest.raises(CheckpointError, match=told):
+        run_member(spec, Console(quiet=True))
+    assert contents(folder.parent) == before
+
+
+def test_a_member_that_was_left_before_its_first_checkpoint_is_moved_aside_and_begun_again(trained, capsys):
+    spec, folder = trained
+    (folder / "checkpoints").rename(folder.parent / "elsewhere")
+    before = contents(folder)
+    with pytest.raises(DataError, match="nowhere"):
+        run_member(spec, Console(width=250))
+    assert not folder.exists()
+    (aside,) = folder.parent.glob(f"{folder.name}-set-aside-*")
+    assert contents(aside) == before
+    assert f"moved to {aside}" in capsys.readouterr().out.replace("runs/", f"{folder.parents[1]}/", 1)
+
+
+def test_settings_without_effect_on_the_result_are_settings():
+    assert set(IGNORED_SETTINGS) <= set(LoopSettings.model_fields)

@@ -1,0 +1,35 @@
+"""Progress output without a terminal, from the files that workers write."""
+
+import io
+import json
+
+from rich.console import Console
+
+from launch.runs.store import RunFolder
+from launch.tracking.follower import Follower, LogTail
+
+
+def test_a_tail_returns_complete_lines_once_and_restarts_if_the_file_is_rewritten(tmp_path):
+    path = tmp_path / "file"
+    tail = LogTail(path)
+    assert list(tail.lines()) == []
+    path.write_text("one\ntwo\nthr")
+    assert list(tail.lines()) == ["one", "two"]
+    with path.open("a") as file:
+        file.write("ee\n")
+    assert list(tail.lines()) == ["three"]
+    path.write_text("new\n")
+    assert list(tail.lines()) == ["new"]
+
+
+def test_step_loss_speed_and_time_left_are_shown_and_messages_pass_through(tmp_path):
+    run, out = RunFolder(tmp_path), io.StringIO()
+    steps = []
+    with Follower(run, 4, "tokens", Console(file=out, width=200), lambda *step: steps.append(step)):
+        run.messages.write_text("a word\n")
+        lines = [{"step": s, "loss": 8.0 - s, "tokens_per_second": 1234.0, "seconds": 2.0} for s in (1, 2)]
+        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = out.getvalue().splitlines()
+    assert "a word" in shown
+    assert steps == [(1, 2.0), (2, 2.0)]
+    assert "step 2/4  loss 6.000  1,234 tokens/s  about 4 s left" in shown

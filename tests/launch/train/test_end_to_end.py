@@ -1,0 +1,296 @@
+"""Complete runs from the command line, on real text; one of them through Ray."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import filelock
+import pytest
+
+from experiments.base.cluster import Cluster
+from launch import cli
+from suite.errors import SuiteError
+from suite.pipeline.planning.devices import DEVICES
+from tests.launch.tracking.wandb_parts import parts
+
+SMALL = (
+    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 "
+    "train.batch_tokens=200 train.valid_pairs=40 train.checkpoint_every=3 train.threads=1 pipeline.micro_batches=3"
+)
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "launch.cli", *arguments]
+
+
+def gpipe(folder, *arguments, code=0):
+    """Runs the command line in ``folder`` and returns what it printed."""
+    done = subprocess.run(
+        command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def environment():
+    root = str(Path(__file__).parents[3])
+    return {**os.environ, "PYTHONPATH": root, "COLUMNS": "200", "WANDB_MODE": "offline"}
+
+
+def only_run(folder):
+    (run,) = Path(folder).glob("runs/*/*")
+    return run
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def through_ray(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ray")
+    settings = f"{SMALL} train.steps=6 pipeline.stages=2"
+    printed = gpipe(folder, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--set", settings)
+    return folder, printed
+
+
+def test_a_run_through_ray_writes_a_complete_record(through_ray):
+    folder, printed = through_ray
+    run = only_run(folder)
+    record = json.loads((run / "record.json").read_text())
+    assert record | {
+        "name": "t24_1_3b_wide", "scale": "laptop", "data": "django", "K": 2, "R": 1, "M": 3, "layers": 7, "steps": 6,
+    } == record  # fmt: skip
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert (record["loss_first"], record["loss_last"]) == (lines[0]["loss"], lines[-1]["loss"])
+    assert record["tokens"] == lines[-1]["tokens"] >= 6 * 200
+    assert record["seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
+    assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["seconds"])
+    assert 0 < record["baseline_nll"] < record["valid_nll"] < 9  # six steps learn little
+    assert record["parameters"] > 1200 * 64
+    assert sorted(path.name for path in (run / "logs").iterdir()) == ["stage-0-0.log", "stage-0-1.log"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["00000003", "00000006"]
+    for word in ("validation:", "unigram entropy", "peak memory", f"{record['valid_nll']:.3f}", str(run)):
+        assert word in printed.replace("\n", " "), printed
+
+
+def test_a_run_writes_the_plan_that_it_used(through_ray):
+    folder, printed = through_ray
+    run = only_run(folder)
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["K"], plan["R"], plan["M"], plan["layers"], plan["steps"]) == (2, 1, 3, 7, 6)
+    assert plan["measured"]
+    assert len(plan["cells"]) == 2
+    assert sum(plan["cells"]) == 7
+    assert plan["parameters"] == json.loads((run / "record.json").read_text())["parameters"]
+    lines = (run / "plan.txt").read_text().splitlines()
+    assert lines[0].startswith("plan of t24_1_3b_wide on ")
+    assert "simulated from measured layer costs" in lines[0]
+    cut = plan["cells"][0]
+    for stage, layers in enumerate((f"layers 0-{cut - 1} ({cut})", f"layers {cut}-6 ({7 - cut})")):
+        assert sum(line.startswith(f"  stage {stage}: {layers}, ") for line in lines) == 1
+    assert lines[-1].startswith("  6 steps of 200 tokens")
+    assert all(line in printed.splitlines() for line in lines)
+
+
+def test_a_run_writes_a_trace_and_its_plot(through_ray):
+    folder, printed = through_ray
+    run = only_run(folder)
+    events = json.loads((run / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
+    seen = Counter((event["args"]["step"], event["tid"], event["name"]) for event in spans)
+    walked = ["F0", "F1", "F2", "B0", "B1", "B2", "U"]  # with memory to spare nothing is rebuilt
+    # the first two steps of the six warm up
+    assert seen == Counter((step, stage, name) for step in (2, 3, 4, 5) for stage in (0, 1) for name in walked)
+    for step in (2, 3, 4, 5):
+        at = {(event["tid"], event["name"]): event for event in spans if event["args"]["step"] == step}
+        for i in range(3):  # a stage begins when its neighbour is done
+            assert at[1, f"F{i}"]["ts"] >= at[0, f"F{i}"]["ts"] + at[0, f"F{i}"]["dur"]
+            assert at[0, f"B{i}"]["ts"] >= at[1, f"B{i}"]["ts"] + at[1, f"B{i}"]["dur"]
+    assert (run / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    pictures = [line for line in printed.splitlines() if re.match(r"stage [01] +[.FRBU]{100}$", line)]
+    assert [line.split()[1] for line in pictures] == ["0", "1", "0", "1"]  # measured, then simulated
+    for measured, simulated in (pictures[::2], pictures[1::2]):
+        assert all(kind in simulated for kind in "FB")
+        assert any(kind in measured for kind in "FB")  # of so small a model most of a step may be waiting
+    assert pictures[2].split()[2].startswith("F")
+    assert re.search(r"^step [3-6], measured: \d+\.\d+ s, idle \d", printed, re.MULTILINE)
+    assert f"trace: {run / 'trace.json'}" in printed
+
+
+class StartedError(SuiteError):
+    """Raised where workers would be started."""
+
+
+@pytest.fixture
+def small_machine(tmp_path, monkeypatch):
+    """This process's machine has four cores with ``limit`` bytes each, measures nothing, and cannot start workers."""
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*arguments, **options):
+        raise StartedError("workers were started")
+
+    def of(limit):
+        monkeypatch.setattr("launch.backends.select.this_machine", lambda: Cluster(4, limit, "cpu"))
+
+    monkeypatch.setattr("launch.planning.layer_costs.MEASURE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("launch.backends.select.this_device", lambda memory: DEVICES["TPUv3"])
+    monkeypatch.setattr("launch.backends.processes.run_processes", refuse)
+    return of
+
+
+def called(monkeypatch, capsys, *arguments):
+    """Runs the command line in this process; returns its exit code and error message."""
+    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code, capsys.readouterr().err
+
+
+def test_a_run_that_does_not_fit_is_rejected_before_any_worker_starts(small_machine, monkeypatch, capsys, tmp_path):
+    settings = f"{SMALL} train.steps=6 pipeline.stages=2"
+    arguments = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings]
+    small_machine(7 * 2**19)  # of four cores: 7 MiB for each of two workers
+    code, said = called(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert said.startswith(
+        "error: stage 0 (layers 0-5) needs 0.01 GiB, the device has 0.01 GiB; all stages share the memory"
+    )
+    assert "Traceback" not in said
+    assert "workers were started" not in said
+    assert not [path for path in tmp_path.glob("runs/*/*/**/*") if path.is_file() and path.name != "lock"]
+    code, said = called(monkeypatch, capsys, "resume", "t24_1_3b_wide")
+    assert code == 2
+    assert "there are no runs" in said
+    small_machine(2**30)
+    code, said = called(monkeypatch, capsys, *arguments)
+    assert (code, said.strip()) == (2, "error: workers were started")
+
+
+def test_wandb_reads_the_run_back(through_ray):
+    folder, _ = through_ray
+    run = only_run(folder)
+    record, plan = (json.loads((run / name).read_text()) for name in ("record.json", "plan.json"))
+    trained, added = parts(run)
+    assert {part.run["run_id"] for part in (trained, added)} == {record["wandb_run"]}
+    assert trained.run["display_name"] == f"t24_1_3b_wide/{run.name}"
+    assert set(trained.run["tags"]) == {"laptop", "django", plan["schedule"], "K=2", "M=3", "R=1"}
+    assert "run_group" not in trained.run  # it is of no sweep
+    assert trained.config["train"]["steps"] == 6
+    assert trained.config["plan"] == {
+        "cells": plan["cells"],
+        "schedule": plan["schedule"],
+        "virtual_stages": 1,
+        "max_live_graphs": [3],
+        "step_s": plan["step_s"],
+    }
+    steps = [item for item in trained.history if "loss" in item]
+    assert [item["step"] for item in steps] == [1, 2, 3, 4, 5, 6]
+    assert [item["loss"] for item in steps] == losses(run)
+    for stage in (0, 1):
+        noted = json.loads((run / "system" / f"0-{stage}.jsonl").read_text().splitlines()[-1])
+        assert (noted["step"], noted["attempt"]) == (6, 1)
+        for name in ("cpu_percent", "resident_bytes", "waiting_percent"):
+            (*_, last) = (item for item in trained.history if f"stage/0.{stage}/{name}" in item)
+            assert last["step"] == 6
+            assert last[f"stage/0.{stage}/{name}"] == noted[name]
+    assert [(item["step"], item["timeline.format"]) for item in added.history] == [(6, "png")]
+    assert added.artifacts == {
+        f"plan-{record['wandb_run']}": {"experiment.toml", "plan.json", "plan.txt"},
+        f"timeline-{record['wandb_run']}": {"timeline.png", "trace.json"},
+    }
+
+
+def test_a_finished_run_is_not_resumed_but_can_train_longer_with_another_k(through_ray, monkeypatch, capsys):
+    folder, _ = through_ray
+    run = only_run(folder)
+    monkeypatch.chdir(folder)
+    code, said = called(monkeypatch, capsys, "resume", run.name, "--launcher", "spawn")
+    assert code == 2
+    assert "has finished all 6 steps" in said
+    before = losses(run)
+    printed = gpipe(
+        folder,
+        "resume",
+        run.name,
+        "--launcher",
+        "spawn",
+        "--set",
+        "train.steps=8 pipeline.stages=1 pipeline.replicas=2",
+    )
+    assert "resumed at step 6" in printed
+    assert "measured:" not in printed  # two steps are too few to be traced, and those of two stages are another plan's
+    assert losses(run)[:6] == before
+    assert len(losses(run)) == 8
+    record = json.loads((run / "record.json").read_text())
+    assert (record["K"], record["R"], record["steps"]) == (1, 2, 8)
+    assert {part.run["run_id"] for part in parts(run)} == {record["wandb_run"]}
+    assert set(parts(run)[-1].run["tags"]) >= {"K=1", "R=2"}
+
+
+def test_a_run_that_another_process_uses_is_not_touched(through_ray):
+    folder, _ = through_ray
+    run = only_run(folder)
+    with filelock.FileLock(run / "lock"):
+        said = gpipe(folder, "resume", run.name, "--launcher", "spawn", "--set", "train.steps=50", code=2)
+    assert f"another process is using run {run}" in said
+
+
+def test_a_resumed_run_keeps_its_model(through_ray, monkeypatch, capsys):
+    folder, _ = through_ray
+    monkeypatch.chdir(folder)
+    code, said = called(monkeypatch, capsys, "resume", only_run(folder).name, "--set", "model.layers=3")
+    assert code == 2
+    assert "cannot change model" in said
+
+
+def test_an_interrupt_ends_the_workers_and_the_run_can_be_resumed(through_ray, tmp_path):
+    (tmp_path / ".cache").symlink_to(through_ray[0] / ".cache")  # the same text, and layers measured already
+    settings = f"{SMALL} train.steps=100000 pipeline.stages=2 tracking.wandb=disabled"
+    arguments = command("experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings)
+    process = subprocess.Popen(
+        arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/*/checkpoints/00000003/manifest.json")):
+        assert time.monotonic() < until, "no checkpoint in time"
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.2)
+    workers = children(process.pid)
+    assert len(workers) >= 2
+    os.killpg(process.pid, signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "make resume RUN=" in printed
+    gone_by = time.monotonic() + 20
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < gone_by, "workers outlived the interrupt"
+        time.sleep(0.2)
+    run = only_run(tmp_path)
+    done = len(losses(run))
+    steps = done + 2
+    gpipe(tmp_path, "resume", run.name, "--launcher", "spawn", "--set", f"train.steps={steps}")
+    assert len(losses(run)) == steps
+
+
+def children(pid):
+    """Returns all descendants of a process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            child = int(path.parent.name)
+            found += [child, *children(child)]
+    return found

@@ -1,0 +1,68 @@
+"""Prefetched mini-batches: the same ones, in the same order."""
+
+import threading
+import time
+
+import pytest
+
+from launch.worker import prefetch
+from launch.worker.prefetch import Prefetcher
+from suite.errors import DataError
+
+
+def test_each_step_gets_its_batch_and_the_next_is_made_in_the_thread():
+    made, warmed, here = [], [], threading.get_ident()
+
+    def make(step):
+        made.append((step, threading.get_ident() == here))
+        return f"batch {step}"
+
+    batches = Prefetcher(make, steps=4, prepare=warmed.append)
+    assert [batches(step) for step in range(4)] == [f"batch {step}" for step in range(4)]
+    batches.close()
+    assert made == [(step, False) for step in range(4)]  # once each, none beyond the last, all beside
+    assert warmed == [f"batch {step}" for step in range(4)]
+
+
+def test_the_next_is_made_before_it_is_asked_for():
+    ready = threading.Event()
+    batches = Prefetcher(lambda step: ready.set() if step == 6 else "first", steps=9)
+    assert batches(5) == "first"
+    assert ready.wait(10)
+    batches.close()
+
+
+def test_a_step_out_of_order_is_made_on_request():
+    batches = Prefetcher(str, steps=99)
+    assert [batches(7), batches(3), batches(4)] == ["7", "3", "4"]
+    batches.close()
+
+
+def test_middle_stages_make_no_batches():
+    asked = []
+    batches = Prefetcher(lambda step: asked.append(step), steps=9)
+    assert batches(0) is None
+    assert batches(1) is None
+    batches.close()
+    assert asked == [0, 1]
+
+
+def test_an_error_is_raised_when_the_batch_is_requested():
+    def make(step):
+        if step == 1:
+            raise DataError("the file is gone")
+        return "batch"
+
+    batches = Prefetcher(make, steps=3)
+    assert batches(0) == "batch"
+    with pytest.raises(DataError, match="the file is gone"):
+        batches(1)
+    batches.close()
+
+
+def test_a_batch_that_takes_too_long_is_an_error(monkeypatch):
+    monkeypatch.setattr(prefetch, "FIRST_DEADLINE", 0.2)
+    batches = Prefetcher(lambda step: time.sleep(1), steps=3)
+    with pytest.raises(DataError, match="mini-batch of step 0 was not ready within 0 s"):
+        batches(0)
+    batches.close()

@@ -1,0 +1,97 @@
+"""A token at a time gives what the whole forward gives, at every position, whatever the beam does with the rows."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.transformer import TransformerShape, layers
+from suite.decoding.kv_cache import BeamUpdate, CachedLayers, first_cached_layer
+from suite.errors import SettingError
+from suite.pipeline.model.layers import as_tuple
+
+CPU = torch.device("cpu")
+
+
+def made(seed, depth=2, dtype=torch.float32, dropout=0.3):
+    torch.manual_seed(seed)
+    shape = TransformerShape(depth, width=16, feed_forward=24, heads=2, vocabulary=40, head_width=8, dropout=dropout)
+    model = [layer.to(dtype) for layer in layers(shape)]
+    for layer in model:
+        for parameter in layer.parameters():  # or biases and norms would be as they begin, and untested
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def whole(model, source, target):
+    values = (source, target)
+    for layer in model:
+        values = as_tuple(layer.eval()(*values))
+    return values[0]
+
+
+def padded(draw, rows, width):
+    ids = torch.randint(1, 40, (rows, width), generator=torch.Generator().manual_seed(draw(st.integers(0, 999))))
+    for row in range(rows):
+        ids[row, draw(st.integers(1, width)) :] = 0
+    return ids
+
+
+def test_all_layers_from_the_target_on_extend():
+    model = made(0, depth=3)
+    assert first_cached_layer(model) == 4
+    assert [hasattr(layer, "decode_step") for layer in model] == [False] * 4 + [True] * 5
+    with pytest.raises(SettingError, match="Linear cannot generate text"):
+        first_cached_layer([*model, torch.nn.Linear(1, 1)])
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_each_position_is_that_of_the_whole_forward(data):
+    rows, width, first, more = (data.draw(st.integers(1, most)) for most in (4, 6, 4, 4))
+    model, source = made(data.draw(st.integers(0, 99))), padded(data.draw, rows, width)
+    target = torch.randint(1, 40, (rows, first + more))
+    expected = whole(model, source, target)
+    part = CachedLayers(model, 0, first_cached_layer(model), CPU, mixed=False)
+    (logits,), caches = part.prefill((source, target[:, :first]))
+    torch.testing.assert_close(logits, expected[:, first - 1], rtol=0, atol=2e-5)
+    for at in range(first, first + more):
+        (logits,) = part.decode_step(caches, (target[:, at : at + 1],))
+        torch.testing.assert_close(logits, expected[:, at], rtol=0, atol=2e-5)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_moved_rows_are_those_of_the_whole_forward(data):
+    """Sentences leave, hypotheses change places and fork: each row's logits are those of its own tokens."""
+    sentences, width, beam = (data.draw(st.integers(1, most)) for most in (4, 5, 3))
+    model, source = made(data.draw(st.integers(0, 99))), padded(data.draw, sentences, width)
+    part, words = CachedLayers(model, 0, first_cached_layer(model), CPU, mixed=False), st.integers(0, 39)
+    _, caches = part.prefill((source, torch.full((sentences, 1), 2)))
+    left, texts, hypotheses = list(range(sentences)), [[[2]] for _ in range(sentences)], 1
+    while left and len(texts[0][0]) < 5:
+        kept = data.draw(st.lists(st.sampled_from(range(len(left))), min_size=1, unique=True).map(sorted))
+        parents = [[data.draw(st.integers(0, hypotheses - 1)) for _ in range(beam)] for _ in kept]
+        tokens = [[data.draw(words) for _ in range(beam)] for _ in kept]
+        texts = [
+            [[*texts[at][parent], token] for parent, token in zip(*row, strict=True)]
+            for at, row in zip(kept, zip(parents, tokens, strict=True), strict=True)
+        ]
+        move = BeamUpdate(torch.tensor(kept), torch.tensor(parents), torch.tensor(tokens))
+        move.apply(caches, len(left), hypotheses)
+        left, hypotheses = [left[at] for at in kept], beam
+        (logits,) = part.decode_step(caches, (move.tokens.view(-1, 1),))
+        flat = torch.tensor([text for rows in texts for text in rows])
+        expected = whole(model, source[left].repeat_interleave(beam, 0), flat)[:, -1]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+
+
+def test_mixed_precision_is_that_of_training():
+    model, source, target = made(5), torch.randint(1, 40, (3, 4)), torch.randint(1, 40, (3, 4))
+    part = CachedLayers(model, 0, first_cached_layer(model), CPU, mixed=True)
+    (logits,), caches = part.prefill((source, target[:, :1]))
+    assert logits.dtype == torch.bfloat16
+    for at in range(1, 4):
+        (logits,) = part.decode_step(caches, (target[:, at : at + 1],))
+    expected = whole(model, source, target)[:, -1]
+    assert 0 < (logits.float() - expected).abs().max() < 0.15

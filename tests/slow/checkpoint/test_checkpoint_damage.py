@@ -1,0 +1,79 @@
+"""Ten thousand harmed files, random bytes flipped in three checkpoints, and every file of a checkpoint harmed in every
+plain way."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launch.backends.processes import run_processes
+from suite.training.checkpoint import audit, newest_valid
+from suite.training.checkpoint.storage import Storage
+from tests.suite.pipeline.build import join
+from tests.suite.training.checkpoint.fuzz import LAYERS, flip_bytes, fuzz
+from tests.suite.training.work import run, three_checkpoints
+
+FILES = [*(f"layer-{layer:04d}.safetensors" for layer in range(LAYERS)), "manifest.json"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    run_processes(run, 1, 1, 1, 40, str(folder))
+    return folder
+
+
+def test_ten_thousand_harmed_files(written, tmp_path):
+    (ends,) = run_processes(fuzz, 1, written, tmp_path, 10_000, 3, deadline_s=1500)
+    print(ends)
+    assert sum(ends.values()) == 10_000
+    assert min(ends[end] for end in ("the one before", "refused by name", "of this model")) > 100
+
+
+def test_two_hundred_times_random_bytes_flipped_in_a_run_of_three_checkpoints(tmp_path):
+    (ends,) = run_processes(flip_bytes, 1, three_checkpoints(tmp_path), tmp_path, 200, 7)
+    print(sorted(ends.items()))
+    assert sum(ends.values()) == 400
+    ways = ("step 20", "step 40", "step 60", "refused")
+    assert ends.keys() == {(harm, way) for harm in ("flipped", "flipped and deleted") for way in ways}
+
+
+def every_harm(rank, world, rendezvous, folder):
+    """Returns {(file, harm): (step taken, what was said)}; 64 bits of each file are flipped, one after the other."""
+    join(rank, world, rendezvous)
+    chance, told = random.Random(4), {}
+    for name in FILES:
+        path = Path(folder) / "00000040" / name
+        data = path.read_bytes()
+        harms = {f"bit {bit}": bit for bit in chance.sample(range(8 * len(data)), 64)}
+        for kind in (*harms, "cut", "empty", "deleted"):
+            if kind == "deleted":
+                path.unlink()
+            elif kind == "empty":
+                path.write_bytes(b"")
+            elif kind == "cut":
+                path.write_bytes(data[: chance.randrange(len(data))])
+            else:
+                flipped = bytearray(data)
+                flipped[harms[kind] // 8] ^= 1 << harms[kind] % 8
+                path.write_bytes(bytes(flipped))
+            said = []
+            found = newest_valid(folder, range(LAYERS), LAYERS, said.append)
+            faults = next(iter(audit(Storage(folder)))).faults
+            told[name, kind] = found.step, said, faults
+            path.write_bytes(data)
+    return told
+
+
+def test_each_file_with_a_bit_flipped_cut_emptied_or_deleted_is_detected_and_named(written, tmp_path):
+    folder = shutil.copytree(written, tmp_path / "copy")
+    (told,) = run_processes(every_harm, 1, str(folder))
+    assert len(told) == len(FILES) * 67
+    for (name, kind), (step, said, faults) in told.items():
+        assert step == 20, (name, kind)
+        assert len(said) == len(faults) == 1, (name, kind, said, faults)
+        word = "manifest" if name == "manifest.json" else name
+        assert "00000040 is not used" in said[0], said
+        assert word in said[0], (name, kind, said)
+        assert word in faults[0], (name, kind, faults)

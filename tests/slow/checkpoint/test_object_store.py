@@ -1,0 +1,168 @@
+"""Checkpoints, copies and whole runs at s3:// addresses, on moto's S3 server on this machine."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+from launch.jobs import remote_probe
+from launch.jobs.upload import UploadThread
+from suite.errors import CheckpointError
+from suite.training.checkpoint import Storage
+from tests.launch.train.test_end_to_end import SMALL, losses
+from tests.slow.jobs_head import Head
+from tests.slow.storage_sync import test_apart
+from tests.suite.training.checkpoint.saves import restored
+from tests.suite.training.checkpoint.test_saving import check_store
+
+MOTO = "moto[server]==5.2.5"
+BUCKET = "s3://bucket"
+AWS = {
+    "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}  # fmt: skip
+
+apart, drive, undisturbed = test_apart.apart, test_apart.drive, test_apart.undisturbed
+
+
+def moto_server():
+    """Returns moto's server, installed into an environment of its own: botocore takes no python-dateutil as new as the
+    pinned one."""
+    folder = Path(__file__).parents[3] / ".cache" / "moto-5.2.5"
+    program = folder / "bin" / "moto_server"
+    if not program.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
+        pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", MOTO]
+        if subprocess.run(pip, timeout=900, check=False).returncode:
+            pytest.skip(f"pip cannot install {MOTO}")
+    return program
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server(tmp_path_factory):
+    """Sets the environment of this process to a server of an empty bucket; yields its address."""
+    log = tmp_path_factory.mktemp("moto") / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen([moto_server(), "-H", "127.0.0.1", "-p", "0"], stdout=file, stderr=file)
+    try:
+        until = time.monotonic() + 60
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, "moto's server did not start in time"
+            time.sleep(0.2)
+        address = found.group()
+        requests.put(f"{address}/bucket", timeout=10).raise_for_status()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in (AWS | {"AWS_ENDPOINT_URL": address}).items():
+                patch.setenv(name, value)
+            yield address
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_checkpoints_are_written_rotated_and_read():
+    check_store(f"{BUCKET}/rotated")
+
+
+def test_a_damaged_layer_is_named_and_a_checkpoint_is_removed():
+    place = f"{BUCKET}/damaged"
+    check_store(place)
+    storage = Storage(place)
+    layer = "00000003/layer-0001.safetensors"
+    data = storage.read(layer, storage.size(layer))
+    storage.write(layer, data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=layer):
+        restored(place)
+    storage.remove_folder("00000003")
+    assert storage.folders() == ["00000002"]
+    assert restored(place) == 2
+
+
+def test_large_files_and_parts_of_them_come_as_they_went():
+    storage, data = Storage(f"{BUCKET}/large"), os.urandom(40_000_000)  # several parts
+    storage.write("1/weights", data)
+    assert storage.size("1/weights") == len(data)
+    assert storage.read("1/weights", len(data) + 1) == data
+    assert storage.read("1/weights", 100) == data[:100]
+    assert storage.names("1") == {"weights"}
+    storage.remove("1/weights")
+    storage.remove("1/weights")
+    assert storage.names("nothing") == set()
+    with pytest.raises(FileNotFoundError):
+        storage.size("1/weights")
+
+
+def test_a_store_that_is_silent_or_away_is_an_error_in_time(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        begin = time.monotonic()
+        with pytest.raises(OSError, match=rf"{BUCKET}/x/a: .*NETWORK_CONNECTION"):
+            Storage(f"{BUCKET}/x").write("a", b"1")
+        assert time.monotonic() - begin < 60
+    with pytest.raises(OSError, match=rf"{BUCKET}/x/a: .*NETWORK_CONNECTION"):
+        Storage(f"{BUCKET}/x").write("a", b"1")
+
+
+def test_a_bucket_that_is_not_there_is_named(server):
+    with pytest.raises(OSError, match="nobucket"):
+        Storage("s3://nobucket/x").write("a", b"1")
+    assert requests.get(f"{server}/nobucket", timeout=10).status_code == 404
+
+
+def test_the_probe_and_a_runs_copies_use_the_store(tmp_path):
+    place = f"{BUCKET}/copies"
+    remote_probe.put(place, "marker")
+    assert remote_probe.exists(place, "marker")
+    assert not remote_probe.exists(place, "other")
+    assert remote_probe.probe_cluster({}, place, "marker", "mine")["shared"]
+    for name in ("marker", "mine", "never"):
+        remote_probe.remove(place, name)
+    assert not remote_probe.exists(place, "mine")
+    run, notes = tmp_path / "runs" / "t" / "1", tmp_path / "notes"
+    (run / "logs").mkdir(parents=True)
+    (run / "logs" / "a.log").write_text("one")
+    notes.write_text(f"{run}\n")
+    copies = UploadThread(tmp_path / "runs", notes, place)
+    assert [copies.copy(), copies.copy()] == [1, 0]
+    assert Storage(f"{place}/runs/t/1").read("logs/a.log", 10) == b"one"
+
+
+def test_a_run_is_submitted_with_the_store_as_its_storage_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # the head's own folder of runs is below it
+    head = Head(tmp_path)
+    try:
+        head.wait()
+        place = f"{BUCKET}/jobs"
+        options = ("--scale", "laptop", "--storage", place)
+        settings = f"{SMALL} train.steps=6 pipeline.stages=1 tracking.wandb=disabled"
+        printed = head.gpipe("submit", "t24_1_3b_wide", *options, "--set", settings, "--job", "first", seconds=500)
+        assert printed.splitlines()[-1] == "job first is done"
+        assert f"cache: {tmp_path}/.cache, shared with the head and all nodes" in printed
+        (id,) = Storage(f"{place}/runs/t24_1_3b_wide").names("")
+        checkpoints = Storage(f"{place}/checkpoints/t24_1_3b_wide/{id}")
+        assert checkpoints.folders()[0] == "00000006"
+        run = f"t24_1_3b_wide/{id}"
+        printed = head.gpipe(
+            "submit", "", "--run", run, *options, "--set", "train.steps=9", "--job", "second", seconds=500
+        )
+        assert printed.splitlines()[-1] == "job second is done"
+        assert checkpoints.folders()[0] == "00000009"
+    finally:
+        head.end()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a folder of its own for a node takes root's right to mount")
+def test_a_run_over_nodes_that_share_nothing_keeps_its_checkpoints_in_the_store(apart, drive, undisturbed):
+    driver = drive(apart, f"train.checkpoint_dir={BUCKET}/apart")
+    driver.wait(300)
+    assert "the run's folder is not shared, its files are copied" in driver.printed.replace("\n", " ")
+    assert losses(driver.run) == undisturbed[: test_apart.STEPS]
+    storage = Storage(f"{BUCKET}/apart/{driver.run.parent.name}/{driver.run.name}")
+    assert storage.folders()

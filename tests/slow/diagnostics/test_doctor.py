@@ -1,0 +1,240 @@
+"""The doctor finds what is wrong with a cluster: faults planted on hosts in namespaces of this machine, one test each.
+
+All tests share one cluster. Each plants one fault, finds it and nothing else, and takes it away again.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from launch.backends.link_cache import read_links
+from launch.diagnostics import command as doctor
+from launch.diagnostics import link_actors, link_report
+from launch.diagnostics.node_probe import NodeProbe
+from launch.diagnostics.ray_probes import RayProbes, connect
+from tests.slow.planted import ROOT, Hosts, missing
+
+PATIENCE_S = 40.0
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    if why := missing():
+        pytest.skip(why)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        made = Hosts(tmp_path_factory.mktemp("hosts"))
+        try:
+            made.begin()
+            yield made
+        finally:
+            made.end()
+
+
+@pytest.fixture(scope="module")
+def probes(hosts):
+    import ray
+
+    connect(hosts.address)
+    hosts.until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3)
+    ray.shutdown()
+    with RayProbes(hosts.address) as probes:
+        yield probes
+
+
+@pytest.fixture
+def place(hosts):
+    return hosts.storage
+
+
+@pytest.fixture
+def unwell(probes, place):
+    """What is found, but for what is well."""
+
+    def look(seconds=PATIENCE_S):
+        return [one for one in doctor.examine(probes, str(place), seconds).findings if one.level != "ok"]
+
+    return look
+
+
+def test_hosts_in_order_have_no_fault(unwell):
+    assert unwell() == []
+
+
+def told(findings):
+    return [(one.level, one.subject) for one in findings]
+
+
+def test_another_version_of_a_package_on_a_node(hosts, unwell):
+    about = hosts.extra / "transformers-4.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.0\n")
+    try:
+        found = unwell()
+    finally:
+        shutil.rmtree(about)
+    assert told(found) == [("fault", "versions")]
+    assert f"4.0 on {hosts.hosts[1].address}" in found[0].found
+    assert "transformers" in found[0].remedy
+
+
+def test_cores_that_ray_offers_and_a_node_does_not_have(hosts, unwell):
+    with hosts.hosts[0].with_cores(sorted(os.sched_getaffinity(0))[:1]):
+        found = unwell()
+    assert told(found) == [("warning", "devices")]
+    assert found[0].found == f"{hosts.hosts[0].address}: Ray offers 2 CPUs, but its processes may use 1 core"
+
+
+def test_a_small_shared_memory(hosts, unwell):
+    with hosts.hosts[1].mounted("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "none"):
+        found = unwell()
+    assert told(found) == [("fault", "shared memory")]
+    assert f"{hosts.hosts[1].address}: /dev/shm has 64 MiB" in found[0].found
+    assert "75 MiB" in found[0].found
+    assert "--shm-size" in found[0].remedy
+
+
+def test_a_full_disk(hosts, unwell):
+    shrink, grow = (["mount", "-o", f"remount,size={size}", hosts.temporary] for size in ("64m", "16g"))
+    with hosts.hosts[0].during(shrink, grow):
+        found = unwell()
+    assert told(found) == [("fault", "disk")]
+    assert found[0].found.startswith(f"{hosts.hosts[0].address}: {hosts.temporary} has 0.1 GiB free of 0.1 GiB")
+
+
+def test_a_storage_that_is_another_folder_on_a_node(hosts, place, unwell, tmp_path):
+    with hosts.hosts[1].mounted(place, "--bind", tmp_path):
+        found = unwell()
+    assert {one.subject for one in found} == {"storage"}
+    assert {one.level for one in found} == {"fault"}
+    (its,) = [one.found for one in found if one.found.startswith(f"{hosts.hosts[1].address} does not see")]
+    assert f"in {place} what" in its
+    assert len(found) == 3  # neither do the two others see what this one wrote
+    assert list(place.iterdir()) == list(tmp_path.iterdir()) == []
+
+
+def test_a_storage_that_cannot_be_written_on_a_node(hosts, place, unwell):
+    with hosts.hosts[0].mounted(place, "-t", "tmpfs", "-o", "ro", "none"):
+        found = unwell()
+    assert told(found) == [("fault", "storage")]
+    assert found[0].found == f"{hosts.hosts[0].address} cannot write to {place}: Read-only file system"
+
+
+def test_a_storage_that_is_not_there_on_a_node_is_not_made(hosts, place, unwell, probes):
+    hidden = place.parent
+    with hosts.hosts[0].mounted(hidden, "-t", "tmpfs", "none"):
+        found = unwell()
+        assert told(found) == [("fault", "storage")]
+        assert "there is no such folder" in found[0].found
+        assert hosts.hosts[0].inside("ls", hidden) == ""
+
+
+def test_a_clock_that_is_ahead(hosts, unwell):
+    with hosts.hosts[1].clock_ahead(5):
+        found = unwell()
+    assert told(found) == [("warning", "clocks")]
+    told_s = float(re.fullmatch(rf"{hosts.hosts[1].address}'s clock is ([\d.]+) s ahead.*", found[0].found)[1])
+    assert told_s == pytest.approx(5, abs=0.5)
+
+
+def test_ports_that_are_closed_between_two_hosts(hosts, unwell):
+    first, second = hosts.hosts
+    with first.sending_to_nobody(second.address, "32768-60999"):
+        found = unwell()
+    assert {(one.level, one.subject) for one in found} == {("fault", "ports")}
+    assert f"{first.address} cannot reach {second.address}: torch.distributed" in found[0].found
+    assert "no answer in 3 s" in found[0].found
+    head = hosts.address.rpartition(":")[0]
+    assert not any(head in one.found for one in found)
+
+
+def test_wandb_that_is_not_reached_though_there_is_a_key(hosts, unwell, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    found = unwell()
+    assert told(found) == [("warning", "wandb")] * 3
+    assert "does not reach http://127.0.0.1:9" in found[0].found
+    assert not any("0" * 40 in f"{one.found}{one.remedy}" for one in found)
+
+
+def one_each(probes):
+    """The nodes, each with one device to give: one worker is placed there."""
+    return [replace(node, cpus=1) for node in probes.nodes]
+
+
+def test_a_slow_link(hosts, probes):
+    slow = hosts.hosts[1]
+    shape = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "160mbit", "burst", "64kb", "latency", "100ms"]
+    with slow.during(shape, ["tc", "qdisc", "del", "dev", "eth0", "root"]):
+        measured, found = link_actors.by_ray(one_each(probes), lambda text: None)
+    assert found == []
+    links = {names: link.bytes_per_s for names, link in measured.pairs.items()}
+    assert len(links) == 3
+    # a message goes there at the wire's speed and back at 20 MB/s: of both ways, twice that
+    assert all((20e6 < rate < 44e6) == (slow.address in names) for names, rate in links.items()), links
+    shown = [one for one in link_report.findings_of(measured, None) if one.level != "ok"]
+    assert told(shown) == [("warning", "links between nodes")] * 2
+    assert all(slow.address in one.found for one in shown)
+
+
+def test_workers_that_find_no_place(hosts, probes, monkeypatch):
+    import ray
+
+    monkeypatch.setattr(link_actors, "PLACE_S", 3.0)
+    taken = probes.nodes[1]
+    holder = ray.remote(NodeProbe).options(**link_actors.pinned(taken), num_cpus=2).remote(taken.address)
+    try:
+        ray.get(holder.clock.remote(), timeout=PATIENCE_S)
+        measured, found = link_actors.by_ray([taken], lambda text: None)
+    finally:
+        ray.kill(holder)
+    assert measured is None
+    assert told(found) == [("fault", "placement")]
+    assert found[0].found.startswith(f"{taken.name} has 2 CPUs, but only 0 of 2 workers with one each were placed")
+
+
+def gpipe(hosts, folder, *words):
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": hosts.address, "COLUMNS": "300"}
+    command = [sys.executable, "-m", "launch.cli", *words]
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_whole_examination_of_a_cluster_and_a_plan_on_what_it_found(hosts, probes, place, tmp_path):
+    """The commands as they are typed, beside a worker on each node: the links that the doctor kept are the plan's."""
+    said = gpipe(hosts, tmp_path, "doctor", "--storage", str(place))
+    assert "\nfault" not in said
+    for subject in ("versions", "devices", "shared memory", "disk", "storage", "clocks", "ports", "wandb", "all-reduce",
+                    "links within a node", "links between nodes", "links outside Ray"):  # fmt: skip
+        assert f" {subject}" in said
+    (kept,) = (tmp_path / ".cache").glob("links-*.json")
+    links = read_links(tmp_path / ".cache", json.loads(kept.read_text())["cluster"])
+    assert links.cluster == hosts.address
+    assert links.pairs == tuple(sorted(node.name for node in probes.nodes))
+    for link in (links.within_node, links.between_nodes, links.all_reduce, links.single_node):
+        assert 0 < link.latency_s < 1
+        assert 1e6 < link.bytes_per_s < 1e12
+    settings = "pipeline.stages=3 pipeline.replicas=1"  # more than the two cores of a node
+    planned = json.loads(gpipe(hosts, tmp_path, "plan", "t128_6b", "--set", settings, "--format", "json"))
+    speed = f"{links.between_nodes.latency_s * 1e3:.2f} ms, {links.between_nodes.bytes_per_s / 1e6:,.0f} MB/s"
+    assert f"the network between nodes, measured by make doctor: {speed}" in planned["notes"]
+    assert (len(planned["nodes"]), len(set(planned["nodes"]))) == (3, 2)
+    assert planned["measured"]
+
+
+def test_a_node_that_says_nothing(hosts, unwell):
+    silent = hosts.hosts[1]
+    with silent.stopped():
+        found = unwell(seconds=4)
+    assert told(found) == [("fault", "nodes")]
+    assert found[0].found == f"{silent.address} does not answer: no answer in 4 s"

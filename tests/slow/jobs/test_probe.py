@@ -1,0 +1,55 @@
+"""The probe of a cluster with a node that is busy: its Ray process is stopped for a while, or for good."""
+
+import os
+import signal
+import threading
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from launch.jobs import remote_probe
+from launch.jobs.client import JobError
+from launch.jobs.preflight import judge
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = made.add_node(num_cpus=3)
+    made.wait_for_nodes()
+    ray.init(address=made.address, log_to_driver=False)
+    yield second
+    ray.shutdown()
+    made.shutdown()
+
+
+def ask(second, monkeypatch, stopped_s, deadline_s):
+    """Returns what the probe saw with the second node's Ray process stopped for so long."""
+    monkeypatch.setattr(remote_probe, "NODE_S", deadline_s)
+    monkeypatch.setattr(remote_probe, "RETRY_S", 2.0)
+    (raylet,) = second.all_processes["raylet"]
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    os.kill(raylet.process.pid, signal.SIGSTOP)
+    again = threading.Timer(stopped_s, os.kill, (raylet.process.pid, signal.SIGCONT))
+    again.start()
+    try:
+        answers = remote_probe.ask(alive, {node["NodeID"]: ({}, "", "", "", "") for node in alive})
+    finally:
+        again.join()
+    return answers, answers[second.node_id]
+
+
+def test_a_node_that_is_busy_for_longer_than_one_try_is_asked_again(cluster, monkeypatch):
+    answers, second = ask(cluster, monkeypatch, stopped_s=6, deadline_s=60)
+    assert [one["fault"] for one in answers.values()] == ["", ""]
+    assert second["python"]
+
+
+def test_of_a_node_that_does_not_answer_it_is_told_what_was_seen(cluster, monkeypatch):
+    answers, second = ask(cluster, monkeypatch, stopped_s=8, deadline_s=5)
+    assert sorted("python" in one for one in answers.values()) == [False, True]
+    assert "did not answer 3 tries in 5 s; Ray lists it as alive, 3 of its 3 CPUs free" in second["fault"]
+    seen = {"python": "3.11.2", "executable": "p", "storage": "/s", "home": "/h", "fault": "", "differ": {}}
+    with pytest.raises(JobError, match=r"did not answer 3 tries .* try again when it is less busy"):
+        judge(seen | {"nodes": list(answers.values())}, {}, "/s", "3.11.7")

@@ -1,0 +1,61 @@
+"""A sweep of tiny members, run as ``make sweep`` runs one: ``python -m tests.slow.small_sweep small``.
+
+twin-0, twin-1   one experiment twice, one device each: whatever happens to one, both have the same losses
+wide             two devices
+wrong            a learning rate that no training survives: a user's fault; only in the sweep ``faulty``
+"""
+
+from __future__ import annotations
+
+import sys
+
+from experiments.base.cluster import Cluster
+from experiments.registry import find
+from experiments.report.page import Page
+from experiments.scaling.scales import for_laptop
+from experiments.sweeps.members.base import Member
+from experiments.sweeps.registry import SWEEPS
+from launch import cli, interrupts
+from tests.slow.trial import TINY
+
+STEPS = 1000
+"""So many that one twin is at work still when the other, whose process may start seconds later, has saved."""
+SETTINGS = f"pipeline.stages=1 train.steps={STEPS} train.checkpoint_every=10"
+
+
+def member(name, settings="", priority=0):
+    run = for_laptop(find("t24_1_3b_wide"), Cluster(2, 2**33, "cpu"))
+    for some in (TINY, SETTINGS, settings):
+        run = run.with_settings(some)
+    return Member(f"small/{name}", name, run, priority=priority)
+
+
+class Small:
+    """The twins, and what else a test wants."""
+
+    scales = ()
+
+    def __init__(self, name, *more):
+        self.name, self.more = name, more
+
+    def members(self, scale, cluster, runs):
+        return [member("twin-0", priority=1), member("twin-1", priority=1), *self.more]
+
+    def page(self, scale, cluster, runs):
+        return Page("Small", [])
+
+    def tables(self, scale, cluster, runs):
+        return []
+
+
+for one in (
+    Small("small"),
+    Small("faulty", member("wrong", "optimizer.learning_rate=1e30 optimizer.warmup_steps=1 train.steps=60")),
+    Small("mixed", member("wide", "pipeline.stages=2 train.steps=12", priority=2)),
+):
+    SWEEPS[one.name] = one
+
+if __name__ == "__main__":
+    interrupts.install()
+    sys.argv = ["gpipe", "sweep", sys.argv[1], "--launcher", "ray"]
+    cli.main()

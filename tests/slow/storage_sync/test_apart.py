@@ -1,0 +1,103 @@
+"""A node that shares no folder with the driver's: the run's files are carried, checkpoints go to a URL."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster as RayCluster
+
+from tests.launch.train.test_end_to_end import environment
+from tests.slow.supervision import test_nodes
+from tests.slow.supervision.test_nodes import Driver, losses
+
+STEPS = 40
+
+undisturbed = test_nodes.undisturbed
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a folder of its own for a node takes root's right to mount")
+
+
+class Apart:
+    """A head with one device, and a node with one whose folder at ``private`` is a disk of its own."""
+
+    def __init__(self, private):
+        self.cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        mount = f"mount -t tmpfs none {private} && exec"
+        join = f"{Path(sys.executable).parent}/ray start --address={self.cluster.address} --num-cpus=1 --block"
+        self.node = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", f"{mount} {join}"], start_new_session=True, env=environment(), cwd="/",
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        end = time.monotonic() + 60
+        ray.init(address=self.cluster.address, log_to_driver=False)
+        while sum(node["Alive"] for node in ray.nodes()) < 2:
+            assert time.monotonic() < end, "the node did not come"
+            time.sleep(0.2)
+        ray.shutdown()
+
+    def end(self):
+        os.killpg(self.node.pid, signal.SIGTERM)
+        try:
+            self.node.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.node.pid, signal.SIGKILL)
+        self.cluster.shutdown()
+
+
+@pytest.fixture
+def apart(tmp_path):
+    private = tmp_path / "work"
+    private.mkdir()
+    made = Apart(private)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def drive(tmp_path):
+    made = []
+
+    def start(machines, settings):
+        made.append(Driver(tmp_path / "work", machines, settings, STEPS))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
+
+
+def test_a_run_over_nodes_that_share_nothing_is_whole_and_survives_a_kill(
+    apart,
+    drive,
+    undisturbed,
+    tmp_path,
+    monkeypatch,
+):
+    monkeypatch.setenv("GPIPE_FAULTS", json.dumps([{"fault": "kill", "stage": 1, "step": 22, "action": "B1"}]))
+    driver = drive(apart, f"train.checkpoint_dir=file://{tmp_path}/checkpoints")
+    driver.wait(300)
+    assert "the run's folder is not shared, its files are copied" in driver.printed.replace("\n", " ")
+    hosts = {beat.stage: beat.node for beat in driver.heartbeats().values()}
+    assert len(set(hosts.values())) == 2
+    failure = next(line for line in driver.attempts() if line.get("outcome") == "failed")
+    assert (failure["kind"], failure["stage"], failure["action"]) == ("death", 1, "B1")
+    assert losses(driver) == undisturbed[:STEPS]
+    run = driver.run
+    assert (run / "record.json").exists()
+    assert {path.name for path in (run / "logs").iterdir()} == {"stage-0-0.log", "stage-0-1.log"}
+    assert (run / "timeline.png").exists()
+
+
+def test_without_a_place_for_checkpoints_it_is_refused_by_node(apart, drive):
+    driver = drive(apart, "")
+    driver.wait(200, code=2)
+    printed = driver.printed.replace("\n", " ")
+    assert "1 nodes do not share the run's folder" in printed
+    assert 'SET="train.checkpoint_dir=s3://..."' in printed
+    assert "Traceback" not in printed

@@ -1,0 +1,208 @@
+"""Ray over hosts with addresses of their own, as near to several machines as one comes: trained across, one cut off.
+
+Needs root, for network namespaces. A host is cut off at the switch: nobody is told, packets to and from it are lost.
+"""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from ray.cluster_utils import Cluster as RayCluster
+
+from launch.benchmarks.netns_hosts import Hosts
+from tests.launch.train.test_end_to_end import SMALL, environment, gpipe
+from tests.slow.supervision.test_nodes import Driver, first_failure, losses_of
+
+SETTINGS = (
+    SMALL.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")
+    + " pipeline.stages=3 pipeline.replicas=2 tracking.wandb=disabled"
+)
+STEPS = 200
+CPUS = 2
+BEGINS_S, ENDS_S = 420.0, 300.0
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+
+
+class RayHosts:
+    """A Ray node of two CPUs on each of some hosts, the head on the first; a token opens them."""
+
+    def __init__(self, number, folder):
+        self.hosts = Hosts(number).__enter__()
+        self.session = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)  # a short name: sockets
+        self.address = f"{self.hosts.addresses[0]}:6379"
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.variables = {**environment(), **token, "RAY_ADDRESS": self.address, "RAY_USAGE_STATS_ENABLED": "0"}
+        self.processes, self.logs = [], []
+        for host in range(number):
+            self.logs.append(folder / f"ray-{host}.log")
+            self.start(host)
+            self.until_started(host)
+
+    def start(self, host):
+        role = ["--head", "--port=6379", "--include-dashboard=false"] if host == 0 else [f"--address={self.address}"]
+        command = [str(Path(sys.executable).with_name("ray")), "start", *role, f"--num-cpus={CPUS}", "--block"]
+        command += [f"--node-ip-address={self.hosts.addresses[host]}", "--object-store-memory=100000000"]
+        if host == 0:
+            command += [f"--temp-dir={self.session.name}"]
+        variables = {name: value for name, value in self.variables.items() if name != "RAY_ADDRESS"}
+        with self.logs[host].open("w") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    self.hosts.command(host, command), env=variables, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+    def until_started(self, host):
+        end = time.monotonic() + ENDS_S
+        while "Ray runtime started" not in self.logs[host].read_text():
+            assert time.monotonic() < end, self.logs[host].read_text()
+            assert self.processes[host].poll() is None, self.logs[host].read_text()
+            time.sleep(0.2)
+
+    def host_of(self, pid):
+        for host, name in enumerate(self.hosts.names):
+            listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
+            if str(pid) in listed.split():
+                return host
+        raise AssertionError(f"process {pid} runs in no host")
+
+    def close(self):
+        self.hosts.close()
+        for process in self.processes:
+            process.wait(30)
+        self.session.cleanup()
+
+
+@pytest.fixture
+def over_hosts(tmp_path):
+    made = []
+
+    def make(number):
+        made.append(RayHosts(number, tmp_path))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class HostDriver(Driver):
+    """A run through Ray that is started on the first host."""
+
+    def __init__(self, folder, machines, settings=""):
+        self.folder = folder
+        command = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--set",
+                   f"{SETTINGS} train.steps={STEPS} {settings}"]  # fmt: skip
+        self.log = (folder / "printed").open("w")
+        self.process = subprocess.Popen(
+            machines.hosts.command(0, command), cwd=folder, env=machines.variables, stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def heartbeats(self):
+        found = {}
+        for path in (self.run / "heartbeats").glob("*.json"):
+            one = json.loads(path.read_bytes().split(b"}")[0] + b"}")
+            found[one["replica"], one["stage"]] = one
+        return found
+
+
+@pytest.fixture
+def drive(tmp_path):
+    made = []
+
+    def start(machines, settings=""):
+        made.append(HostDriver(tmp_path, machines, settings))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The losses of the run on one node, in plain processes."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    settings = f"{SETTINGS} train.steps={STEPS}"
+    gpipe(folder, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings)
+    (run,) = Path(folder).glob("runs/*/*")
+    return losses_of(run)
+
+
+def test_three_hosts_train_to_the_bit_as_one_node_does(over_hosts, drive, undisturbed):
+    machines = over_hosts(3)
+    driver = drive(machines)
+    driver.until(lambda: driver.training(5), BEGINS_S)
+    hosts = {place: machines.host_of(beat["pid"]) for place, beat in driver.heartbeats().items()}
+    print(f"(replica, stage) on hosts: {hosts}")
+    driver.wait(BEGINS_S)
+    assert sorted(hosts.values()) == [0, 0, 1, 1, 2, 2]
+    assert losses_of(driver.run) == undisturbed
+
+
+def test_three_simulated_nodes_train_to_the_bit_as_one_node_does(tmp_path, undisturbed):
+    cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=CPUS)
+        cluster.wait_for_nodes()
+        command = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--set",
+                   f"{SETTINGS} train.steps={STEPS}"]  # fmt: skip
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**environment(), "RAY_ADDRESS": cluster.address}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+    finally:
+        cluster.shutdown()
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = tmp_path.glob("runs/*/*")
+    assert losses_of(run) == undisturbed
+
+
+def cut_off(machines, driver):
+    """Cuts off a host that holds workers and not the head; returns the moment."""
+    hosts = {machines.host_of(beat["pid"]) for beat in driver.heartbeats().values()}
+    host = max(hosts - {0})
+    machines.hosts.cut_off(host)
+    return time.time()
+
+
+def test_a_host_that_is_cut_off_is_replaced_by_a_spare(over_hosts, drive, undisturbed):
+    machines = over_hosts(4)
+    driver = drive(machines)
+    driver.until(lambda: driver.training(12), BEGINS_S)
+    begin = cut_off(machines, driver)
+    driver.until(lambda: any("recovered_s" in line for line in driver.attempts()), ENDS_S)
+    failure = first_failure(driver)
+    named, ended = failure.get("named", failure["ended"]) - begin, failure["ended"] - begin
+    again = next(line["recovered_s"] for line in driver.attempts() if "recovered_s" in line)
+    print(f"a host cut off, a spare at hand: named {named:.1f} s, ended {ended:.1f} s, again {again:.1f} s later")
+    assert failure["kind"] == "node", failure
+    driver.wait(BEGINS_S)
+    assert losses_of(driver.run) == undisturbed
+
+
+def test_a_host_that_is_cut_off_without_a_spare_ends_the_run_with_one_sentence(over_hosts, drive):
+    machines = over_hosts(3)
+    driver = drive(machines)
+    driver.until(lambda: driver.training(12), BEGINS_S)
+    begin = cut_off(machines, driver)
+    driver.wait(ENDS_S, code=2)
+    ended = time.time() - begin
+    failure = first_failure(driver)
+    named = failure.get("named", failure["ended"]) - begin
+    printed = driver.printed.replace("\n", " ")
+    print(
+        f"a host cut off, none to spare: named after {named:.1f} s, over after {ended:.1f} s: {driver.printed[-600:]}"
+    )
+    assert failure["kind"] == "node", failure
+    assert "The run needs 6 devices; 4 are left" in printed
+    assert "Traceback" not in printed

@@ -1,0 +1,98 @@
+"""SIGKILL of every stage at every action of a step: the run goes on by itself, to the undisturbed run's last bit."""
+
+import os
+import re
+import signal
+import statistics
+import threading
+import time
+from multiprocessing import forkserver
+from pathlib import Path
+
+import psutil
+import pytest
+
+from experiments.report.table import Table
+from launch.runs.store import RunFolder
+from launch.worker.heartbeat import read_heartbeat
+from suite.pipeline.schedule.config import ScheduleConfig
+from tests.slow.trial import assert_same
+
+SETTINGS = "train.steps=6 train.checkpoint_every=2"
+STEP = 3
+ACTIONS = [[str(action) for action in row] + ["update", "save"] for row in ScheduleConfig().actions(3, 4)]
+CASES = [(stage, action) for stage, row in enumerate(ACTIONS) for action in row]
+
+seconds = {}
+"""From the blow to the first step after it, by (stage, action)."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trials):
+    with pytest.MonkeyPatch.context() as patch:
+        return trials.train(patch, SETTINGS)
+
+
+def struck_at(trial, stage):
+    """Returns the time of day at which the fault fell, from the worker's log."""
+    return float(re.search(r"fault \w+ at .*, ([\d.]+)$", trial.run.log(0, stage).read_text(), re.MULTILINE)[1])
+
+
+@pytest.mark.parametrize(("stage", "action"), CASES)
+def test_a_kill_costs_no_bit(trials, undisturbed, monkeypatch, stage, action):
+    fault = {"fault": "kill", "stage": stage, "step": STEP, "action": action}
+    trial = trials.train(monkeypatch, SETTINGS, [fault])
+    assert trial.error is None, trial.said
+    first, last = trial.ends
+    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("death", stage, STEP, action)
+    assert last["outcome"] == "done"
+    assert [line["start"] for line in trial.ends] == trial.published
+    assert last["start"] in ((0, 2, 4) if action == "save" else (0, 2))  # one is written while the next steps are done
+    assert_same(trial, undisturbed)
+    noticed = first["ended"] - struck_at(trial, stage)
+    seconds[stage, action] = noticed + trial.recovered[0]
+    assert seconds[stage, action] < 60
+
+
+def test_how_long_recovery_took():
+    assert len(seconds) == len(CASES)
+    found = sorted(seconds.values())
+    row = (len(seconds), len(found), round(statistics.median(found), 1), round(found[-1], 1))
+    table = Table(
+        "recovery", "SIGKILL of each stage at each action, K = 3, M = 4",
+        ("kills", "recovered with the same bits", "seconds to the next step, median", "worst"), [row],
+        ["from the blow to the end of the first step after it; two cores, plain processes"],
+    )  # fmt: skip
+    print(table.markdown())
+    table.write(Path(".cache/faults"))
+
+
+def test_a_killed_forkserver_is_named_and_costs_no_bit(trials, undisturbed, monkeypatch):
+    """No worker of the first attempt may be left beside those of the second: they would write the same files."""
+    struck, left = [], []
+
+    def strike(run):
+        while not run.metrics.exists() or len(run.metrics.read_text().splitlines()) < STEP:
+            time.sleep(0.01)
+        struck.extend(read_heartbeat(run.heartbeats, 0, stage, 1).pid for stage in range(3))
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        struck.append(time.time())
+
+    def before_each():
+        (run,) = trials.root.glob(f"run-{trials._count}")
+        if not struck:
+            threading.Thread(target=strike, args=[RunFolder(run)], daemon=True).start()
+        else:
+            time.sleep(1.0)  # the kernel takes a killed process's memory down
+        left.extend(pid for pid in struck[:3] if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie")
+
+    trial = trials.train(monkeypatch, SETTINGS, [{"fault": "sleep", "step": 4, "action": "F0"}], before_each)
+    assert trial.error is None, trial.said
+    assert not left
+    first, last = trial.ends
+    assert (first["kind"], first.get("stage"), last["outcome"]) == ("death", None, "done")
+    assert re.search(r"forkserver, process \d+\) was killed by SIGKILL, and all workers died with it", first["message"])
+    assert_same(trial, undisturbed)
+    noticed = first["ended"] - struck[3]
+    print(f"forkserver killed: noticed after {noticed:.1f} s, training again {trial.recovered[0]:.1f} s later")
+    assert noticed + trial.recovered[0] < 60

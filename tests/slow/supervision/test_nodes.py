@@ -1,0 +1,235 @@
+"""Nodes of a Ray cluster: one is lost with a spare at hand, without one; a worker is killed; one is stopped."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster as RayCluster
+
+from experiments.registry import read_experiment
+from launch.worker.heartbeat import Heartbeat
+from tests.launch.train.test_end_to_end import SMALL, environment
+
+SETTINGS = (
+    SMALL.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")
+    + " pipeline.stages=2 pipeline.schedule=1f1b tracking.wandb=disabled "
+)
+STEPS = 400
+GOES_ON_S = 60.0
+AGENTS_STAY_S = 15.0
+"""With a new worker of the same agents, rather than new processes of Ray."""
+
+
+class Machines:
+    """A cluster on this machine: a head without devices, and nodes that can be removed."""
+
+    def __init__(self, nodes):
+        self.cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(nodes)]
+        self.cluster.wait_for_nodes()
+
+    def remove(self, node_id):
+        (node,) = [node for node in self.nodes if node.node_id == node_id]
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture
+def machines():
+    made = []
+
+    def make(nodes):
+        made.append(Machines(nodes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.cluster.shutdown()
+    ray.shutdown()
+
+
+class Driver:
+    """A run through Ray on a cluster, as a person starts it."""
+
+    def __init__(self, folder, machines, settings, steps=STEPS):
+        self.folder = folder
+        variables = {**environment(), "RAY_ADDRESS": machines.cluster.address}
+        command = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--set",
+                   f"{SETTINGS} train.steps={steps} {settings}"]  # fmt: skip
+        self.log = (folder / "printed").open("w")
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=self.log, stderr=subprocess.STDOUT
+        )  # fmt: skip
+
+    @property
+    def printed(self):
+        return (self.folder / "printed").read_text()
+
+    @property
+    def run(self):
+        (run,) = self.folder.glob("runs/*/*")
+        return run
+
+    def until(self, seen, seconds):
+        end = time.monotonic() + seconds
+        while not seen():
+            assert self.process.poll() is None, self.printed
+            assert time.monotonic() < end, self.printed
+            time.sleep(0.1)
+
+    def training(self, step):
+        """Whether the newest metrics are past a step."""
+        files = list(self.folder.glob("runs/*/*/metrics.jsonl"))
+        return bool(files) and len(files[0].read_text().splitlines()) > step
+
+    def heartbeats(self):
+        found = {}
+        for path in (self.run / "heartbeats").glob("*.json"):
+            text = path.read_bytes().split(b"}")[0] + b"}"
+            heartbeat = Heartbeat(**json.loads(text))
+            found[heartbeat.stage] = heartbeat
+        return found
+
+    def attempts(self):
+        return [json.loads(line) for line in (self.run / "attempts.jsonl").read_text().splitlines()]
+
+    def wait(self, seconds, code=0):
+        assert self.process.wait(seconds) == code, self.printed
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.log.close()
+
+
+@pytest.fixture
+def drive(tmp_path):
+    made = []
+
+    def start(*arguments, **options):
+        made.append(Driver(tmp_path, *arguments, **options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
+
+
+def gone_on(driver, begin):
+    """Waits for the second attempt's first step; returns the seconds since ``begin``."""
+    driver.until(lambda: any("recovered_s" in line for line in driver.attempts()), GOES_ON_S + 30)
+    return time.monotonic() - begin
+
+
+def first_failure(driver):
+    return next(line for line in driver.attempts() if line.get("outcome") == "failed")
+
+
+def losses(driver):
+    return losses_of(driver.run)
+
+
+def losses_of(run):
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The losses of the run that nothing happens to, in plain processes."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    subprocess.run(
+        [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn",
+         "--set", f"{SETTINGS} train.steps={STEPS}"], cwd=folder, env=environment(), capture_output=True, check=True,
+    )  # fmt: skip
+    (run,) = Path(folder).glob("runs/*/*")
+    return losses_of(run)
+
+
+def test_a_lost_node_is_replaced_by_a_spare(machines, drive, undisturbed):
+    cluster = machines(3)
+    driver = drive(cluster, "")
+    driver.until(lambda: driver.training(12), 180)
+    begin = time.monotonic()
+    cluster.remove(driver.heartbeats()[1].node)
+    seconds = gone_on(driver, begin)
+    failure = first_failure(driver)
+    print(f"a node lost, a spare at hand: training again after {seconds:.1f} s")
+    assert seconds < GOES_ON_S
+    assert (failure["kind"], failure["stage"]) == ("node", 1), failure
+    driver.wait(240)
+    assert losses(driver) == undisturbed
+
+
+def test_without_a_spare_an_elastic_run_goes_on_with_another_k(machines, drive, undisturbed):
+    cluster = machines(2)
+    driver = drive(cluster, "train.elastic=true")
+    driver.until(lambda: driver.training(12), 180)
+    begin = time.monotonic()
+    cluster.remove(driver.heartbeats()[1].node)
+    seconds = gone_on(driver, begin)
+    print(f"a node lost, none to spare: training again at K = 1 after {seconds:.1f} s")
+    assert seconds < GOES_ON_S
+    assert first_failure(driver)["kind"] == "node"
+    assert "1 of 2 devices are available: K 2 -> 1" in driver.printed.replace("\n", " ")
+    driver.wait(240)
+    np.testing.assert_allclose(losses(driver), undisturbed, rtol=1e-6, atol=0)
+    asked = read_experiment((driver.run / "experiment.toml").read_text())
+    assert asked.pipeline.stages == 2  # what a resume goes back to
+    shapes = [(line["K"], line["R"], line["M"]) for line in driver.attempts() if "began" in line]
+    assert shapes == [(2, 1, 4), (1, 1, 4)]
+
+
+def test_without_a_spare_a_rigid_run_ends_with_one_sentence(machines, drive):
+    cluster = machines(2)
+    driver = drive(cluster, "")
+    driver.until(lambda: driver.training(12), 180)
+    cluster.remove(driver.heartbeats()[1].node)
+    driver.wait(GOES_ON_S, code=2)
+    printed = driver.printed.replace("\n", " ")
+    assert "The run needs 2 devices; 1 are left" in printed
+    assert "make resume RUN=" in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("blow", ["kill", "stop"])
+def test_a_struck_worker_on_a_node_of_its_own_is_replaced_and_no_bit_is_lost(
+    machines, drive, monkeypatch, undisturbed, blow
+):
+    cluster = machines(2)
+    monkeypatch.setenv("GPIPE_FAULTS", json.dumps([{"fault": blow, "stage": 1, "step": 22, "action": "B1"}]))
+    driver = drive(cluster, "")
+    driver.until(lambda: driver.training(15), 180)
+    driver.wait(240)
+    failure = first_failure(driver)
+    again = next(line["recovered_s"] for line in driver.attempts() if "recovered_s" in line)
+    log = (driver.run / "logs" / "stage-0-1.log").read_text()
+    struck = float(next(line for line in log.splitlines() if line.startswith("fault ")).rsplit(None, 1)[1])
+    named, ended = failure.get("named", failure["ended"]) - struck, failure["ended"] - struck
+    print(f"{blow} on Ray: named after {named:.1f} s, ended after {ended:.1f} s, training again {again:.1f} s later")
+    assert (failure["kind"], failure["stage"], failure["action"]) == ("death" if blow == "kill" else "stall", 1, "B1")
+    assert named < 10
+    assert ended + again < (AGENTS_STAY_S if blow == "kill" else GOES_ON_S)
+    assert losses(driver) == undisturbed
+
+
+@pytest.mark.parametrize("struck", ["forkserver", "agent"])
+def test_what_starts_a_worker_is_replaced_and_no_bit_is_lost(machines, drive, undisturbed, struck):
+    """An agent of Ray Train starts a forkserver, which starts a worker for each attempt."""
+    driver = drive(machines(2), "")
+    driver.until(lambda: driver.training(12), 180)
+    forkserver = psutil.Process(driver.heartbeats()[1].pid).parent()
+    begin = time.monotonic()
+    (forkserver if struck == "forkserver" else forkserver.parent()).kill()
+    seconds = gone_on(driver, begin)
+    failure = first_failure(driver)
+    print(f"{struck} killed on Ray: training again after {seconds:.1f} s")
+    assert failure["kind"] == "death", failure
+    assert ("forkserver" in failure["message"]) == (struck == "forkserver"), failure
+    assert seconds < GOES_ON_S
+    driver.wait(240)
+    assert losses(driver) == undisturbed

@@ -1,0 +1,111 @@
+"""Workers that stand still, raise, or answer late."""
+
+import re
+import time
+
+import pytest
+
+from suite.errors import WorkerError
+from tests.slow.supervision.test_kills import struck_at
+from tests.slow.trial import assert_same
+
+SETTINGS = "train.steps=6 train.checkpoint_every=2"
+NAMED_S, RECOVERED_S, STOPPED_S = 10.0, 60.0, 5.0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trials):
+    with pytest.MonkeyPatch.context() as patch:
+        return trials.train(patch, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("stage", "action"), [(0, "F0"), (1, "F2"), (2, "B3"), (0, "B0"), (1, "update"), (2, "save"), (0, "save")]
+)
+def test_a_stopped_process_is_named_and_replaced(trials, undisturbed, monkeypatch, stage, action):
+    fault = {"fault": "stop", "stage": stage, "step": 3, "action": action}
+    trial = trials.train(monkeypatch, SETTINGS, [fault])
+    assert trial.error is None, trial.said
+    first, _ = trial.ends
+    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("stall", stage, 3, action)
+    assert f"replica 0, stage {stage} on" in first["message"]
+    assert "has sent no heartbeat for" in first["message"]
+    rows = [line for line in first["message"].splitlines() if line.startswith("  stage ")]
+    assert [bool(re.search(r"root cause", row)) for row in rows] == [k == stage for k in range(3)]
+    assert f"[{action}]" in rows[stage]
+    named = first["named"] - struck_at(trial, stage)
+    print(
+        f"stage {stage} stopped at {action}: named after {named:.1f} s, training again {trial.recovered[0]:.1f} s later"
+    )
+    assert named < NAMED_S
+    assert first["ended"] - struck_at(trial, stage) + trial.recovered[0] < RECOVERED_S
+    assert_same(trial, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("stage", "action", "layer"), [(1, "F2", 3), (0, "R1", 1), (2, "B2", None), (1, "update", None)]
+)
+def test_an_endless_action_is_named_with_its_layer(trials, undisturbed, monkeypatch, stage, action, layer):
+    fault = {"fault": "sleep", "stage": stage, "step": 3, "action": action, "layer": layer}
+    trial = trials.train(monkeypatch, SETTINGS, [fault])
+    assert trial.error is None, trial.said
+    first, _ = trial.ends
+    assert (first["kind"], first["stage"], first["action"], first.get("layer")) == ("stall", stage, action, layer)
+    named = first["named"] - struck_at(trial, stage)
+    print(
+        f"stage {stage} asleep at {action}: named after {named:.1f} s, training again {trial.recovered[0]:.1f} s later"
+    )
+    assert named < NAMED_S
+    assert_same(trial, undisturbed)
+
+
+@pytest.mark.parametrize(("stage", "action", "layer"), [(0, "F3", 0), (1, "R2", 4), (2, "F1", 5)])
+def test_an_exception_in_a_layer_is_told_and_survived_once(trials, undisturbed, monkeypatch, stage, action, layer):
+    fault = {"fault": "raise", "stage": stage, "step": 3, "action": action, "layer": layer}
+    trial = trials.train(monkeypatch, SETTINGS, [fault])
+    assert trial.error is None, trial.said
+    first, _ = trial.ends
+    for words in (f"replica 0, stage {stage} on", f"micro-batch {action[1:]}", f"in layer {layer} (", "InjectedError"):
+        assert words in first["message"]
+    stopped = first["ended"] - struck_at(trial, stage)
+    print(f"exception in layer {layer}: all stages stopped after {stopped:.1f} s")
+    assert stopped < STOPPED_S
+    assert_same(trial, undisturbed)
+
+
+def test_an_exception_that_comes_again_ends_the_run(trials, monkeypatch):
+    begin = time.monotonic()
+    fault = {"fault": "raise", "attempt": None, "stage": 1, "step": 3, "action": "B2"}
+    trial = trials.train(monkeypatch, SETTINGS, [fault])
+    assert isinstance(trial.error, WorkerError)
+    assert "Attempt 2 was the last: the same failure occurred twice in a row in the same place" in str(trial.error)
+    assert len(trial.ends) == 2
+    assert time.monotonic() - begin < 120
+
+
+def test_late_messages_change_no_bit(trials, undisturbed, monkeypatch):
+    trial = trials.train(monkeypatch, SETTINGS, [{"fault": "delay", "attempt": None, "seconds": 0.2}])
+    assert trial.error is None, trial.said
+    assert len(trial.ends) == 1
+    assert_same(trial, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fault", "action", "kind"),
+    [
+        ("pipeline.replicas=2 pipeline.micro_batches=2 pipeline.schedule=1f1b", "kill", "B1", "death"),
+        ("pipeline.replicas=2 pipeline.micro_batches=2 pipeline.schedule=1f1b", "stop", "F1", "stall"),
+        ("pipeline.schedule=interleaved pipeline.virtual_stages=2", "stop", "F2.1", "stall"),
+        ("pipeline.schedule=zero_bubble", "kill", "W2", "death"),
+    ],
+)
+def test_other_schedules_and_replicas_are_struck_too(trials, monkeypatch, shape, fault, action, kind):
+    undisturbed = trials.train(monkeypatch, f"{SETTINGS} pipeline.stages=2 {shape}")
+    assert undisturbed.error is None
+    replica = 1 if "replicas=2" in shape else 0
+    plan = {"fault": fault, "replica": replica, "stage": 1, "step": 3, "action": action}
+    trial = trials.train(monkeypatch, f"{SETTINGS} pipeline.stages=2 {shape}", [plan])
+    assert trial.error is None, trial.said
+    first, _ = trial.ends
+    assert (first["kind"], first["replica"], first["stage"], first["action"]) == (kind, replica, 1, action)
+    assert_same(trial, undisturbed)

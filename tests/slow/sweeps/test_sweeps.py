@@ -1,0 +1,176 @@
+"""Sweeps on a Ray cluster of several nodes: members side by side, one killed, others' devices, an interrupt."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster as RayCluster
+
+from tests.launch.train.test_end_to_end import environment, losses
+from tests.slow.small_sweep import STEPS
+
+GONE_S = 30.0
+
+
+@pytest.fixture
+def cluster():
+    """A head without devices and two nodes with one each."""
+    made = RayCluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        made.add_node(num_cpus=1)
+    made.wait_for_nodes()
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+class Sweep:
+    """One that runs, as a person starts it."""
+
+    def __init__(self, folder, cluster, name):
+        self.folder = folder
+        self.log = (folder / "printed").open("a")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.slow.small_sweep", name], cwd=folder, stdout=self.log,
+            stderr=subprocess.STDOUT, env={**environment(), "RAY_ADDRESS": cluster.address},
+        )  # fmt: skip
+
+    @property
+    def printed(self):
+        return (self.folder / "printed").read_text()
+
+    def run(self, name):
+        return self.folder / "runs/small" / name
+
+    def attempts(self, name):
+        path = self.run(name) / "attempts.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def began(self, name):
+        return [line["began"] for line in self.attempts(name) if "began" in line]
+
+    def saved(self, name):
+        return list(self.run(name).glob("checkpoints/*/manifest.json"))
+
+    def driver(self, name):
+        """The process of a member."""
+        for child in psutil.Process(self.process.pid).children():
+            if any(file.path.endswith(f"logs/small-{name}.log") for file in child.open_files()):
+                return child
+        raise AssertionError(f"no process of {name}: {self.printed}")
+
+    def until(self, seen, seconds=300):
+        end = time.monotonic() + seconds
+        while not seen():
+            assert self.process.poll() is None, self.printed
+            assert time.monotonic() < end, self.printed
+            time.sleep(0.1)
+
+    def wait(self, code, seconds=400):
+        assert self.process.wait(seconds) == code, self.printed
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.log.close()
+
+
+@pytest.fixture
+def start(tmp_path, cluster):
+    made = []
+
+    def make(name):
+        made.append(Sweep(tmp_path, cluster, name))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def test_members_share_a_cluster_a_killed_one_goes_on_and_a_users_fault_is_not_tried_again(start):
+    sweep = start("faulty")
+    sweep.until(lambda: sweep.saved("twin-0"))
+    struck = sweep.driver("twin-0")
+    struck.kill()
+    begin = time.monotonic()
+    sweep.until(lambda: len(sweep.began("twin-0")) == 2)
+    print(f"a member's driver killed: its run was taken up again after {time.monotonic() - begin:.1f} s")
+    sweep.wait(code=1)
+    first, second = (sweep.attempts(name) for name in ("twin-0", "twin-1"))
+    (end_of_second,) = [line["ended"] for line in second if line.get("outcome") == "done"]
+    assert first[0]["began"] < end_of_second
+    assert second[0]["began"] < next(line["began"] for line in first if line.get("attempt") == 2)
+    assert ["outcome" in line for line in first if line["attempt"] == 1] == [False]  # its driver was killed
+    (done,) = [line for line in first if line.get("outcome") == "done"]
+    assert done["start"] >= 10
+    assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
+    assert len(losses(sweep.run("twin-0"))) == STEPS
+    printed = sweep.printed
+    assert "train small/twin-0: failed: its process ended by SIGKILL without a report" in printed
+    assert "try 2 of 3 follows" in printed
+    assert "train small/twin-0: done" in printed
+    assert printed.count("train small/wrong: started") == 1
+    assert "\ntrain small/wrong failed: " in printed
+    assert "Traceback" not in printed
+    assert "report: runs/faulty/report.html" in printed
+
+
+def test_what_others_hold_is_waited_for_and_what_fits_goes_on(start, cluster):
+    ray.init(address=cluster.address, log_to_driver=False)
+
+    @ray.remote(num_cpus=1)
+    class Other:
+        def there(self):
+            return True
+
+    other = Other.remote()
+    assert ray.get(other.there.remote(), timeout=60)
+    sweep = start("mixed")
+    sweep.until(lambda: "others hold 1 of 2 devices; train small/wide, which needs 2, waits" in sweep.printed)
+    sweep.until(lambda: "small/twin-0: done" in sweep.printed)
+    assert "train small/wide: started" not in sweep.printed  # the first in order needs both
+    ray.kill(other)
+    sweep.wait(code=0)
+    assert "small/wide: done" in sweep.printed
+    assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupt_ends_all_members_and_the_next_sweep_goes_on(start, number):
+    sweep = start("small")
+    sweep.until(lambda: sweep.saved("twin-0") and sweep.saved("twin-1"))
+    members = [sweep.driver(name) for name in ("twin-0", "twin-1")]
+    os.kill(sweep.process.pid, number)
+    sweep.wait(code=130 if number == signal.SIGTERM else -9, seconds=60)
+    _, alive = psutil.wait_procs(members, GONE_S)
+    assert not alive
+    if number == signal.SIGTERM:
+        assert "interrupted; make sweep NAME=small continues with the unfinished members" in sweep.printed
+    outcomes = [line.get("outcome") for line in sweep.attempts("twin-0") if "ended" in line]
+    assert outcomes == ["interrupted"]
+    again = start("small")
+    again.wait(code=0)
+    assert again.attempts("twin-1")[-1]["start"] >= 10
+    assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
+    assert len(losses(sweep.run("twin-0"))) == STEPS
+
+
+def test_without_an_address_the_sweep_starts_a_ray_and_ends_it_and_scores_on_it(tmp_path):
+    command = [sys.executable, "-m", "launch.cli", "sweep", "bilingual", "--scale", "tiny", "--launcher", "ray"]
+    with (tmp_path / "printed").open("w") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=log, stderr=subprocess.STDOUT)
+        below = set()
+        while process.poll() is None:
+            below |= set(psutil.Process(process.pid).children(recursive=True))
+            time.sleep(0.5)
+    assert process.returncode == 0, (tmp_path / "printed").read_text()
+    assert sum(1 for path in tmp_path.glob("runs/*/*/scores.json")) == 3
+    _, alive = psutil.wait_procs(below, GONE_S)
+    assert not alive, [one.cmdline() for one in alive]

@@ -1,0 +1,77 @@
+"""NaN in an activation, a gradient, a loss, at each layer of K = 3: no stage updates, and where it began is named."""
+
+import json
+
+import numpy as np
+import pytest
+
+from suite.errors import NumbersError
+from tests.suite.training.test_training import trained
+
+LAYERS, STAGES = 6, 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "what"),
+    [
+        *(("activation", layer, "its output") for layer in range(LAYERS - 1)),
+        *(("gradient", layer, "its input's gradient") for layer in range(1, LAYERS)),
+        *(("weights", layer, "the gradient of") for layer in range(LAYERS)),
+        ("activation", LAYERS - 1, "its output"),
+    ],
+)
+def test_nan_is_named_by_stage_layer_and_micro_batch(kind, layer, what):
+    micro_batch = layer % 4
+    with pytest.raises(NumbersError) as stopped:
+        trained(STAGES, until=20, poison=(kind, layer, micro_batch))
+    told = str(stopped.value)
+    assert "3 steps in a row had non-finite numbers, 2 are allowed; stopped at step 3 without an update" in told
+    assert f"at replica 0, stage {layer * STAGES // LAYERS}, micro-batch {micro_batch}, layer {layer}: " in told
+    assert what in told
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_steps_left_out_leave_all_weights_as_they_were(replicas):
+    """Bad steps 2 and 3, then the stop of the range: what follows is what would follow had there been no such steps."""
+    losses, weights = trained(STAGES, replicas=replicas, until=4, spoil=(2, 3))
+    before, unspoiled = trained(STAGES, replicas=replicas, until=2)
+    assert losses[:2] == before
+    assert all(np.isfinite(value).all() for value in weights.values())
+    for key in weights:
+        assert np.array_equal(weights[key], unspoiled[key]), key
+
+
+KINDS = [
+    *(("activation", f"F{stage}", layer, "its output") for stage, layer in ((0, 1), (1, 4), (2, 5))),
+    *(("gradient", f"B{stage}", layer, "its input's gradient") for stage, layer in ((0, 1), (1, 4), (2, 5))),
+]
+
+
+@pytest.mark.parametrize("fault", ["nan", "inf"])
+@pytest.mark.parametrize(("of", "action", "layer", "what"), KINDS)
+def test_a_spoiled_step_of_a_whole_run_is_left_out_and_told(trials, monkeypatch, fault, of, action, layer, what):
+    """Through settings, launcher and supervisor: one attempt, one step without an update, finite weights."""
+    plan = {"fault": fault, "of": of, "layer": layer, "step": 3, "action": action}
+    trial = trials.train(monkeypatch, "train.steps=6 train.checkpoint_every=3", [plan])
+    assert trial.error is None, trial.said
+    assert len(trial.ends) == 1
+    stage = int(action[1:])
+    told = f"step 4 had non-finite numbers and was skipped; the first non-finite number was at replica 0, stage {stage}"
+    assert f"{told}, micro-batch {stage}, layer {layer}: " in trial.said
+    assert f"coderLayer, {what}" in trial.said
+    assert applied(trial) == [1, 1, 1, 0, 1, 1]
+    assert all(np.isfinite(value).all() for value in trial.state.values())
+
+
+def test_a_spoiled_loss_is_left_out_and_told(trials, monkeypatch):
+    plan = {"fault": "nan", "of": "loss", "step": 3, "action": "F2"}
+    trial = trials.train(monkeypatch, "train.steps=6 train.checkpoint_every=3", [plan])
+    assert trial.error is None, trial.said
+    assert "step 4 had non-finite numbers and was skipped" in trial.said
+    assert "none, the loss alone" in trial.said
+    assert applied(trial) == [1, 1, 1, 0, 1, 1]
+    assert all(np.isfinite(value).all() for value in trial.state.values())
+
+
+def applied(trial):
+    return [json.loads(line)["applied"] for line in trial.run.metrics.read_text().splitlines()]

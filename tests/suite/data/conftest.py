@@ -1,0 +1,35 @@
+"""Django's own translations, prepared once for all tests of the data: no fetch, no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suite.data.text.cleaning import Sentences, clean
+from suite.data.text.corpora import DJANGO, read_corpus
+from suite.data.text.prepare import prepare
+from suite.data.text.text import TextData
+from suite.settings import TextSettings
+
+SETTINGS = TextSettings(corpus=DJANGO, vocabulary=1200, max_length=48)
+
+
+@pytest.fixture(scope="session")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Sentences:
+    return clean(read_corpus(DJANGO, tmp_path_factory.mktemp("unused"), print))
+
+
+@pytest.fixture(scope="session")
+def settings() -> TextSettings:
+    return SETTINGS
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def data(settings: TextSettings, cache: Path) -> TextData:
+    return prepare(settings, cache, print)

@@ -1,0 +1,271 @@
+"""Images: read exactly, refused with every fault before the first step, drawn alike however they are dealt out."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from suite.data import wheels
+from suite.data.images import sets
+from suite.data.images.batches import ImageBatches, cut_out, shifted
+from suite.data.images.prepare import folder_of_images, prepare_images
+from suite.data.images.sets import read_folder
+from suite.data.images.transforms import ImageData, fitted, part_of
+from suite.errors import DataError, SettingError
+from suite.settings import ImageSettings, ImageTrainSettings
+from tests.suite.data.images.pictures import SIZE, images, write_folder, write_idx
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def data(folder, cache) -> ImageData:
+    return prepare_images(settings(folder), 1, 4, cache, lambda text: None)
+
+
+def settings(folder, **more):
+    return ImageSettings(source=str(folder), size=SIZE, **more)
+
+
+def batches(data, folder, replicas=1, micro_batches=4, seed=0, batch=12, **shown):
+    train = ImageTrainSettings(batch_images=batch, seed=seed)
+    return ImageBatches(data, settings(folder, **shown), train, replicas, micro_batches)
+
+
+def test_a_prepared_set_gives_back_every_pixel_and_label(data, folder):
+    pixels, labels = images(64, 0)
+    rows = [0, 5, 63, 17]
+    assert data.pixels("train", rows, settings(folder)).squeeze(1).numpy().tolist() == pixels[rows].tolist()
+    assert data.labels("train", rows).tolist() == labels[rows].tolist()
+    facts = data.facts
+    assert (facts.channels, facts.classes, facts.counts) == (1, 4, {"train": 64, "test": 20})
+    assert list(facts.shares) == [0.25] * 4
+    assert facts.mean[0] == pytest.approx(pixels.mean() / 255)
+    assert facts.deviation[0] == pytest.approx(pixels.std() / 255)
+    standard = data.standardised(data.pixels("train", range(64), settings(folder)))
+    assert float(standard.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(standard.std(unbiased=False)) == pytest.approx(1, abs=1e-5)
+
+
+def test_it_is_built_once(data, folder, cache, monkeypatch):
+    monkeypatch.setattr("suite.data.images.prepare.read_images", lambda *_: pytest.fail("read again"))
+    assert prepare_images(settings(folder, flip=True), 1, 4, cache, print).facts == data.facts
+
+
+def test_every_fault_is_told_before_the_first_step(folder, cache):
+    with pytest.raises(DataError) as told:
+        prepare_images(settings(folder).model_copy(update={"size": 9}), 3, 3, cache, lambda text: None)
+    for fault in (
+        "its images have 1 channels, model.channels is 3",
+        "train image 3 has the label 3, and 15 others have a label outside 0 to 2; set model.classes=4",
+        "test image 3 has the label 3, and 4 others",
+        "train image 0 is 8 x 8 pixels, and 63 others are not 9 x 9; set images.size, or images.fit=resize",
+        "test image 0 is 8 x 8 pixels",
+    ):
+        assert fault in str(told.value)
+
+
+def test_other_sizes_are_made_right_where_that_is_asked_for(data, folder):
+    large = settings(folder, fit="resize").model_copy(update={"size": 12})
+    assert data.pixels("test", [0, 1], large).shape == (2, 1, 12, 12)
+    wide = Image.new("L", (30, 10))
+    wide.paste(255, (10, 0, 20, 10))
+    kept = ImageSettings(source="x", size=5, fit="resize")
+    assert np.asarray(fitted(wide, kept, "it")).min() > 200  # the middle, all bright
+
+
+def damaged(folder, name, harm):
+    path = folder / name
+    path.write_bytes(harm(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda raw: raw[: len(raw) // 2], "train-images-idx3-ubyte.gz is damaged"),
+        (lambda raw: raw[:60] + b"\0\1\2" + raw[63:], "train-images-idx3-ubyte.gz is damaged"),
+        (lambda raw: b"no archive", "train-images-idx3-ubyte.gz is damaged .Not a gzipped file"),
+    ],
+)
+def test_a_damaged_archive_is_named(tmp_path, harm, said):
+    folder = write_folder(tmp_path)
+    damaged(folder, "train-images-idx3-ubyte.gz", harm)
+    with pytest.raises(DataError, match=said):
+        read_folder(folder)
+
+
+def test_a_folder_without_images_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"has no train-images-idx3-ubyte.gz; MNIST's layout has four files"):
+        read_folder(tmp_path)
+    folder = write_folder(tmp_path)
+    write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.zeros(19, dtype=np.uint8))
+    with pytest.raises(DataError, match=r"test has images of shape \(20, 8, 8\) and labels of shape \(19,\)"):
+        read_folder(folder)
+    write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.zeros((5, 4), dtype=np.uint8))
+    with pytest.raises(DataError, match=r"labels of shape \(5, 4\)"):
+        read_folder(folder)
+
+
+def test_an_unknown_set_is_told_with_the_nearest(tmp_path):
+    with pytest.raises(DataError, match="there is no image set 'fashoin'; did you mean fashion"):
+        prepare_images(ImageSettings(source="fashoin"), 1, 10, tmp_path, print)
+
+
+def test_where_debian_is_not_the_hub_is_asked_and_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(sets, "_FASHION_FOLDER", sets._FASHION_FOLDER / "nowhere")
+    monkeypatch.setenv("PATH", "")
+    said: list[str] = []
+    with pytest.raises(wheels.UnreachableError, match="zalando-datasets/fashion_mnist could not be read from the hub"):
+        prepare_images(ImageSettings(), 1, 10, tmp_path, said.append)
+    assert any("apt-get is not installed" in line and "using zalando" in line for line in said)
+
+
+def colours(count, size, classes, secret=False):
+    """A set as the hub has them: colour, named classes, of ImageNet's kind with labels that are no secret but the
+    test's."""
+    generator = np.random.default_rng(3)
+    rows = {
+        "img": [generator.integers(0, 255, (size, size, 3)).astype(np.uint8) for _ in range(count)],
+        "fine_label": [-1 if secret else at % classes for at in range(count)],
+        "coarse_label": [0] * count,
+    }
+    kinds = datasets.Features(
+        img=datasets.Image(),
+        fine_label=datasets.ClassLabel(num_classes=classes),
+        coarse_label=datasets.ClassLabel(num_classes=2),
+    )
+    return datasets.Dataset.from_dict(rows, features=kinds)
+
+
+def test_a_set_on_the_hub_goes_the_same_way(tmp_path, monkeypatch):
+    """The hub itself cannot be reached from a test; what it returns is real."""
+    whole = datasets.DatasetDict(
+        train=colours(30, 6, 5), test=colours(6, 6, 5, secret=True), validation=colours(10, 6, 5)
+    )
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: whole)
+    shown = ImageSettings(source="owner/name", size=6)
+    data = prepare_images(shown, 3, 5, tmp_path, lambda text: None)
+    assert data.facts.counts == {"train": 30, "test": 10}
+    assert (data.facts.image_column, data.facts.label_column, data.facts.channels) == ("img", "fine_label", 3)
+    again = ImageData.open(folder_of_images(shown, tmp_path))
+    pixels = again.pixels("train", [7], shown)
+    assert pixels.permute(0, 2, 3, 1)[0].tolist() == np.asarray(whole["train"][7]["img"]).tolist()
+
+
+def test_a_set_that_changed_on_the_hub_is_not_mixed_up(tmp_path, monkeypatch):
+    whole = datasets.DatasetDict(train=colours(30, 6, 5), test=colours(6, 6, 5))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: whole)
+    shown = ImageSettings(source="owner/name", size=6)
+    prepare_images(shown, 3, 5, tmp_path, lambda text: None)
+    whole["train"] = colours(31, 6, 5)
+    with pytest.raises(DataError, match=r"has changed since .* was prepared; delete that folder"):
+        ImageData.open(folder_of_images(shown, tmp_path))
+
+
+@pytest.mark.parametrize("at", [3, 20])
+def test_a_damaged_image_is_named(tmp_path, monkeypatch, at):
+    table = colours(30, 6, 5).to_dict()
+    kinds = colours(1, 6, 5).features
+    table["img"][at] = {"bytes": table["img"][at]["bytes"][:40], "path": None}
+    whole = datasets.DatasetDict(train=datasets.Dataset.from_dict(table, features=kinds), test=colours(6, 6, 5))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: whole)
+    shown = ImageSettings(source="owner/name", size=6)
+    with pytest.raises(DataError, match=f"train image {at} is damaged"):
+        prepare_images(shown, 3, 5, tmp_path, lambda text: None)
+
+
+def test_deep_images_are_refused(tmp_path, monkeypatch):
+    rows = {"image": [np.full((4, 4), 9000, dtype=np.uint16)] * 3, "label": [0, 1, 0]}
+    kinds = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(num_classes=2))
+    deep = datasets.Dataset.from_dict(rows, features=kinds)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: datasets.DatasetDict(train=deep, test=deep))
+    with pytest.raises(DataError, match=r"has images of mode I;16, more than 8 bits"):
+        prepare_images(ImageSettings(source="owner/name", size=4), 1, 2, tmp_path, lambda text: None)
+
+
+def joined(batch):
+    return torch.cat([x for (x,) in batch.inputs]), torch.cat([y for (y,) in batch.targets])
+
+
+def test_the_same_images_however_they_are_dealt_out(data, folder):
+    shown = {"flip": True, "crop": "random_shift", "cutout": 3}
+    whole = joined(batches(data, folder, micro_batches=1, **shown).batch(7, 0))
+    for replicas, micro_batches in ((1, 5), (2, 3), (3, 1), (4, 4)):
+        dealt = batches(data, folder, replicas, micro_batches, **shown)
+        shares = [dealt.batch(7, replica) for replica in range(replicas)]
+        for found, wanted in zip(zip(*map(joined, shares), strict=True), whole, strict=True):
+            assert torch.cat(found).equal(wanted)
+        assert [share.offset for share in shares] == [sum(map(len, shares[:at])) for at in range(replicas)]
+        assert {share.weight for share in shares} == {12.0}
+
+
+def test_an_epoch_has_every_image_once_and_the_next_in_another_order(data, folder):
+    one = batches(data, folder, batch=16)
+    epochs = [[row for step in range(4 * at, 4 * at + 4) for row in one.rows(step)] for at in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(64))
+    assert epochs[0] != epochs[1]
+    uneven = batches(data, folder, batch=24)
+    assert len(set(uneven.rows(0) + uneven.rows(1) + uneven.rows(2)[:16])) == 64
+    assert uneven.rows(2)[16:] == epochs[1][:8]
+    assert batches(data, folder, seed=1).rows(0) != one.rows(0)[:12]
+
+
+def test_held_out_images_come_in_their_order_as_they_are(data, folder):
+    train = ImageTrainSettings(batch_images=12, test_images=17)
+    found = ImageBatches(data, settings(folder, flip=True, cutout=3), train, 1, 5).held_out()
+    assert len(found) == 2
+    assert [batch.weight for batch in found] == [12.0, 5.0]
+    assert [len(batch) for batch in found] == [5, 5]
+    shown, labels = (torch.cat(parts) for parts in zip(*map(joined, found), strict=True))
+    pixels, wanted = images(20, 1)
+    assert labels.tolist() == wanted[:17].tolist()
+    assert shown.equal(data.standardised(torch.from_numpy(pixels[:17]).unsqueeze(1)))
+
+
+def test_a_stage_that_only_scores_reads_no_images(data, folder, monkeypatch):
+    monkeypatch.setattr(ImageData, "pixels", lambda *_: pytest.fail("read"))
+    one = batches(data, folder).batch(0, 0, images=False)
+    assert [len(inputs) for inputs in one.inputs] == [0] * 4
+    assert sum(len(labels) for (labels,) in one.targets) == 12
+
+
+def test_more_replicas_than_images_are_refused(data, folder):
+    with pytest.raises(SettingError, match=r"train\.batch_images=3 is too small for 4 replicas"):
+        batches(data, folder, replicas=4, batch=3)
+
+
+def test_a_shift_moves_each_image_by_up_to_an_eighth_and_fills_with_grey():
+    x = torch.arange(1.0, 65.0).view(1, 1, 8, 8)
+    still, right = shifted(x, torch.tensor([[0.5, 0.5]])), shifted(x, torch.tensor([[0.0, 0.5]]))
+    assert still.equal(x)
+    assert right[..., 1:].equal(x[..., :-1])
+    assert right[..., 0].eq(0).all()
+    assert shifted(x, torch.tensor([[1.0, 1.0]]))[..., :-1, :-1].equal(x[..., 1:, 1:])
+
+
+def test_a_cutout_is_a_square_that_may_hang_over_the_edge():
+    x = torch.ones(2, 3, 8, 8)
+    cut = cut_out(x, torch.tensor([[0.5, 0.25], [0.0, 0.99]]), 4)
+    holes = (cut == 0).all(1)
+    assert holes[0].nonzero().tolist() == [[y, x] for y in range(4) for x in range(2, 6)]
+    assert holes[1].nonzero().tolist() == [[y, x] for y in range(5, 8) for x in range(2)]
+    assert x.eq(1).all()
+
+
+def test_a_part_is_as_large_as_its_chances_say():
+    image = Image.new("L", (100, 80))
+    for chances in ([0.0, 0.5, 0.3, 0.3], [1.0, 0.5, 0.5, 0.5], [0.5, 0.0, 1.0, 1.0], [0.7, 1.0, 0.0, 0.0]):
+        assert part_of(image, chances, 16).size == (16, 16)
+    bright = Image.new("L", (100, 100))
+    bright.paste(255, (60, 60, 100, 100))
+    corner = np.asarray(part_of(bright, [0.0, 0.5, 1.0, 1.0], 8))
+    assert corner.min() == 255  # 8% of the area, in the lower right corner

@@ -1,0 +1,164 @@
+"""The cache: used when valid, rebuilt when damaged, safe when two prepare at once, django without network."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import pytest
+
+from suite.data import cache as caching
+from suite.data.manifest import damage
+from suite.data.text import prepare as module
+from suite.data.text.corpora import REQUIREMENTS, read_corpus
+from suite.data.text.prepare import folder_of, prepare
+from suite.data.text.text import TextData
+from suite.data.wheels import UnreachableError, fetch_wheels
+from suite.errors import DataError
+from suite.settings import TextSettings
+
+
+@pytest.fixture
+def own_cache(data: TextData, cache: Path, settings: TextSettings, tmp_path: Path) -> Path:
+    shutil.copytree(folder_of(settings, cache), folder_of(settings, tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+
+
+def test_prepared_text_is_used_again(own_cache: Path, settings: TextSettings, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_build", lambda *_: pytest.fail("built again"))
+    said: list[str] = []
+    again = prepare(settings, own_cache, said.append)
+    assert again.corpus == "django"
+    assert again.vocabulary == settings.vocabulary
+    assert sum(again.pairs.values()) == len(again.splits["train"]) > 40_000
+    assert all(Path(file["filename"]).is_relative_to(own_cache) for file in again.splits["train"].cache_files)
+
+
+def test_rows_lie_together_by_language(data: TextData):
+    for name, rows in data.splits.items():
+        languages = rows.with_format("numpy")["language"][:].tolist()
+        assert languages == [i for i, size in enumerate(data.sizes[name]) for _ in range(size)]
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (lambda f: _flip(f / "train/data-00000-of-00001.arrow"), r"train/data-00000-of-00001\.arrow does not have"),
+        (lambda f: (f / "tokenizer/tokenizer.json").write_text("{}"), r"tokenizer/tokenizer\.json has 2 bytes"),
+        (lambda f: (f / "text.json").unlink(), r"text\.json is missing"),
+        (lambda f: (f / "manifest.json").unlink(), r"manifest\.json is missing"),
+        (lambda f: (f / "manifest.json").write_text("{"), r"manifest\.json cannot be read"),
+        (lambda f: (f / "test/more").write_text(""), r"test/more is not in manifest"),
+    ],
+)
+def test_damage_is_named(own_cache: Path, settings: TextSettings, harm, named: str):
+    folder = folder_of(settings, own_cache)
+    assert damage(folder) is None
+    harm(folder)
+    with pytest.raises(AssertionError, match=named):
+        raise AssertionError(damage(folder))
+
+
+def test_a_damaged_cache_is_not_used_but_built_again(own_cache: Path, settings: TextSettings, data: TextData):
+    folder = folder_of(settings, own_cache)
+    _flip(folder / "text.json")
+    said: list[str] = []
+    again = prepare(settings, own_cache, said.append)
+    assert str(folder) in said[0]
+    assert "damaged (text.json" in said[0]
+    assert damage(folder) is None
+    assert again.sizes == data.sizes
+    assert again.digest == data.digest
+    assert [again.splits["valid"][i] for i in range(50)] == [data.splits["valid"][i] for i in range(50)]
+    assert not list(own_cache.glob("*building*"))
+
+
+def test_settings_that_change_the_text_change_its_place(settings: TextSettings, tmp_path: Path):
+    changes = [{}, {"vocabulary": 1300}, {"max_length": 32}, {"corpus": "catalogues"}]
+    assert len({folder_of(settings.model_copy(update=change), tmp_path) for change in changes}) == len(changes)
+    assert folder_of(settings.model_copy(update={"temperature": 1.0}), tmp_path) == folder_of(settings, tmp_path)
+
+
+def _prepare_quietly(settings: TextSettings, cache: Path, queue) -> None:
+    said: list[str] = []
+    text = prepare(settings, cache, said.append)
+    queue.put((text.digest, len([line for line in said if line.startswith("prepared")])))
+
+
+def test_two_processes_prepare_it_once(tmp_path: Path, settings: TextSettings, data: TextData):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    workers = [context.Process(target=_prepare_quietly, args=(settings, tmp_path, queue)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    found = [queue.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join(timeout=30)
+    assert sorted(built for _, built in found) == [0, 1]
+    assert {digest for digest, _ in found} == {data.digest}
+
+
+def test_a_held_lock_has_a_deadline(tmp_path: Path, settings: TextSettings, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(caching, "_LOCK_SECONDS", 0.2)
+    with (
+        caching.filelock.FileLock(folder_of(settings, tmp_path).with_suffix(".lock"), is_singleton=False),
+        pytest.raises(DataError, match="another process has been preparing"),
+    ):
+        prepare(settings, tmp_path, print)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_without_network_django_takes_the_place_of_catalogues_and_that_is_said(own_cache: Path, settings: TextSettings):
+    said: list[str] = []
+    text = prepare(settings.model_copy(update={"corpus": "catalogues"}), own_cache, said.append)
+    assert text.corpus == "django"
+    spoken = [line for line in said if "using the smaller corpus" in line]
+    assert len(spoken) == 1
+    assert "cannot fetch catalogues: pip could not fetch" in spoken[0]
+    assert "\n" not in spoken[0]
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_damaged_package_is_named_and_not_used(tmp_path: Path):
+    (tmp_path / "django-5.2.19-py3-none-any.whl").write_bytes(b"half of it")
+    said: list[str] = []
+    with pytest.raises(UnreachableError):
+        fetch_wheels(tmp_path, REQUIREMENTS, "catalogues", said.append)
+    assert "django-5.2.19-py3-none-any.whl does not match its hash" in said[0]
+    assert not list(tmp_path.glob("*.whl"))
+
+
+def test_a_fetch_has_a_deadline(tmp_path: Path):
+    with pytest.raises(UnreachableError, match=r"within 0\.01 s"):
+        fetch_wheels(tmp_path, REQUIREMENTS, "catalogues", print, seconds=0.01)
+
+
+def test_an_unknown_corpus_gets_the_nearest_names(tmp_path: Path):
+    with pytest.raises(DataError, match=r"no corpus 'catalogs'; did you mean catalogues\?"):
+        prepare(TextSettings(corpus="catalogs"), tmp_path, print)
+
+
+def test_a_hub_set_that_cannot_be_read_says_what_to_do(tmp_path: Path):
+    with pytest.raises(DataError, match=r"nobody/nothing could not be read from the hub .* set text.corpus=catalogues"):
+        prepare(TextSettings(corpus="nobody/nothing"), tmp_path, print)
+
+
+@pytest.mark.parametrize("name", ["catalogs", "Helsinki-NLP/opus-100", "/a/folder"])
+def test_a_set_that_is_no_catalogue_is_not_read_as_one(name: str, tmp_path: Path):
+    with pytest.raises(DataError, match=f"{name}' is not a corpus of catalogues"):
+        read_corpus(name, tmp_path, print)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,69 @@
+"""The vocabulary has the requested size, loses no text, and is the same every time."""
+
+from __future__ import annotations
+
+from unicodedata import normalize
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.data.text.cleaning import Sentences
+from suite.data.text.text import TextData
+from suite.data.text.tokenizer import encode_all, language_token, smallest_vocabulary, train_tokenizer
+from suite.errors import SettingError
+
+
+@pytest.mark.parametrize("vocabulary", [600, 2000])
+def test_the_vocabulary_has_exactly_the_entries_asked_for(sentences: Sentences, vocabulary: int):
+    tokenizer = train_tokenizer(sentences, vocabulary)
+    assert len(tokenizer) == vocabulary
+    assert sorted(tokenizer.get_vocab().values()) == list(range(vocabulary))
+    assert tokenizer.get_vocab() == train_tokenizer(sentences, vocabulary).get_vocab()
+
+
+def test_special_ids(data: TextData):
+    tokenizer = data.tokenizer
+    assert tokenizer.convert_tokens_to_ids(["<pad>", "<unk>", "<s>", "</s>"]) == [0, 1, 2, 3]
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 2, 3)
+    ids = [data.language_id(language) for language in data.languages]
+    assert len({*ids, data.english_id}) == len(data.languages) + 1
+    assert tokenizer.convert_ids_to_tokens(data.english_id) == language_token("en") == "<2en>"
+    assert data.tokenizer.tokenize("<2pt_BR> x")[0] == "<2pt_BR>"
+
+
+def test_text_comes_back_from_its_ids(data: TextData):
+    rows = data.splits["valid"]
+    for column in ("english_text", "translation_text"):
+        texts = list(rows[column])
+        assert len(texts) > 500
+        ids = encode_all(data.tokenizer, texts)
+        assert ids == list(rows[column.removesuffix("_text")])
+        assert data.tokenizer.batch_decode(ids) == texts
+
+
+def test_what_comes_back_is_nfkc(data: TextData):
+    assert data.tokenizer.decode(encode_all(data.tokenizer, ["\ufb01ne \u2460 \uff21"])[0]) == "fine 1 A"
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20))
+def test_unseen_characters_come_back_too(data: TextData, text: str):
+    text = normalize("NFKC", " ".join(text.split()))
+    if not text or "\u2581" in text or " " in text:  # the mark of a space, and what NFKC makes spaces of
+        return
+    ids = encode_all(data.tokenizer, [text])[0]
+    assert data.tokenizer.unk_token_id not in ids
+    assert data.tokenizer.decode(ids) == text
+
+
+def test_a_vocabulary_that_is_too_small_says_how_large(sentences: Sentences):
+    needed = smallest_vocabulary(len(sentences) + 1)
+    with pytest.raises(SettingError, match=f"is {needed - 1}, .* set text.vocabulary={needed} or more"):
+        train_tokenizer(sentences, needed - 1)
+    assert len(train_tokenizer(sentences, needed)) == needed
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_says_how_large():
+    few = {"de": [("Save the file", "Datei sichern"), ("Open", "Öffnen")]}
+    with pytest.raises(SettingError, match=r"gives only \d+ entries"):
+        train_tokenizer(few, 1000)

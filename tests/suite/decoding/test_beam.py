@@ -1,0 +1,132 @@
+"""The search against all sequences there are, against greedy decoding, and in company."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suite.decoding.beam import Beam, search
+from suite.errors import NumbersError
+
+END = 1
+
+
+class Scorer:
+    """Logits that depend on the whole text so far and on the sentence, as a model's do; any text has its own."""
+
+    def __init__(self, seeds, words, sharp=2.0):
+        self.seeds, self.words, self.sharp = list(seeds), words, sharp
+        self.texts = [[()] for _ in self.seeds]
+
+    def of(self, seed, text):
+        generator = torch.Generator().manual_seed(hash((seed, text)) % 2**31)
+        return torch.randn(self.words, generator=generator) * self.sharp
+
+    def logits(self):
+        return torch.stack(
+            [self.of(seed, text) for seed, row in zip(self.seeds, self.texts, strict=True) for text in row]
+        )
+
+    def extend(self, move):
+        kept = move.kept.tolist()
+        self.seeds = [self.seeds[at] for at in kept]
+        self.texts = [
+            [(*self.texts[at][parent], token) for parent, token in zip(*row, strict=True)]
+            for at, row in zip(kept, zip(move.parents.tolist(), move.tokens.tolist(), strict=True), strict=True)
+        ]
+        return self.logits()
+
+    def log_probability(self, seed, text):
+        return sum(
+            float(self.of(seed, text[:at]).log_softmax(-1)[word]) for at, word in enumerate(text)
+        )  # fmt: skip
+
+
+def decoded(seeds, words, limits, size, penalty=0.6):
+    scorer = Scorer(seeds, words)
+    beam = Beam(limits, size, END, penalty)
+    search(beam, scorer.logits(), scorer.extend)
+    return beam
+
+
+def every_text(words, limit):
+    """Every text that a search may return: with its end mark, or as long as is allowed without one."""
+    plain = [word for word in range(words) if word != END]
+    for length in range(limit):
+        yield from ((*text, END) for text in itertools.product(plain, repeat=length))
+    yield from itertools.product(plain, repeat=limit)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=3), st.integers(2, 4), st.data())
+def test_a_wide_beam_finds_the_best_of_all_texts(seeds, words, data):
+    limits = [data.draw(st.integers(1, 4)) for _ in seeds]
+    penalty = data.draw(st.sampled_from([0.0, 0.6, 1.0, 2.0]))
+    beam = decoded(seeds, words, limits, words**4, penalty)
+    for seed, limit, result, score in zip(seeds, limits, beam.results, beam.scores, strict=True):
+        scorer = Scorer([], words)
+        found = {
+            text: scorer.log_probability(seed, text) / ((5 + len(text)) / 6) ** penalty
+            for text in every_text(words, limit)
+        }
+        best = max(found, key=found.__getitem__)
+        assert score == pytest.approx(found[best], abs=1e-4)
+        assert tuple(result) == (best[:-1] if best[-1] == END else best)
+
+
+def by_hand(seed, words, limit, size, penalty):
+    """The search as one would write it for one sentence, without an end before its time."""
+    scorer, live, ended = Scorer([], words), [((), 0.0)], []
+    for length in range(1, limit + 1):
+        grown = [
+            ((*text, word), score + float(scorer.of(seed, text).log_softmax(-1)[word]))
+            for text, score in live
+            for word in range(words)
+        ]
+        best = sorted(grown, key=lambda one: -one[1])[:size]
+        over = [one for one in best if one[0][-1] == END or length == limit]
+        ended += over
+        live = [one for one in best if one not in over]
+    text, score = max(ended, key=lambda one: one[1] / ((5 + len(one[0])) / 6) ** penalty)
+    return list(text[:-1] if text[-1] == END else text), score / ((5 + len(text)) / 6) ** penalty
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 10_000), min_size=1, max_size=4), st.integers(2, 6), st.integers(1, 4),
+    st.sampled_from([0.0, 0.6, 1.0]), st.data(),
+)  # fmt: skip
+def test_a_narrow_beam_in_company_is_the_one_written_by_hand(seeds, words, size, penalty, data):
+    limits = [data.draw(st.integers(1, 7)) for _ in seeds]
+    beam = decoded(seeds, words, limits, size, penalty)
+    for place, seed in enumerate(seeds):
+        result, score = by_hand(seed, words, limits[place], size, penalty)
+        assert beam.scores[place] == pytest.approx(score, abs=1e-4)
+        assert beam.results[place] == result
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=4), st.integers(2, 6), st.integers(1, 8))
+def test_a_beam_of_one_is_greedy(seeds, words, limit):
+    beam = decoded(seeds, words, [limit] * len(seeds), 1)
+    for seed, result in zip(seeds, beam.results, strict=True):
+        scorer, text = Scorer([], words), ()
+        while len(text) < limit and END not in text:
+            text = (*text, int(scorer.of(seed, text).argmax()))
+        assert result == [word for word in text if word != END]
+
+
+def test_a_done_sentence_leaves_the_batch():
+    beam = Beam([5, 5], 1, END)
+    ends, goes_on = torch.tensor([0.0, 9.0, 0.0]), torch.tensor([0.0, 0.0, 9.0])
+    move = beam.advance(torch.stack((ends, goes_on)))
+    assert (move.kept.tolist(), move.parents.tolist(), move.tokens.tolist()) == ([1], [[0]], [[2]])
+    assert beam.advance(ends[None]).finished
+    assert beam.results == [[], [2]]
+
+
+def test_logits_that_are_no_numbers_are_told():
+    with pytest.raises(NumbersError, match="not all numbers"):
+        Beam([5], 2, END).advance(torch.tensor([[0.0, math.nan]]))

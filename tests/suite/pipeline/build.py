@@ -1,0 +1,111 @@
+"""Stands up the real parts of a pipeline in the processes of a test."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from launch.worker.engine import make_links
+from suite.pipeline.model.layers import materialize, ties_of
+from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
+from suite.pipeline.model.ties import TiedParameters, find_ties
+from suite.pipeline.model.topology import RankCoord, make_groups
+from suite.pipeline.planning.partition import cell_ranges, partition
+from suite.pipeline.runtime.executor import Executor
+from suite.pipeline.runtime.p2p import Deadline
+from suite.pipeline.runtime.skip import call, communicating_pairs, find_skips
+from suite.pipeline.runtime.stage import Stage
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
+
+CPU = torch.device("cpu")
+
+
+def join(rank: int, world: int, rendezvous: str, threads: int = 1) -> None:
+    torch.set_num_threads(threads)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world)
+
+
+def parameters_of(layer: nn.Module) -> float:
+    """A weight for the partition, any will do."""
+    return float(sum(p.numel() for p in layer.parameters()) or 1)
+
+
+def build(
+    coord: RankCoord,
+    layers: list[nn.Module],
+    loss: nn.Module,
+    schedule_config,
+    seed: int = 7,
+    deadline: float = 60.0,
+    cells=None,
+):
+    """Returns (executor, ties, parameters, groups) of this worker, weights equalised; a remat stands for fill-drain."""
+    schedule_config = (
+        schedule_config
+        if isinstance(schedule_config, ScheduleConfig)
+        else ScheduleConfig("fill_drain", (MAX_LIVE_GRAPHS[schedule_config],))
+    )
+    count = coord.stages * schedule_config.virtual_stages
+    cells = cells or cell_ranges(partition([parameters_of(layer) for layer in layers], count), len(layers))
+    groups = make_groups(coord, deadline, communicating_pairs(find_skips(layers), cells, coord.stages))
+    mine, loss = cells[coord.stage :: coord.stages], loss if coord.is_last else None
+    stage = Stage(layers, mine, loss, CPU, "fp32", seed, schedule_config.defers_weight_grads)
+    ways = make_links(coord, layers, cells, groups, CPU, Deadline(deadline))
+    named = {
+        (index, name): parameter
+        for index, layer in zip(stage.indices, stage.layers, strict=True)
+        for name, parameter in layer.named_parameters()
+    }
+    ties = TiedParameters(find_ties(layers, cells, coord.stages), coord, named, deadline)
+    ties.broadcast_owner()
+    return Executor(coord, stage, ways, schedule_config), ties, named, groups
+
+
+def mini_batch(tensors, labels, micro_batches, replica=0, replicas=1, total=None) -> MiniBatch:
+    """Cuts a mini-batch into R*M micro-batches, or ``total``, and returns one replica's: M, or what is left of them."""
+    total = total or micro_batches * replicas
+    inputs, targets = split([tensors], total), split([labels], total)
+    mine = slice(replica * micro_batches, (replica + 1) * micro_batches)
+    return MiniBatch(inputs[mine], targets[mine], float((labels != 0).sum()), replica * micro_batches)
+
+
+def whole(layers: list[nn.Module], seed: int = 7) -> list[nn.Module]:
+    """Returns the model's layers as they begin, tied parameters truly shared."""
+    made = [materialize(layer, initial_seed(seed, index), CPU) for index, layer in enumerate(layers)]
+    owners: dict[str, nn.Parameter] = {}
+    for layer in made:
+        for name, tie in ties_of(layer).items():
+            module, _, attribute = name.rpartition(".")
+            holder = layer.get_submodule(module)
+            if tie in owners:
+                setattr(holder, attribute, owners[tie])
+            owners.setdefault(tie, getattr(holder, attribute))
+    return made
+
+
+def run(made: list[nn.Module], inputs, step: int, micro_batch: int, seed: int = 7):
+    """Passes one micro-batch through all layers."""
+    tensors, stash = inputs, {}
+    for index, layer in enumerate(made):
+        set_seed(layer_seed(seed, step, micro_batch, index), CPU)
+        tensors = call(layer, tensors, stash)
+    return tensors
+
+
+def unpartitioned(layers: list[nn.Module], loss: nn.Module, batch: MiniBatch, step: int, seed: int = 7):
+    """The same model as one module with truly shared parameters, differentiated as a whole by autograd.
+
+    Returns (objective, {(layer, name): gradient}) for owned parameters.
+    """
+    made = whole(layers, seed)
+    total = torch.zeros((), dtype=next(made[-1].parameters()).dtype)
+    for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
+        total = total + loss(*run(made, inputs, step, batch.offset + i, seed), *targets)[0]
+    (total / batch.weight).backward()
+    gradients = {
+        (index, name): torch.zeros_like(p) if p.grad is None else p.grad
+        for index, layer in enumerate(made)
+        for name, p in layer.named_parameters()
+    }
+    return total.item(), gradients

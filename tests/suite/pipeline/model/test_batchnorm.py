@@ -1,0 +1,266 @@
+"""BatchNorm over micro-batches: gradients of each, moving averages of all; whatever K, M, remat, R and raggedness."""
+
+import itertools
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import nn
+
+from launch.backends.processes import run_processes
+from launch.worker.engine import assemble
+from models import amoebanet
+from suite.errors import SettingError
+from suite.pipeline.model.batchnorm import MicroBatchNorm, RunningStats, by_micro_batch, merge
+from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.executor import LossSums
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
+from suite.settings import OptimizerSettings
+from tests.suite.pipeline.build import CPU, build, join, run, unpartitioned, whole
+from tests.suite.pipeline.skipping import SumOfErrors, skipping_batch, skipping_layers
+
+EXAMPLES = 7  # ragged for M = 2, 4, 5
+MICRO_BATCHES = (1, 2, 4, 5)
+REMATS = ("always", "except_last", "never")
+SMALL = amoebanet.AmoebaNetShape(3, 8, classes=3, channels=2, stem="small")
+
+
+def amoeba_layers():
+    with torch.device("meta"):
+        return [layer.double() for layer in amoebanet.layers(SMALL)]
+
+
+def skips_layers():
+    return skipping_layers(torch.float64)
+
+
+def images(seed, size):
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.randn(EXAMPLES, 2, size, size, generator=generator, dtype=torch.float64) * 2 + 1
+    return found, torch.randint(0, 3, (EXAMPLES,), generator=generator)
+
+
+MODELS = {
+    "skips": (skips_layers, lambda seed: skipping_batch(EXAMPLES, seed, torch.float64)),
+    "amoebanet": (amoeba_layers, lambda seed: images(seed, 5)),  # odd sizes: 5, 3, 2
+}
+
+
+def mini_batch(model, seed, micro_batches):
+    inputs, labels = MODELS[model][1](seed)
+    return MiniBatch(split([inputs], micro_batches), split([labels], micro_batches), float(len(labels)))
+
+
+def all_values(layers, batch, step):
+    """Returns what each BatchNorm of the whole model saw in all micro-batches: {(layer, name): (values, channels)}."""
+    made, seen = whole(layers), {}
+    for index, layer in enumerate(made):
+        for name, module in layer.named_modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.register_forward_pre_hook(
+                    lambda _, given, key=(index, name): seen.setdefault(key, []).append(given[0].detach())
+                )
+    for i, inputs in enumerate(batch.inputs):
+        run(made, inputs, step, batch.offset + i)
+    return {key: torch.cat([x.transpose(0, 1).flatten(1).T for x in parts]) for key, parts in seen.items()}
+
+
+def norms(stage):
+    return {
+        (index, name): module
+        for index, layer in zip(stage.indices, stage.layers, strict=True)
+        for name, module in layer.named_modules()
+        if isinstance(module, MicroBatchNorm)
+    }
+
+
+def compare(rank: int, world: int, rendezvous: str, model: str, virtual_stages: int):
+    """Returns, for each case, the largest difference of each gradient and of each moving average."""
+    join(rank, world, rendezvous)
+    layers, loss = MODELS[model][0](), SumOfErrors()
+    schedule = "fill_drain" if virtual_stages == 1 else "interleaved"
+    executor, _, named, _ = build(
+        RankCoord(rank, world, 1), layers, loss, ScheduleConfig(schedule, (1,), virtual_stages)
+    )
+    found = []
+    for step, (micro_batches, remat) in enumerate(itertools.product(MICRO_BATCHES, REMATS)):
+        batch = mini_batch(model, step, micro_batches)
+        executor.schedule_config = ScheduleConfig(schedule, (MAX_LIVE_GRAPHS[remat],), virtual_stages)
+        for parameter in named.values():
+            parameter.grad = None
+        before = {key: (n.running_mean.clone(), n.running_var.clone()) for key, n in norms(executor.stage).items()}
+        sums = executor.train(batch, step)
+        executor.stage.running_stats.update(applied=True)
+        objective, expected = unpartitioned(layers, loss, batch, step)
+        case = (micro_batches, remat)
+        for key, parameter in named.items():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            scale = max(1.0, float(expected[key].abs().max()))
+            found.append((*case, key, float((gradient - expected[key]).abs().max()) / scale))
+        seen = all_values(layers, batch, step)
+        for key, norm in norms(executor.stage).items():
+            for average, old, wanted in zip(
+                (norm.running_mean, norm.running_var), before[key], (seen[key].mean(0), seen[key].var(0)), strict=True
+            ):
+                moved = old + norm.momentum * (wanted - old)
+                found.append((*case, (*key, "average"), float((average - moved).abs().max())))
+        if executor.coord.is_last:
+            found.append((*case, "objective", abs(sums.objective - objective) / objective))
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_gradients_and_averages_equal_the_unpartitioned_model(stages, model):
+    check(stages, model, 1)
+
+
+@pytest.mark.parametrize("virtual_stages", [2, 3])
+def test_so_do_those_of_stages_of_several_cells(virtual_stages):
+    """Skips of AmoebaNet go from a stage's cell to its next: they stay on the device."""
+    check(2, "amoebanet", virtual_stages)
+
+
+def check(stages, model, virtual_stages):
+    found = [case for results in run_processes(compare, stages, model, virtual_stages) for case in results]
+    layers = MODELS[model][0]()
+    each = sum(1 for layer in layers for _ in layer.parameters()) + 1
+    each += 2 * sum(isinstance(module, nn.BatchNorm2d) for layer in layers for module in layer.modules())
+    assert len(found) == each * len(MICRO_BATCHES) * len(REMATS)
+    wrong = [case for case in found if not case[-1] <= 1e-11]
+    assert not wrong, wrong[:5]
+    moved = {str(case[2]) for case in found if "average" in str(case[2])}
+    assert len(moved) == sum(isinstance(m, nn.BatchNorm2d) for layer in layers for m in layer.modules())
+
+
+def evaluated(rank: int, world: int, rendezvous: str, model: str):
+    """Returns (objective, hits) of an evaluation at each M, after three steps that moved the averages."""
+    join(rank, world, rendezvous)
+    executor, _, named, _ = build(RankCoord(rank, world, 1), MODELS[model][0](), SumOfErrors(), "except_last")
+    for step in range(3):
+        executor.train(mini_batch(model, step, 4), step)
+        with torch.no_grad():
+            for parameter in named.values():
+                parameter -= 0.1 * (parameter.grad if parameter.grad is not None else 0)
+                parameter.grad = None
+        executor.stage.running_stats.update(applied=True)
+    found = [executor.evaluate(mini_batch(model, 9, m)) for m in MICRO_BATCHES]
+    assert all(norm.recorded == {} for norm in norms(executor.stage).values())
+    return [(sums.objective, sums.metric) for sums in found] if executor.coord.is_last else None
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_evaluation_has_the_same_bits_at_every_k_and_the_same_hits_at_every_m(model):
+    found = [run_processes(evaluated, stages, model)[-1] for stages in (1, 2, 3)]
+    assert found[0] == found[1] == found[2]
+    objectives, hits = zip(*found[0], strict=True)
+    assert len(set(hits)) == 1
+    assert max(objectives) == pytest.approx(min(objectives), rel=1e-12)
+    assert objectives[0] > 0
+
+
+@given(st.integers(1, 6), st.integers(0, 1000), st.sampled_from([0.0, 1e6, -1e8]))
+def test_merging_is_as_exact_as_all_values_at_once(parts, seed, offset):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 9, (parts,), generator=generator).tolist()
+    values = [torch.randn(size, 3, generator=generator, dtype=torch.float64) + offset for size in sizes]
+    each = [(len(v), v.mean(0), (v - v.mean(0)).square().sum(0)) for v in values]
+    counts, means, sums = zip(*each, strict=True)
+    total, mean, squares = merge(counts, torch.stack(means), torch.stack(sums))
+    whole_of_it = torch.cat(values)
+    assert total == len(whole_of_it)
+    torch.testing.assert_close(mean, whole_of_it.mean(0), rtol=1e-12, atol=1e-12)
+    # a variance as E[x^2] - E[x]^2 would have no digit right at an offset of 1e8
+    torch.testing.assert_close(
+        squares, (whole_of_it - whole_of_it.mean(0)).square().sum(0), rtol=1e-6, atol=1e-9 + abs(offset) * 1e-14
+    )
+
+
+def test_a_mini_batch_that_is_not_applied_leaves_the_averages_and_is_forgotten():
+    layer = by_micro_batch(nn.Sequential(nn.BatchNorm2d(2)))
+    averages, norm = RunningStats(layer), layer[0]
+    for value, applied in ((100.0, False), (2.0, True)):
+        for i in range(2):
+            averages.begin(i)
+            layer(torch.full((1, 2, 1, 2), value))
+        averages.update(applied)
+        assert norm.recorded == {}
+    assert norm.running_mean.tolist() == pytest.approx([0.2, 0.2])
+
+
+def updated(rank: int, world: int, rendezvous: str):
+    """Returns whether the averages moved in a step that is applied, and in one whose loss is not finite."""
+    join(rank, world, rendezvous)
+    coord = RankCoord(rank, world, 1)
+    layers = skips_layers()
+    cells = [range(3), range(3, 6)]
+    engine = assemble(coord, layers, SumOfErrors(), cells, CPU, ScheduleConfig(), OptimizerSettings(), seed=7)
+    moved = []
+    for step, factor in enumerate((1.0, math.inf)):
+        before = {key: norm.running_mean.clone() for key, norm in norms(engine.executor.stage).items()}
+        batch = mini_batch("skips", step, 4)
+        sums = engine.executor.train(batch, step)
+        outcome = engine.optimizer.update(LossSums(sums.objective * factor, sums.metric), step)
+        assert outcome.applied == math.isfinite(factor)
+        after = norms(engine.executor.stage)
+        moved.append({not norm.running_mean.equal(before[key]) for key, norm in after.items()})
+        assert all(norm.recorded == {} for norm in after.values())
+    return moved
+
+
+def test_averages_move_with_the_update_and_not_without_it():
+    assert run_processes(updated, 2) == [[{True}, {False}]] * 2
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.BatchNorm2d(3, momentum=None), nn.BatchNorm3d(3)])
+def test_a_norm_that_cannot_be_kept_over_micro_batches_is_refused(norm):
+    with pytest.raises(SettingError, match="does not work with micro-batches; use BatchNorm2d"):
+        by_micro_batch(nn.Sequential(norm))
+
+
+def test_evaluation_uses_the_averages_and_notes_nothing():
+    layer = by_micro_batch(nn.Sequential(nn.BatchNorm2d(2, eps=0.0))).eval()
+    layer[0].running_mean.fill_(1.0)
+    layer[0].running_var.fill_(4.0)
+    assert layer(torch.full((1, 2, 1, 1), 5.0)).flatten().tolist() == [2.0, 2.0]
+    assert layer[0].recorded == {}
+
+
+def replicas(rank: int, world: int, rendezvous: str, over: bool, first: int):
+    """Runs one step of two replicas of two stages, the ``first`` of five micro-batches on the first replica and the
+    rest on the other; returns this stage's averages after it."""
+    join(rank, world, rendezvous)
+    coord = RankCoord(rank, 2, 2)
+    executor, _, _, groups = build(coord, skips_layers(), SumOfErrors(), "always")
+    everything = mini_batch("skips", 3, 5)
+    mine = slice(0, first) if coord.replica == 0 else slice(first, 5)
+    batch = MiniBatch(everything.inputs[mine], everything.targets[mine], everything.weight, first * coord.replica)
+    executor.train(batch, 3)
+    executor.stage.running_stats.update(True, groups.replicas if over else None)
+    return {key: (n.running_mean.tolist(), n.running_var.tolist()) for key, n in norms(executor.stage).items()}
+
+
+@pytest.mark.parametrize("first", [3, 5])
+def test_averages_over_replicas_are_those_of_the_whole_mini_batch(first):
+    layers, everything = skips_layers(), mini_batch("skips", 3, 5)
+    seen = all_values(layers, everything, 3)
+    found = run_processes(replicas, 4, True, first)
+    for first, second in ((0, 2), (1, 3)):
+        assert found[first].keys() == found[second].keys()
+        for key, averages in found[first].items():
+            wanted = (0.3 * seen[key].mean(0), 0.7 + 0.3 * seen[key].var(0))
+            for own, other, value in zip(averages, found[second][key], wanted, strict=True):
+                assert own == other
+                assert own == pytest.approx(value.tolist(), rel=1e-11, abs=1e-11)
+
+
+@pytest.mark.parametrize("first", [3, 5])
+def test_averages_of_each_replica_are_those_of_its_own_share(first):
+    alone = run_processes(replicas, 4, False, first)
+    assert all(mean != alone[2][key][0] for key, (mean, _) in alone[0].items())
+    if first == 5:  # the other replica saw nothing: its averages are those it began with
+        assert all(set(mean) == {0.0} and set(variance) == {1.0} for mean, variance in alone[2].values())

@@ -1,0 +1,38 @@
+"""How a mini-batch is cut."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.errors import SettingError
+from suite.pipeline.model.microbatch import sizes, split
+
+
+@given(st.integers(1, 200), st.integers(1, 50))
+def test_sizes_cover_the_mini_batch_evenly_and_none_is_empty(examples, micro_batches):
+    parts = sizes(examples, micro_batches)
+    assert sum(parts) == examples
+    assert len(parts) == min(examples, micro_batches)
+    assert parts == sorted(parts, reverse=True)
+    assert min(parts) >= 1
+    assert max(parts) - min(parts) <= 1
+
+
+def test_split_keeps_order_and_pairs_up():
+    ids, labels = torch.arange(20).view(10, 2), torch.arange(10)
+    parts = split([ids, labels], 4)
+    assert [len(part[1]) for part in parts] == [3, 3, 2, 2]
+    assert torch.equal(torch.cat([part[0] for part in parts]), ids)
+    assert all(torch.equal(part[0][:, 0], part[1] * 2) for part in parts)
+
+
+@pytest.mark.parametrize(("examples", "micro_batches"), [(0, 2), (2, 0)])
+def test_nothing_cannot_be_cut(examples, micro_batches):
+    with pytest.raises(SettingError, match=f"cannot cut {examples} examples into {micro_batches}"):
+        sizes(examples, micro_batches)
+
+
+def test_tensors_of_different_sizes_are_refused():
+    with pytest.raises(SettingError, match=r"disagree on its size: \[2, 3\]"):
+        split([torch.zeros(2), torch.zeros(3)], 2)

@@ -1,0 +1,69 @@
+"""Layer costs are checked as a whole: every fault is told at once."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from suite.errors import SettingError
+from suite.pipeline.planning.costs import LayerCost, SkipInput, check_costs
+
+GOOD = LayerCost(
+    forward_s=1.0,
+    recompute_s=1.5,
+    backward_s=2.0,
+    update_s=0.5,
+    parameters=3,
+    boundary_bytes=4,
+    gradient_bytes=4,
+    activation_bytes=5,
+    forward_peak_bytes=6,
+    graph_peak_bytes=7,
+    backward_peak_bytes=8,
+    update_peak_bytes=9,
+)
+ZERO = LayerCost(*[0.0] * 4, *[0] * 8)
+
+
+def test_whole_costs_pass_and_zero_is_a_cost():
+    check_costs([GOOD, ZERO, GOOD], 3)
+    check_costs([], 0)
+
+
+def test_the_seconds_of_a_layer_leave_out_its_update():
+    assert GOOD.seconds == 4.5
+
+
+def test_all_faults_are_told_in_one_sentence():
+    bad = replace(GOOD, forward_s=-1.0, backward_s=math.nan, parameters=-7)
+    endless = replace(GOOD, update_s=math.inf)
+    with pytest.raises(SettingError) as caught:
+        check_costs([bad, None, GOOD, endless], 5)
+    message = str(caught.value)
+    assert "costs of 4 layers, the model has 5" in message
+    assert "layer 0 has forward_s = -1.0, backward_s = nan, parameters = -7" in message
+    assert "layer 1 has no cost" in message
+    assert "layer 3 has update_s = inf" in message
+    assert "layer 2" not in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", [name for name in LayerCost.__dataclass_fields__ if name != "skip_inputs"])
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf])
+def test_each_number_is_checked(name, value):
+    with pytest.raises(SettingError, match=f"layer 1 has {name} = {value}; measure"):
+        check_costs([GOOD, replace(GOOD, **{name: value})], 2)
+
+
+@pytest.mark.parametrize(
+    ("popped", "fault"),
+    [
+        (SkipInput(1, -5, 0, False), "layer 1 has pops 0, bytes = -5"),
+        (SkipInput(2, 5, 5, False), "layer 1 pops skips that were stashed 2 layers before it"),
+        (SkipInput(0, 5, 5, False), "layer 1 pops skips that were stashed 0 layers before it"),
+    ],
+)
+def test_skips_are_checked_too(popped, fault):
+    with pytest.raises(SettingError, match=fault):
+        check_costs([GOOD, replace(GOOD, skip_inputs=(popped,))], 2)
+    check_costs([GOOD, replace(GOOD, skip_inputs=(SkipInput(1, 5, 5, True),))], 2)

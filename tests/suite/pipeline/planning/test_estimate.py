@@ -1,0 +1,371 @@
+"""Estimated layer costs: operations by hand, bytes against those measured, no memory taken; devices by name."""
+
+import resource
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from models import resnet, transformer
+from models.loss import ClassificationLoss, TranslationLoss
+from models.synthetic import SquareLoss
+from suite.errors import SettingError
+from suite.pipeline.planning import profile as profiling
+from suite.pipeline.planning.costs import LayerCost, check_costs
+from suite.pipeline.planning.devices import DEVICES, Device, find_device
+from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.op_cost import OpCostMode
+from suite.pipeline.planning.profile import MicroBatch, Sample, profile
+from suite.pipeline.planning.simulate import Link
+from suite.settings import OptimizerSettings
+from suite.training.optimizer import single_device_update
+from tests.suite.pipeline.freezing import FREEZES, freeze
+from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
+
+INFINITY = float("inf")
+PRODUCTS = Device("counts products", 1 << 34, fp32=2.0, bf16=4.0, bandwidth=INFINITY, link=1.0, efficiency=0.5)
+TRAFFIC = replace(PRODUCTS, name="counts traffic", fp32=INFINITY, bf16=INFINITY, bandwidth=1.0)
+ADAMW, BF16 = OptimizerSettings(), OptimizerSettings(precision="bf16")
+
+SIZES = (
+    "parameters",
+    "boundary_bytes",
+    "gradient_bytes",
+    "activation_bytes",
+    "forward_peak_bytes",
+    "graph_peak_bytes",
+    "backward_peak_bytes",
+)
+
+
+class Product(nn.Module):
+    """x (rows, inputs) -> (rows, outputs); counts how often any of its kind is run."""
+
+    runs = 0
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        Product.runs += 1
+        return F.linear(x, self.weight)
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+
+class Through(nn.Module):
+    """Hands on what it takes; ends a list whose last layer should not count."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+def on_meta(make):
+    with torch.device("meta"):
+        return make()
+
+
+def rows(count, width):
+    return MicroBatch((torch.zeros(count, width),), (torch.zeros(1),))
+
+
+def estimated(make, loss, data, device=PRODUCTS, optimizer=ADAMW):
+    costs = estimate(on_meta(make), loss, data, device, optimizer)
+    check_costs(costs, len(costs))
+    return costs
+
+
+def measured(make, loss, data, monkeypatch, optimizer=ADAMW):
+    monkeypatch.setattr(profiling, "SECONDS_A_LAYER", 0.0)
+    return profile(
+        on_meta(make), loss, Sample(data, data), torch.device("cpu"), optimizer.precision,
+        lambda module: single_device_update(module, optimizer),
+    )  # fmt: skip
+
+
+def sizes(cost: LayerCost, names=SIZES):
+    return {name: getattr(cost, name) for name in names}
+
+
+def test_the_operations_of_a_product():
+    """2 each element's factors; the backward makes two products, but of the first layer's inputs needs no gradient."""
+    first, second, _ = estimated(lambda: [Product(3, 5), Product(5, 7), Through()], SquareLoss(), rows(11, 3))
+    once = 2 * 11 * 3 * 5
+    assert (first.forward_s, first.recompute_s, first.backward_s) == (once, once, once)
+    once = 2 * 11 * 5 * 7
+    assert (second.forward_s, second.recompute_s, second.backward_s) == (once, once, 2 * once)
+    assert second.update_s == 0
+
+
+def test_bf16_halves_the_time_of_products():
+    def make():
+        return [Product(4, 4), Product(4, 4), Through()]
+
+    _, slow, _ = estimated(make, SquareLoss(), rows(8, 4))
+    _, fast, _ = estimated(make, SquareLoss(), rows(8, 4), optimizer=BF16)
+    assert [fast.forward_s, fast.recompute_s, fast.backward_s] == [
+        slow.forward_s / 2, slow.recompute_s / 2, slow.backward_s / 2
+    ]  # fmt: skip
+    assert fast.parameters == slow.parameters
+
+
+def test_a_device_attains_a_share_of_its_peak():
+    def seconds(device):
+        return estimated(lambda: [Product(4, 4), Through()], SquareLoss(), rows(8, 4), device)[0].forward_s
+
+    assert seconds(replace(PRODUCTS, efficiency=1.0)) == seconds(PRODUCTS) / 2
+
+
+def test_where_traffic_is_what_counts():
+    """Read x and the weight, write y; all in fp32. The update moves its bytes for each parameter."""
+    first, _, last = estimated(lambda: [Product(3, 5), Through(), Through()], SquareLoss(), rows(11, 3), TRAFFIC)
+    assert first.forward_s == 4 * (11 * 3 + 3 * 5 + 11 * 5)
+    assert first.update_s == 32 * 15
+    assert last.update_s == 0
+    adafactor = OptimizerSettings(name="adafactor")
+    assert estimated(lambda: [Product(3, 5)], SquareLoss(), rows(11, 3), TRAFFIC, adafactor)[0].update_s == 36 * 15
+
+
+def test_an_operator_takes_its_products_or_its_traffic_whichever_is_longer():
+    products, traffic = 2 * 11 * 3 * 5, 4 * (11 * 3 + 3 * 5 + 11 * 5)
+    for bandwidth in (0.5, 1.0, 2.0):
+        device = replace(PRODUCTS, bandwidth=bandwidth)
+        first, _ = estimated(lambda: [Product(3, 5), Through()], SquareLoss(), rows(11, 3), device)
+        assert first.forward_s == max(products, traffic / bandwidth)
+
+
+def test_the_operations_of_an_encoder_layer():
+    """Projections, and attention: two products of (time, 64) a head forward, five backward (one made again)."""
+    batch, time, width, heads, hidden = 3, 8, 32, 2, 48
+    shape = transformer.TransformerShape(1, width, hidden, heads, vocabulary=50)
+    ids = torch.ones(batch, time, dtype=torch.int64)
+    costs = estimated(lambda: transformer.layers(shape), TranslationLoss(0.1), MicroBatch((ids, ids), (ids,)))
+    across = 64 * heads
+    linear = 2 * batch * time * (width * 3 * across + across * width + 2 * width * hidden)
+    product = 2 * batch * heads * time * time * 64
+    encoder = costs[1]
+    assert encoder.forward_s == encoder.recompute_s == linear + 2 * product
+    assert encoder.backward_s == 2 * linear + 5 * product
+
+
+def test_the_operations_of_a_convolution():
+    """3 x 3 of 4 channels for each of 6 outputs at 8 x 8 places, all rows."""
+    images = MicroBatch((torch.zeros(2, 3, 8, 8),), (torch.zeros(2, dtype=torch.int64),))
+    stem = estimated(lambda: resnet.layers(6, 1, 10), ClassificationLoss(0.0), images)[0]
+    assert stem.forward_s == 2 * (3 * 3 * 3) * 6 * (2 * 8 * 8)
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, BF16], ids=["fp32", "bf16"])
+def test_bytes_of_transformer_layers_are_those_measured(optimizer, monkeypatch):
+    """In fp32 to the byte; under autocast the CPU's own products take room that no operator shows, and its norms keep a
+    mean and a deviation a row in fp32 where the shape inference has them in bf16."""
+    shape = transformer.TransformerShape(1, 64, 128, 2, vocabulary=100, head_width=32)
+    ids = torch.randint(4, 100, (4, 16), generator=torch.Generator().manual_seed(0))
+    args = (lambda: transformer.layers(shape), TranslationLoss(0.1), MicroBatch((ids, ids), (ids,)))
+    found, real = estimated(*args, optimizer=optimizer), measured(*args, monkeypatch, optimizer=optimizer)
+    encoder, target_embedding, decoder = 1, 2, 3
+    alive = ("parameters", "boundary_bytes", "gradient_bytes", "activation_bytes")
+    rows, norms = ids.numel(), {0: 0, encoder: 2, target_embedding: 1, decoder: 3, 4: 1}
+    if optimizer is BF16:
+        found = [
+            replace(one, activation_bytes=one.activation_bytes + rows * norms[at] * 4) for at, one in enumerate(found)
+        ]
+    for at in (encoder, target_embedding, decoder):
+        names = SIZES if optimizer is ADAMW else alive
+        assert sizes(found[at], names) == sizes(real[at], names)
+        assert found[at].update_peak_bytes == pytest.approx(real[at].update_peak_bytes, abs=64)
+        assert (
+            found[at].deferred_bytes <= real[at].deferred_bytes <= found[at].deferred_bytes + found[at].boundary_bytes
+        )
+        assert (found[at].deferred_bytes > 0) == (at != target_embedding)  # which has no matrix product
+    embedding, head = 0, 4  # the kernels of the loss take room of their own, so peaks of the head differ
+    for at in (embedding, head):
+        assert sizes(found[at], alive) == sizes(real[at], alive)
+
+
+def test_bytes_of_convolutions_are_those_measured_but_for_the_kernels_own(monkeypatch):
+    images = MicroBatch((torch.randn(4, 3, 16, 16),), (torch.zeros(4, dtype=torch.int64),))
+    args = (lambda: resnet.layers(8, 2, 10), ClassificationLoss(0.0), images)
+    for found, real in zip(estimated(*args), measured(*args, monkeypatch), strict=True):
+        alive = ("parameters", "boundary_bytes", "gradient_bytes", "activation_bytes")
+        assert sizes(found, alive) == sizes(real, alive)
+        for name in ("forward_peak_bytes", "graph_peak_bytes", "backward_peak_bytes"):
+            assert 0 < getattr(found, name) <= getattr(real, name)
+
+
+def test_bytes_of_layers_with_odd_boundaries(monkeypatch):
+    """The toy layers: ids, masks and an idle input cross with the floats."""
+    ids, labels = toy_batch(4)
+    args = (toy_layers, SumLoss(), MicroBatch((ids,), (labels,)))
+    found, real = estimated(*args), measured(*args, monkeypatch)
+    for at in range(1, len(found)):
+        names = (
+            "parameters",
+            "boundary_bytes",
+            "gradient_bytes",
+            "activation_bytes",
+            "forward_peak_bytes",
+            "backward_peak_bytes",
+        )
+        assert sizes(found[at], names) == sizes(real[at], names)
+    # x, ids, mask and the idle tensor of 4 rows, 5 places, width 6; gradients for the two of floats
+    x, idle = 4 * 5 * 6 * 4, 4 * 6 * 4
+    assert (found[1].boundary_bytes, found[1].gradient_bytes) == (x + 4 * 5 * 8 + 4 * 5 + idle, x + idle)
+
+
+@pytest.mark.parametrize("name", ["layers before one of their class", "the last layers", "weights", "biases"])
+def test_bytes_of_frozen_layers_are_those_measured(name, monkeypatch):
+    ids, labels = toy_batch(4)
+
+    def make():
+        return freeze(toy_layers(), FREEZES[name])
+
+    args = (make, SumLoss(), MicroBatch((ids,), (labels,)))
+    found, real = estimated(*args), measured(*args, monkeypatch)
+    for at, layer in enumerate(make()):
+        names = ("parameters", "frozen", "boundary_bytes", "gradient_bytes")
+        if at > 0:  # the kernels of the embedding take room of their own
+            names += ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes")
+        assert sizes(found[at], names) == sizes(real[at], names), at
+        assert found[at].frozen == sum(p.numel() for p in layer.parameters() if not p.requires_grad)
+        assert found[at].update_peak_bytes == pytest.approx(real[at].update_peak_bytes, abs=64)
+        assert (
+            found[at].deferred_bytes <= real[at].deferred_bytes <= found[at].deferred_bytes + found[at].boundary_bytes
+        )
+
+
+def test_a_frozen_layer_has_no_update_and_no_backward_of_its_weight():
+    def layers(*frozen):
+        return freeze([Product(4, 4), Product(4, 4), Product(4, 4), Through()], frozen)
+
+    args = SquareLoss(), rows(8, 4), replace(PRODUCTS, bandwidth=1e-3)
+    plain, some = (estimated(lambda made=made: layers(*made), *args) for made in ((), (0, 1)))
+    assert [cost.update_s > 0 for cost in some] == [False, False, True, False]
+    assert [cost.backward_s for cost in some[:2]] == [0, 0]
+    assert some[2].backward_s == plain[0].backward_s  # what it takes needs no gradient by now, as the first one's input
+    assert [cost.frozen for cost in some] == [16, 16, 0, 0]
+
+
+def test_equal_layers_are_estimated_once():
+    def runs(layers):
+        Product.runs = 0
+        costs = estimated(lambda: [*(Product(4, 4) for _ in range(layers)), Through()], SquareLoss(), rows(2, 4))
+        # the first takes inputs without a gradient, so it is not like the others
+        assert all(cost == costs[1] for cost in costs[1:-1])
+        assert costs[0] != costs[1]
+        return Product.runs
+
+    assert runs(3) == runs(40) > 0
+
+
+def test_a_layer_of_a_billion_parameters_takes_no_memory():
+    width = 31_623
+
+    def peak():
+        tracemalloc.start()
+        cost = estimated(lambda: [Product(width, width), Through()], SquareLoss(), rows(1, width))[0]
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return cost, most
+
+    before = resident()
+    cost, most = peak()
+    assert cost.parameters == width * width > 10**9
+    assert (
+        cost.backward_peak_bytes == 4 * width * width
+    )  # the weight's gradient, before it is added to the one that stands
+    assert most < 32 << 20
+    assert resident() - before < 256 << 20
+
+
+def resident():
+    """The most bytes of this process that were ever in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_the_meter_weighs_what_stands():
+    op_cost = OpCostMode(product_rate=1.0, bandwidth=4.0)
+    with FakeTensorMode():
+        given = torch.empty(1_000)
+        with op_cost:
+            a = given + 1
+            assert (op_cost.alive, op_cost.peak) == (4_000, 4_000)
+            b = a * 2
+            view = b.view(10, 100)  # shares its memory and costs nothing
+            assert (op_cost.alive, op_cost.peak) == (8_000, 8_000)
+            del a
+            c = b[:500] + 1
+            assert (op_cost.alive, op_cost.peak) == (6_000, 8_000)
+            c.add_(1)
+            del b
+            op_cost.settle()
+            assert (op_cost.alive, op_cost.peak) == (6_000, 6_000)  # the view still holds it
+            del view
+            op_cost.settle()
+            assert (op_cost.alive, op_cost.peak) == (2_000, 2_000)
+    # read and write: two of 1,000 numbers, then two of 500, at 4 bytes a second
+    assert op_cost.seconds == 2 * (1_000 + 1_000) + 2 * (500 + 500)
+
+
+def test_the_meter_counts_the_operations_of_products():
+    op_cost = OpCostMode(product_rate=1.0, bandwidth=INFINITY)
+    with FakeTensorMode():
+        left, right = torch.empty(5, 7, 3), torch.empty(5, 3, 2)
+        with op_cost:
+            left @ right
+            left.relu().sum()
+    assert op_cost.seconds == 2 * 5 * 7 * 3 * 2
+
+
+@pytest.mark.parametrize("name", sorted(DEVICES))
+def test_every_declared_device_is_found_by_its_name(name):
+    device = find_device(name, memory=1)
+    assert device is DEVICES[name] is find_device(name.lower(), memory=1)
+    assert device.name == name
+    assert device.memory_bytes >= 8 * 2**30
+    assert device.bf16 >= device.fp32 > 10**12
+    assert device.memory_bytes > device.process_bytes >= 0
+    assert device.bandwidth > device.link > 0
+    assert device.product_rate("fp32") == device.efficiency * device.fp32 <= device.product_rate("bf16")
+    assert device.messages == Link(device.link_latency_s, device.link)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        ("16GiB", 16 * 2**30), ("24GB", 24 * 10**9), ("24gb", 24 * 10**9), ("16 GiB", 16 * 2**30),
+        ("1.5GiB", 3 * 2**29), ("8G", 8 * 2**30),
+    ],
+)  # fmt: skip
+def test_a_size_is_the_papers_core_with_that_memory(name, memory):
+    device = find_device(name, memory=1)
+    assert device == replace(DEVICES["TPUv3"], name=device.name, memory_bytes=memory)
+    assert "TPUv3" in device.name
+
+
+def test_unknown_devices_are_told_the_nearest():
+    with pytest.raises(SettingError, match=r"no device is called 'H10'; did you mean .*H100.*such as 16GiB"):
+        find_device("H10", memory=1)
+    with pytest.raises(SettingError, match=r"'abacus'; known names: A100, .*, this or give its memory"):
+        find_device("abacus", memory=1)
+    for name in ("", "0GiB", "-1GiB", "16", "16TiB", "GiB", "A100 16GiB"):
+        with pytest.raises(SettingError, match="no device is called"):
+            find_device(name, memory=1)
+
+
+def test_this_machine_has_rates_of_its_own():
+    device = find_device("This", memory=12_345)
+    assert device.memory_bytes == 12_345
+    assert "this machine" in device.name
+    for rate in (device.fp32, device.bf16, device.bandwidth, device.link):
+        assert 10**6 < rate < 10**18
+    assert device.product_rate("fp32") == device.fp32, "what is measured is attained"

@@ -1,0 +1,326 @@
+"""The exact partition against every other cut there is, and its speed on long models."""
+
+import random
+import time
+from bisect import bisect_right
+from fractions import Fraction
+from itertools import accumulate, combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.errors import PlacementError, SettingError
+from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
+
+costs_and_stages = st.lists(st.integers(0, 20), min_size=1, max_size=9).flatmap(
+    lambda costs: st.tuples(st.just(costs), st.integers(1, len(costs)))
+)
+
+
+def loads(costs, cells):
+    return [sum(costs[i] for i in cell) for cell in cell_ranges(cells, len(costs))]
+
+
+def all_ends(layers, stages, reach=None):
+    for inner in combinations(range(1, layers), stages - 1):
+        ends = (0, *inner, layers)
+        if reach is None or all(b <= reach[a] for a, b in pairwise(ends)):
+            yield ends
+
+
+def prefix_sums(costs):
+    """Rounded once each; of whole numbers, not at all."""
+    return [float(total) for total in accumulate(map(Fraction, costs), initial=Fraction())]
+
+
+def heaviest(costs, cells):
+    before = prefix_sums(costs)
+    return max(before[b] - before[a] for a, b in pairwise(accumulate(cells, initial=0)))
+
+
+def lightest(costs, stages, reach=None):
+    """The least heaviest cell over every cut that fits, None when none does."""
+    before = prefix_sums(costs)
+    cuts = all_ends(len(costs), stages, reach)
+    return min((max(before[b] - before[a] for a, b in pairwise(ends)) for ends in cuts), default=None)
+
+
+def lightest_by_table(costs, stages, reach):
+    """The same by dynamic programming over (cells, layers), for models too long for every cut."""
+    before, nothing = list(accumulate(costs, initial=0)), float("inf")
+    best = [0, *[nothing] * len(costs)]
+    for _ in range(stages):
+        best = [
+            min((max(best[a], before[b] - before[a]) for a in range(b) if reach[a] >= b), default=nothing)
+            for b in range(len(before))
+        ]
+    return None if best[-1] == nothing else best[-1]
+
+
+def single_moves(ends, reach):
+    """Every cut that differs in one place and fits."""
+    for k in range(1, len(ends) - 1):
+        for place in range(ends[k - 1] + 1, ends[k + 1]):
+            if place <= reach[ends[k - 1]] and ends[k + 1] <= reach[place]:
+                yield [*ends[:k], place, *ends[k + 1 :]]
+
+
+def squares(before, ends):
+    return sum((before[b] - before[a]) ** 2 for a, b in pairwise(ends))
+
+
+def random_costs(draw, layers, whole):
+    if whole:
+        return [draw.randint(0, draw.choice((1, 5, 1000))) for _ in range(layers)]
+    return [draw.choice((0.0, draw.random(), draw.expovariate(1) ** 5)) for _ in range(layers)]
+
+
+def random_reach(draw, layers):
+    """Not in order, and with layers that do not fit alone."""
+    shortest, longest = draw.choice(((0, 3), (0, layers), (1, 4), (1, layers)))
+    return [min(layers, j + draw.randint(shortest, longest)) for j in range(layers)]
+
+
+def random_cases(count):
+    draw = random.Random(20)
+    for case in range(count):
+        layers = draw.randint(1, 12)
+        costs = random_costs(draw, layers, whole=case % 2 == 0)
+        reach = random_reach(draw, layers) if case % 4 >= 2 else None
+        yield costs, draw.randint(1, layers), reach
+
+
+def test_a_thousand_random_models_are_cut_as_well_as_by_trying_every_cut():
+    refused = 0
+    for costs, stages, reach in random_cases(1000):
+        best = lightest(costs, stages, reach)
+        if best is None:
+            refused += 1
+            with pytest.raises(PlacementError):
+                partition(costs, stages, reach)
+            continue
+        cells = partition(costs, stages, reach)
+        assert len(cells) == stages
+        assert reach is None or all(cell.stop <= reach[cell.start] for cell in cell_ranges(cells, len(costs)))
+        assert heaviest(costs, cells) == best, (costs, stages, reach)
+        assert max(loads(costs, cells)) == pytest.approx(best, rel=1e-12, abs=0)
+    assert 100 < refused < 400
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_longer_models_are_cut_as_well_as_by_a_table_of_all_first_layers_and_cells(seed):
+    draw = random.Random(seed)
+    costs, stages = random_costs(draw, 40, whole=True), draw.randint(2, 20)
+    reach = [min(40, j + draw.choice((0, 0, 2, 5, 20))) for j in range(40)]
+    best = lightest_by_table(costs, stages, reach)
+    if best is None:
+        with pytest.raises(PlacementError):
+            partition(costs, stages, reach)
+    else:
+        assert max(loads(costs, partition(costs, stages, reach))) == best
+
+
+def test_costs_one_rounding_apart_are_told_apart():
+    draw = random.Random(8)
+    for _ in range(1000):
+        layers = draw.randint(1, 9)
+        costs = [draw.choice((0.0, 2.0**-53, 1 + draw.randint(0, 3) * 2.0**-52)) for _ in range(layers)]
+        stages = draw.randint(1, layers)
+        assert heaviest(costs, partition(costs, stages)) == lightest(costs, stages), (costs, stages)
+
+
+def test_no_single_cut_can_be_moved_to_make_the_cells_more_even():
+    moves = 0
+    for costs, stages, reach in random_cases(1000):
+        fits = reach or [len(costs)] * len(costs)
+        if lightest(costs, stages, fits) is None:
+            continue
+        before = list(accumulate(costs, initial=0))
+        ends = list(accumulate(partition(costs, stages, reach), initial=0))
+        # The heaviest cell is the least there is, so a move that is more even cannot be one that breaks this bound.
+        for other in single_moves(ends, fits):
+            moves += 1
+            assert squares(before, other) >= squares(before, ends) * (1 - 1e-12), (costs, stages, reach, ends, other)
+    assert moves > 2000
+
+
+@given(costs_and_stages)
+def test_no_other_cut_has_a_lighter_heaviest_cell(case):
+    costs, stages = case
+    assert max(loads(costs, partition(costs, stages))) == lightest(costs, stages)
+
+
+def test_a_drawn_example():
+    assert partition([3, 1, 1, 5, 2, 2], 3) == [3, 1, 2]
+    assert partition([3, 1, 1, 5, 2, 2], 3, [3, 4, 4, 5, 6, 6]) == [3, 1, 2]
+
+
+def test_a_heavy_head_gets_a_cell_of_its_own():
+    assert partition([1] * 8 + [10], 2) == [8, 1]
+
+
+def test_the_cells_beside_a_heavy_layer_are_even():
+    assert partition([1] * 12 + [100] + [1] * 12, 5) == [6, 6, 1, 6, 6]
+
+
+def test_layers_too_light_to_change_a_running_float_sum_are_counted_all_the_same():
+    # Prefix sums this large are even numbers, so a cut may be one layer from the middle.
+    assert partition([1e16] + [1.0] * 40, 3) in ([1, 19, 21], [1, 20, 20], [1, 21, 19])
+
+
+def test_equal_layers_and_layers_without_cost_are_shared_out_evenly():
+    assert partition([1] * 12, 4) == [3, 3, 3, 3]
+    assert partition([0] * 12, 4) == [3, 3, 3, 3]
+
+
+def test_reach_moves_a_cut_to_where_the_cells_fit():
+    assert partition([1] * 8, 2) == [4, 4]
+    assert partition([1] * 8, 2, [3, *[8] * 7]) == [3, 5]
+    assert partition([1, 2, 1, 9, 1, 1, 1, 5], 3, [3, *[99] * 7]) == [3, 1, 4]
+
+
+def test_a_layer_that_does_not_fit_alone_may_share_a_cell_with_the_layer_before_it():
+    assert partition([1, 1, 1, 1], 3, [1, 3, 2, 4]) == [1, 2, 1]
+
+
+@pytest.mark.parametrize("scale", [2.0**-1060, 1e-9, 1.0, 1e300])
+def test_the_unit_of_the_costs_does_not_matter(scale):
+    costs = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    assert partition([cost * scale for cost in costs], 4) == partition(costs, 4)
+
+
+def test_whole_costs_beyond_what_a_float_counts_to_still_cut_the_same():
+    costs = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    assert partition([cost * 10**30 for cost in costs], 4) == partition(costs, 4)
+
+
+def with_one(costs, place, cost):
+    return [*costs[:place], cost, *costs[place + 1 :]]
+
+
+def long_models():
+    draw, layers = random.Random(5), 10_000
+    even = [draw.randint(900, 1100) for _ in range(layers)]
+    close = [min(layers, j + draw.randint(90, 400)) for j in range(layers)]
+    # The first layers need most of the stages, so that the others must be taken from an even share.
+    head = [min(layers, j + (8 if j < 500 else layers)) for j in range(layers)]
+    yield "even", even, None
+    yield "even, reach out of order", even, close
+    yield "even, a head that hardly fits", even, head
+    yield "one huge layer", with_one(even, 5000, 10**9), None
+    yield "one huge layer, reach out of order", with_one(even, 5000, 10**9), close
+    yield "one huge layer, a head that hardly fits", with_one(even, 9999, 10**9), head
+    yield "mostly zeros", [draw.randint(1, 9) if draw.random() < 0.01 else 0 for _ in range(layers)], close
+    yield "all zeros", [0] * layers, None
+    yield "exponential", [int(draw.expovariate(1e-9)) for _ in range(layers)], head
+    yield "exponential magnitudes", [int(2 ** draw.uniform(0, 36)) for _ in range(layers)], close
+
+
+@pytest.mark.parametrize(("costs", "reach"), [pytest.param(c, r, id=name) for name, c, r in long_models()])
+def test_cutting_takes_about_as_long_as_there_are_layers(costs, reach):
+    def took(layers):
+        near = reach and [min(layers, end) for end in reach[:layers]]
+        start = time.process_time()
+        return partition(costs[:layers], 128, near), time.process_time() - start
+
+    cells, seconds = took(10_000)
+    assert seconds < 40 * min(took(1_000)[1] for _ in range(5))  # ten times the layers; a hundred times their square
+    fits = reach or [len(costs)] * len(costs)
+    ends = [cell.stop <= fits[cell.start] for cell in cell_ranges(cells, len(costs))]
+    assert len(ends) == 128
+    assert all(ends)
+    before = list(accumulate(costs, initial=0))
+    below = max(loads(costs, cells)) - 1
+    lighter = [min(end, bisect_right(before, before[j] + below) - 1) for j, end in enumerate(fits)]
+    fewest = fewest_stages(lighter)
+    assert fewest is None or fewest > 128
+
+
+def test_the_fewest_stages_are_those_of_the_first_number_that_can_be_cut():
+    draw = random.Random(3)
+    for _ in range(300):
+        layers = draw.randint(1, 9)
+        reach = random_reach(draw, layers)
+        numbers = (k for k in range(1, layers + 1) if any(True for _ in all_ends(layers, k, reach)))
+        assert fewest_stages(reach) == next(numbers, None), reach
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(3, 4), (3, 0), (0, 1)])
+def test_more_stages_than_layers_are_refused(layers, stages):
+    with pytest.raises(SettingError, match=f"cannot cut {layers} layers into {stages} stages"):
+        partition([1.0] * layers, stages)
+
+
+def test_negative_costs_are_refused():
+    with pytest.raises(SettingError, match=r"layer 1 has -2"):
+        partition([1, -2, 3], 2)
+
+
+def test_costs_that_are_not_finite_are_refused_and_all_named():
+    with pytest.raises(SettingError, match=r"layer 0 has nan, layer 1 has inf and layer 3 has -1$"):
+        partition([float("nan"), float("inf"), 3, -1], 2)
+    with pytest.raises(SettingError, match=r"layer 4 has nan and 5 more \(10 of 10 layers\)"):
+        partition([float("nan")] * 10, 2)
+    with pytest.raises(SettingError, match="use a larger unit"):
+        partition([1e308, 5e307], 2)
+
+
+def test_a_reach_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="furthest_end has 2 entries, there are 3 layers"):
+        partition([1, 2, 3], 2, [3, 3])
+
+
+def test_too_few_stages_for_the_devices_name_the_fewest_that_are_enough():
+    reach = [min(131, j + 30) for j in range(131)]
+    with pytest.raises(PlacementError) as fault:
+        partition([1.0] * 131, 2, reach)
+    assert str(fault.value) == "no cut of 131 layers into 2 stages fits; 5 stages are the fewest that do"
+    assert len(partition([1.0] * 131, 5, reach)) == 5
+
+
+@pytest.mark.parametrize(
+    ("too_large", "said"),
+    [
+        ([7], "layer 7 alone does not fit the device"),
+        ([2, 7], "layers 2 and 7 alone do not fit"),
+        ([*range(7)], r"layers 0, 1, 2, 3, 4 and 2 more \(7 of 9 layers\) alone do not fit"),
+    ],
+)
+def test_layers_that_no_device_holds_are_named(too_large, said):
+    with pytest.raises(PlacementError, match=f"^{said}.*; use smaller layers or a device with more memory"):
+        partition([1.0] * 9, 3, [j if j in too_large else j + 1 for j in range(9)])
+
+
+def test_too_many_stages_for_a_layer_that_does_not_fit_alone_are_refused():
+    with pytest.raises(PlacementError, match=r"into 2 stages fits, because layer 1 alone does not fit.*down to 1$"):
+        partition([1.0, 1.0], 2, [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([2, 2], r"^cells \[2, 2\] hold 4 layers, the model has 3: 1 too many; none may be empty"),
+        ([1, 1], "hold 2 layers, the model has 3: 1 left out; none may be empty"),
+        ([3, 0], "the model has 3: cell 1 has 0; none may be empty"),
+        ([4, -1], "the model has 3: cell 1 has -1; none may be empty"),
+        ([0, 5, -1], "hold 4 layers, the model has 3: 1 too many, cell 0 has 0, cell 2 has -1; none may be empty"),
+        ([], "hold 0 layers, the model has 3: 3 left out; none may be empty"),
+    ],
+)
+def test_cells_by_hand_must_cover_the_layers_and_every_fault_is_named(cells, said):
+    with pytest.raises(SettingError, match=f"{said}, so give cells of 1 layer or more that add up to 3"):
+        cell_ranges(cells, 3)
+
+
+def test_costs_may_be_an_array():
+    cells = partition(np.array([3.0, 1, 1, 5, 2, 2]), 3, np.array([3, 4, 4, 5, 6, 6]))
+    assert cells == [3, 1, 2]
+    assert {type(cell) for cell in cells} == {int}
+
+
+def test_t128_on_sixteen_stages_is_even():
+    """Encoder layers 106, decoder 147, as at laptop scale: no stage more than one layer above the mean."""
+    costs = [1, *[106] * 64, 1, *[147] * 64, 456]
+    assert max(loads(costs, partition(costs, 16))) <= sum(costs) / 16 + 147

@@ -1,0 +1,305 @@
+"""Measured layer costs: seconds of layers that sleep, bytes counted by hand, what is measured once; allocation."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import synthetic
+from models.synthetic import SquareLoss, SyntheticLayer
+from suite.pipeline.planning import profile as profiling
+from suite.pipeline.planning.costs import check_costs
+from suite.pipeline.planning.memory_tracker import MemoryTracker
+from suite.pipeline.planning.profile import LEAST_ROUNDS, WARM_UPS, MicroBatch, Sample, profile
+from suite.settings import OptimizerSettings
+from suite.training.optimizer import single_device_update
+
+CPU = torch.device("cpu")
+FLOAT = 4
+
+
+class Clock:
+    """Goes on by what is slept alone, so that what is measured is known."""
+
+    now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Product(nn.Module):
+    """x (rows, width) -> the same shape."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    def reset_parameters(self) -> None:
+        nn.init.eye_(self.weight)
+
+
+class Rectified(nn.Module):
+    """x of any shape -> the same; no parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Twice(nn.Module):
+    """Two products, one after the other."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = Product(width), Product(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+    def reset_parameters(self) -> None:
+        self.first.reset_parameters()
+        self.second.reset_parameters()
+
+
+class SlowAtFirst(nn.Module):
+    """Sleeps while it is run for the first few times."""
+
+    runs = 0
+    clock: Clock
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_meta:
+            SlowAtFirst.runs += 1
+            self.clock.sleep(0.05 if SlowAtFirst.runs <= 1 + 2 * WARM_UPS else 0)
+        return torch.relu(x)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Halved(nn.Module):
+    """x (rows, width) -> (rows, width / 2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).unflatten(1, (-1, 2)).sum(2)
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+
+class Marked(nn.Module):
+    """x (rows, width) -> x, and a mark (rows, width) bool that carries no gradient."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(x), x > 0
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Unmarked(nn.Module):
+    """x and mark -> x where it is marked."""
+
+    def forward(self, x: Tensor, mark: Tensor) -> Tensor:
+        return torch.where(mark, x, 0.0)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(profiling, "SECONDS_A_LAYER", 0.0)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(profiling, "time", clock)
+    monkeypatch.setattr(synthetic, "time", clock)
+    return clock
+
+
+def rows(count: int, width: int) -> MicroBatch:
+    return MicroBatch((torch.ones(count, width),), (torch.zeros(1),))
+
+
+def measured(layers, typical, largest=None, make_update=lambda module: lambda: None, meet=bool):
+    with torch.device("meta"):
+        made = layers()
+    costs = profile(made, SquareLoss(), Sample(typical, largest or typical), CPU, "fp32", make_update, meet)
+    check_costs(costs, len(made))
+    return costs
+
+
+def test_seconds_are_those_slept(clock):
+    """Of the first, timed with the copy after it, those of one."""
+    costs = measured(lambda: [SyntheticLayer(0.01, 0.02) for _ in range(3)], rows(1, 1))
+    for cost in costs:
+        assert cost.forward_s == pytest.approx(0.01)
+        assert cost.recompute_s == pytest.approx(0.01)
+        assert cost.backward_s == pytest.approx(0.02)
+        assert cost.weight_grad_s == pytest.approx(0.01)
+        assert cost.update_s == 0
+
+
+def test_an_update_is_timed_on_its_own(clock):
+    (cost,) = measured(lambda: [Product(2)], rows(1, 2), make_update=lambda module: lambda: clock.sleep(0.02))
+    assert cost.update_s == pytest.approx(0.02)
+    assert cost.seconds == 0
+
+
+def test_the_first_rounds_do_not_count(clock, monkeypatch):
+    """Once to see what leaves the layer, then a forward and a rebuild in each round."""
+    monkeypatch.setattr(SlowAtFirst, "clock", clock, raising=False)
+    (cost,) = measured(lambda: [SlowAtFirst()], rows(1, 1))
+    assert clock.now == pytest.approx(0.05 * (1 + 2 * WARM_UPS))
+    assert cost.forward_s == cost.recompute_s == 0
+
+
+def test_bytes_of_a_product_by_hand():
+    """Weight (w, w), x and y (n, w)."""
+    count, width = 32, 16
+    x, weight = count * width * FLOAT, width * width * FLOAT
+    costs = measured(lambda: [Product(width), Product(width), Product(width), Rectified()], rows(count, width))
+    first, second, third, _ = costs
+    assert first.parameters == second.parameters == width * width
+    assert (first.boundary_bytes, first.gradient_bytes) == (x, 0)
+    assert (second.boundary_bytes, second.gradient_bytes) == (x, x)
+    for cost in (first, second, third):
+        assert cost.activation_bytes == x  # y; what the backward needs of x is x itself
+        assert (cost.forward_peak_bytes, cost.graph_peak_bytes) == (x, x)
+        assert cost.update_peak_bytes == 0
+    assert first.backward_peak_bytes == weight  # before it is added to the gradient that stands
+    assert second.backward_peak_bytes == weight + x
+
+
+def test_gradients_of_parameters_stand_already():
+    """Each is made, added to the one that stands, and freed before the next is made."""
+    width, count = 128, 2
+    cost = measured(lambda: [Twice(width), Rectified()], rows(count, width))[0]
+    weight, x = width * width * FLOAT, count * width * FLOAT
+    assert weight <= cost.backward_peak_bytes <= weight + 3 * x
+
+
+def test_bytes_of_a_layer_without_parameters_by_hand():
+    x = 32 * 16 * FLOAT
+    cost = measured(lambda: [Product(16), Rectified(), Rectified(), Product(16)], rows(32, 16))[1]
+    assert cost.parameters == 0
+    assert (cost.boundary_bytes, cost.gradient_bytes, cost.activation_bytes) == (x, x, x)
+    assert (cost.forward_peak_bytes, cost.graph_peak_bytes, cost.backward_peak_bytes) == (x, x, x)
+
+
+def test_an_update_needs_room_but_its_state_stands_already():
+    """AdamW's moments are made by the first update; what is counted is the norm's squares in fp64."""
+    settings = OptimizerSettings()
+    cost = measured(
+        lambda: [Product(64), Rectified()], rows(2, 64), make_update=lambda m: single_device_update(m, settings)
+    )[0]
+    assert cost.update_peak_bytes == pytest.approx(2 * FLOAT * 64 * 64, abs=64)
+    assert cost.update_s > 0
+
+
+def test_what_leaves_a_layer_counts_whether_or_not_it_carries_a_gradient():
+    """The layer that follows keeps the mark for its backward; it is not its to count, as it came with its inputs."""
+    marked, unmarked, _ = measured(lambda: [Marked(), Unmarked(), Product(16)], rows(32, 16))
+    x, mark = 32 * 16 * FLOAT, 32 * 16
+    assert marked.activation_bytes == x + mark
+    assert (unmarked.boundary_bytes, unmarked.gradient_bytes) == (x + mark, 0)
+
+
+def test_seconds_are_of_the_typical_and_bytes_of_the_largest_micro_batch():
+    costs = measured(lambda: [Product(16), Rectified()], rows(3, 16), rows(40, 16))
+    assert [cost.boundary_bytes for cost in costs] == [40 * 16 * FLOAT] * 2
+
+
+def test_equal_layers_are_measured_once_and_share_their_numbers():
+    made = []
+
+    def make_update(module):
+        made.append(len(module))
+        return lambda: None
+
+    costs = measured(lambda: [Product(8) for _ in range(6)], rows(4, 8), make_update=make_update)
+    assert costs[1] == costs[2] == costs[3] == costs[4]
+    assert costs[0] != costs[1]  # its inputs carry no gradient
+    # seconds: the first and four copies, the second and three, the last alone; then each alone for its bytes
+    assert made == [5, 4, 1, 1, 1, 1]
+
+
+def test_equal_layers_that_change_the_shape_are_each_measured_on_their_own_inputs():
+    made = []
+
+    def make_update(module):
+        made.append(len(module))
+        return lambda: None
+
+    costs = measured(lambda: [Halved(), Halved(), Halved(), Product(4)], rows(3, 32), make_update=make_update)
+    assert made == [1] * 8
+    assert [cost.boundary_bytes for cost in costs] == [3 * width * FLOAT for width in (32, 16, 8, 4)]
+    assert [cost.gradient_bytes for cost in costs] == [0, *(3 * width * FLOAT for width in (16, 8, 4))]
+
+
+def test_processes_measure_while_they_agree_to():
+    """Each round is asked for; a process that has enough goes on as long as the others want."""
+    wishes = []
+
+    def meet(wish):
+        wishes.append(wish)
+        return wish or len(wishes) == WARM_UPS + LEAST_ROUNDS + 1
+
+    measured(lambda: [Rectified()], rows(2, 2), meet=meet)
+    assert wishes == [True] * (WARM_UPS + LEAST_ROUNDS) + [False, False]
+
+
+def test_rounds_drawn_out_by_other_work_do_not_count():
+    assert profiling._ordinary_mean([1.0, 1.2, 1.4, 9.0, 1.2]) == pytest.approx(1.2)
+    assert profiling._ordinary_mean([0.0, 0.0, 1.0]) == 0.0
+
+
+def test_allocation_follows_what_is_made_and_freed():
+    """4,000, and 8,000, less 4,000, and 2,000: 12,000 at most."""
+    with MemoryTracker(CPU) as memory_tracker:
+        first = torch.empty(1_000)
+        second = torch.empty(1_000, dtype=torch.float64)
+        del first
+        third = torch.empty(500)
+    assert (memory_tracker.peak, memory_tracker.change) == (12_000, 10_000)
+    assert second.numel() + third.numel() == 1_500
+
+
+def test_allocation_counts_from_what_stood():
+    with MemoryTracker(CPU) as earlier:
+        before = torch.empty(1_000)
+    assert (earlier.peak, earlier.change) == (4_000, 4_000)
+    with MemoryTracker(CPU) as memory_tracker:
+        del before
+        after = torch.empty(200)
+    assert (memory_tracker.peak, memory_tracker.change) == (0, 800 - 4_000)
+    with MemoryTracker(CPU) as nothing:
+        after.zero_()
+    assert (nothing.peak, nothing.change) == (0, 0)
+
+
+def test_allocation_ends_with_the_error_inside_it():
+    def fail():
+        with MemoryTracker(CPU):
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
+    with MemoryTracker(CPU) as memory_tracker:
+        kept = torch.empty(10)
+    assert memory_tracker.peak == kept.numel() * FLOAT

@@ -1,0 +1,355 @@
+"""Simulated steps: drawn by hand, against closed forms, and every rule checked again on the spans."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suite.errors import SettingError
+from suite.pipeline.planning.simulate import CellCost, Link, Links, Route, play, simulate
+from suite.pipeline.planning.skip_costs import MessageCost
+from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.remat import UNLIMITED
+from suite.pipeline.schedule.schedules import forward_only
+from suite.pipeline.schedule.validate import validate
+from tests.suite.pipeline.walks import fill_drain
+
+unhurried = settings(deadline=None)
+REMATS = ["always", "except_last", "never"]
+EQUAL = CellCost(forward_s=1, recompute_s=1, backward_s=2)
+
+# whole numbers are exact in float64, so sums and maxima of them can be compared with ==
+times = st.integers(0, 50)
+sizes = st.integers(0, 40)
+stage_costs = st.builds(CellCost, times, times, times, times, sizes, sizes)
+schedule_configs = st.sampled_from(
+    [
+        ScheduleConfig(name, (graphs,), turns)
+        for name, turns in (
+            ("fill_drain", 1),
+            ("1f1b", 1),
+            ("zero_bubble", 1),
+            ("interleaved", 2),
+            ("interleaved", 3),
+            ("zero_bubble", 2),
+        )
+        for graphs in (0, 1, 2, UNLIMITED)
+    ]
+)
+links = st.builds(Link, st.integers(0, 9), st.sampled_from([0.5, 1.0, 4.0, float("inf")]))
+
+
+@st.composite
+def steps(draw):
+    """(schedule, stages, link)."""
+    stages = draw(st.lists(stage_costs, min_size=1, max_size=6))
+    micro_batches = draw(st.integers(1, 8))
+    if draw(st.integers(0, 5)) == 0:
+        return forward_only(len(stages), micro_batches), stages, draw(links)
+    schedule_config = draw(schedule_configs)
+    if len(stages) > 1 and draw(st.booleans()):
+        cells = [
+            replace(draw(stage_costs), update_s=0) for _ in range(len(stages) * (schedule_config.virtual_stages - 1))
+        ]
+        cells = [replace(one, weight_grad_s=one.backward_s // 3) for one in (*stages, *cells)]
+        return schedule_config.actions(len(stages), micro_batches), cells, draw(links)
+    schedule = fill_drain(len(stages), micro_batches, draw(st.sampled_from(REMATS)))
+    if draw(st.booleans()):  # one micro-batch after the other is a schedule too
+        schedule = [sorted(actions, key=lambda action: action.micro_batch) for actions in schedule]
+    return schedule, stages, draw(links)
+
+
+def drawn(timeline):
+    return [" ".join(f"{span}:{span.start:g}-{span.end:g}" for span in row) for row in timeline.rows]
+
+
+def parse(lines):
+    return [[Action.parse(cell) for cell in line.split()] for line in lines]
+
+
+def test_two_stages_two_micro_batches():
+    assert drawn(simulate(fill_drain(2, 2, "except_last"), [EQUAL] * 2)) == [
+        "F0:0-1 F1:1-2 B1:5-7 R0:7-8 B0:8-10",
+        "F0:1-2 F1:2-3 B1:3-5 R0:5-6 B0:6-8",
+    ]
+
+
+def test_a_link_delays_by_latency_and_size_and_is_kept_by_the_bytes_alone():
+    # forward 20/10 + 0.5 = 2.5, back 5/10 + 0.5 = 1; F1's message is ready at 2, its link is free at 3
+    stages = [
+        CellCost(1, 1, 2, activation_bytes=20, gradient_bytes=99),
+        CellCost(1, 1, 2, activation_bytes=99, gradient_bytes=5),
+    ]
+    assert drawn(simulate(fill_drain(2, 2, "except_last"), stages, Link(0.5, 10))) == [
+        "F0:0-1 F1:1-2 B1:9.5-11.5 R0:11.5-12.5 B0:12.5-14.5",
+        "F0:3.5-4.5 F1:5.5-6.5 B1:6.5-8.5 R0:8.5-9.5 B0:9.5-11.5",
+    ]
+
+
+def test_messages_follow_one_another_over_a_long_link_until_no_receive_is_known_to_be_posted():
+    """The third waits until the first is taken, at 6, and word of that is back, at 11."""
+    first, second = simulate(fill_drain(2, 3, "never"), [EQUAL] * 2, Link(5.0)).rows
+    assert [span.start for span in first[:3]] == [0, 1, 2]
+    assert [span.start for span in second[:3]] == [6, 7, 16]
+
+
+def test_each_direction_has_a_link_of_its_own():
+    """While F1 is on its slow way to stage 2, B0 goes back from stage 1."""
+    stages = [CellCost(1, 1, 1), CellCost(1, 1, 1, activation_bytes=10), CellCost(1, 1, 1)]
+    assert drawn(simulate(parse(["F0 F1 B0 B1", "F0 F1 B0 B1", "F0 B0 F1 B1"]), stages, Link(0, 1))) == [
+        "F0:0-1 F1:1-2 B0:15-16 B1:25-26",
+        "F0:1-2 F1:2-3 B0:14-15 B1:24-25",
+        "F0:12-13 B0:13-14 F1:22-23 B1:23-24",
+    ]
+
+
+def test_a_heavier_stage_is_what_the_others_wait_for():
+    heavy = CellCost(2, 2, 4)
+    assert drawn(simulate(fill_drain(2, 2, "except_last"), [EQUAL, heavy])) == [
+        "F0:0-1 F1:1-2 B1:9-11 R0:11-12 B0:15-17",
+        "F0:1-3 F1:3-5 B1:5-9 R0:9-11 B0:11-15",
+    ]
+    assert drawn(simulate(fill_drain(2, 2, "except_last"), [heavy, EQUAL])) == [
+        "F0:0-2 F1:2-4 B1:7-11 R0:11-13 B0:13-17",
+        "F0:2-3 F1:4-5 B1:5-7 R0:7-8 B0:8-10",
+    ]
+
+
+def test_a_rebuild_fills_the_wait_for_its_gradient():
+    assert drawn(simulate(fill_drain(2, 1, "always"), [CellCost(1, 3, 2)] * 2)) == [
+        "F0:0-1 R0:1-4 B0:7-9",
+        "F0:1-2 R0:2-5 B0:5-7",
+    ]
+
+
+def test_a_forward_that_is_not_rebuilt_records_its_graph():
+    slow_graph = [CellCost(forward_s=1, recompute_s=3, backward_s=2)]
+    assert drawn(simulate(fill_drain(1, 2, "always"), slow_graph)) == ["F0:0-1 F1:1-2 R1:2-5 B1:5-7 R0:7-10 B0:10-12"]
+    assert drawn(simulate(fill_drain(1, 2, "except_last"), slow_graph)) == ["F0:0-1 F1:1-4 B1:4-6 R0:6-9 B0:9-11"]
+    assert drawn(simulate(fill_drain(1, 2, "never"), slow_graph)) == ["F0:0-3 F1:3-6 B1:6-8 B0:8-10"]
+
+
+def test_an_update_begins_when_all_stages_are_done():
+    stages = [replace(EQUAL, update_s=3), EQUAL, replace(EQUAL, update_s=1)]
+    timeline = simulate(fill_drain(3, 2, "except_last"), stages)
+    done = (2 + 3 - 1) * 3 + 1
+    assert [[(span.start, span.end) for span in row if span.kind == "U"] for row in timeline.rows] == [
+        [(done, done + 3)], [], [(done, done + 1)],
+    ]  # fmt: skip
+    assert timeline.seconds == done + 3
+
+
+@unhurried
+@given(st.integers(1, 8), st.integers(1, 32), times, times, st.sampled_from(REMATS))
+def test_equal_stages_take_the_closed_form(stages, micro_batches, forward, backward, remat):
+    """With a graph that costs nothing, R = F: (M+K-1)(F+B) and a rebuild of each micro-batch that is rebuilt."""
+    again = sum(action.kind == "R" for action in fill_drain(1, micro_batches, remat)[0])
+    step = simulate(fill_drain(stages, micro_batches, remat), [CellCost(forward, forward, backward)] * stages).seconds
+    assert step == (micro_batches + stages - 1) * (forward + backward) + again * forward
+
+
+@unhurried
+@given(st.integers(1, 8), st.integers(1, 32), times, times, times, st.sampled_from(REMATS))
+def test_equal_stages_whose_rebuild_costs_more_or_less(stages, micro_batches, forward, recompute, backward, remat):
+    step = simulate(fill_drain(stages, micro_batches, remat), [CellCost(forward, recompute, backward)] * stages).seconds
+    passes = micro_batches + stages - 1
+    if remat == "always":
+        expected = passes * (forward + backward) + micro_batches * recompute
+    elif remat == "never":
+        expected = passes * (recompute + backward)
+    else:  # the last forward has the graph: it follows M-1 plain ones, and goes through the other stages last
+        last = recompute if micro_batches == 1 else max(forward, recompute)
+        filled = (micro_batches - 1) * forward + recompute + (stages - 1) * last
+        expected = filled + passes * backward + (micro_batches - 1) * recompute
+    assert step == expected
+
+
+@unhurried
+@given(st.lists(stage_costs, min_size=1, max_size=8), st.integers(1, 32), links)
+def test_no_step_goes_below_its_lower_bound(stages, micro_batches, link):
+    """sum (F+B) + (M-1) max (F+B+R), where a graph costs no less than none."""
+    stages = [replace(stage, recompute_s=max(stage.forward_s, stage.recompute_s), update_s=0) for stage in stages]
+    bound = sum(s.forward_s + s.backward_s for s in stages) + (micro_batches - 1) * max(
+        s.forward_s + s.recompute_s + s.backward_s for s in stages
+    )
+    for remat in ("always", "except_last"):
+        assert simulate(fill_drain(len(stages), micro_batches, remat), stages, link).seconds >= bound
+
+
+@unhurried
+@given(st.lists(times, min_size=1, max_size=8), st.integers(1, 32))
+def test_stages_uneven_in_one_proportion_reach_the_bound(weights, micro_batches):
+    """Where F = R and B = 2F on each stage, however much the stages differ."""
+    stages = [CellCost(weight, weight, 2 * weight) for weight in weights]
+    step = simulate(fill_drain(len(stages), micro_batches, "except_last"), stages).seconds
+    assert step == 3 * sum(weights) + 4 * (micro_batches - 1) * max(weights)
+
+
+def test_steps_of_uneven_stages_are_near_their_bound():
+    """The bound is what the partition makes small, so it must say what a step takes."""
+    chance = random.Random(0)
+    ratios = []
+    for _ in range(200):
+        stages = [
+            CellCost(forward, forward * chance.uniform(1, 1.2), forward * chance.uniform(1.5, 3))
+            for forward in (chance.uniform(0.5, 1.5) for _ in range(chance.randint(2, 8)))
+        ]
+        micro_batches = chance.randint(1, 32)
+        bound = sum(s.forward_s + s.backward_s for s in stages) + (micro_batches - 1) * max(
+            s.forward_s + s.recompute_s + s.backward_s for s in stages
+        )
+        ratios.append(simulate(fill_drain(len(stages), micro_batches, "except_last"), stages).seconds / bound)
+    assert min(ratios) >= 1 - 1e-12
+    assert sum(ratios) / len(ratios) < 1.03
+
+
+def check_rules(schedule, cells, link, timeline):
+    """Checks every span against the rules, from the spans alone."""
+    stages = len(schedule)
+    ends = {
+        ("B" if span.kind == "I" else span.kind, span.micro_batch, span.virtual_stage * stages + k): span.end
+        for k, row in enumerate(timeline.rows)
+        for span in row
+    }
+    for k, (actions, row) in enumerate(zip(schedule, timeline.rows, strict=True)):
+        recomputed = {(a.micro_batch, a.virtual_stage) for a in actions if a.kind == "R"}
+        assert [str(span) for span in row if span.kind != "U"] == [str(action) for action in actions]
+        before = 0.0
+        for action, span in zip(actions, row, strict=False):
+            at = action.virtual_stage * stages + k
+            cell = cells[at]
+            first_forward_s = (
+                cell.forward_s if (action.micro_batch, action.virtual_stage) in recomputed else cell.recompute_s
+            )
+            seconds = {
+                "F": first_forward_s, "R": cell.recompute_s, "B": cell.backward_s, "W": cell.weight_grad_s,
+                "I": cell.backward_s - cell.weight_grad_s + cell.split_s,
+            }  # fmt: skip
+            assert span.seconds == seconds[action.kind]
+            source = at + {"F": -1, "B": 1, "I": 1}.get(action.kind, len(cells))
+            there = 0.0
+            if 0 <= source < len(cells):
+                size = cells[source].activation_bytes if action.kind == "F" else cells[source].gradient_bytes
+                there = ends["F" if action.kind == "F" else "B", action.micro_batch, source] + link.seconds(size)
+            assert span.start >= before, "two actions at once"
+            assert span.start >= there, "begun before its message was there"
+            if link == Link():
+                assert span.start == max(before, there), "waited for nothing"
+            before = span.end
+
+
+@unhurried
+@given(steps())
+def test_no_two_actions_at_once_and_none_before_its_message(step):
+    schedule, stages, link = step
+    for given_link in (link, Link()):
+        timeline = simulate(schedule, stages, given_link)
+        check_rules(schedule, stages, given_link, timeline)
+        done = max(span.end for row in timeline.rows for span in row if span.kind != "U")
+        for row, stage in zip(timeline.rows, stages[: len(schedule)], strict=True):
+            updates = [(span.start, span.end) for span in row if span.kind == "U"]
+            assert updates == ([(done, done + stage.update_s)] if stage.update_s else [])
+
+
+@unhurried
+@given(steps(), st.data())
+def test_more_costs_never_shorten_a_step(step, data):
+    schedule, stages, link = step
+    k = data.draw(st.integers(0, len(stages) - 1))
+    name = data.draw(
+        st.sampled_from(["forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes", "gradient_bytes"])
+    )
+    more = list(stages)
+    more[k] = replace(stages[k], **{name: getattr(stages[k], name) + data.draw(st.integers(1, 30))})
+    short = simulate(schedule, stages, link).seconds
+    assert simulate(schedule, more, link).seconds >= short
+    assert simulate(schedule, stages, replace(link, latency_s=link.latency_s + 1)).seconds >= short
+
+
+@unhurried
+@given(schedule_configs, st.integers(2, 5), st.integers(1, 12))
+def test_played_in_units_it_is_the_picture_of_the_validator(schedule_config, stages, micro_batches):
+    """Actions of a unit each and messages that take no time: the same start times as ``validate`` finds."""
+    schedule = schedule_config.actions(stages, micro_batches)
+    lanes = [Route(at, at + 1, 0.0, 0.0) for at in range(stages * schedule_config.virtual_stages - 1)]
+    rows = play(schedule, lambda stage, action: 1.0, lanes)
+    picture = validate(schedule, micro_batches)
+    for row, drawn_row in zip(rows, picture, strict=True):
+        assert {str(span): span.start for span in row} == {
+            cell: unit for unit, cell in enumerate(drawn_row) if cell != "."
+        }
+
+
+def test_what_is_put_off_leaves_the_backward_and_comes_with_what_that_costs():
+    cost = CellCost(1, 1, 4, weight_grad_s=1.5, split_s=0.25)
+    timeline = simulate(ScheduleConfig("zero_bubble", (UNLIMITED,)).actions(1, 2), [cost])
+    assert drawn(timeline) == ["F0:0-1 I0:1-3.75 W0:3.75-5.25 F1:5.25-6.25 I1:6.25-9 W1:9-10.5"]
+
+
+def test_cells_of_one_stage_take_turns():
+    first, second = CellCost(1, 1, 2), CellCost(3, 3, 4)
+    timeline = simulate(ScheduleConfig("interleaved", (UNLIMITED,), 2).actions(2, 1), [first, first, second, second])
+    assert drawn(timeline) == ["F0:0-1 F0.1:2-5 B0.1:12-16 B0:18-20", "F0:1-2 F0.1:5-8 B0.1:8-12 B0:16-18"]
+
+
+def test_a_deadlock_names_the_stages_that_wait_and_where():
+    schedule = parse(["F0 B0 F1 B1", "F0 F1 B0 B1", "F0 F1 B0 B1"])
+    with pytest.raises(SettingError, match="deadlocks: stage 0 at B0, stage 1 at F1, stage 2 at F1 wait"):
+        simulate(schedule, [EQUAL] * 3)
+
+
+def test_a_skip_to_a_far_stage_holds_up_its_forward_and_its_gradient_the_givers_backward():
+    """Three stages, one micro-batch; the near messages take nothing, the far one 5 forward and 7 back."""
+    costs = [CellCost(1, 1, 2, far_messages=(MessageCost(2, 50, 70),)), CellCost(1, 1, 2), CellCost(1, 1, 2)]
+    timeline = simulate(fill_drain(3, 1, "never"), costs, Link(0.0, 10.0))
+    spans = [{str(span): (span.start, span.end) for span in row} for row in timeline.rows]
+    assert spans[1]["F0"] == (1, 2)
+    assert spans[2]["F0"] == (6, 7)  # stage 0 was done at 1, the skip was there at 6
+    assert spans[2]["B0"] == (7, 9)
+    assert spans[1]["B0"] == (9, 11)
+    assert spans[0]["B0"] == (16, 18)  # the near gradient is there at 11, the skip's at 16
+
+
+def test_a_skip_that_stays_on_a_stage_holds_up_nothing():
+    schedule_config = ScheduleConfig("interleaved", (UNLIMITED,), 2)
+    plain = [CellCost(1, 1, 2, activation_bytes=10, gradient_bytes=10) for _ in range(4)]
+    staying = [replace(plain[0], far_messages=(MessageCost(2, 500, 700),)), *plain[1:]]
+    leaving = [replace(plain[0], far_messages=(MessageCost(3, 500, 700),)), *plain[1:]]
+    alone, stays, leaves = (
+        simulate(schedule_config.actions(2, 4), cells, Link(0.0, 10.0)) for cells in (plain, staying, leaving)
+    )
+    assert stays == alone
+    assert leaves.seconds > alone.seconds + 50
+
+
+def test_messages_of_a_far_lane_leave_one_after_the_other():
+    costs = [CellCost(1, 1, 1, far_messages=(MessageCost(2, 30, 0),)), CellCost(1, 1, 1), CellCost(1, 1, 1)]
+    timeline = simulate(fill_drain(3, 3, "never"), costs, Link(0.0, 10.0))
+    starts = [span.start for span in timeline.rows[2] if span.kind == "F"]
+    assert starts == [4, 7, 10]
+
+
+def test_only_messages_between_nodes_take_what_the_network_takes():
+    cells = [CellCost(1.0, 1.0, 2.0, activation_bytes=10, gradient_bytes=10) for _ in range(4)]
+    cells[0] = replace(cells[0], gradient_bytes=0)
+    cells[3] = replace(cells[3], activation_bytes=0)
+    schedule = ScheduleConfig().actions(4, 1)
+    alone = simulate(schedule, cells).seconds
+    far = Link(0.5, 10.0)  # 1.5 s for 10 bytes
+    for cuts, messages in ((frozenset(), 0), (frozenset({1}), 2), (frozenset({0, 2}), 4)):
+        assert simulate(schedule, cells, Links(Link(), far, cuts)).seconds == pytest.approx(alone + 1.5 * messages)
+
+
+def test_stages_on_either_side_of_a_cut_are_linked_by_the_network():
+    links = Links(Link(1.0), Link(2.0), frozenset({1}))
+    found = {(one, other): links.between(one, other).latency_s for one in range(4) for other in range(one + 1, 4)}
+    assert found == {(0, 1): 1.0, (0, 2): 2.0, (0, 3): 2.0, (1, 2): 2.0, (1, 3): 2.0, (2, 3): 1.0}
+    assert links.between(3, 0) == links.between(0, 3)
+
+
+def test_a_network_of_impossible_numbers_is_refused():
+    with pytest.raises(SettingError, match="latency of -1"):
+        simulate([[]], [CellCost(0.0, 0.0, 0.0)], Links(Link(), Link(-1.0), frozenset()))

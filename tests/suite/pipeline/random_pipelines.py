@@ -1,0 +1,106 @@
+"""Random pipelines: layers with skips of any length, some parameters frozen, cut into any cells, any schedule."""
+
+import itertools
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.schedule.config import INTERLEAVED, ScheduleConfig
+from suite.pipeline.schedule.remat import UNLIMITED
+
+WIDTH = 3
+KINDS = ("output", "apart", "input", "signs")
+"""What a layer may give: its output itself, another tensor, what it got itself, integers that have no gradient."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """All that a case is made of; ``skips`` are (giver, taker, kind), ``frozen`` are (layer, parameter)."""
+
+    seed: int
+    stages: int
+    schedule_config: ScheduleConfig
+    cells: tuple[int, ...]
+    skips: tuple[tuple[int, int, str], ...]
+    frozen: frozenset[tuple[int, str]]
+    examples: int
+    micro_batches: int
+
+    def layers(self) -> list[nn.Module]:
+        """Returns the model's layers on the meta device, in fp64."""
+        made = []
+        with torch.device("meta"):
+            for at in range(sum(self.cells)):
+                takes = tuple(name(skip) for skip in self.skips if skip[1] == at)
+                given = [skip for skip in self.skips if skip[0] == at]
+                made.append(Mixing(takes, tuple(map(name, given)), tuple(kind for _, _, kind in given)).double())
+        for at, parameter in self.frozen:
+            made[at].get_parameter(parameter).requires_grad_(False)
+        return made
+
+    def batch(self) -> MiniBatch:
+        """Returns the mini-batch, the last micro-batch smaller where they do not come out even."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = self.examples, WIDTH
+        inputs, wanted = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        return MiniBatch(split([inputs], self.micro_batches), split([wanted], self.micro_batches), float(self.examples))
+
+
+def name(skip: tuple[int, int, str]) -> str:
+    """Returns a skip's name."""
+    return f"{skip[2]} {skip[0]} to {skip[1]}"
+
+
+class Mixing(nn.Module):
+    """Mixes its input with what it takes, and drops some of it."""
+
+    def __init__(self, pops: tuple[str, ...], stashes: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+        super().__init__()
+        self.pops, self.stashes, self.kinds = pops, stashes, kinds
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.empty(WIDTH))
+
+    def reset_parameters(self) -> None:
+        self.linear.reset_parameters()
+        nn.init.normal_(self.scale, 1.0, 0.2)
+
+    def forward(self, x: Tensor, *taken: Tensor):
+        mixed = x
+        for at, skip in enumerate(taken):
+            mixed = mixed + skip * (0.3 + 0.2 * at)
+        dropped = nn.functional.dropout(torch.tanh(self.linear(mixed)), 0.2, self.training)
+        out = 0.7 * mixed + self.scale * dropped
+        given = {"output": out, "apart": torch.sin(out), "input": x, "signs": (mixed > 0).to(torch.int64)}
+        return (out, *[given[kind] for kind in self.kinds])
+
+
+class SquaredError(nn.Module):
+    def forward(self, out: Tensor, wanted: Tensor):
+        loss = (out - wanted).square().sum()
+        return loss, loss.detach()
+
+
+def draw_pipeline(seed: int, stages: int) -> Pipeline:
+    """Returns the pipeline of a seed."""
+    dice = random.Random(seed * 10 + stages)
+    schedule = dice.choice(["fill_drain", "1f1b", "zero_bubble", *(["interleaved"] if stages > 1 else [])])
+    several = schedule in INTERLEAVED and stages > 1
+    virtual_stages = dice.randint(2 if schedule == "interleaved" else 1, 4) if several else 1
+    count = stages * virtual_stages
+    graphs = tuple(dice.choice((0, 1, 2, UNLIMITED)) for _ in range(count if dice.random() < 0.3 else 1))
+    layers = count + dice.randint(0, 4)
+    cuts = [0, *sorted(dice.sample(range(1, layers), count - 1)), layers]
+    pairs = [(giver, taker) for giver in range(layers) for taker in range(giver + 1, layers)]
+    chosen = dice.sample(pairs, min(len(pairs), dice.randint(0, 6)))
+    skips = tuple(sorted((giver, taker, dice.choice(KINDS)) for giver, taker in chosen))
+    share = dice.choice((0.0, 0.0, 0.3, 0.7))
+    parameters = [(at, parameter) for at in range(layers) for parameter in ("linear.weight", "linear.bias", "scale")]
+    kept = dice.choice(parameters)  # with nothing to train a stage is refused
+    frozen = frozenset(one for one in parameters if dice.random() < share and one != kept)
+    schedule_config = ScheduleConfig(schedule, graphs, virtual_stages)  # type: ignore[arg-type]
+    cells = tuple(end - begin for begin, end in itertools.pairwise(cuts))
+    examples = dice.randint(1, 9)
+    return Pipeline(seed, stages, schedule_config, cells, skips, frozen, examples, dice.randint(1, min(examples, 7)))

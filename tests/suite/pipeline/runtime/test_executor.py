@@ -1,0 +1,218 @@
+"""The executor in real processes: changing shapes, odd boundaries, evaluation between, few micro-batches, stalls."""
+
+import random
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from launch.backends.processes import run_processes
+from models.synthetic import SquareLoss, SyntheticLayer
+from suite.errors import StallError, WorkerError
+from suite.pipeline.model.layers import as_tuple
+from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.recorder import Recorder
+from suite.pipeline.schedule.config import ScheduleConfig
+from tests.suite.pipeline.build import build, join, mini_batch, unpartitioned
+from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
+
+
+class Odd(nn.Module):
+    """Returns a random choice of tensors, some carrying gradients, some not, some empty, some of integers."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.seed = seed
+        self.weight = nn.Parameter(torch.empty(3))
+
+    def reset_parameters(self):
+        nn.init.normal_(self.weight)
+
+    def forward(self, *tensors):
+        chance = random.Random(self.seed)
+        first = tensors[0] * self.weight + sum(t.sum() * 1e-2 for t in tensors[1:] if t.is_floating_point())
+        extra = {
+            "grad": lambda: torch.tanh(first) * chance.random(),
+            "none": lambda: first.detach() * 2,
+            "ints": lambda: torch.arange(chance.randint(1, 4), device=first.device),
+            "mask": lambda: torch.ones(2, 2, dtype=torch.bool, device=first.device),
+            "void": lambda: torch.empty(0, 3, device=first.device),
+            "half": lambda: first.to(torch.bfloat16),
+            "same": lambda: tensors[-1],
+            "idle": lambda: self.weight * 3,
+        }
+        chosen = [chance.choice(sorted(extra)) for _ in range(chance.randint(0, 4))]
+        return (first, *[extra[name]() for name in chosen])
+
+
+class OddLoss(nn.Module):
+    def forward(self, *tensors):
+        target = tensors[-1]
+        objective = (tensors[0] - target).square().sum()
+        return objective, objective.detach()
+
+
+def odd_cases(rank, world, rendezvous, cases):
+    join(rank, world, rendezvous)
+    found = []
+    for case in range(cases):
+        with torch.device("meta"):
+            layers = [Odd(1000 * case + index) for index in range(2 * world)]
+        executor, _, named, _ = build(RankCoord(rank, world, 1), layers, OddLoss(), ("always", "never")[case % 2])
+        inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(case))
+        batch = MiniBatch([(part,) for part in inputs.split(2)], [(part * 0.5,) for part in inputs.split(2)], 5.0)
+        executor.train(batch, step=case)
+        _, expected = unpartitioned(layers, OddLoss(), batch, case)
+        for key, parameter in named.items():
+            gradient = torch.zeros(3) if parameter.grad is None else parameter.grad
+            scale = max(1.0, float(expected[key].abs().max()))
+            found.append(float((gradient - expected[key]).abs().max()) / scale)
+    return found
+
+
+def test_random_boundaries_over_three_stages_give_the_unpartitioned_gradients():
+    found = [difference for results in run_processes(odd_cases, 3, 25) for difference in results]
+    assert len(found) == 25 * 6
+    assert all(difference < 1e-5 for difference in found)
+
+
+def held_up(rank, world, rendezvous):
+    """Returns the seconds of a step before a stage twenty times as slow: in all, computed, waited."""
+    join(rank, world, rendezvous)
+    with torch.device("meta"):
+        layers = [SyntheticLayer(0.001, 0.002), SyntheticLayer(0.02, 0.04)]
+    executor, *_ = build(RankCoord(rank, world, 1), layers, SquareLoss(), "never")
+    executor.recorder = Recorder(torch.device("cpu"))
+    begin = executor.recorder.begin()
+    executor.train(MiniBatch([(torch.ones(4),)] * 16, [(torch.ones(4),)] * 16, 64.0), step=0)
+    seconds = time.monotonic() - begin
+    return seconds, sum(span.end - span.start for span in executor.recorder.spans()), executor.recorder.waited
+
+
+def test_a_stage_that_waits_for_room_waits_for_its_neighbour():
+    """Of its 16 forwards the last ones may not leave before the slow stage takes those before them: over half of the
+    320 ms of its forwards, none of it the engine's own."""
+    seconds, computed, waited = run_processes(held_up, 2)[0]
+    assert computed + waited > 0.9 * seconds
+    assert waited < seconds - computed
+
+
+def mixed_work(rank, world, rendezvous):
+    """Trains, evaluates twice, trains, with other shapes and counts each time; returns what the last stage saw."""
+    join(rank, world, rendezvous)
+    layers = toy_layers(torch.float64)
+    executor, _, _, _ = build(RankCoord(rank, world, 1), layers, SumLoss(), "except_last")
+    seen = []
+    for step, (examples, micro_batches, train) in enumerate(
+        [(7, 3, True), (4, 4, False), (4, 2, False), (1, 4, True), (12, 5, True), (3, 1, False)]
+    ):
+        batch = mini_batch(*toy_batch(examples, seed=step), micro_batches)
+        run = executor.train if train else executor.evaluate
+        seen.append(run(batch if executor.coord.is_first or executor.coord.is_last else None, step).objective)
+    return seen
+
+
+def test_train_evaluate_evaluate_train_with_new_shapes_each_time():
+    alone, stages = run_processes(mixed_work, 1)[0], run_processes(mixed_work, 3)
+    assert stages[2] == alone
+    assert stages[0] == [0.0] * 6
+    assert all(objective > 0 for objective in alone)
+
+
+def several_cells(rank, world, rendezvous):
+    """Trains and evaluates with other shapes each time, two cells a stage; at last without any micro-batch."""
+    join(rank, world, rendezvous)
+    schedule_config = ScheduleConfig("interleaved", (1,), 2) if world > 1 else ScheduleConfig("1f1b")
+    executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(torch.float64), SumLoss(), schedule_config)
+    seen = []
+    for step, (examples, micro_batches, train) in enumerate([(7, 3, True), (4, 4, False), (1, 4, True), (9, 5, False)]):
+        batch = mini_batch(*toy_batch(examples, seed=step), micro_batches)
+        seen.append((executor.train if train else executor.evaluate)(batch, step).objective)
+    assert executor.train(MiniBatch([], [], 1.0), 9).objective == 0
+    return seen
+
+
+def test_stages_of_several_cells_train_and_evaluate_with_new_shapes_each_time_and_with_nothing():
+    alone, stages = run_processes(several_cells, 1)[0], run_processes(several_cells, 3)
+    assert stages[2] == alone
+    assert stages[0] == [0.0] * 4
+
+
+def evaluation_is_dropout_free(rank, world, rendezvous):
+    join(rank, world, rendezvous)
+    executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "never")
+    batch = mini_batch(*toy_batch(4), 2)
+    return [executor.evaluate(batch, step).objective for step in (0, 1)] + [
+        executor.train(batch, s).objective for s in (0, 1)
+    ]
+
+
+def test_evaluation_does_not_depend_on_the_step_and_training_does():
+    first, again, trained, later = run_processes(evaluation_is_dropout_free, 1)[0]
+    assert first == again
+    assert len({first, trained, later}) == 3
+
+
+def stall(rank, world, rendezvous, silent):
+    join(rank, world, rendezvous)
+    executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "always", deadline=30)
+    for way in executor.links:
+        way.p2p.deadline.seconds = 2.0
+    batch = mini_batch(*toy_batch(6), 3)
+    if rank == silent:
+        inner = executor.stage.forward
+
+        def slow(*args):
+            if args[5] == 1:  # the micro-batch
+                time.sleep(60)
+            return inner(*args)
+
+        executor.stage.forward = slow
+    begin = time.monotonic()
+    try:
+        executor.train(batch, 4)
+    except StallError as error:
+        return str(error), time.monotonic() - begin
+    raise AssertionError("nothing stalled")
+
+
+def test_a_stage_that_falls_silent_is_named_within_the_deadline():
+    with pytest.raises(
+        StallError, match=r"replica 0, stage 1, step 4, at F1: waited 2 s for the activations from stage 0"
+    ):
+        run_processes(_stall_or_raise, 2, 0)
+
+
+def _stall_or_raise(rank, world, rendezvous, silent):
+    if rank == silent:
+        return stall(rank, world, rendezvous, silent)
+    message, seconds = stall(rank, world, rendezvous, silent)
+    assert 1.5 < seconds < 10
+    raise StallError(message)
+
+
+def vanish(rank, world, rendezvous):
+    join(rank, world, rendezvous)
+    executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "always")
+    if rank == 1:
+        import os
+
+        os._exit(3)
+    executor.train(mini_batch(*toy_batch(6), 3), 0)
+
+
+def test_a_stage_whose_neighbour_died_does_not_hang():
+    begin = time.monotonic()
+    with pytest.raises(
+        WorkerError, match="worker 1 gave no result: its process ended with exit code 3"
+    ):  # not that 0 lost it
+        run_processes(vanish, 2)
+    assert time.monotonic() - begin < 30
+
+
+def test_as_tuple_takes_both_forms():
+    tensor = torch.ones(1)
+    assert as_tuple(tensor) == (tensor,)
+    assert as_tuple((tensor, tensor)) == (tensor, tensor)

@@ -1,0 +1,137 @@
+"""Gradients of random pipelines: skips of any length, frozen parameters, any schedule, 1 to 4 stages. A stage has 1 to
+4 cells; where it is the only one, it has one.
+
+RANDOM_PIPELINES=2000 pytest -n 0 --timeout 0 tests/suite/pipeline/runtime/test_random_gradients.py      so many,
+instead of a few
+"""
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launch.backends.processes import run_processes
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.partition import cell_ranges
+from suite.pipeline.runtime.skip import communicating_pairs, find_skips
+from suite.pipeline.schedule.config import ScheduleConfig
+from tests.suite.pipeline.build import build, join, run, whole
+from tests.suite.pipeline.random_pipelines import Pipeline, SquaredError, draw_pipeline
+
+STAGES = (1, 2, 3, 4)
+DEFAULT = 48
+COUNT = int(os.environ.get("RANDOM_PIPELINES", DEFAULT))
+FIRST = int(os.environ.get("RANDOM_PIPELINES_FROM", "0"))
+"""The seed of the first one."""
+TOLERANCE = 1e-12
+
+
+def truth(pipeline: Pipeline):
+    """Returns the objective and the gradients of the model as one module, None of what is frozen."""
+    made, batch = whole(pipeline.layers()), pipeline.batch()
+    total = torch.zeros((), dtype=torch.float64)
+    for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
+        total = total + SquaredError()(*run(made, inputs, pipeline.seed, i), *targets)[0]
+    if total.requires_grad:
+        (total / batch.weight).backward()
+    return total.item(), {
+        (at, name): parameter.grad for at, layer in enumerate(made) for name, parameter in layer.named_parameters()
+    }
+
+
+def differences(pipeline: Pipeline, rank: int) -> list[str]:
+    """Trains this stage for a step; returns what differs from the unpartitioned model."""
+    layers = pipeline.layers()
+    coord, cells = RankCoord(rank, pipeline.stages, 1), cell_ranges(pipeline.cells, len(layers))
+    executor, _, named, groups = build(coord, layers, SquaredError(), pipeline.schedule_config, cells=cells)
+    sums = executor.train(pipeline.batch() if coord.is_first or coord.is_last else None, pipeline.seed)
+    objective, expected = truth(pipeline)
+    found = []
+    for key, parameter in named.items():
+        wanted, gradient = expected[key], parameter.grad
+        if not parameter.requires_grad:
+            if gradient is not None:
+                found.append(f"{key} is frozen and has a gradient")
+            continue
+        wanted = torch.zeros_like(parameter) if wanted is None else wanted
+        gradient = torch.zeros_like(parameter) if gradient is None else gradient
+        off = float((gradient - wanted).abs().max()) / max(1.0, float(wanted.abs().max()))
+        if not off <= TOLERANCE:
+            found.append(f"{key} is off by {off:.3g}")
+    if coord.is_last and not abs(sums.objective - objective) <= TOLERANCE * objective:
+        found.append(f"the objective is {sums.objective}, not {objective}")
+    dist.barrier()
+    for group in {groups.replicas, groups.stages, *groups.activations, *groups.gradients}:
+        if group != dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(group)
+    return found
+
+
+def compare(rank: int, world: int, rendezvous: str, pipelines: list[Pipeline]):
+    """Returns by seed what differs on this stage."""
+    join(rank, world, rendezvous)
+    return [(pipeline, differences(pipeline, rank)) for pipeline in pipelines]
+
+
+@pytest.mark.parametrize("stages", STAGES)
+def test_gradients_equal_the_unpartitioned_model(stages):
+    count = COUNT // len(STAGES)
+    check([draw_pipeline(seed, stages) for seed in range(FIRST, FIRST + count)], stages)
+
+
+def pairs(pipeline: Pipeline):
+    """Returns the pairs of cells on different stages between which messages go."""
+    layers = pipeline.layers()
+    return communicating_pairs(find_skips(layers), cell_ranges(pipeline.cells, len(layers)), pipeline.stages)
+
+
+def has_two_routes(pipeline: Pipeline):
+    """Whether a cell gets messages from two cells of another stage, or sends some to two."""
+    from_one = Counter((giver % pipeline.stages, taker) for giver, taker in pairs(pipeline))
+    to_one = Counter((giver, taker % pipeline.stages) for giver, taker in pairs(pipeline))
+    return max((*from_one.values(), *to_one.values()), default=0) > 1
+
+
+def has_a_staying_skip(pipeline: Pipeline):
+    """Whether a skip goes from one cell to another of the same stage."""
+    cell_of = [at for at, size in enumerate(pipeline.cells) for _ in range(size)]
+    ends = [(cell_of[giver], cell_of[taker]) for giver, taker, _ in pipeline.skips]
+    return any(giver != taker and (taker - giver) % pipeline.stages == 0 for giver, taker in ends)
+
+
+def puts_gradients_off(pipeline: Pipeline):
+    """Whether a stage computes the gradients of weights apart."""
+    schedule = pipeline.schedule_config.actions(pipeline.stages, pipeline.micro_batches)
+    return any(action.kind == "W" for actions in schedule for action in actions)
+
+
+@pytest.mark.parametrize(
+    "holds", [has_two_routes, has_a_staying_skip, puts_gradients_off, lambda pipeline: bool(pipeline.frozen)],
+    ids=["two routes of a pair of stages", "a skip that stays", "gradients put off", "frozen parameters"],
+)  # fmt: skip
+def test_the_pipelines_drawn_when_nothing_is_set_have_each_feature(holds):
+    drawn = [draw_pipeline(seed, stages) for stages in STAGES for seed in range(DEFAULT // len(STAGES))]
+    assert any(map(holds, drawn))
+
+
+def check(pipelines, stages):
+    results = run_processes(compare, stages, pipelines, deadline_s=7200.0)
+    assert [len(found) for found in results] == [len(pipelines)] * stages
+    wrong = [(pipeline, found) for result in results for pipeline, found in result if found]
+    assert not wrong, f"{len({pipeline.seed for pipeline, _ in wrong})} of {len(pipelines)}: {wrong[:3]}"
+
+
+NOBODY = frozenset()
+LONG = Pipeline(0, 2, ScheduleConfig("interleaved", (1,), 3), (1,) * 6, ((1, 4, "apart"),), NOBODY, 8, 4)
+"""Lanes 1 -> 4 and 3 -> 4 join the same two stages."""
+STAYING = Pipeline(0, 2, ScheduleConfig("interleaved", (1,), 2), (1, 1, 1, 4), ((0, 2, "apart"),), NOBODY, 8, 4)
+"""The skip goes from a stage's first cell to its second."""
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
+@pytest.mark.parametrize("pipeline", [LONG, STAYING], ids=["two lanes of a pair", "one that stays"])
+def test_so_do_those_of_skips_between_stages_of_several_cells(pipeline, schedule):
+    check([replace(pipeline, schedule_config=replace(pipeline.schedule_config, schedule=schedule))], 2)

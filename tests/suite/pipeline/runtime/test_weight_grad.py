@@ -1,0 +1,94 @@
+"""Gradients of weights put off: the same numbers, later."""
+
+import pytest
+import torch
+from torch import nn
+
+from models.synthetic import SyntheticLayer
+from suite.pipeline.runtime.weight_grad import DeferrableLinear, WeightGradStore, with_deferrable_linears
+
+KINDS = [torch.float64, torch.float32]
+
+
+def two(bias=True, dtype=torch.float64):
+    """Returns a plain stack and one of the same values that can put off."""
+    stacks = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        stacks.append(nn.Sequential(nn.Linear(5, 7, bias), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 4, bias)).to(dtype))
+    return stacks[0], with_deferrable_linears(stacks[1])
+
+
+def gradients(module):
+    return {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 5)])
+def test_two_parts_give_the_gradients_of_one(shape, bias, dtype):
+    plain, split = two(bias, dtype)
+    x = torch.randn(*shape, dtype=dtype)
+    given, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    plain(given).square().sum().backward()
+    out = split(other)
+    assert torch.equal(out, plain(given))
+    later = WeightGradStore(split).run_deferred(lambda: out.square().sum().backward())
+    close = {"rtol": 0, "atol": 1e-12 if dtype == torch.float64 else 1e-5}
+    torch.testing.assert_close(other.grad, given.grad, **close)
+    names = {name for name, parameter in split.named_parameters() if parameter.grad is None}
+    assert names == {f"{at}.{what}" for at in (0, 3) for what in (["weight", "bias"] if bias else ["weight"])}
+    assert [add() for add in later] == [None, None]
+    torch.testing.assert_close(gradients(split), gradients(plain), **close)
+
+
+def test_put_off_gradients_are_added_to_those_there_and_a_backward_in_one_puts_off_nothing():
+    plain, split = two()
+    for _ in range(2):
+        x = torch.randn(3, 5, dtype=torch.float64)
+        plain(x).sum().backward()
+        for add in WeightGradStore(split).run_deferred(lambda x=x: split(x).sum().backward()):
+            add()
+    x = torch.randn(3, 5, dtype=torch.float64)
+    plain(x).sum().backward()
+    split(x).sum().backward()
+    torch.testing.assert_close(gradients(split), gradients(plain), rtol=0, atol=1e-12)
+
+
+def test_under_autocast_factors_are_bf16_and_gradients_those_of_the_plain_layer():
+    plain, split = two(dtype=torch.float32)
+    x = torch.randn(6, 5)
+    results = []
+    for stack in (plain, split):
+        given = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = stack(given)
+        assert out.dtype == torch.bfloat16
+        for add in WeightGradStore(stack).run_deferred(lambda out=out: out.float().sum().backward()):
+            add()
+        results.append({"x": given.grad, **gradients(stack)})
+        assert all(value.dtype == torch.float32 for value in results[-1].values())
+    torch.testing.assert_close(results[1], results[0], rtol=2e-2, atol=2e-2)  # a product of bf16 keeps 8 bits
+
+
+def test_a_layer_changed_in_place_behind_it_is_still_right():
+    plain, split = two()
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    for stack in (plain, split):
+        torch.nn.functional.hardtanh(stack(x), -0.1, 0.1, inplace=True).sum().backward()
+    torch.testing.assert_close(gradients(split), gradients(plain), rtol=0, atol=1e-12)
+
+
+def test_names_and_parameters_stay():
+    plain, split = two()
+    assert [name for name, _ in split.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    assert sum(isinstance(module, DeferrableLinear) for module in split.modules()) == 2
+
+
+def test_a_sleeping_layer_puts_off_half_of_its_backward():
+    layer = SyntheticLayer(0.0, 0.0)
+    later = WeightGradStore(layer).run_deferred(lambda: layer(torch.ones(2, requires_grad=True)).sum().backward())
+    assert layer.weight.grad is None
+    assert len(later) == 1
+    later[0]()
+    assert torch.equal(layer.weight.grad, torch.zeros(1))

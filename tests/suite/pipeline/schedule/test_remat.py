@@ -1,0 +1,92 @@
+"""The rebuild dial against all choices there are, and what it means for fill-drain."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.remat import UNLIMITED, with_recomputes
+
+
+def text(actions):
+    return " ".join(map(str, actions))
+
+
+@pytest.mark.parametrize(
+    ("graphs", "drain"),
+    [
+        (0, "R3 B3 R2 B2 R1 B1 R0 B0"),
+        (1, "B3 R2 B2 R1 B1 R0 B0"),
+        (2, "B3 B2 R1 B1 R0 B0"),
+        (3, "B3 B2 B1 R0 B0"),
+        (4, "B3 B2 B1 B0"),
+        (UNLIMITED, "B3 B2 B1 B0"),
+    ],
+)
+def test_in_fill_drain_the_last_ones_are_kept(graphs, drain):
+    assert text(ScheduleConfig("fill_drain", (graphs,)).actions(1, 4)[0]) == f"F0 F1 F2 F3 {drain}"
+
+
+def test_what_is_used_at_once_is_never_rebuilt():
+    assert text(ScheduleConfig("1f1b", (1,)).actions(3, 3)[2]) == "F0 B0 F1 B1 F2 B2"
+
+
+def test_cells_of_one_stage_have_dials_of_their_own():
+    schedule = ScheduleConfig("interleaved", (UNLIMITED, UNLIMITED, 0, 0), virtual_stages=2).actions(2, 4)
+    for actions in schedule:
+        assert [a for a in actions if a.kind == "R" and a.virtual_stage == 0] == []
+        assert sum(a.kind == "R" for a in actions) == 4
+
+
+def standing(actions, kept):
+    """Returns the most graphs that stand at once when these micro-batches are kept and all others rebuilt."""
+    graphs = most = 0
+    for action in actions:
+        if action.kind == "F":
+            graphs += action.micro_batch in kept
+        elif action.kind == "B":
+            graphs += action.micro_batch not in kept
+            most = max(most, graphs)
+            graphs -= 1
+        most = max(most, graphs)
+    return most
+
+
+@st.composite
+def walks(draw):
+    """Forwards in any order, each with its backward somewhere behind it."""
+    count = draw(st.integers(1, 6))
+    walk = []
+    for i in draw(st.permutations(range(count))):
+        begin = draw(st.integers(0, len(walk)))
+        walk.insert(begin, Action("F", i))
+        walk.insert(draw(st.integers(begin + 1, len(walk))), Action("B", i))
+    return walk, count
+
+
+@given(walks(), st.integers(1, 7))
+def test_no_choice_keeps_more_within_the_dial(case, graphs):
+    actions, count = case
+    walk = with_recomputes(actions, [graphs])
+    kept = set(range(count)) - {a.micro_batch for a in walk if a.kind == "R"}
+    assert standing(actions, kept) <= graphs
+    best = max(
+        len(choice)
+        for size in range(count + 1)
+        for choice in itertools.combinations(range(count), size)
+        if standing(actions, set(choice)) <= graphs
+    )
+    assert len(kept) == best
+
+
+@given(walks(), st.integers(0, 7))
+def test_a_recompute_stands_right_before_its_backward_and_nothing_else_moves(case, graphs):
+    actions, _ = case
+    walk = with_recomputes(actions, [graphs])
+    assert [a for a in walk if a.kind != "R"] == actions
+    for at, action in enumerate(walk):
+        if action.kind == "R":
+            assert walk[at + 1] == Action("B", action.micro_batch)

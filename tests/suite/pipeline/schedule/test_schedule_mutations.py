@@ -1,0 +1,381 @@
+"""The validator against a machine of queues that knows nothing of it, on ten thousand mutations of legal schedules."""
+
+import random
+from collections import Counter, deque
+from dataclasses import replace
+
+import pytest
+
+from suite.errors import SettingError
+from suite.pipeline.schedule.action import Action, virtual_stages_of
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.flow_control import MAX_INFLIGHT_SENDS, PREPOSTED_RECVS
+from suite.pipeline.schedule.remat import UNLIMITED
+from suite.pipeline.schedule.schedules import forward_only
+from suite.pipeline.schedule.validate import validate
+
+MUTATIONS = 10_000
+
+COMPLETE = {True: {"FB", "FRB", "FIW", "FRIW"}, False: {"F"}}
+"""What a stage may have done with a micro-batch when all is over, to train or to evaluate."""
+
+
+class RuleBrokenError(Exception):
+    pass
+
+
+class Machine:
+    """K stages of one or more cells, with a queue for each direction between neighbouring cells. It does one action at
+    a time. A stage goes on only while all but the last few messages of the cell that it worked in have a receive."""
+
+    def __init__(self, stages, micro_batches, train, virtual_stages=1):
+        self.stages, self.cells, self.complete = stages, stages * virtual_stages, COMPLETE[train]
+        self.history = [dict.fromkeys(range(micro_batches), "") for _ in range(self.cells)]
+        self.activations = [deque() for _ in range(self.cells - 1)]  # [c] from cell c to c + 1
+        self.gradients = [deque() for _ in range(self.cells - 1)]  # [c] from cell c + 1 to c
+        self.taken = Counter()  # messages by queue
+        self.sent = [[] for _ in range(self.cells)]  # by cell: (queue, its taker, number)
+        self.last = [None] * stages  # the cell that a stage worked in last
+
+    def cell(self, k, action):
+        return action.virtual_stage * self.stages + k
+
+    def queues(self, kind, c):
+        """Returns the queue that the action takes from and the one it appends to, None where there is none."""
+        below = None if c == 0 else c - 1
+        above = None if c == self.cells - 1 else c
+        none, backward = (None, None, None), (self.gradients, above, below)
+        ends = {"F": (self.activations, below, above), "B": backward, "I": backward, "R": none, "W": none}
+        links, source, target = ends[kind]
+        return tuple(None if at is None else links[at] for at in (source, target))
+
+    def free(self, k, action):
+        """Whether a stage that comes to ``action`` is done with its last message."""
+        cell = self.last[k]
+        for queue, taker, number in self.sent[cell][:-MAX_INFLIGHT_SENDS] if cell is not None else ():
+            opened = taker < self.stages or taker in self.opened
+            if not opened or number >= self.taken[id(queue)] + PREPOSTED_RECVS:
+                return False
+        return True
+
+    def act(self, k, action):
+        """Does the action, or returns False if it must wait. Raises RuleBrokenError if it never may."""
+        cell = self.cell(k, action)
+        if not 0 <= cell < self.cells or action.micro_batch not in self.history[cell]:
+            raise RuleBrokenError(f"stage {k}: there is no micro-batch of {action}")
+        source, target = self.queues(action.kind, cell)
+        if not self.free(k, action) or (source is not None and not source):
+            return False
+        if source is not None:
+            self.taken[id(source)] += 1
+            if source.popleft() != action.micro_batch:
+                raise RuleBrokenError(f"stage {k}: another micro-batch stands before that of {action}")
+        past = self.history[cell][action.micro_batch] + action.kind
+        if not any(whole.startswith(past) for whole in self.complete):
+            raise RuleBrokenError(f"stage {k}: {past}")
+        self.history[cell][action.micro_batch] = past
+        if target is not None:
+            target.append(action.micro_batch)
+            taker = cell + {"F": 1, "B": -1, "I": -1}[action.kind]
+            number = sum(queue is target for queue, _, _ in self.sent[cell])
+            self.sent[cell].append((target, taker, number))
+        self.last[k] = cell if action.kind in "FIB" else None
+        return True
+
+    opened = frozenset()
+    """Cells of later turns that their stages have come to: told by who knows what they will do."""
+
+    def finished(self):
+        return all(past in self.complete for cell in self.history for past in cell.values())
+
+
+def is_legal(schedule, micro_batches, train, rng):
+    """Runs the stages in random order until all have ended, none can go on, or a rule is broken."""
+    machine = Machine(len(schedule), micro_batches, train, virtual_stages_of(schedule))
+    rest = {k: deque(actions) for k, actions in enumerate(schedule) if actions}
+    seen = set()
+    asleep = set()  # an action that must wait can go on only after another was done
+    while len(asleep) < len(rest):
+        k = rng.choice([k for k in rest if k not in asleep])
+        machine.opened |= {machine.cell(k, rest[k][0])}
+        try:
+            went = machine.act(k, rest[k][0])
+        except RuleBrokenError:
+            return False
+        if not went:
+            if machine.cell(k, rest[k][0]) not in seen:  # it was opened just now, which another may wait for
+                asleep.clear()
+            seen.add(machine.cell(k, rest[k][0]))
+            asleep.add(k)
+            continue
+        asleep.clear()
+        rest[k].popleft()
+        if not rest[k]:
+            del rest[k]
+    legal = not rest and machine.finished()
+    assert not legal or not any(machine.activations + machine.gradients)
+    return legal
+
+
+def walk(stages, micro_batches, train, rng):
+    """Returns what a random walk of the machine did: any interleaving, any order, any set of rebuilt micro-batches."""
+    machine = Machine(stages, micro_batches, train)
+    share = rng.random()
+    again = [{i for i in range(micro_batches) if rng.random() < share} for _ in range(stages)]
+    eager = rng.choice([0.02, 0.5, 0.98])  # how often a backward goes before the other things to do
+    schedule = [[] for _ in range(stages)]
+    while not machine.finished():
+        k = rng.randrange(stages)
+        doable = list(open_actions(machine, k, again[k]))
+        backwards = [action for action in doable if action.kind == "B"]
+        if doable:
+            action = rng.choice(backwards if backwards and rng.random() < eager else doable)
+            assert machine.act(k, action)
+            schedule[k].append(action)
+    return schedule
+
+
+def open_actions(machine, k, again):
+    """Returns the actions that stage k may do at once, if those in ``again`` and no others are rebuilt."""
+    for i, past in machine.history[k].items():
+        chain = "F" if machine.complete == COMPLETE[False] else "FRB" if i in again else "FB"
+        if past == chain:
+            continue
+        kind = chain[len(past)]
+        source, _ = machine.queues(kind, k)
+        if (source is None or (source and source[0] == i)) and machine.free(k, Action(kind, i)):
+            yield Action(kind, i)
+
+
+def legal_seed(rng):
+    """Returns a legal schedule, its number of micro-batches, and whether it trains."""
+    stages, micro_batches = rng.choice([1, 2, 3, 3, 4, 4, 5]), rng.choice([1, 2, 3, 3, 4, 4, 5, 6])
+    maker = rng.choice(
+        ["fill_drain", "1f1b", "zero_bubble", "interleaved", "walk", "walk", "walk", "walk", "forward_only",
+         "forward_walk"]
+    )  # fmt: skip
+    if maker in ("fill_drain", "1f1b", "zero_bubble", "interleaved"):
+        virtual_stages = {"interleaved": 2, "zero_bubble": rng.choice([1, 2])}.get(maker, 1)
+        schedule_config = ScheduleConfig(maker, (rng.choice([0, 1, 2, UNLIMITED]),), virtual_stages)
+        return schedule_config.actions(max(stages, virtual_stages), micro_batches), micro_batches, True
+    if maker == "walk":
+        return walk(stages, micro_batches, True, rng), micro_batches, True
+    if maker == "forward_only":
+        return forward_only(stages, micro_batches), micro_batches, False
+    return walk(stages, micro_batches, False, rng), micro_batches, False
+
+
+def some_stage(schedule, rng):
+    return rng.choice([actions for actions in schedule if actions] or [[Action("F", 0)]])
+
+
+def some_action(micro_batches, rng):
+    return Action(rng.choice("FRIBW"), rng.randint(-1, micro_batches))
+
+
+def swap(schedule, micro_batches, rng):
+    actions = some_stage(schedule, rng)
+    i, j = rng.randrange(len(actions)), rng.randrange(len(actions))
+    actions[i], actions[j] = actions[j], actions[i]
+
+
+def swap_neighbours(schedule, micro_batches, rng):
+    actions = some_stage(schedule, rng)
+    i = rng.randrange(len(actions))
+    actions[i - 1], actions[i] = actions[i], actions[i - 1]
+
+
+def move(schedule, micro_batches, rng):
+    actions = some_stage(schedule, rng)
+    action = actions.pop(rng.randrange(len(actions)))
+    actions.insert(rng.randint(0, len(actions)), action)
+
+
+def move_a_little(schedule, micro_batches, rng):
+    actions = some_stage(schedule, rng)
+    i = rng.randrange(len(actions))
+    actions.insert(max(0, i + rng.randint(-3, 3)), actions.pop(i))
+
+
+def drift(schedule, micro_batches, rng):
+    """An action passes neighbours of other kinds and micro-batches: only waits change, for better or for ever."""
+    actions = some_stage(schedule, rng)
+
+    def passes(i):
+        return actions[i].kind != actions[i + 1].kind and actions[i].micro_batch != actions[i + 1].micro_batch
+
+    places = [i for i in range(len(actions) - 1) if passes(i)]
+    if places:
+        i, way = rng.choice(places), rng.choice([-1, 1])
+        while 0 <= i < len(actions) - 1 and passes(i) and rng.random() < 0.9:
+            actions[i], actions[i + 1] = actions[i + 1], actions[i]
+            i += way
+
+
+def delete(schedule, micro_batches, rng):
+    actions = some_stage(schedule, rng)
+    del actions[rng.randrange(len(actions))]
+
+
+def delete_a_rebuild(schedule, micro_batches, rng):
+    actions = some_stage(schedule, rng)
+    recomputes = [i for i, action in enumerate(actions) if action.kind == "R"]
+    if recomputes:
+        del actions[rng.choice(recomputes)]
+
+
+def duplicate(schedule, micro_batches, rng):
+    actions = some_stage(schedule, rng)
+    actions.insert(rng.randint(0, len(actions)), rng.choice(actions))
+
+
+def insert(schedule, micro_batches, rng):
+    actions = rng.choice(schedule)
+    actions.insert(rng.randint(0, len(actions)), some_action(micro_batches, rng))
+
+
+def insert_a_rebuild(schedule, micro_batches, rng):
+    """Before a backward or after another action of its micro-batch: a new rebuild, a second, or one to evaluate."""
+    actions = some_stage(schedule, rng)
+    i = rng.randrange(len(actions))
+    actions.insert(i + (actions[i].kind not in "IB"), Action("R", actions[i].micro_batch, actions[i].virtual_stage))
+
+
+def change_kind(schedule, micro_batches, rng):
+    actions = some_stage(schedule, rng)
+    i = rng.randrange(len(actions))
+    actions[i] = replace(actions[i], kind=rng.choice("FRIBW"))
+
+
+def change_micro_batch(schedule, micro_batches, rng):
+    actions = some_stage(schedule, rng)
+    i = rng.randrange(len(actions))
+    actions[i] = replace(actions[i], micro_batch=rng.randint(-1, micro_batches))
+
+
+def swap_stages(schedule, micro_batches, rng):
+    i, j = rng.randrange(len(schedule)), rng.randrange(len(schedule))
+    schedule[i], schedule[j] = schedule[j], schedule[i]
+
+
+def reverse_segment(schedule, micro_batches, rng):
+    actions = some_stage(schedule, rng)
+    i, j = sorted(rng.randint(0, len(actions)) for _ in range(2))
+    actions[i:j] = actions[i:j][::-1]
+
+
+def swap_everywhere(schedule, micro_batches, rng):
+    """The same two places in every stage."""
+    shortest = min(len(actions) for actions in schedule)
+    if shortest:
+        i, j = rng.randrange(shortest), rng.randrange(shortest)
+        for actions in schedule:
+            actions[i], actions[j] = actions[j], actions[i]
+
+
+def exchange_everywhere(schedule, micro_batches, rng):
+    """The same two actions in every stage, wherever they stand: neighbours go on agreeing about their messages."""
+    kinds = rng.choice(["F", "IB", "FIB", "FRIBW"])
+    i, j = rng.randrange(micro_batches), rng.randrange(micro_batches)
+    for actions in schedule:
+        for at, action in enumerate(actions):
+            if action.kind in kinds:
+                actions[at] = replace(action, micro_batch={i: j, j: i}.get(action.micro_batch, action.micro_batch))
+
+
+def empty_stage(schedule, micro_batches, rng):
+    rng.choice(schedule).clear()
+
+
+COARSE = [swap, swap_neighbours, move, move_a_little, delete, duplicate, insert, change_kind, change_micro_batch,
+          reverse_segment, swap_everywhere, empty_stage]  # fmt: skip
+FINE = [drift, drift, drift, delete_a_rebuild, insert_a_rebuild, exchange_everywhere, swap_stages]
+"""Those that often leave a schedule legal, or break nothing but what stages have to agree about."""
+
+
+def mutated(schedule, micro_batches, rng):
+    """Returns another schedule, one to three mutations away."""
+    mutant = [list(actions) for actions in schedule]
+    for _ in range(rng.choice([1, 1, 1, 2, 2, 3])):
+        rng.choice(COARSE + FINE * 5)(mutant, micro_batches, rng)
+    return mutant if mutant != schedule else mutated(schedule, micro_batches, rng)
+
+
+def mutants(rng):
+    """Yields different mutants, four a seed, each with its number of micro-batches and whether it trains."""
+    seen = set()
+    while len(seen) < MUTATIONS:
+        seed, micro_batches, train = legal_seed(rng)
+        for _ in range(4):
+            mutant = mutated(seed, micro_batches, rng)
+            key = (show(mutant), micro_batches, train)
+            if key not in seen and len(seen) < MUTATIONS:
+                seen.add(key)
+                yield mutant, micro_batches, train
+
+
+def verdict(schedule, micro_batches, train):
+    """Returns the validator's timeline or its complaint."""
+    try:
+        return validate(schedule, micro_batches, train), None
+    except SettingError as error:
+        return None, str(error)
+
+
+def assert_played_as_early_as_can_be(schedule, timeline):
+    """An action comes right after the later of the stage's last action and the arrival of what it needs."""
+    stages, cells = len(schedule), len(schedule) * virtual_stages_of(schedule)
+    when = {}
+    for k, row in enumerate(timeline):
+        for unit, shown in enumerate(row):
+            if shown != ".":
+                action = Action.parse(shown)
+                when[action.direction, action.micro_batch, action.virtual_stage * stages + k] = unit
+    for k, (actions, row) in enumerate(zip(schedule, timeline, strict=True)):
+        assert [cell for cell in row if cell != "."] == [str(action) for action in actions]
+        last = -1
+        for action in actions:
+            cell = action.virtual_stage * stages + k
+            source = cell + {"F": -1, "B": 1, "I": 1}.get(action.kind, 0)
+            waits = source != cell and 0 <= source < cells
+            needs = when[action.direction, action.micro_batch, source] if waits else -1
+            last = max(last, needs) + 1
+            assert timeline[k][last] == str(action)
+    assert {len(row) for row in timeline} == {1 + max(when.values(), default=-1)}
+
+
+def show(schedule):
+    return "\n".join(" ".join(map(str, actions)) for actions in schedule)
+
+
+COMPLAINTS = [
+    "never runs", "more than once", "micro-batches", "in an evaluation", "out of order",
+    "order of activations", "order of gradients", "deadlocks",
+]  # fmt: skip
+
+
+def test_the_validator_accepts_exactly_what_the_machine_can_run():
+    rng = random.Random(20)
+    count = Counter()
+    for case, (mutant, micro_batches, train) in enumerate(mutants(rng)):
+        legal = is_legal(mutant, micro_batches, train, rng)
+        assert legal == is_legal(mutant, micro_batches, train, rng), f"{case}: the order mattered\n{show(mutant)}"
+        timeline, complaint = verdict(mutant, micro_batches, train)
+        told = f"{case}: M = {micro_batches}, train = {train}, legal = {legal}, said {complaint}\n{show(mutant)}"
+        assert legal == (complaint is None), told
+        if legal:
+            assert_played_as_early_as_can_be(mutant, timeline)
+        count["legal" if legal else next(what for what in COMPLAINTS if what in complaint)] += 1
+    # Many of both, and every complaint heard often: else the above would say little.
+    assert count.total() == MUTATIONS
+    assert 2_500 < count["legal"] < 7_500, count
+    assert all(count[what] >= 80 for what in COMPLAINTS), count
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_every_seed_is_legal(number):
+    rng = random.Random(number)
+    for _ in range(50):
+        schedule, micro_batches, train = legal_seed(rng)
+        assert is_legal(schedule, micro_batches, train, rng), show(schedule)
+        assert_played_as_early_as_can_be(schedule, validate(schedule, micro_batches, train))

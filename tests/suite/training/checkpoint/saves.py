@@ -1,0 +1,109 @@
+"""Real saves of a toy stage that cost nothing to compute: every number of the state is the step it belongs to."""
+
+import multiprocessing as mp
+import random
+import tempfile
+import time
+
+import torch
+
+from launch.backends.processes import PRELOAD
+from suite.pipeline.model.topology import RankCoord
+from suite.settings import OptimizerSettings
+from suite.training.checkpoint import Saver, Storage, list_checkpoints
+from suite.training.optimizer import StageOptimizer
+from tests.suite.pipeline.build import CPU, build, join
+from tests.suite.pipeline.toy import SumLoss, toy_layers
+
+LAYERS = len(toy_layers())
+
+
+class Counting:
+    """One worker whose weights and optimizer state are the number of the step."""
+
+    def __init__(self, rank, world, rendezvous, storage, start=0, log=print, deadline_s=60.0):
+        join(rank, world, rendezvous)
+        self.coord = RankCoord(rank, world, 1)
+        layers = toy_layers()
+        executor, ties, named, groups = build(self.coord, layers, SumLoss(), "never")
+        settings = OptimizerSettings()
+        self.stage = executor.stage
+        self.update = StageOptimizer(self.stage.layers, named, len(layers), ties, self.coord, groups, CPU, settings)
+        self._named = named
+        storage = storage if isinstance(storage, Storage) else Storage(storage)
+        self.saver = Saver(storage, self.stage, self.update, self.coord, lambda units: {}, log, start, deadline_s)
+
+    @torch.no_grad()
+    def become(self, step):
+        """Does a step."""
+        for key, parameter in self._named.items():
+            parameter.fill_(step)
+            parts = {name: torch.full_like(parameter, step) for name in ("exp_avg", "exp_avg_sq")}
+            self.update.load_state(key, {"step": torch.tensor(float(step)), **parts})
+        self.saver.stepped(step, True)
+
+
+def restored(folder):
+    """Returns the step of the newest whole checkpoint, 0 for none; all of its numbers must be that step."""
+    for found in list_checkpoints(folder, lambda text: None):
+        numbers = [found.read(layer) for layer in range(LAYERS)]  # a damaged file would raise
+        assert len(found.manifest.files) == LAYERS
+        for tensors in numbers:
+            for name, value in tensors.items():
+                assert bool((value == found.step).all()), (found, name)
+        return found.step
+    return 0
+
+
+def saving(rank, world, rendezvous, folder, start, done):
+    """Saves as fast as it can, and says each step that is surely saved; ends when the other one is gone."""
+    one, step = Counting(rank, world, rendezvous, folder, start), start
+    while True:
+        step += 1
+        one.become(step)
+        try:
+            one.saver.save(step, 0)
+        except RuntimeError:
+            time.sleep(60)  # its save goes on until it is killed too
+        if rank == 0 and step > start + 1:
+            done.send(step - 1)
+
+
+def kill_during_saves(folder, times, seed):
+    """Kills two workers at random moments of their saves, ``times`` times; each time restores what they left.
+
+    Returns how often that was the state before the save under way, and the new one. Any other is an assertion's.
+    """
+    chance, context = random.Random(seed), mp.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    start, previous, new = 0, 0, 0
+    for _ in range(times):
+        with tempfile.TemporaryDirectory() as meeting:
+            hear, done = context.Pipe(duplex=False)
+            workers = [
+                context.Process(target=saving, args=(rank, 2, f"file://{meeting}/rendezvous", folder, start, done))
+                for rank in range(2)
+            ]
+            for worker in workers:
+                worker.start()
+            done.close()
+            try:
+                assert hear.poll(120), "no save in time"
+                time.sleep(chance.uniform(0, 0.1))
+                chance.shuffle(workers)
+                workers[0].kill()
+                time.sleep(chance.choice((0, chance.uniform(0, 0.02))))
+            finally:
+                for worker in workers:
+                    worker.kill()
+                    worker.join(30)
+            sure = start
+            try:
+                while hear.poll(0):
+                    sure = hear.recv()
+            except EOFError:
+                pass
+        found = restored(folder)
+        assert found in (sure, sure + 1), (found, sure)
+        previous, new, start = previous + (found == sure), new + (found == sure + 1), found
+    return previous, new

@@ -1,0 +1,336 @@
+"""Damaged checkpoints: named, never used, and the one before is taken; another model's or version's are refused."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from launch.backends.processes import run_processes
+from suite.errors import CheckpointError
+from suite.pipeline.runtime.stage import Stage
+from suite.training.checkpoint import audit, list_checkpoints, load_optimizer, load_values, newest_valid
+from suite.training.checkpoint.manifest import digest
+from suite.training.checkpoint.reading import survey
+from suite.training.checkpoint.retention import KEEP_LATEST
+from suite.training.checkpoint.storage import BEGUN, Storage
+from tests.suite.pipeline.build import CPU, join
+from tests.suite.pipeline.toy import toy_layers
+from tests.suite.training.checkpoint.fuzz import flip_bytes, fuzz
+from tests.suite.training.checkpoint.seal import seal_again
+from tests.suite.training.work import run, three_checkpoints
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Three checkpoints were due, at 20, 40 and 60; the newest two are kept."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    run_processes(run, 1, 1, 1, 60, str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(written, tmp_path):
+    return shutil.copytree(written, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(tmp_path_factory):
+    """This process is a worker without others."""
+    join(0, 1, f"file://{tmp_path_factory.mktemp('meeting')}/rendezvous", torch.get_num_threads())
+    yield
+    dist.destroy_process_group()
+
+
+def newest(folder):
+    """Returns (step taken or None, what was said)."""
+    said = []
+    found = newest_valid(folder, range(6), 6, said.append)
+    return (found.step if found else None), said
+
+
+def _newest(rank, world, rendezvous, folder):
+    join(rank, world, rendezvous)
+    said = []
+    found = newest_valid(folder, range(3 * rank, 3 * rank + 3), 6, said.append)
+    return (found.step if found else None), said
+
+
+def test_the_newest_is_taken_and_older_ones_were_removed(folder):
+    assert newest(folder) == (60, [])
+    assert len(list(folder.iterdir())) == KEEP_LATEST
+
+
+def test_workers_that_read_half_of_the_layers_each_take_the_same(folder):
+    flip(folder / "00000060/layer-0004.safetensors")
+    first, second = run_processes(_newest, 2, str(folder))
+    assert first[0] == second[0] == 40
+    assert "layer-0004.safetensors: its SHA-256 does not match" in first[1][0]
+    assert second[1] == []  # the first speaks
+
+
+def test_a_checkpoint_holds_its_layers_its_manifest_and_the_proof_of_later_steps(folder):
+    files = {f"layer-{layer:04d}.safetensors" for layer in range(6)} | {"manifest.json"}
+    assert {path.name for path in (folder / "00000060").iterdir()} == files
+    assert {path.name for path in (folder / "00000040").iterdir()} == files | {"good"}
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda f: flip(f / "00000060/layer-0004.safetensors"), "layer-0004.safetensors: its SHA-256 does not match"),
+        (lambda f: (f / "00000060/layer-0001.safetensors").unlink(), "layer-0001.safetensors: missing"),
+        (lambda f: (f / "00000060/layer-0000.safetensors").write_bytes(b""), "layer-0000.safetensors: it has 0 bytes"),
+        (lambda f: (f / "00000060/manifest.json").unlink(), "its manifest.json is missing"),
+        (lambda f: interrupt_save(f / "00000060"), "no manifest, it was never finished"),
+        (lambda f: (f / "00000060/manifest.json").write_text('{"step": 60'), "bad manifest: it is not a manifest"),
+        (lambda f: (f / "00000060/manifest.json").write_text("[" * 100_000), "bad manifest: it is not a manifest"),
+        (lambda f: (f / "00000060/manifest.json").write_text("[]"), "bad manifest: its seal"),
+        (lambda f: flip(f / "00000060/manifest.json"), "bad manifest: its seal"),
+        (lambda f: shutil.move(f / "00000060", f / "00000061"), "00000061 is not used: bad manifest: it is of step 60"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(folder, harm, said):
+    harm(folder)
+    step, messages = newest(folder)
+    assert step == 40
+    assert any("0000006" in line and " is not used: " in line and said in line for line in messages), messages
+
+
+def test_a_manifest_with_another_step_than_was_written_is_refused(folder):
+    path = folder / "00000060/manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "step": 59}))
+    said = []
+    assert [c.step for c in list_checkpoints(folder, said.append)] == [40]
+    assert "its seal does not match" in said[0]
+
+
+def interrupt_save(path):
+    """Makes a checkpoint what a save leaves that was interrupted."""
+    (path / "manifest.json").unlink()
+    (path / "begun-0").touch()
+
+
+def test_a_run_whose_only_saves_were_interrupted_starts_at_step_0(folder):
+    assert newest_valid(folder / "empty", range(6), 6, print) is None
+    for path in folder.iterdir():
+        interrupt_save(path)
+    step, said = newest(folder)
+    assert step is None
+    assert len(said) == 2
+    assert all("no manifest, it was never finished" in line for line in said)
+
+
+HARMS = {
+    "flipped": (lambda path: flip(path / "layer-0002.safetensors"), "layer-0002.safetensors: its SHA-256"),
+    "layer deleted": (lambda path: (path / "layer-0002.safetensors").unlink(), "layer-0002.safetensors: missing"),
+    "manifest flipped": (lambda path: flip(path / "manifest.json"), "bad manifest: its seal"),
+    "manifest empty": (lambda path: (path / "manifest.json").write_bytes(b""), "bad manifest: it is not a manifest"),
+    "manifest deleted": (lambda path: (path / "manifest.json").unlink(), "its manifest.json is missing"),
+    "emptied": (lambda path: [one.unlink() for one in path.iterdir()], "its manifest.json is missing"),
+}
+
+
+def test_an_interrupted_save_stays_one_while_it_is_removed(folder, monkeypatch):
+    interrupt_save(folder / "00000040")
+    storage = Storage(folder)
+    removed = []
+    remove = storage.remove
+
+    def noted(path):
+        removed.append(path)
+        remove(path)
+        mark = {name for name in storage.names("00000040") if name.startswith(BEGUN)}
+        assert mark, f"only its files are left to tell what it was: {removed}"
+
+    monkeypatch.setattr(storage, "remove", noted)
+    storage.remove_folder("00000040")
+    assert len(removed) > 2
+    assert not (folder / "00000040").exists()
+
+
+def test_a_manifest_that_is_published_between_two_looks_is_read(folder, monkeypatch):
+    storage, looks = Storage(folder), []
+    size = storage.size
+
+    def late(path):
+        looks.append(path)
+        if len(looks) == 1:
+            raise FileNotFoundError(path)
+        return size(path)
+
+    monkeypatch.setattr(storage, "size", late)
+    assert [type(found).__name__ for _, found in survey(storage)] == ["Checkpoint"] * 2
+
+
+@pytest.mark.parametrize("newer", HARMS)
+@pytest.mark.parametrize("older", [*HARMS, "interrupted", "none"])
+def test_checkpoints_none_of_which_can_be_used_are_refused_by_name(folder, newer, older):
+    """Training from step 0 would write over them."""
+    harm, why = HARMS[newer]
+    harm(folder / "00000060")
+    told = [rf"00000060.*{why}"]
+    if older == "interrupted":
+        interrupt_save(folder / "00000040")
+    elif older == "none":
+        shutil.rmtree(folder / "00000040")
+    else:
+        HARMS[older][0](folder / "00000040")
+        told.append(rf"00000040.*{HARMS[older][1]}")
+    count = {2: "none of the 2 checkpoints", 1: "the only checkpoint"}[len(told)]
+    with pytest.raises(CheckpointError) as refused:
+        newest(folder)
+    assert count in str(refused.value)
+    assert re.search(".*".join(told), str(refused.value)), refused.value
+    assert "restore" in str(refused.value)
+
+
+def test_a_place_of_checkpoints_that_is_no_folder_is_refused(folder, tmp_path):
+    """A link to a disk that is not mounted is no run without checkpoints."""
+    for name, make in {
+        "gone": lambda path: path.symlink_to(tmp_path / "not-mounted"),
+        "circle": lambda path: path.symlink_to(path),
+        "file": lambda path: path.write_text(""),
+    }.items():
+        make(tmp_path / name)
+        with pytest.raises(CheckpointError, match=f"cannot be listed: .*{name}"):
+            newest(tmp_path / name)
+    (tmp_path / "link").symlink_to(folder)
+    assert newest(tmp_path / "link") == (60, [])
+
+
+def test_what_only_has_a_checkpoints_name_is_refused_where_nothing_else_is_there(folder, tmp_path):
+    (folder / "00000080").write_text("")
+    (folder / "000000090").mkdir()  # not a name that a save writes
+    assert newest(folder)[0] == 60
+    lone = tmp_path / "lone"
+    lone.mkdir()
+    (lone / "00000060").symlink_to(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match=r"the only checkpoint .*00000060"):
+        newest(lone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"files": {}}, "its field files: "),
+        ({"notes": {"units": "many"}}, "its field notes: .*units is 'many'"),
+        ({"notes": {"units": "12"}}, "its field notes: .*units is '12'"),
+        ({"notes": {"units": -1}}, "its field notes: .*units is -1"),
+        ({"notes": {"units": True}}, "its field notes: .*units is True"),
+        ({"notes": {"wandb_run": 5}}, "its field notes: .*wandb_run is 5"),
+    ],
+)
+def test_a_manifest_whose_fields_a_run_cannot_use_is_damaged(folder, changes, said):
+    seal_again(folder / "00000060", **changes)
+    step, messages = newest(folder)
+    assert step == 40
+    assert re.search(f"00000060 is not used: bad manifest: {said}", messages[0]), messages
+    newer, older = audit(Storage(folder))
+    assert re.search(said, newer.faults[0])
+    assert older.faults == ()
+
+
+def test_an_audit_names_every_fault(folder):
+    flip(folder / "00000060/layer-0004.safetensors")
+    (folder / "00000060/layer-0001.safetensors").unlink()
+    newer, older = audit(Storage(folder))
+    assert [(one.step, one.good) for one in (newer, older)] == [(60, False), (40, True)]
+    assert older.faults == ()
+    assert [fault.split("/")[-1] for fault in newer.faults] == [
+        "layer-0001.safetensors: missing", "layer-0004.safetensors: its SHA-256 does not match the manifest",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format", "word"), [(3, "a newer"), (1, "an older"), ("x", "a newer")])
+def test_another_versions_checkpoint_is_refused_by_name(folder, format, word):
+    seal_again(folder / "00000060", format=format)
+    with pytest.raises(CheckpointError, match=f"60/manifest.json has format {format!r}, written by {word} version"):
+        newest(folder)
+    assert [bool(one.faults) for one in audit(Storage(folder))] == [True, False]
+
+
+def test_three_hundred_harmed_files_give_an_error_by_name_or_the_right_state(written, tmp_path):
+    (ends,) = run_processes(fuzz, 1, written, tmp_path, 300, 1)
+    assert sum(ends.values()) == 300
+    assert min(ends[end] for end in ("the one before", "refused by name", "of this model")) > 0
+
+
+def test_twenty_times_random_bytes_flipped_in_a_run_of_three_checkpoints(tmp_path):
+    (ends,) = run_processes(flip_bytes, 1, three_checkpoints(tmp_path), tmp_path, 20, 7)
+    assert sum(ends.values()) == 40
+    assert ends["flipped", "refused"] > 0
+    assert ends["flipped and deleted", "refused"] > 0
+
+
+def test_missing_and_extra_layers_are_refused_by_name(folder):
+    for count, said in (
+        (5, "has 6 layers, this model 5 .layer-0005.safetensors extra"),
+        (8, "0007.safetensors missing"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            newest_valid(folder, range(5), count, print)
+
+
+@pytest.fixture(scope="module")
+def stage():
+    return Stage(toy_layers(), [range(6)], None, CPU, "fp32", 7)
+
+
+def changed(folder, change):
+    """Returns the newest checkpoint, layer 1 of it changed and sealed again as its writer would."""
+    path = folder / "00000060/layer-0001.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    seal_again(folder / "00000060")
+    found = list_checkpoints(folder, print)[0]
+    found.layers.update((layer, found.read(layer)) for layer in range(6))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("value/mix.bias"), "mix.bias is missing"),
+        (lambda t: t.update({"value/more": torch.ones(2)}), "more is extra"),
+        (lambda t: t.update({"value/mix.bias": torch.ones(7)}), r"mix.bias is \(7,\), the model has \(6,\)"),
+        (lambda t: t.update({"value/mix.bias": torch.ones(6).half()}), "mix.bias is torch.float16, the model has"),
+    ],
+)
+def test_another_models_layer_is_refused_with_what_differs(folder, stage, change, said):
+    with pytest.raises(CheckpointError, match=rf"layer 1 of .*00000060 does not match this model: {said}"):
+        load_values(changed(folder, change), stage)
+
+
+def test_a_tensor_of_no_known_kind_is_refused(folder):
+    with pytest.raises(CheckpointError, match=r"layer-0001.safetensors: it has unexpected tensors: other/x"):
+        changed(folder, lambda tensors: tensors.update({"other/x": torch.ones(1)}))
+
+
+def test_state_of_what_is_no_parameter_is_refused(folder, stage):
+    class Takes:
+        def load_state(self, key, state):
+            pass
+
+    found = changed(folder, lambda tensors: tensors.update({"state/mox.weight/step": torch.ones(())}))
+    with pytest.raises(CheckpointError, match=r"layer 1 of .* this model does not train: mox.weight/step"):
+        load_optimizer(found, stage, Takes())
+
+
+def test_the_bytes_that_were_verified_are_those_that_are_loaded(folder, stage):
+    found = list_checkpoints(folder, print)[0]
+    found.layers.update((layer, found.read(layer)) for layer in range(6))
+    for path in (folder / "00000060").iterdir():
+        path.write_bytes(b"")
+    load_values(found, stage)
+    assert digest(b"") not in {file.sha256 for file in found.manifest.files.values()}

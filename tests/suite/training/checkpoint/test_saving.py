@@ -1,0 +1,239 @@
+"""Saving beside the training: what is saved, what a failure does, what stays, and what a kill leaves."""
+
+import os
+import resource
+import shutil
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.backends.processes import run_processes
+from suite.errors import CheckpointError
+from suite.training.checkpoint import Storage, load_optimizer, load_values, newest_valid
+from suite.training.checkpoint.reading import UNFINISHED, survey
+from suite.training.checkpoint.retention import KEEP_LATEST, steps_to_keep
+from suite.training.checkpoint.storage import BEGUN
+from tests.suite.training.checkpoint.saves import LAYERS, Counting, kill_during_saves, restored
+
+
+class Gated(Storage):
+    """A disk that is busy until it is let go."""
+
+    def __init__(self, location):
+        super().__init__(location)
+        self.open = threading.Event()
+
+    def write(self, path, data):
+        assert self.open.wait(60)
+        super().write(path, data)
+
+
+def goes_on(rank, world, rendezvous, folder):
+    disk = Gated(folder)
+    one = Counting(rank, world, rendezvous, disk)
+    one.become(5)
+    one.saver.save(5, 0)
+    one.become(6)  # while nothing is written yet
+    before = os.listdir(folder)
+    disk.open.set()
+    one.saver.settle()
+    return before, restored(folder)
+
+
+def test_training_goes_on_while_a_save_is_written_and_the_state_is_that_of_the_save_point(tmp_path):
+    assert run_processes(goes_on, 1, str(tmp_path)) == [([], 5)]
+
+
+def limit(size):
+    """Every write beyond ``size`` bytes of a file fails in this process, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def fails(rank, world, rendezvous, folder):
+    """Three saves that cannot be written by one of the workers, one that can, and then no more."""
+    said = []
+    one = Counting(rank, world, rendezvous, folder, log=said.append)
+    seen = []
+    for step in range(1, 9):
+        if rank == 1:
+            limit(resource.RLIM_INFINITY if step in (1, 4) else 300)
+        one.become(step)
+        try:
+            one.saver.save(step, 0)
+            one.saver.settle()
+        except CheckpointError as error:
+            return seen, said, step, str(error)
+        seen.append((restored(folder), len(os.listdir(folder))))
+    return seen, said, None, None
+
+
+def test_a_save_that_fails_is_said_leaves_the_old_one_and_is_tried_again_but_not_for_ever(tmp_path):
+    first, second = run_processes(fails, 2, str(tmp_path))
+    assert first[0] == [(1, 1), (1, 1), (1, 1), (4, 2), (4, 2), (4, 2), (4, 2)]  # what was half written is gone
+    said, step, ended = first[1:]
+    assert len(said) == 5
+    assert "the checkpoint of step 2 was not written (replica 0, stage 1: " in said[0]
+    assert "File too large); training continues; the newest checkpoint is of step 1" in said[0]
+    assert step == second[2] == 8
+    assert ended == second[3]
+    for part in ("3 checkpoints in a row", str(tmp_path), "the newest checkpoint is of step 4", "File too large"):
+        assert part in ended
+
+
+def lasts(rank, world, rendezvous, folder, failures):
+    """The disk is full for some of the tries to save the last step."""
+
+    def log(text):
+        said.append(text)
+        if len(said) == failures:
+            limit(resource.RLIM_INFINITY)
+
+    said = []
+    one = Counting(rank, world, rendezvous, folder, log=log)
+    one.become(1)
+    limit(300)
+    one.saver.save(1, 0)
+    try:
+        one.saver.finish(1, 0)
+    except CheckpointError as error:
+        return restored(folder), str(error)
+    return restored(folder), None
+
+
+def test_the_last_save_is_tried_again_and_a_run_without_it_ends_with_an_error(tmp_path):
+    assert run_processes(lasts, 1, str(tmp_path / "mended"), 2) == [(1, None)]
+    ((step, told),) = run_processes(lasts, 1, str(tmp_path / "full"), 3)
+    assert step == 0
+    assert "3 checkpoints in a row could not be written" in told
+    assert "there is no checkpoint yet" in told
+
+
+def in_a_store(rank, world, rendezvous, place):
+    """Returns what lies in an object store after saves, and what is loaded from it."""
+    one = Counting(rank, world, rendezvous, place)
+    for step in (1, 2, 3):
+        one.become(step)
+        one.saver.save(step, 0)
+    one.saver.finish(3, 0)
+    one.become(9)
+    found = newest_valid(place, range(LAYERS), LAYERS, print)
+    load_values(found, one.stage)
+    load_optimizer(found, one.stage, one.update)
+    values = {float(value) for p in one.stage.layers.parameters() for value in p.detach().flatten()}
+    storage = Storage(place)
+    return found.step, values, {folder: sorted(storage.names(folder)) for folder in storage.folders()}
+
+
+def check_store(place):
+    ((step, values, files),) = run_processes(in_a_store, 1, place)
+    assert (step, values) == (3, {3.0})
+    layers = [f"layer-{layer:04d}.safetensors" for layer in range(LAYERS)]
+    assert files == {"00000003": [*layers, "manifest.json"], "00000002": ["good", *layers, "manifest.json"]}
+
+
+def test_an_object_store_serves_as_a_folder_does():
+    check_store("memory://bucket/run")
+
+
+def test_a_store_of_no_known_kind_is_a_sentence():
+    with pytest.raises(CheckpointError, match="cannot store checkpoints at nostore://bucket"):
+        Storage("nostore://bucket")
+
+
+def resumes_before(rank, world, rendezvous, folder):
+    """Saves 1, 2, 3, is taken up at 1 (2 and 3 were damaged, say) and saves 2 anew."""
+    one = Counting(rank, world, rendezvous, folder)
+    for step in (1, 2, 3):
+        one.become(step)
+        one.saver.save(step, 0)
+    one.saver.settle()
+
+
+def again(rank, world, rendezvous, folder):
+    one = Counting(rank, world, rendezvous, folder, start=2)
+    one.become(3)
+    one.saver.finish(3, 0)
+
+
+def test_a_future_that_a_resume_gave_up_is_written_over(tmp_path):
+    run_processes(resumes_before, 1, str(tmp_path))
+    (tmp_path / "00000003/layer-0000.safetensors").write_bytes(b"damaged")
+    (tmp_path / "00000003/good").touch()
+    (tmp_path / "00000007").mkdir()
+    run_processes(again, 1, str(tmp_path))
+    assert restored(tmp_path) == 3
+    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003"]
+    assert not (tmp_path / "00000003/good").exists()
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_retention_keeps_the_newest_and_never_loses_the_last_good_one(finite):
+    """A save at each step; whether a finite step follows it is known before the next one."""
+    there: set[int] = set()
+    good: set[int] = set()
+    for step, follows in enumerate(finite, 1):
+        before, there = there, steps_to_keep(there | {step}, good)
+        assert there <= before | {step}
+        assert set(sorted(before | {step})[-KEEP_LATEST:]) <= there
+        assert len(there) <= KEEP_LATEST + 1
+        assert not good or max(good) in there
+        good |= {step} if follows else set()
+
+
+def test_kills_during_saves_leave_the_state_before_or_the_new_one(tmp_path):
+    assert sum(kill_during_saves(str(tmp_path), 4, seed=1)) == 4
+
+
+def test_retention_removes_a_link_and_leaves_what_it_leads_to(tmp_path):
+    place, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run_processes(resumes_before, 1, str(place))
+    shutil.copytree(place / "00000002", elsewhere)
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    (place / "00000001").symlink_to(elsewhere)
+    run_processes(again, 1, str(place))
+    assert sorted(os.listdir(place)) == ["00000002", "00000003"]
+    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
+def test_retention_leaves_a_file_that_is_named_like_a_checkpoint_and_goes_on(tmp_path):
+    (tmp_path / "00000009").write_text("a person's")
+    (tmp_path / "notes").write_text("a person's")
+    run_processes(resumes_before, 1, str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003", "00000009", "notes"]
+
+
+def test_a_save_that_is_under_way_can_be_told_from_a_checkpoint_without_its_manifest(tmp_path):
+    looks = [look for seen in run_processes(interrupted_save, 2, str(tmp_path)) for look in seen]
+    assert {found for _, found in looks} == {UNFINISHED}
+    assert any(all(name.startswith(BEGUN) for name in names) for names, _ in looks)  # the first worker's mark
+    layers = {f"layer-{layer:04d}.safetensors" for layer in range(LAYERS)}
+    assert layers <= set().union(*(names for names, _ in looks))
+    assert not list(tmp_path.glob("*/begun-*"))
+
+
+def interrupted_save(rank, world, rendezvous, folder):
+    """Returns what this worker saw of a save: after its mark and after each of its layers, before its share."""
+    disk = Watched(folder)
+    one = Counting(rank, world, rendezvous, disk)
+    one.become(1)
+    one.saver.save(1, 0)
+    one.saver.settle()
+    return disk.seen
+
+
+class Watched(Storage):
+    """A folder that is looked at as soon as a mark or a layer is there. Behind a share the manifest may come at any
+    time."""
+
+    def __init__(self, location):
+        super().__init__(location)
+        self.seen = []
+
+    def write(self, path, data):
+        super().write(path, data)
+        name = path.rpartition("/")[2]
+        if name.startswith((BEGUN, "layer-")):
+            names = self.names(path.partition("/")[0])
+            self.seen += [(names, found) for _, found in survey(Storage(self.location))]

@@ -1,0 +1,62 @@
+"""Lines that a full disk rejects, and lines after the step that a run resumes from."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.training.jsonl import last_line, read_lines, reopen
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from suite.training.jsonl import JsonLinesFile
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+lines = JsonLinesFile(Path(sys.argv[1]))
+for step in range(30):
+    limit = 100 if 5 <= step < 20 else resource.RLIM_INFINITY  # in the middle of a line
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    lines.write({"step": step, "loss": step / 7})
+lines.close()
+"""
+
+
+def test_lines_of_a_full_disk_are_written_when_there_is_room(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
+    assert done.stderr.count("cannot write metrics.jsonl, lines stay in memory") == 1
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": step, "loss": step / 7} for step in range(30)
+    ]
+
+
+def test_what_comes_after_the_step_of_a_resume_is_dropped_and_a_torn_line_too(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for start, steps in ((0, [1, 2, 3]), (2, [3, 4]), (9, [10])):
+        lines = reopen(path, start)
+        for step in steps:
+            lines.write({"step": step, "of": start})
+        lines.close()
+        path.write_text(path.read_text() + '{"step"')
+    lines = reopen(path, 9)
+    lines.close()
+    assert [(line["step"], line["of"]) for line in read_lines(path)] == [(1, 0), (2, 0), (3, 2), (4, 2)]
+
+
+@given(st.lists(st.text(max_size=300), max_size=30), st.text(alphabet="{}1\\", max_size=20))
+def test_the_last_line_is_that_of_all_whole_lines(tmp_path_factory, texts, torn):
+    path = tmp_path_factory.getbasetemp() / "system.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts) + torn)
+    assert last_line(path) == ({"text": texts[-1]} if texts else None)
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "not json\n", "[1]\n", '{"text": "' + 9000 * "x" + '"}\n'])
+def test_a_file_without_a_whole_short_line_has_no_last_one(tmp_path, content):
+    path = tmp_path / "system.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert last_line(path) is None

@@ -1,0 +1,86 @@
+"""Workers' use of their machine: lines in the run's folder, read back by the metrics rank."""
+
+import time
+
+import pytest
+import torch
+
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.p2p import Deadline, wait
+from suite.pipeline.runtime.worker_status import WorkerStatus
+from suite.training import system_metrics
+from suite.training.jsonl import read_lines
+from suite.training.system_metrics import SystemMetrics, path_of
+
+CPU = torch.device("cpu")
+
+
+class Work:
+    """A message that takes its time."""
+
+    def wait(self, timeout):
+        time.sleep(0.05)
+
+
+def gauged(folder, rank, attempt=1, status=None):
+    return SystemMetrics(folder, RankCoord(rank, 2, 1), attempt, status or WorkerStatus(Deadline(1.0)), CPU)
+
+
+def test_the_speaker_reads_what_all_stages_of_its_attempt_noted_last(tmp_path):
+    folder = tmp_path / "system"
+    with gauged(folder, 0):
+        pass
+    with gauged(folder, 0, attempt=2) as first, gauged(folder, 1, attempt=2) as speaker:
+        speaker.sample()
+        assert speaker.latest() == {}  # stage 0's line is of attempt 1
+        del first
+    speaker.sample()
+    found = speaker.latest()
+    assert sorted(found) == [
+        f"stage/0.{stage}/{name}" for stage in (0, 1) for name in ("cpu_percent", "resident_bytes", "waiting_percent")
+    ]
+    for stage in (0, 1):
+        assert found[f"stage/0.{stage}/resident_bytes"] == read_lines(path_of(folder, 0, stage))[-1]["resident_bytes"]
+    assert found["stage/0.0/resident_bytes"] > 2**20
+    assert speaker.latest() == {}  # told once
+
+
+def test_lines_say_after_which_step_and_go_when_the_run_goes_back(tmp_path):
+    for start, steps in ((None, 6), (3, 1)):
+        status = WorkerStatus(Deadline(1.0), first_step=start)
+        with gauged(tmp_path, 0, status=status):
+            status.steps_done = steps
+    assert [line["step"] for line in read_lines(path_of(tmp_path, 0, 0))] == [4]
+
+
+def test_waits_are_counted_also_the_present_one(tmp_path):
+    status = WorkerStatus(Deadline(1.0))
+    with gauged(tmp_path, 0, status=status):
+        begin = time.monotonic()
+        wait(Work(), status.deadline, "a message", CPU)
+        assert 0.05 <= status.deadline.total_waited_s() <= time.monotonic() - begin
+        before = status.deadline.waited_s
+        status.deadline.began_s, status.deadline.waiting_for = time.monotonic(), "another"
+        time.sleep(0.01)
+        assert status.deadline.total_waited_s() >= before + 0.01
+    (line,) = read_lines(path_of(tmp_path, 0, 0))
+    assert 0 < line["waiting_percent"] <= 100
+
+
+def test_a_line_is_written_again_and_again_beside_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(system_metrics, "PERIOD", 0.01)
+    with gauged(tmp_path, 1) as speaker:
+        until = time.monotonic() + 20
+        while not (found := speaker.latest()):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+    assert found["stage/0.1/resident_bytes"] > 0
+    assert len(read_lines(path_of(tmp_path, 0, 1))) >= 2
+
+
+@pytest.mark.parametrize("torn", ["", "{", "not json\n", "[1]\n"])
+def test_a_torn_file_tells_nothing(tmp_path, torn):
+    with gauged(tmp_path, 1) as speaker:
+        path_of(tmp_path, 0, 0).write_text(torn)
+    speaker.sample()
+    assert {name.split("/")[1] for name in speaker.latest()} == {"0.1"}

@@ -1,0 +1,177 @@
+"""A real training run of the toy model in the processes of a test: executor, DeepSpeed, checkpoints."""
+
+import shutil
+
+import torch
+import torch.distributed as dist
+
+from launch.backends.processes import run_processes
+from suite.pipeline.model.layers import as_tuple
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.p2p import Deadline
+from suite.settings import OptimizerSettings, TrainSettings
+from suite.training import checkpoint
+from suite.training.loop import Progress, TrainingSetup, train
+from suite.training.optimizer import StageOptimizer
+from tests.suite.pipeline.build import CPU, build, join, mini_batch
+from tests.suite.pipeline.freezing import freeze
+from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
+
+SETTINGS = {"learning_rate": 0.02, "warmup_steps": 5, "max_grad_norm": 0.2, "weight_decay": 0.01}
+"""Of the optimizer, whichever it is."""
+
+
+class Losses:
+    """A tracker that remembers."""
+
+    def __init__(self):
+        self.seen = []
+
+    def log(self, step, values):
+        self.seen.append((values["loss"], values["grad_norm"]))
+
+    def finish(self, summary):
+        pass
+
+
+def run(
+    rank, world, rendezvous, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4,
+    poison=None, once=False, schedule_config="except_last", again=None, at=lambda step: None,
+):  # fmt: skip
+    """Returns ([(loss, norm)] of the speaking worker, {(layer, name): final value}) of this worker.
+
+    ``total`` counts micro-batches over all replicas. ``spoil`` are steps in which one label's loss is made infinite;
+    ``poison`` what else is (see ``poisoned``), in all of them. ``once``: not when such a step is walked again.
+    What was resumed is saved once more below ``again``, as it was loaded. ``at`` is called before each step.
+    """
+    join(rank, world, rendezvous)
+    return trained(
+        rank, stages, replicas, until, folder, resume, optimizer, spoil, total, poison, once, schedule_config, again, at
+    )  # fmt: skip
+
+
+def trained(
+    rank, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4, poison=None,
+    once=False, schedule_config="except_last", again=None, at=lambda step: None, frozen=(),
+):  # fmt: skip
+    """As ``run``, in a process that has joined already; ``frozen`` is what ``freeze`` takes."""
+    coord = RankCoord(rank, stages, replicas)
+    layers = freeze(toy_layers(), frozen)
+    executor, ties, named, groups = build(coord, layers, SumLoss(), schedule_config)
+    progress = Progress()
+    found = None
+    if resume:
+        found = checkpoint.newest_valid(folder, executor.stage.indices, len(layers), print)
+        checkpoint.load_values(found, executor.stage)
+        progress.step = found.step
+    settings = OptimizerSettings(name=optimizer, **SETTINGS)
+    update = StageOptimizer(executor.stage.layers, named, len(layers), ties, coord, groups, CPU, settings)
+    executor.reducer = update.reducer
+    if found is not None:
+        checkpoint.load_optimizer(found, executor.stage, update)
+        if again is not None:
+            saver = checkpoint.Saver(checkpoint.Storage(again), executor.stage, update, coord, lambda _: {}, print)
+            saver.finish(found.step, 0)
+
+    if poison is not None:
+        poisoned(executor, *poison)
+
+    def batches(step):
+        at(step)
+        share = -(-total // replicas)
+        batch = mini_batch(*toy_batch(8, seed=100 + step), share, coord.replica, replicas, total)
+        if step in spoil and coord.is_last and poison is None and executor.stage.loss is not None:
+            executor.stage.loss = Spoiled(4 // replicas if once else None)
+        elif executor.stage.loss is not None:
+            executor.stage.loss = SumLoss()
+        return batch
+
+    saver = None
+    if folder is not None:
+        storage = checkpoint.Storage(folder)
+        saver = checkpoint.Saver(
+            storage, executor.stage, update, coord, lambda tokens: {"tokens": tokens}, print, progress.step
+        )
+
+    losses = Losses()
+    transport = executor.links[0].p2p
+    deadline = transport.deadline if transport else Deadline(60)
+    worker = TrainingSetup(executor, update, deadline, batches, saver, [losses] if coord.is_metrics_rank else [])
+    train(worker, TrainSettings(steps=until, checkpoint_every=20, max_nonfinite_steps=2), progress)
+    return losses.seen, {key: p.detach().clone().numpy() for key, p in named.items()}
+
+
+def three_checkpoints(work):
+    """Returns a folder of the checkpoints of steps 20, 40 and 60 of one run. Retention keeps two; of a run whose steps
+    after 20 are all skipped it keeps three."""
+    folder = work / "three"
+    run_processes(run, 1, 1, 1, 40, str(folder))
+    first = shutil.copytree(folder / "00000020", work / "first")
+    run_processes(run, 1, 1, 1, 60, str(folder), True)
+    return shutil.copytree(first, folder / "00000020").parent
+
+
+def poisoned(executor, kind, layer, micro_batch):
+    """Makes an ``activation`` of a layer NaN, the ``gradient`` that it gives to its input, or that of its ``weights``,
+    in one micro-batch of every mini-batch."""
+    if layer not in executor.stage.indices:
+        return
+    module = executor.stage.layers[executor.stage.indices.index(layer)]
+
+    def spoil(tensor):
+        return tensor * torch.nan if executor.status.action.micro_batch == micro_batch else None
+
+    def on_output(module, inputs, output):
+        first, *others = as_tuple(output)
+        return (first * torch.nan, *others) if executor.status.action.micro_batch == micro_batch else None
+
+    def on_input(module, inputs):
+        if inputs[0].requires_grad:
+            inputs[0].register_hook(spoil)
+
+    if kind == "activation":
+        module.register_forward_hook(on_output)
+    elif kind == "gradient":
+        module.register_forward_pre_hook(on_input)
+    else:
+        next(module.parameters()).register_hook(spoil)
+
+
+def interrupted(rank, world, rendezvous, stages, replicas, folder, schedule_configs):
+    """Returns, for each recipe, what ``run`` does of 8 steps, and of 4 and 4 more read from the checkpoint of these."""
+    join(rank, world, rendezvous)
+    found = []
+    for schedule_config in schedule_configs:
+        coord = rank, stages, replicas
+        own = f"{folder}/{schedule_config.schedule}-{schedule_config.virtual_stages}"
+        whole = trained(*coord, 8, schedule_config=schedule_config)
+        first, _ = trained(*coord, 4, own, schedule_config=schedule_config)
+        dist.barrier()
+        others, weights = trained(*coord, 8, own, resume=True, schedule_config=schedule_config)
+        found.append((whole, (first + others, weights)))
+    return found
+
+
+class Spoiled(SumLoss):
+    """An infinite loss, for so many calls or for ever."""
+
+    def __init__(self, calls=None):
+        super().__init__()
+        self._left = calls
+
+    def forward(self, scores, labels):
+        objective, measure = super().forward(scores, labels)
+        if self._left is not None:
+            self._left -= 1
+        return objective * torch.inf if self._left is None or self._left >= 0 else objective, measure
+
+
+def merge(results):
+    """Returns (losses, weights) of a run; weights of a layer held twice, by replicas, must be equal to the bit."""
+    losses = next(seen for seen, _ in results if seen)
+    weights = {}
+    for _, held in results:
+        for key, value in held.items():
+            assert key not in weights or (weights[key] == value).all(), key
+            weights[key] = value
+    return losses, weights

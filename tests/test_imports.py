@@ -1,0 +1,132 @@
+"""Imports run down one list of rooms, never in a circle; ray and deepspeed are imported in their own places alone."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+ORDER = [
+    "launch/cli",
+    "launch/jobs",
+    "launch/benchmarks",
+    "launch/gpu_check",
+    "launch/sweeps",
+    "launch/train",
+    "launch/planning",
+    "launch/diagnostics",
+    "launch/inference",
+    "launch/backends",
+    "launch/storage_sync",
+    "launch/supervision",
+    "launch/worker",
+    "launch/tracking",
+    "launch/interrupts",
+    "launch/error_log",
+    "launch/runs",
+    "experiments/registry",
+    "experiments/sweeps",
+    "experiments/sweeps/report",
+    "experiments/sweeps/members",
+    "experiments/huggingface",
+    "experiments/benchmark",
+    "experiments/benchmark/peers",
+    "experiments/tables",
+    "experiments/gpu_check",
+    "experiments/scaling",
+    "experiments/planning",
+    "experiments/tasks",
+    "experiments/images",
+    "experiments/translation",
+    "experiments/report",
+    "experiments/base",
+    "models",
+    "suite/training/checkpoint",
+    "suite/training",
+    "suite/evaluation",
+    "suite/data/images",
+    "suite/data/text",
+    "suite/data",
+    "suite/decoding",
+    "suite/pipeline/planning",
+    "suite/pipeline/runtime",
+    "suite/pipeline/schedule",
+    "suite/pipeline/model",
+    "suite/settings",
+    "suite/paths",
+    "suite/log",
+    "suite/errors",
+]
+"""Each room, and each file outside of one, above all that it may import."""
+
+TOP = ("launch", "experiments", "models", "suite")
+
+ALONE = {
+    "ray": ("launch/",),
+    "deepspeed": ("suite/training/optimizer.py", "suite/training/deepspeed_engine.py", "experiments/benchmark/peers/"),
+}
+"""Packages that only these places may import."""
+
+
+def files():
+    return [path for top in TOP for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+def imported(path):
+    """Yields (line, dotted name) of each import, also those inside functions and for types alone."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{node.module}.{name.name}") for name in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names)
+
+
+def room_of(name):
+    """Returns the room of a dotted name, which may end with a symbol: ``models`` is one room, with all its files."""
+    parts = name.split(".")
+    while not ROOT.joinpath(*parts).with_suffix(".py").exists() and not ROOT.joinpath(*parts).is_dir():
+        parts.pop()
+    is_file = ROOT.joinpath(*parts).with_suffix(".py").exists()
+    if is_file and (len(parts) > 2 or parts[0] == "models"):
+        parts.pop()
+    return "/".join(parts)
+
+
+def test_every_room_has_its_place_in_the_order():
+    rooms = {
+        room_of(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in files() if path.stem != "__init__"
+    }
+    assert rooms == set(ORDER)
+    assert len(ORDER) == len(set(ORDER))
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_run_down(path):
+    room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    if room not in ORDER:
+        assert path.stem == "__init__"
+        return
+    for line, name in imported(path):
+        if name.split(".")[0] in TOP and room_of(name) != room:
+            assert ORDER.index(room_of(name)) > ORDER.index(room), f"{path}:{line}: {room} imports {room_of(name)}"
+
+
+@pytest.mark.parametrize("package", ALONE)
+def test_ray_and_deepspeed_are_imported_in_their_own_places(package):
+    places = {
+        str(path.relative_to(ROOT)) for path in files() for _, name in imported(path) if name.split(".")[0] == package
+    }
+    assert places
+    assert all(place.startswith(ALONE[package]) for place in places), places
+
+
+def test_an_arrow_that_runs_up_is_seen(tmp_path, monkeypatch):
+    """The rooms' rule on a house of two rooms."""
+    (tmp_path / "suite/settings.py").parent.mkdir()
+    (tmp_path / "suite/settings.py").write_text("def read():\n    from suite.paths import join\n")
+    (tmp_path / "suite/paths.py").write_text("from suite.settings import read\n")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    test_imports_run_down(tmp_path / "suite/settings.py")
+    with pytest.raises(AssertionError, match="suite/paths imports suite/settings"):
+        test_imports_run_down(tmp_path / "suite/paths.py")
