@@ -135,7 +135,7 @@ def experiment(
 
 @app.command()
 def resume(run: str, settings: SetOption = "", launcher: LauncherOption = Launcher.ray) -> None:
-    """Resume a run from its latest valid checkpoint, with the same or another K and R."""
+    """Resume a run from its newest valid checkpoint, with the same or another K and R."""
     from launch.train.command import resume as resume_run
 
     resume_run(run, settings, launcher.value, console)
@@ -186,7 +186,7 @@ def table(
 
 @app.command()
 def bench(name: Annotated[str, typer.Argument(help="sleeping, layers, translation, replicas, all")] = "all") -> None:
-    """Benchmark the suite against other pipeline libraries, on the same work in the same processes."""
+    """Benchmark the suite against other pipeline libraries, on the same work."""
     from launch.benchmarks.peers import bench as run_benchmark
 
     wrong = run_benchmark(name, console)

@@ -55,7 +55,7 @@ class PlanError(PlacementError):
 
 
 class StallError(SuiteError):
-    """A stage waited for another stage past its deadline."""
+    """A wait for another worker failed: it passed its deadline, or the connection closed."""
 
 
 class NeighbourLostError(StallError):

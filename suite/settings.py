@@ -105,7 +105,7 @@ class LoopSettings(Frozen):
     layer_stats_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
     """Interval between records of each layer's gradient norm and kurtosis; none disables them."""
     threads: int | None = Field(None, ge=1)
-    """Compute threads per stage; none: cores divided by stages."""
+    """Compute threads per stage; none: cores divided by workers."""
     max_restarts: int = Field(10, ge=0)
     """Restarts without a new checkpoint between them; 0 disables restarts."""
     device_timeout_s: Annotated[float, Unit("seconds")] = Field(60.0, ge=0)

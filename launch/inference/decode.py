@@ -1,4 +1,4 @@
-"""Decodes with a trained run's latest valid checkpoint, in K stages, each a process on this machine."""
+"""Decodes with a trained run's newest valid checkpoint, in K stages, each a process on this machine."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def decode(
     run: RunFolder, sources: Sequence[Sequence[int]], stages: int, console: Console, beam: int = SIZE,
     length_penalty: float = LENGTH_PENALTY, on_sentence: Callable[[int, list[int]], None] | None = None,
 ) -> DecodedText:  # fmt: skip
-    """Translates sources, each ``<2xx> ... </s>``, with the run's latest valid checkpoint.
+    """Translates sources, each ``<2xx> ... </s>``, with the run's newest valid checkpoint.
 
     ``on_sentence`` gets the number and the tokens of each finished source; without it, progress is printed.
 

@@ -55,7 +55,7 @@ def _export(run: RunFolder, export_format: str, console: Console) -> Path:
 def _read_newest(
     run: RunFolder, experiment: TranslationExperiment, console: Console
 ) -> tuple[int, dict[int, dict[str, Tensor]]]:
-    """Returns the step of the latest valid checkpoint, and the values of its layers by name."""
+    """Returns the step of the newest valid checkpoint, and the values of its layers by name."""
     reason = "it has none"
     for checkpoint in list_checkpoints(checkpoint_location(run, experiment), console.print):
         checkpoint.check_layers(experiment.list_length)

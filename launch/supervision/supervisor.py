@@ -1,7 +1,7 @@
 """Runs attempts of a job until one finishes, with any launcher.
 
 attempt 1 ---- steps ---- checkpoint 50 ---- step 63: stage 2 died      records the root cause; stops, or
-attempt 2                 checkpoint 50 ---- steps ------------ done     resumes from the latest valid checkpoint
+attempt 2                 checkpoint 50 ---- steps ------------ done     resumes from the newest valid checkpoint
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Supervisor:
                 raise self._final_error(error, cause, reason) from error
             self._log(f"attempt {self._job.attempt} failed: {cause.message}")
             self._fit_to_devices(cause)
-            self._log(f"attempt {self._job.attempt + 1} resumes from the latest valid checkpoint")
+            self._log(f"attempt {self._job.attempt + 1} resumes from the newest valid checkpoint")
 
     def _attempt(self) -> SuiteError | None:
         """Runs one attempt and records it; returns the error that ended it, None if it finished."""

@@ -48,7 +48,8 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
             note(member_state.run.path)
     console.print(f"{len(all_pending) - len(pending)} of {len(all_pending)} members are already finished")
     work = SweepTasks(pending, launcher, cluster, RUNS / folder_name(name, scale) / "logs", console)
-    command = f"make submit NAME={name} SCALE={scale} {job_storage()}" if in_job() else f"make sweep NAME={name}"
+    at_scale = f"NAME={name} SCALE={scale}" if scale else f"NAME={name}"
+    command = f"make submit {at_scale} {job_storage()}" if in_job() else f"make sweep {at_scale}"
     if pending:
         advised = interrupts.advised(lambda: f"{command} continues with the unfinished members")
         with advised, _device_pool(pending, launcher, cluster) as (device_pool, variables):

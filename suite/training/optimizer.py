@@ -129,7 +129,7 @@ class StageOptimizer:
         assert not getattr(self._engine.optimizer, "overflow", False), "DeepSpeed skipped a step that was agreed on"
 
     def reduce(self) -> list[tuple[tuple[int, str], Tensor]]:
-        """Sums gradients over ties and averages them over replicas, the first part of an update.
+        """Finishes the reduction that the executor began: sums over ties, means over replicas, zeros where none came.
 
         Returns this worker's part of each gradient: all of it, or its ZeRO shard.
         """
@@ -200,7 +200,8 @@ class StageOptimizer:
             return [(key, cast(Tensor, parameter.grad)) for key, parameter in self._named.items()]
         optimizer = self._engine.optimizer
         optimizer.set_gradient_accumulation_boundary(True)
-        # the second half of DeepSpeed's reduce_gradients: each replica takes its shard of the averaged gradients
+        # the second half of DeepSpeed's reduce_gradients: each replica takes its shard of the gradients, which are
+        # averaged already; nothing is reduced here
         optimizer.overlapping_partition_gradients_reduce_epilogue()
         keys = {id(parameter): key for key, parameter in self._named.items()}
         local = []

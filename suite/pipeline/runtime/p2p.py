@@ -39,7 +39,7 @@ _TENSORS_A_MESSAGE = 64
 
 @dataclass
 class Deadline:
-    """The longest that one wait may take, in seconds; the training loop shortens it once it knows a step's length."""
+    """The longest that one wait may take, in seconds; the training loop sets it once it knows a step's length."""
 
     seconds: float
     waiting_for: str = ""

@@ -16,7 +16,7 @@ from suite.pipeline.schedule.action import Action, Kind, Schedule
 
 
 def fill_drain(stages: int, micro_batches: int) -> Schedule:
-    """Returns the paper's schedule (figure 2c and section 2.3); here all but the last micro-batch are recomputed:
+    """Returns the paper's schedule (figure 2c and section 2.3), here with the recomputes that ``remat`` adds:
 
         stage 0   F0 F1 F2 F3 .  .  .  .  B3 R2 B2 R1 B1 R0 B0
         stage 1   .  F0 F1 F2 F3 .  .  B3 R2 B2 R1 B1 R0 B0
