@@ -187,7 +187,7 @@ def test_a_failing_job_shows_its_first_cause_and_exit_code(head):
     assert "Running entrypoint" not in said
     assert lines[-2:] == head.gpipe("logs", "fourth", code=2).splitlines()[-2:]
     # a name that is taken, here by the job that failed, is told before anything goes up
-    assert "a job fourth is on the cluster" in head.gpipe(*arguments, code=2)
+    assert "already has a job fourth" in head.gpipe(*arguments, code=2)
 
 
 def test_a_wrong_and_a_missing_token_are_refused_and_never_shown(head, tmp_path):
