@@ -64,7 +64,7 @@ TOP = ("launch", "experiments", "models", "suite")
 
 ALONE = {
     "ray": ("launch/",),
-    "deepspeed": ("suite/training/optimizer.py", "suite/training/deepspeed_engine.py", "experiments/benchmark/peers/"),
+    "deepspeed": ("suite/training/optimizer.py", "experiments/benchmark/peers/"),
 }
 """Packages that only these places may import."""
 

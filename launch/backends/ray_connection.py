@@ -74,7 +74,7 @@ class Connection:
 
     def nodes_and_silent(self, kind: str) -> tuple[list[Node], list[Node]]:
         """Returns the nodes with devices of a kind that answer, and those that do not answer but that Ray still counts
-        as alive: it takes up to half a minute to notice a lost machine."""
+        as alive. Ray needs up to half a minute to notice a lost machine."""
         import ray
         from ray._private.state import available_resources_per_node
 

@@ -61,8 +61,8 @@ def examine(device: torch.device, sizes: Sizes, log: Log, command: str) -> Findi
     """Runs all checks on a device (tests use the CPU); ``log`` gets a line for each part."""
     from launch.gpu_check import gradients, steps, variants
     from launch.gpu_check.kernels import kernels
-    from launch.gpu_check.lone import SingleStageTrainer, empty_cache
     from launch.gpu_check.report import Findings, machine
+    from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache
     from launch.gpu_check.work import cell, whole
     from models.transformer import DecoderLayer, EncoderLayer
 

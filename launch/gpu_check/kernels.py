@@ -9,7 +9,7 @@ from typing import Any
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from launch.gpu_check.lone import SingleStageTrainer, synchronise
+from launch.gpu_check.single_stage import SingleStageTrainer, synchronise
 
 KINDS: tuple[tuple[str, str], ...] = (
     ("attention", r"flash|fmha|mha_|sdp|attention|softmax"),

@@ -16,7 +16,7 @@ import torch
 from experiments.gpu_check.flops import hardware_flops, model_flops
 from launch.gpu_check.gradients import Comparison
 from launch.gpu_check.kernels import Kernels
-from launch.gpu_check.lone import REMAT, recomputed
+from launch.gpu_check.single_stage import REMAT, recomputed
 from launch.gpu_check.steps import Trained
 from launch.gpu_check.variants import Timed
 from launch.gpu_check.work import Sizes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from experiments.gpu_check.flops import hardware_flops, model_flops
-from launch.gpu_check.lone import REMAT, SingleStageTrainer, empty_cache, recomputed, seconds
+from launch.gpu_check.single_stage import REMAT, SingleStageTrainer, empty_cache, recomputed, seconds
 from launch.gpu_check.work import Sizes, Work
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, Device, this_device

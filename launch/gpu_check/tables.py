@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from experiments.report.table import Table, Value
-from launch.gpu_check.lone import REMAT
 from launch.gpu_check.report import Findings, machine, timed_record, trained_record
+from launch.gpu_check.single_stage import REMAT
 from suite.pipeline.planning.devices import GIB
 
 TERA = 1e12

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from launch.gpu_check.lone import SingleStageTrainer, empty_cache, seconds
+from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds
 from launch.gpu_check.work import Sizes, Work
 from models import attention
 from suite.pipeline.model.microbatch import MiniBatch

@@ -1,5 +1,4 @@
-"""The optimizer step: one DeepSpeed engine per stage over its replicas. Only this module and
-``deepspeed_engine`` import deepspeed.
+"""The optimizer step: one DeepSpeed engine per stage over its replicas. Only this module imports deepspeed.
 
     .grad of R replicas --mean over replicas, overlapped with the last backward--> each replica's shard (DeepSpeed)
     --per-layer squares, one small all-reduce over all workers--> global norm, losses, finite flag
@@ -16,10 +15,12 @@ parameters has no DeepSpeed engine, but takes part in the all-reduce of the norm
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -29,12 +30,11 @@ from suite.errors import CheckpointError
 from suite.pipeline.model.batchnorm import RunningStats
 from suite.pipeline.model.layers import trainable
 from suite.pipeline.model.ties import TiedParameters
-from suite.pipeline.model.topology import ProcessGroups, RankCoord
+from suite.pipeline.model.topology import Group, ProcessGroups, RankCoord
 from suite.pipeline.runtime.executor import LossSums
 from suite.pipeline.runtime.gradient_reducer import GradientReducer
 from suite.pipeline.runtime.recorder import Recorder
 from suite.settings import OptimizerSettings
-from suite.training.deepspeed_engine import initialize
 from suite.training.learning_rate import learning_rate
 
 State = dict[str, Tensor]
@@ -92,7 +92,7 @@ class StageOptimizer:
         if not self._named:
             return
         self._inner = _make_optimizer(list(self._named.values()), settings)
-        self._engine = initialize(module, self._inner, coord, groups, zero_stage=1 if self._zero else 0)
+        self._engine = _initialize(module, self._inner, coord, groups, zero_stage=1 if self._zero else 0)
         if self._zero:
             self._allocate_sharded_state()
 
@@ -347,3 +347,60 @@ def named_parameters(indices: Sequence[int], layers: nn.ModuleList) -> dict[tupl
                 yield (index, name), parameter
 
     return dict(pairs())
+
+
+class _DeepSpeedTopology:
+    """The data-parallel and model-parallel groups in DeepSpeed's ``mpu`` interface."""
+
+    def __init__(self, coord: RankCoord, groups: ProcessGroups) -> None:
+        self._coord, self._groups = coord, groups
+
+    def get_data_parallel_group(self) -> Group:
+        return self._groups.replicas
+
+    def get_data_parallel_rank(self) -> int:
+        return self._coord.replica
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._coord.replicas
+
+    def get_model_parallel_group(self) -> Group:
+        return self._groups.stages
+
+    def get_model_parallel_rank(self) -> int:
+        return self._coord.stage
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._coord.stages
+
+
+def _initialize(
+    module: nn.Module, inner: torch.optim.Optimizer, coord: RankCoord, groups: ProcessGroups, zero_stage: int
+) -> Any:
+    """Returns the engine. Its own clipping and norm are off: they ignore ties, depend on K, and the norm would cost two
+    all-reduces per step."""
+    os.environ.update(RANK=str(coord.rank), WORLD_SIZE=str(coord.stages * coord.replicas))
+    os.environ.setdefault("LOCAL_RANK", "0")
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    # otherwise DeepSpeed compiles an all-reduce kernel for inference at the first start, for half a minute
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    for parameter in module.parameters():
+        parameter.model_parallel = True  # type: ignore[attr-defined]  # otherwise DeepSpeed treats stages as copies
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=inner, mpu=_DeepSpeedTopology(coord, groups), dist_init_required=False,
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "zero_optimization": {
+                "stage": zero_stage, "overlap_comm": False, "contiguous_gradients": False,
+                "compute_grad_norm": not zero_stage,  # not a valid option without ZeRO
+            },
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": 0.0,
+        },
+    )  # fmt: skip
+    return engine

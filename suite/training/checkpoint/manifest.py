@@ -5,7 +5,7 @@
      "seal": SHA-256 of all the rest}
 
 It has exactly one encoding (sorted, indented), and any other bytes are rejected. ``format`` and ``seal`` keep their
-meaning in every format, so that a newer format is told apart from a damaged file.
+meaning in every format, so a newer format is not mistaken for a damaged file.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ def test_a_plan_of_many_micro_batches_is_refused_without_a_step_simulated(
 
 
 class Frozen(LanguageModel):
-    """Nothing of it is left to train."""
+    """Every parameter is frozen."""
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         layers, loss = super().build()

@@ -11,7 +11,7 @@ import torch
 from experiments.report.table import Table
 from launch.gpu_check import command as gpu_check
 from launch.gpu_check import gradients, steps, variants
-from launch.gpu_check.lone import SingleStageTrainer
+from launch.gpu_check.single_stage import SingleStageTrainer
 from launch.gpu_check.work import MeanSquare, cell, paper_sizes, whole
 from models.shape import TransformerShape
 from models.transformer import DecoderLayer, EncoderLayer

@@ -273,10 +273,10 @@ def test_a_real_run_needs_the_bytes_of_its_plan(kind, cells, settings, tmp_path)
     AmoebaNet's middle stage is one cell: a skip goes past it.
     """
     # of each cell as many messages count as may be under way, and two cells never fill both rooms at once
-    hold_against_plan(kind, cells, settings, tmp_path, most=1.15 if "virtual_stages" in settings else 1.10)
+    assert_memory_matches_plan(kind, cells, settings, tmp_path, most=1.15 if "virtual_stages" in settings else 1.10)
 
 
-def hold_against_plan(kind, cells, settings, tmp_path, most):
+def assert_memory_matches_plan(kind, cells, settings, tmp_path, most):
     """Runs some steps; no stage may hold more than its plan says, nor may that be ``most`` times what it held."""
     pipeline = PipelineSettings(micro_batches=4, layers_per_cell=cells, **{"stages": len(cells), **settings})
     if pipeline.virtual_stages > 1:

@@ -13,7 +13,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 class Message(dist.Work):
-    """Remembers the time-outs that it is waited for with; ends with an error, if there is one."""
+    """Records the timeouts of its waits; ends with an error if it has one."""
 
     def __init__(self, error=None):
         super().__init__()

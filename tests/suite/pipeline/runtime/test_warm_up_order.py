@@ -12,7 +12,7 @@ from suite.pipeline.runtime.skip import Skip, communicating_pairs
 
 
 def played(lanes, stages):
-    """Returns what is left to meet when no two workers wait for each other any more."""
+    """Returns the pairs that have not met when no two workers wait for each other."""
     lists = [list(warm_up_order(lanes, stage, stages)) for stage in range(stages)]
     while True:
         heads = {k: todo[0] for k, todo in enumerate(lists) if todo}

@@ -150,7 +150,7 @@ def test_an_interrupted_save_stays_one_while_it_is_removed(folder, monkeypatch):
         removed.append(path)
         remove(path)
         mark = {name for name in storage.names("00000040") if name.startswith(BEGUN)}
-        assert mark, f"only its files are left to tell what it was: {removed}"
+        assert mark, f"no mark shows that the checkpoint was begun: {removed}"
 
     monkeypatch.setattr(storage, "remove", noted)
     storage.remove_folder("00000040")
