@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.metadata import entry_points
 
-from experiments.base import overrides, toml_text
+from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import FORMAT, Experiment
+from experiments.custom.experiment import CustomExperiment, find_custom
+from experiments.custom.loading import is_source
 from experiments.images import runs as images
 from experiments.images.experiment import ImageExperiment
 from experiments.scaling.scale_choice import RequestedScale, choose_scale
@@ -14,25 +19,37 @@ from experiments.translation import runs as translation
 from experiments.translation.experiment import TranslationExperiment
 from suite.errors import SettingError, nearest
 
-TASKS: dict[str, type[Experiment]] = {"translation": TranslationExperiment, "classification": ImageExperiment}
+TASKS: dict[str, type[Experiment]] = {
+    "translation": TranslationExperiment,
+    "classification": ImageExperiment,
+    "custom": CustomExperiment,
+}
+
+
+ENTRY_POINTS = "gpipe.experiments"
 
 
 def experiments() -> dict[str, Callable[[], Experiment]]:
-    """Returns a function for every run by name, smallest first of each kind; it makes the experiment."""
-    runs = (
-        translation.t12_400m,
-        translation.t24_1_3b_wide,
-        translation.t48_1_3b_deep,
-        translation.t64_3b,
-        translation.t128_6b,
-        images.amoebanet_fashion,
-        images.amoebanet_imagenet,
-    )
-    return {run.__name__: run for run in runs}
+    """Returns a function for every run by name, smallest first of each kind; it makes the experiment.
+
+    Runs of other packages come last: entry points of the group ``gpipe.experiments``, functions that return a
+    TrainSpec.
+    """
+    runs = (*translation.MULTILINGUAL_RUNS, images.amoebanet_fashion, images.amoebanet_imagenet)
+    installed = {
+        entry.name: partial(find_custom, entry.value, entry.name) for entry in entry_points(group=ENTRY_POINTS)
+    }
+    own = {run.__name__: run for run in runs}
+    return own | {name: make for name, make in installed.items() if name not in own}
 
 
 def find(name: str) -> Experiment:
-    """Returns a run with the paper's numbers. Raises SettingError with the closest names for an unknown name."""
+    """Returns a run with the paper's numbers, or the one that ``path.py:function`` defines.
+
+    Raises SettingError with the closest names for an unknown name.
+    """
+    if is_source(name):
+        return find_custom(name)
     known = experiments()
     if name not in known:
         raise SettingError(f"there is no experiment {name}; {nearest(name, known)}")
@@ -41,7 +58,10 @@ def find(name: str) -> Experiment:
 
 def read_experiment(text: str) -> Experiment:
     """Reads what ``Experiment.to_toml`` wrote. Raises SettingError when it is not TOML or not an experiment."""
-    values = toml_text.read(text)
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise SettingError(f"the experiment's file is not valid TOML: {fault}; restore it or start a new run") from None
     written = values.pop("format", 1)
     if written != FORMAT:
         raise SettingError(

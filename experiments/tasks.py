@@ -1,4 +1,4 @@
-"""The parts of a run that depend on its task, text or images: its workload and its data."""
+"""The parts of a run that depend on its task, such as text or images: its workload and its data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from experiments.base.experiment import Experiment
 from experiments.base.workload import Workload
+from experiments.custom.experiment import CustomExperiment
+from experiments.custom.workload import Custom
 from experiments.images.experiment import ImageExperiment
 from experiments.images.workload import Classification
 from experiments.translation.experiment import TranslationExperiment
@@ -19,6 +21,8 @@ def workload(experiment: Experiment, data: Path | None = None) -> Workload:
     """Returns the workload of an experiment. With the folder of its prepared data, samples are real data."""
     if isinstance(experiment, TranslationExperiment):
         return Translation(experiment, data)
+    if isinstance(experiment, CustomExperiment):
+        return Custom(experiment)
     assert isinstance(experiment, ImageExperiment), type(experiment)
     return Classification(experiment)
 
@@ -27,6 +31,8 @@ def data_folder(experiment: Experiment, cache: Path) -> Path:
     """Returns the cache folder of the experiment's data."""
     if isinstance(experiment, TranslationExperiment):
         return folder_of(experiment.text, cache)
+    if isinstance(experiment, CustomExperiment):
+        return cache  # the function reads its data from where it likes
     assert isinstance(experiment, ImageExperiment), type(experiment)
     return folder_of_images(experiment.images, cache)
 
@@ -38,6 +44,8 @@ def prepare_data(experiment: Experiment, cache: Path, log: Log) -> str:
     """
     if isinstance(experiment, TranslationExperiment):
         return prepare(experiment.text, cache, log).corpus
+    if isinstance(experiment, CustomExperiment):
+        return experiment.data
     assert isinstance(experiment, ImageExperiment), type(experiment)
     model = experiment.model
-    return prepare_images(experiment.images, model.channels, model.classes, cache, log).facts.source
+    return prepare_images(experiment.images, model.channels, model.classes, cache, log).info.source

@@ -10,13 +10,11 @@ a benchmark found wrong gradients, or the suite has a defect (see its log)
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args
 
 from launch import interrupts
 
@@ -26,71 +24,50 @@ if interrupts.is_command_line():  # before the slow imports
 import typer
 from rich.console import Console
 
-from launch.error_log import log_error
-from suite.errors import SettingError, SuiteError, first_line
+from launch.completion import complete_settings, experiment_names
+from launch.error_log import describe_error
+from suite.errors import SettingError, nearest
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console(markup=False, highlight=False, soft_wrap=True)
 error_console = Console(stderr=True, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-class Scale(StrEnum):
-    """Values of ``--scale``."""
+def _choice(option: str, kind: Any, help: str) -> Any:
+    """Returns an option whose values are those of a ``Literal``. Another value raises SettingError."""
+    values: tuple[str, ...] = get_args(kind)
 
-    auto = "auto"
-    paper = "paper"
-    laptop = "laptop"
+    def parse(value: str) -> str:
+        if value not in values:
+            raise SettingError(f"unknown {option.strip('-')} {value!r}; {nearest(value, values)}")
+        return value
 
-
-class Launcher(StrEnum):
-    """What starts the workers."""
-
-    ray = "ray"
-    spawn = "spawn"
-
-
-class Form(StrEnum):
-    """Output format of a plan."""
-
-    text = "text"
-    json = "json"
+    return typer.Option(
+        option, parser=parse, metavar=f"<{'|'.join(values)}>", autocompletion=lambda: [*values], help=help
+    )
 
 
-class SettingsForm(StrEnum):
-    """How settings are printed."""
+Scale = Literal["auto", "paper", "laptop"]
+Launcher = Literal["ray", "spawn"]
+PlanFormat = Literal["text", "json"]
+SettingsFormat = Literal["text", "markdown"]
 
-    text = "text"
-    markdown = "markdown"
-
-
-def _experiment_names() -> list[str]:
-    """Completes the name of an experiment."""
-    from experiments.registry import experiments
-
-    return [*experiments()]
-
-
-def _setting_names(incomplete: str) -> list[str]:
-    """Completes the last setting of ``--set``."""
-    from experiments.base.overrides import paths
-    from experiments.base.score_settings import ScoreRecord
-    from experiments.registry import TASKS
-
-    given, blank, _ = incomplete.rpartition(" ")
-    names = {path for record in TASKS.values() for path in paths(record)} | {*paths(ScoreRecord)}
-    return [f"{given}{blank}{name}=" for name in sorted(names)]
-
-
+NameArgument = Annotated[str, typer.Argument(help="empty: list the names")]
+ExperimentArgument = Annotated[str, typer.Argument(autocompletion=experiment_names, help="empty: list the names")]
+JobArgument = Annotated[str, typer.Argument()]
 ScaleOption = Annotated[
-    Scale, typer.Option(help="paper: the paper's sizes; laptop: scaled down by experiments/scaling/scales.py")
+    Scale, _choice("--scale", Scale, "paper: the paper's sizes; laptop: scaled down by experiments/scaling/scales.py")
 ]
 SetOption = Annotated[
     str,
-    typer.Option("--set", autocompletion=_setting_names, help='settings, such as "train.steps=50 pipeline.stages=4"'),
+    typer.Option(
+        "--set", autocompletion=complete_settings, help='settings, such as "train.steps=50 pipeline.stages=4"'
+    ),
 ]
-NameArgument = Annotated[str, typer.Argument(help="empty: list the names")]
-ExperimentArgument = Annotated[str, typer.Argument(autocompletion=_experiment_names, help="empty: list the names")]
-LauncherOption = Annotated[Launcher, typer.Option(help="ray: Ray; spawn: plain processes on this machine")]
+LauncherOption = Annotated[
+    Launcher, _choice("--launcher", Launcher, "ray: Ray; spawn: plain processes on this machine")
+]
+AddressOption = Annotated[str, typer.Option(help="address of the cluster's dashboard; empty: RAY_API_SERVER_ADDRESS")]
 
 
 def _print_version(requested: bool) -> None:
@@ -119,9 +96,9 @@ def _common_options(
 @app.command()
 def experiment(
     name: ExperimentArgument = "",
-    scale: ScaleOption = Scale.auto,
+    scale: ScaleOption = "auto",
     settings: SetOption = "",
-    launcher: LauncherOption = Launcher.ray,
+    launcher: LauncherOption = "ray",
 ) -> None:
     """Run an experiment: prepare its data, train, evaluate, summarize."""
     if not name:
@@ -130,15 +107,15 @@ def experiment(
         return
     from launch.train.command import start
 
-    start(name, scale.value, settings, launcher.value, console)
+    start(name, scale, settings, launcher, console)
 
 
 @app.command()
-def resume(run: str, settings: SetOption = "", launcher: LauncherOption = Launcher.ray) -> None:
+def resume(run: str, settings: SetOption = "", launcher: LauncherOption = "ray") -> None:
     """Resume a run from its newest valid checkpoint, with the same or another K and R."""
     from launch.train.command import resume as resume_run
 
-    resume_run(run, settings, launcher.value, console)
+    resume_run(run, settings, launcher, console)
 
 
 @app.command()
@@ -154,9 +131,9 @@ def checkpoints(run: str) -> None:
 def plan(
     name: ExperimentArgument = "",
     cluster: Annotated[str, typer.Option(help="such as 16x16GiB or 2x8xH100; empty: RAY_ADDRESS or this machine")] = "",
-    scale: ScaleOption = Scale.auto,
+    scale: ScaleOption = "auto",
     settings: SetOption = "",
-    form: Annotated[Form, typer.Option("--format", help="text or one JSON object")] = Form.text,
+    form: Annotated[PlanFormat, _choice("--format", PlanFormat, "text or one JSON object")] = "text",
 ) -> None:
     """Estimate a run's step time and memory, and whether it fits, without running it."""
     if not name:
@@ -165,7 +142,7 @@ def plan(
         return
     from launch.planning.command import print_plan
 
-    print_plan(name, cluster, scale.value, settings, form.value, console)
+    print_plan(name, cluster, scale, settings, form, console)
 
 
 @app.command()
@@ -200,7 +177,7 @@ def bench(name: Annotated[str, typer.Argument(help="sleeping, layers, translatio
 def sweep(
     name: NameArgument = "",
     scale: Annotated[str, typer.Option(help="auto, or a scale of the sweep: laptop, gpu, tiny, paper")] = "auto",
-    launcher: LauncherOption = Launcher.spawn,
+    launcher: LauncherOption = "spawn",
 ) -> None:
     """Run a sweep and report its results: depth_width, capacity, batch_size, temperature, bilingual, trainability,
     transfer."""
@@ -211,7 +188,7 @@ def sweep(
         return
     from launch.sweeps.command import sweep as run_sweep
 
-    failures = run_sweep(name, scale, launcher.value, console)
+    failures = run_sweep(name, scale, launcher, console)
     for sentence in failures:
         error_console.print(sentence)
     if failures:
@@ -224,7 +201,7 @@ def report(
     scale: Annotated[str, typer.Option(help="auto: every scale that has runs")] = "auto",
 ) -> None:
     """Write a sweep's report from the records and scores of its runs: one HTML page, and Markdown."""
-    from launch.sweeps.report import report as write_report
+    from launch.sweeps.command import report as write_report
 
     write_report(name, scale, console)
 
@@ -266,10 +243,7 @@ def check_gpu() -> None:
     """Check one GPU: gradients against the CPU's, step times against the plan, faster variants; needs no data."""
     from launch.gpu_check import command as gpu_check
 
-    gpu_check.check(console.print, lambda table: console.print(table.shown()), "gpipe gpu-check")
-
-
-AddressOption = Annotated[str, typer.Option(help="address of the cluster's dashboard; empty: RAY_API_SERVER_ADDRESS")]
+    gpu_check.check(console.print, lambda table: console.print(table.rich_table()), "gpipe gpu-check")
 
 
 @app.command()
@@ -288,9 +262,11 @@ def submit(
     ] = False,
 ) -> None:
     """Run an experiment or a sweep as a job on a Ray cluster, and follow it."""
-    from launch.jobs.submit import submit
+    from launch.jobs.submit import JobRequest
+    from launch.jobs.submit import submit as submit_job
 
-    raise typer.Exit(submit(name, address, scale, settings, storage, job, run, send_key, console))
+    request = JobRequest(name, scale, settings, run, storage, job, send_key)
+    raise typer.Exit(submit_job(request, address, console))
 
 
 @app.command()
@@ -302,7 +278,7 @@ def jobs(address: AddressOption = "") -> None:
 
 
 @app.command()
-def logs(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "") -> None:
+def logs(job: JobArgument = "", address: AddressOption = "") -> None:
     """Follow the log of a job on a Ray cluster until it ends; the exit code is the job's."""
     from launch.jobs.logs import logs as follow_job
 
@@ -310,7 +286,7 @@ def logs(job: Annotated[str, typer.Argument()] = "", address: AddressOption = ""
 
 
 @app.command()
-def stop(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "") -> None:
+def stop(job: JobArgument = "", address: AddressOption = "") -> None:
     """Stop a job on a Ray cluster; its run can be resumed."""
     from launch.jobs.listing import stop as stop_job
 
@@ -318,7 +294,7 @@ def stop(job: Annotated[str, typer.Argument()] = "", address: AddressOption = ""
 
 
 @app.command()
-def fetch(job: Annotated[str, typer.Argument()] = "", address: AddressOption = "") -> None:
+def fetch(job: JobArgument = "", address: AddressOption = "") -> None:
     """Copy the results of a job's runs from the cluster into runs/, without checkpoints."""
     from launch.jobs.fetch import fetch as fetch_job
 
@@ -348,15 +324,15 @@ def doctor(
 
 @app.command("settings")
 def print_settings(
-    name: Annotated[str, typer.Argument(autocompletion=_experiment_names, help="empty: no values")] = "",
-    scale: ScaleOption = Scale.auto,
+    name: Annotated[str, typer.Argument(autocompletion=experiment_names, help="empty: no values")] = "",
+    scale: ScaleOption = "auto",
     settings: SetOption = "",
-    form: Annotated[SettingsForm, typer.Option("--format", help="text, or Markdown")] = SettingsForm.text,
+    form: Annotated[SettingsFormat, _choice("--format", SettingsFormat, "text, or Markdown")] = "text",
 ) -> None:
     """Print every setting with its type, default, unit and description, and its value in an experiment."""
     from launch.planning import settings as listing
 
-    listing.print_settings(name, scale.value, settings, form.value, console)
+    listing.print_settings(name, scale, settings, form, console)
 
 
 @app.command("list")
@@ -376,7 +352,7 @@ def main() -> None:
             code = _run_command()
     except BaseException as error:
         if not interrupts.received():
-            message, code = _describe_error(error)
+            message, code = describe_error(error)
             error_console.print(f"error: {message}")
     if interrupts.received():
         interrupts.leave()
@@ -396,26 +372,10 @@ def _run_command() -> int:
     except BaseException as error:
         if interrupts.received() or isinstance(error, KeyboardInterrupt):
             return interrupts.EXIT_CODE
-        message, code = _describe_error(error)
+        message, code = describe_error(error)
         error_console.print(f"error: {message}")
         return code
     return 0
-
-
-def _describe_error(error: BaseException) -> tuple[str, int]:
-    """Returns the error message of an exception, and the exit code."""
-    if isinstance(error, SuiteError):
-        return str(error), 2
-    first = first_line(error)[:300]
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        return f"{error.filename or 'a file'} cannot be written: {error.strerror}; free space and try again", 2
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
-        return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}; check its permissions", 2
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return f"{str(error.filename)[:60]}... is too long for a file name; give a shorter one", 2
-    log = log_error(error)
-    where = f"the traceback is in {log}" if log else "the traceback could not be written to a log"
-    return f"{type(error).__name__}: {first}; this is a defect of the suite, {where}", 1
 
 
 def _check_arguments() -> None:

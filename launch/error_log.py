@@ -1,7 +1,8 @@
-"""The log file for tracebacks of unexpected exceptions. The terminal shows one sentence with its path."""
+"""The sentence that the terminal shows for an exception, and the log file for tracebacks of unexpected ones."""
 
 from __future__ import annotations
 
+import errno
 import sys
 import tempfile
 import time
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launch.runs.store import CACHE
+from suite.errors import SuiteError, first_line
 
 
 def log_error(error: BaseException) -> Path | None:
@@ -25,3 +27,18 @@ def log_error(error: BaseException) -> Path | None:
                 file.write(entry)
             return path
     return None
+
+
+def describe_error(error: BaseException) -> tuple[str, int]:
+    """Returns the error message of an exception, and the exit code."""
+    if isinstance(error, SuiteError):
+        return str(error), 2
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return f"{error.filename or 'a file'} cannot be written: {error.strerror}; free space and try again", 2
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+        return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}; check its permissions", 2
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{str(error.filename)[:60]}... is too long for a file name; give a shorter one", 2
+    log = log_error(error)
+    where = f"the traceback is in {log}" if log else "the traceback could not be written to a log"
+    return f"{type(error).__name__}: {first_line(error)[:300]}; this is a defect of the suite, {where}", 1

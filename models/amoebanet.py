@@ -83,15 +83,16 @@ def layers(shape: AmoebaNetShape) -> list[nn.Module]:
     for doubled in (2, 4):
         plan += [(True, shape.filters * doubled)] + [(False, shape.filters * doubled)] * third
     width = shape.filters // 4 if photographs else shape.filters
-    decay = shape.norm_decay
-    made: list[Stem | Cell] = [Stem(shape.channels, width, 2 if photographs else 1, decay)]
+    made: list[Stem | Cell] = [Stem(shape.channels, width, 2 if photographs else 1)]
     before = previous = Source(width, reduced=False)
     for at, (reduces, filters) in enumerate(plan):
-        cell = Cell(before, previous, filters, reduces, decay)
+        cell = Cell(before, previous, filters, reduces)
         cell.pops = (f"output {at - 1}",) if at else ()
         made[-1].stashes = (f"output {at}",) if at + 1 < len(plan) else ()
         made.append(cell)
         before, previous = previous, Source(cell.width, reduces)
+    for norm_module in (module for layer in made for module in layer.modules() if isinstance(module, nn.BatchNorm2d)):
+        norm_module.momentum = 1 - shape.norm_decay
     return [*made, Classifier(previous.width, shape.classes)]
 
 
@@ -123,9 +124,9 @@ def channels_last(x: Tensor) -> Tensor:
     return laid_out
 
 
-def norm(width: int, decay: float) -> nn.BatchNorm2d:
-    """Returns BatchNorm with the epsilon of the authors' code."""
-    return nn.BatchNorm2d(width, eps=1e-3, momentum=1 - decay)
+def norm(width: int) -> nn.BatchNorm2d:
+    """Returns BatchNorm with the epsilon of the authors' code; ``layers`` sets its momentum."""
+    return nn.BatchNorm2d(width, eps=1e-3)
 
 
 class Stem(nn.Module):
@@ -133,10 +134,10 @@ class Stem(nn.Module):
 
     stashes: tuple[str, ...] = ()
 
-    def __init__(self, channels: int, width: int, stride: int, decay: float) -> None:
+    def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
-        self.norm = norm(width, decay)
+        self.norm = norm(width)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         output = channels_last(self.norm(self.convolution(images)))
@@ -165,36 +166,34 @@ def reset(module: nn.Module) -> None:
             child.reset_parameters()
 
 
-def relu_convolutions(decay: float, *steps: tuple[int, int, tuple[int, int], tuple[int, int]]) -> nn.Sequential:
+def relu_convolutions(*steps: tuple[int, int, tuple[int, int], tuple[int, int]]) -> nn.Sequential:
     """Returns ReLU, convolution and norm for each (from, to, kernel, stride)."""
     parts: list[nn.Module] = []
     for narrow, wide, kernel, stride in steps:
         padding = (kernel[0] // 2, kernel[1] // 2)
-        parts += [nn.ReLU(), nn.Conv2d(narrow, wide, kernel, stride, padding, bias=False), norm(wide, decay)]
+        parts += [nn.ReLU(), nn.Conv2d(narrow, wide, kernel, stride, padding, bias=False), norm(wide)]
     return nn.Sequential(*parts)
 
 
-def conv_1x1(width: int, stride: int, decay: float) -> nn.Module:
+def conv_1x1(width: int, stride: int) -> nn.Module:
     """A 1 x 1 convolution."""
-    return relu_convolutions(decay, (width, width, (1, 1), (stride, stride)))
+    return relu_convolutions((width, width, (1, 1), (stride, stride)))
 
 
-def conv_3x3(width: int, stride: int, decay: float) -> nn.Module:
+def conv_3x3(width: int, stride: int) -> nn.Module:
     """A 3 x 3 convolution at a quarter of the width."""
     narrow = width // 4
     return relu_convolutions(
-        decay,
         (width, narrow, (1, 1), (1, 1)),
         (narrow, narrow, (3, 3), (stride, stride)),
         (narrow, width, (1, 1), (1, 1)),
     )
 
 
-def conv_1x7_7x1(width: int, stride: int, decay: float) -> nn.Module:
+def conv_1x7_7x1(width: int, stride: int) -> nn.Module:
     """A 1 x 7 and a 7 x 1 convolution at a quarter of the width."""
     narrow = width // 4
     return relu_convolutions(
-        decay,
         (width, narrow, (1, 1), (1, 1)),
         (narrow, narrow, (1, 7), (1, stride)),
         (narrow, narrow, (7, 1), (stride, 1)),
@@ -202,22 +201,22 @@ def conv_1x7_7x1(width: int, stride: int, decay: float) -> nn.Module:
     )
 
 
-def max_pool_2x2(width: int, stride: int, decay: float) -> nn.Module:
+def max_pool_2x2(width: int, stride: int) -> nn.Module:
     """Rounded up, so that odd sizes fit the other operations; at stride 1 it needs a row and column more."""
     return nn.MaxPool2d(2, stride, ceil_mode=True)
 
 
-def max_pool_3x3(width: int, stride: int, decay: float) -> nn.Module:
+def max_pool_3x3(width: int, stride: int) -> nn.Module:
     """A 3 x 3 max pooling."""
     return nn.MaxPool2d(3, stride, padding=1)
 
 
-def avg_pool_3x3(width: int, stride: int, decay: float) -> nn.Module:
+def avg_pool_3x3(width: int, stride: int) -> nn.Module:
     """A 3 x 3 mean, over fewer values at the edge."""
     return nn.AvgPool2d(3, stride, padding=1, count_include_pad=False)
 
 
-def identity(width: int, stride: int, decay: float) -> nn.Module:
+def identity(width: int, stride: int) -> nn.Module:
     """The state itself."""
     assert stride == 1, "a state of the cell's inputs must be made smaller"
     return nn.Identity()
@@ -226,11 +225,11 @@ def identity(width: int, stride: int, decay: float) -> nn.Module:
 class HalfSize(nn.Module):
     """Halves height and width without dropping three of four positions: two strided convolutions, one shifted."""
 
-    def __init__(self, narrow: int, wide: int, decay: float) -> None:
+    def __init__(self, narrow: int, wide: int) -> None:
         super().__init__()
         self.even = nn.Conv2d(narrow, wide // 2, 1, stride=2, bias=False)
         self.odd = nn.Conv2d(narrow, wide - wide // 2, 1, stride=2, bias=False)
-        self.norm = norm(wide, decay)
+        self.norm = norm(wide)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(x)
@@ -239,7 +238,7 @@ class HalfSize(nn.Module):
         return halved
 
 
-Operation = Callable[[int, int, float], nn.Module]
+Operation = Callable[[int, int], nn.Module]
 
 # Two (state, operation) for each new state. Of the outputs that were published for the normal cell, these alone give
 # the sizes that the GPipe paper prints (Table 1).
@@ -268,21 +267,19 @@ class Cell(nn.Module):
     pops: tuple[str, ...] = ()
     stashes: tuple[str, ...] = ()
 
-    def __init__(self, before: Source, previous: Source, filters: int, reduces: bool, decay: float) -> None:
+    def __init__(self, before: Source, previous: Source, filters: int, reduces: bool) -> None:
         super().__init__()
         table = REDUCTION if reduces else NORMAL
         self.output: tuple[int, ...] = REDUCTION_OUTPUT if reduces else NORMAL_OUTPUT
         self.width = filters * len(self.output)
-        self.first = relu_convolutions(decay, (previous.width, filters, (1, 1), (1, 1)))
+        self.first = relu_convolutions((previous.width, filters, (1, 1), (1, 1)))
         self.second: nn.Module = nn.Identity()
         if previous.reduced:
-            self.second = HalfSize(before.width, filters, decay)
+            self.second = HalfSize(before.width, filters)
         elif before.width != filters:
-            self.second = relu_convolutions(decay, (before.width, filters, (1, 1), (1, 1)))
+            self.second = relu_convolutions((before.width, filters, (1, 1), (1, 1)))
         self.sources = tuple(source for source, _ in table)
-        self.operations = nn.ModuleList(
-            make(filters, 2 if reduces and source < 2 else 1, decay) for source, make in table
-        )
+        self.operations = nn.ModuleList(make(filters, 2 if reduces and source < 2 else 1) for source, make in table)
 
     def forward(self, previous: Tensor, before: Tensor | None = None) -> tuple[Tensor, ...]:
         previous = channels_last(previous)

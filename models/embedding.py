@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.shape import PADDING, TransformerShape
+from models.shape import PADDING, BlockShape, TransformerShape
 from suite.decoding.kv_cache import LayerCache
 
 
@@ -24,13 +24,11 @@ def sinusoids(length: int, width: int, like: Tensor, start: int = 0) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=1).to(like.dtype)
 
 
-class _Embedding(nn.Module):
-    """The shared vocabulary matrix (vocabulary, width), starting with deviation width^-0.5 and read times sqrt(width),
-    so that an embedded token has unit variance."""
+class TokenEmbedding(nn.Module):
+    """A vocabulary matrix (vocabulary, width), starting with deviation width^-0.5 and read times sqrt(width), so that
+    an embedded token has unit variance."""
 
-    tied: ClassVar[dict[str, str]] = {"weight": "embedding"}
-
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, shape: BlockShape) -> None:
         super().__init__()
         self.width, self.dropout = shape.width, shape.dropout
         self.weight = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
@@ -42,43 +40,47 @@ class _Embedding(nn.Module):
         return F.dropout(placed, self.dropout, self.training)
 
     def reset_parameters(self) -> None:
-        """Initialises the matrix; all layers that share it get the owner's values."""
+        """Initialises the matrix. Layers that share it get the owner's values."""
         nn.init.normal_(self.weight, std=self.width**-0.5)
 
 
-class SourceEmbedding(_Embedding):
+class SourceEmbedding(TokenEmbedding):
     """Layer 0. Turns source ids into vectors and into the mask that all attention over the source uses."""
+
+    tied: ClassVar[dict[str, str]] = {"weight": "embedding"}
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
         self.reset_parameters()
 
     def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """source (batch, S) and target (batch, T), int64 -> x (batch, S, width), visible (batch, S) bool, target.
+        """source (batch, S) and target (batch, T), int64 -> x (batch, S, width), mask (batch, S) bool, target.
 
-        ``visible`` is True at tokens. A row of only padding, which fills a batch, is visible everywhere, because a
-        softmax over nothing is NaN; the loss ignores such a row. The mask takes an eighth of the ids' bytes.
+        ``mask`` is True at tokens. In a row of only padding, which fills a batch, it is True everywhere, because a
+        softmax over nothing is NaN; the loss ignores such a row. It takes an eighth of the ids' bytes.
         """
         present = source != PADDING
-        visible = present | ~present.any(dim=1, keepdim=True)
-        return self.embed(source), visible, target
+        mask = present | ~present.any(dim=1, keepdim=True)
+        return self.embed(source), mask, target
 
 
-class TargetEmbedding(_Embedding):
+class TargetEmbedding(TokenEmbedding):
     """The layer between the stacks: ends the encoder with its last LayerNorm and begins the decoder."""
+
+    tied: ClassVar[dict[str, str]] = {"weight": "embedding"}
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
         self.memory_norm = nn.LayerNorm(shape.width)
         self.reset_parameters()
 
-    def forward(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (batch, S, width), visible (batch, S), target (batch, T) -> y (batch, T, width), memory like x, visible."""
-        return self.embed(target), self.memory_norm(x), visible
+    def forward(self, x: Tensor, mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (batch, S, width), mask (batch, S), target (batch, T) -> y (batch, T, width), memory like x, mask."""
+        return self.embed(target), self.memory_norm(x), mask
 
-    def prefill(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
+    def prefill(self, x: Tensor, mask: Tensor, target: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
         """As ``forward``; the cache holds the number of positions."""
-        return self(x, visible, target), LayerCache(positions=target.shape[1])
+        return self(x, mask, target), LayerCache(positions=target.shape[1])
 
     def decode_step(self, cache: LayerCache, target: Tensor) -> tuple[Tensor]:
         """target (rows, 1) -> y (rows, 1, width), at the next position."""

@@ -15,17 +15,14 @@ are not padding (id 0). The label of a position is the next id; the code that ma
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention import SelfAttention, reset_linear
+from models.blocks import FeedForward, SelfAttention, reset_linear
 from models.chunked_loss import linear_cross_entropy
-from models.embedding import sinusoids
-from models.feed_forward import FeedForward
+from models.embedding import TokenEmbedding
 from models.shape import check_numbers
 
 __all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
@@ -80,24 +77,16 @@ def layers(shape: LanguageModelShape) -> list[nn.Module]:
     return [Embedding(shape), *(Block(shape) for _ in range(shape.layers)), Head(shape)]
 
 
-class Embedding(nn.Module):
-    """The vocabulary matrix, read as the translation model's: times sqrt(width), so that a token has unit variance."""
+class Embedding(TokenEmbedding):
+    """The vocabulary matrix, tied to no other layer."""
 
     def __init__(self, shape: LanguageModelShape) -> None:
-        super().__init__()
-        self.width, self.dropout = shape.width, shape.dropout
-        self.weight = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
+        super().__init__(shape)
         _fill(self)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids (batch, time) int64 -> x (batch, time, width)."""
-        tokens = F.embedding(ids, self.weight)
-        placed = torch.add(sinusoids(ids.shape[1], self.width, tokens), tokens, alpha=math.sqrt(self.width))
-        return F.dropout(placed, self.dropout, self.training)
-
-    def reset_parameters(self) -> None:
-        """Normal, with deviation width^-0.5."""
-        nn.init.normal_(self.weight, std=self.width**-0.5)
+        return self.embed(ids)
 
 
 class Block(nn.Module):

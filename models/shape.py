@@ -13,7 +13,7 @@ PADDING = 0
 
 
 class BlockShape(Protocol):
-    """The numbers that a block of self-attention or feed-forward needs."""
+    """The numbers that the embedding and the blocks of both Transformers need."""
 
     @property
     def layers(self) -> int: ...
@@ -27,6 +27,10 @@ class BlockShape(Protocol):
     def head_width(self) -> int: ...
     @property
     def attention_width(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def dropout(self) -> float: ...
     @property
     def depth_scaled_init(self) -> bool: ...
 

@@ -16,38 +16,11 @@ from torch import Tensor, nn
 
 
 class SyntheticLayer(nn.Module):
-    """Sleeps ``forward_s`` in each forward or recompute, and ``backward_s`` in each backward; half of that, the weight
-    gradient, can be deferred like that of ``nn.Linear``."""
-
-    def __init__(self, forward_s: float, backward_s: float) -> None:
-        super().__init__()
-        self.forward_s, self.backward_s = forward_s, backward_s
-        self.weight = nn.Parameter(torch.ones(1))
-        self.grad_queue: list[Callable[[], None]] | None = None
-        """See ``suite.pipeline.runtime.weight_grad``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns ``weight * x``, of any shape. It does not sleep on the meta device."""
-        result: Tensor = _Sleep.apply(x, self.weight, self)  # type: ignore[no-untyped-call]
-        return result
-
-    def sleep_for_weights(self) -> None:
-        """Sleeps for the deferrable part; the gradient is zero."""
-        time.sleep(self.backward_s / 2)
-        if self.weight.grad is None:
-            self.weight.grad = torch.zeros_like(self.weight)
-
-    def reset_parameters(self) -> None:
-        """Sets the weight to one, so the layer is the identity."""
-        nn.init.ones_(self.weight)
-
-
-class DeferrableSyntheticLayer(nn.Module):
     """Sleeps ``forward_s`` in each forward, ``input_s`` for the input's gradient and ``weight_s`` for the weights'.
 
     The two gradients are separate nodes in autograd's graph, so a schedule that needs one of them waits for that one
-    only, and the weight gradient can be deferred. Unlike ``SyntheticLayer`` it has true gradients, which reveal a wrong
-    pipeline, and ``parameters`` values to all-reduce between replicas.
+    only, and the weight gradient can be deferred. Gradients are true, which reveals a wrong pipeline. ``parameters`` is
+    the number of values to all-reduce between replicas.
     """
 
     def __init__(self, forward_s: float, input_s: float, weight_s: float, parameters: int = 1) -> None:
@@ -90,29 +63,6 @@ class SquareLoss(nn.Module):
         return objective, objective.detach()
 
 
-class _Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SyntheticLayer) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.layer = layer
-        if not x.is_meta:
-            time.sleep(layer.forward_s)
-        return x * weight
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        (weight,), layer = ctx.saved_tensors, ctx.layer
-        if not ctx.needs_input_grad[1]:  # the weight is frozen
-            time.sleep(layer.backward_s / 2)
-            return gradient * weight, None, None
-        if layer.grad_queue is not None:
-            time.sleep(layer.backward_s / 2)
-            layer.grad_queue.append(layer.sleep_for_weights)
-            return gradient * weight, None, None
-        time.sleep(layer.backward_s)
-        return gradient * weight, torch.zeros_like(weight), None
-
-
 class _SleepBack(torch.autograd.Function):
     """The identity, whose backward sleeps."""
 
@@ -131,13 +81,13 @@ class _SleepForWeight(torch.autograd.Function):
     """The identity on a layer's weight, whose backward sleeps or is deferred."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, layer: DeferrableSyntheticLayer) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, layer: SyntheticLayer) -> Tensor:
         ctx.layer = layer
         return weight.view_as(weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
-        layer: DeferrableSyntheticLayer = ctx.layer
+        layer: SyntheticLayer = ctx.layer
         if layer.grad_queue is not None:
             layer.grad_queue.append(lambda: layer.add_for_weight(gradient))
             return None, None
@@ -145,20 +95,20 @@ class _SleepForWeight(torch.autograd.Function):
         return gradient, None
 
 
-_awake = False
+_sleep_disabled = False
 
 
 @contextmanager
-def awake() -> Iterator[None]:
-    """A context in which no ``DeferrableSyntheticLayer`` of this process sleeps, for steps that are not timed."""
-    global _awake
-    _awake = True
+def no_sleep() -> Iterator[None]:
+    """A context in which no ``SyntheticLayer`` of this process sleeps, for steps that are not timed."""
+    global _sleep_disabled
+    _sleep_disabled = True
     try:
         yield
     finally:
-        _awake = False
+        _sleep_disabled = False
 
 
 def _sleep(seconds: float) -> None:
-    if not _awake:
+    if not _sleep_disabled:
         time.sleep(seconds)

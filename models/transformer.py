@@ -17,10 +17,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention import CrossAttention, SelfAttention, reset_linear
+from models.blocks import CrossAttention, FeedForward, SelfAttention, reset_linear
 from models.chunked_loss import clipped, linear_cross_entropy
 from models.embedding import SourceEmbedding, TargetEmbedding
-from models.feed_forward import FeedForward
 from models.shape import PADDING, TransformerShape
 from suite.decoding.kv_cache import LayerCache
 
@@ -62,11 +61,11 @@ class EncoderLayer(_Block):
         self.feed = FeedForward(shape)
         self.reset_parameters()
 
-    def forward(self, x: Tensor, visible: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (batch, S, width), visible (batch, S) bool, target (batch, T) int64 -> the same three, x changed."""
-        x = self.add(x, self.attention(self.attention_norm(x), visible))
+    def forward(self, x: Tensor, mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (batch, S, width), mask (batch, S) bool, target (batch, T) int64 -> the same three, x changed."""
+        x = self.add(x, self.attention(self.attention_norm(x), mask))
         x = self.add(x, self.feed(self.feed_norm(x)))
-        return x, visible, target
+        return x, mask, target
 
 
 class DecoderLayer(_Block):
@@ -82,18 +81,18 @@ class DecoderLayer(_Block):
         self.feed = FeedForward(shape)
         self.reset_parameters()
 
-    def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """y (batch, T, width), memory (batch, S, width), visible (batch, S) bool -> the same three, y changed."""
+    def forward(self, y: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """y (batch, T, width), memory (batch, S, width), mask (batch, S) bool -> the same three, y changed."""
         y = self.add(y, self.attention(self.attention_norm(y)))
-        y = self.add(y, self.source(self.source_norm(y), memory, visible))
+        y = self.add(y, self.source(self.source_norm(y), memory, mask))
         y = self.add(y, self.feed(self.feed_norm(y)))
-        return y, memory, visible
+        return y, memory, mask
 
-    def prefill(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
+    def prefill(self, y: Tensor, memory: Tensor, mask: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
         """As ``forward``; caches the keys and values of the positions, and those of the source."""
         mixed, seen = self.attention.prefill(self.attention_norm(y))
-        cache = LayerCache(by_hypothesis=seen, by_sentence=(*self.source.project_memory(memory), visible))
-        return (self._after_attention(y + mixed, cache), memory, visible), cache
+        cache = LayerCache(by_hypothesis=seen, by_sentence=(*self.source.project_memory(memory), mask))
+        return (self._after_attention(y + mixed, cache), memory, mask), cache
 
     def decode_step(self, cache: LayerCache, y: Tensor) -> tuple[Tensor]:
         """y (rows, 1, width), the rows of one sentence adjacent -> the same, y changed."""
@@ -122,11 +121,11 @@ class Head(nn.Module):
         self.project = nn.Linear(shape.width, shape.vocabulary)
         self.reset_parameters()
 
-    def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
+    def forward(self, y: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         """y (batch, T, width) -> logits (batch, T, vocabulary); memory and mask are not used."""
         return clipped(self.project(self.norm(y)), self.clip)
 
-    def prefill(self, y: Tensor, memory: Tensor, visible: Tensor) -> tuple[tuple[Tensor], LayerCache]:
+    def prefill(self, y: Tensor, memory: Tensor, mask: Tensor) -> tuple[tuple[Tensor], LayerCache]:
         """y (batch, T, width) -> logits (batch, vocabulary) of the last position."""
         cache = LayerCache()
         return self.decode_step(cache, y), cache

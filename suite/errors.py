@@ -66,7 +66,7 @@ class WorkerError(SuiteError):
     """A worker process ended without a result."""
 
 
-class DiedError(WorkerError):
+class WorkerDiedError(WorkerError):
     """A worker's process died without a report: killed, out of memory, or its node was lost."""
 
     def __init__(self, rank: int, how: str, kind: Literal["death", "node", "preemption"] = "death") -> None:
@@ -82,7 +82,7 @@ class ForkserverError(WorkerError):
 
 
 @dataclass(frozen=True)
-class Where:
+class FailureLocation:
     """Where in a run an error happened, as far as known."""
 
     replica: int
@@ -97,7 +97,7 @@ class Where:
 class ProgramError(WorkerError):
     """An exception of the program itself in a worker, such as one raised by a layer, and where it happened."""
 
-    def __init__(self, message: str, what: str, where: Where) -> None:
+    def __init__(self, message: str, what: str, where: FailureLocation) -> None:
         self.what, self.where = what, where
         super().__init__(message, what, where)
 
@@ -105,7 +105,7 @@ class ProgramError(WorkerError):
         return str(self.args[0])
 
 
-class NumbersError(SuiteError):
+class NonFiniteError(SuiteError):
     """Training produced non-finite numbers in more steps than allowed."""
 
 

@@ -15,13 +15,13 @@ Remat = Literal["always", "except_last", "never", "auto"]
 ScheduleName = Literal["fill_drain", "1f1b", "interleaved", "zero_bubble", "auto"]
 
 
-class Frozen(BaseModel):
+class FrozenRecord(BaseModel):
     """An immutable record that rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class PipelineSettings(Frozen):
+class PipelineSettings(FrozenRecord):
     """K and M, the paper's two settings beside the layer list, and what this suite adds: replicas, schedule, remat."""
 
     stages: int = Field(1, ge=1)
@@ -41,7 +41,7 @@ class PipelineSettings(Frozen):
     """Layers in each cell; with none the partitioner balances the cells by cost."""
 
 
-class OptimizerSettings(Frozen):
+class OptimizerSettings(FrozenRecord):
     """The optimizer of all stages."""
 
     name: Literal["adamw", "adafactor", "rmsprop"] = "adamw"
@@ -72,7 +72,7 @@ class OptimizerSettings(Frozen):
     """Number format of the forward and backward pass; bf16 runs under autocast, parameters stay fp32."""
 
 
-class TextSettings(Frozen):
+class TextSettings(FrozenRecord):
     """Which text, and how it is tokenized and sampled."""
 
     corpus: str = "catalogues"
@@ -88,7 +88,7 @@ class TextSettings(Frozen):
     corpus."""
 
 
-class LoopSettings(Frozen):
+class LoopSettings(FrozenRecord):
     """How long a run trains, and what it writes on the way."""
 
     steps: Annotated[int, Unit("steps")] = Field(100, ge=1)
@@ -123,7 +123,7 @@ class TrainSettings(LoopSettings):
     """Held-out pairs evaluated at the end."""
 
 
-class ImageSettings(Frozen):
+class ImageSettings(FrozenRecord):
     """Which images, and how they are resized and augmented."""
 
     source: str = "fashion"
@@ -153,7 +153,16 @@ class ImageTrainSettings(LoopSettings):
     """Run folder whose weights this run starts from, except the last layer's."""
 
 
-class TrackingSettings(Frozen):
+class CustomTrainSettings(LoopSettings):
+    """Training loop on a data set of your own."""
+
+    batch_rows: Annotated[int, Unit("rows")] = Field(32, ge=1)
+    """Rows of one mini-batch over all replicas; a function that returns mini-batches chooses its own."""
+    sync_batchnorm_stats: bool = True
+    """Whether BatchNorm's moving averages cover all replicas' rows, not each replica's own."""
+
+
+class TrackingSettings(FrozenRecord):
     """Where metrics go besides the run's folder."""
 
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"

@@ -1,6 +1,7 @@
 """Offline switches for every test, before anything that reads them is imported."""
 
 import os
+from pathlib import Path
 
 os.environ.update(
     HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true",
@@ -15,15 +16,22 @@ hypothesis.settings.register_profile("any-speed", deadline=None)
 hypothesis.settings.load_profile("any-speed")
 
 LONG = (
-    "launch/test_end_to_end.py", "launch/test_cli.py", "experiments/test_scales.py",
-    "launch/test_image_run.py", "pipeline/test_gradients.py", "launch/test_gpu_check.py",
-    "experiments/test_planning.py", "launch/test_same_at_every_k.py", "pipeline/test_batchnorm.py",
-    "training/test_training.py", "experiments/test_peers.py", "launch/test_bench.py", "pipeline/test_memory.py",
+    "launch/train/test_end_to_end.py", "launch/train/test_image_run.py", "experiments/custom/test_models.py",
+    "suite/pipeline/runtime/test_random_gradients.py", "suite/pipeline/runtime/test_gradients.py", "launch/test_cli.py",
+    "experiments/translation/test_language_model.py", "experiments/benchmark/test_peers.py",
+    "launch/gpu_check/test_gpu_check.py", "launch/train/test_same_at_every_k.py",
+    "experiments/planning/test_planner.py", "suite/pipeline/model/test_batchnorm.py",
+    "suite/training/test_training.py", "experiments/scaling/test_scales.py",
+    "launch/benchmarks/test_peers.py", "launch/supervision/test_supervisor.py", "launch/inference/test_score.py",
+    "suite/pipeline/planning/test_memory.py",
 )  # fmt: skip
 """The files that take longest, longest first."""
+
+TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items):
     """Long files come first: one that began last would keep one process busy and leave the other idle."""
-    rank = {name: at for at, name in enumerate(LONG)}
-    items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(LONG)))
+    rank = {TESTS / name: at for at, name in enumerate(LONG)}
+    assert all(path.exists() for path in rank), "LONG in tests/conftest.py names a file that was moved"
+    items.sort(key=lambda item: rank.get(item.path, len(LONG)))

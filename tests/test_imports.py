@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 ORDER = [
     "launch/cli",
+    "launch/completion",
     "launch/jobs",
     "launch/benchmarks",
     "launch/gpu_check",
@@ -22,6 +23,7 @@ ORDER = [
     "launch/supervision",
     "launch/worker",
     "launch/tracking",
+    "launch/ray_nodes",
     "launch/interrupts",
     "launch/error_log",
     "launch/runs",
@@ -37,6 +39,7 @@ ORDER = [
     "experiments/scaling",
     "experiments/planning",
     "experiments/tasks",
+    "experiments/custom",
     "experiments/images",
     "experiments/translation",
     "experiments/report",
@@ -54,6 +57,7 @@ ORDER = [
     "suite/pipeline/schedule",
     "suite/pipeline/model",
     "suite/settings",
+    "suite/train_spec",
     "suite/paths",
     "suite/log",
     "suite/errors",
@@ -64,7 +68,7 @@ TOP = ("launch", "experiments", "models", "suite")
 
 ALONE = {
     "ray": ("launch/",),
-    "deepspeed": ("suite/training/optimizer.py", "experiments/benchmark/peers/"),
+    "deepspeed": ("suite/training/deepspeed_state.py", "experiments/benchmark/peers/"),
 }
 """Packages that only these places may import."""
 

@@ -11,14 +11,15 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any, ClassVar, Literal, Self
 
+import tomli_w
 from pydantic import ValidationError, model_validator
 from torch import nn
 
-from experiments.base import overrides, toml_text
+from experiments.base import overrides
 from suite.errors import SettingError, nearest
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.schedule import config
-from suite.settings import Frozen, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
+from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
 
 Scale = Literal["paper", "laptop", "tiny"]
 
@@ -42,7 +43,7 @@ FORMAT = 2
 """Of an experiment's file. Raise it when settings are renamed: runs of another format are refused."""
 
 
-class Experiment(Frozen):
+class Experiment(FrozenRecord):
     """A named run of any task.
 
     Raises SettingError when two fields contradict each other, pydantic's ValidationError for a wrong type or name.
@@ -66,7 +67,7 @@ class Experiment(Frozen):
     shrunk: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_settings(self) -> Self:
         faults = [*self.faults(), *self._pipeline_faults()]
         if faults:
             raise SettingError("; ".join(faults))
@@ -144,7 +145,7 @@ class Experiment(Frozen):
 
     def to_toml(self) -> str:
         """Returns the experiment as TOML; omits fields that are None."""
-        return toml_text.write({"format": FORMAT, **self.model_dump()})
+        return tomli_w.dumps({"format": FORMAT, **self.model_dump(exclude_none=True)})
 
     @classmethod
     def validated(cls, values: dict[str, Any]) -> Self:

@@ -9,10 +9,10 @@ from pydantic import Field, ValidationError
 
 from experiments.base import overrides
 from suite.decoding.beam import SIZE
-from suite.settings import Frozen
+from suite.settings import FrozenRecord
 
 
-class ScoreSettings(Frozen):
+class ScoreSettings(FrozenRecord):
     """Which directions to score, and how to decode."""
 
     beam: int = Field(SIZE, ge=1)
@@ -25,7 +25,7 @@ class ScoreSettings(Frozen):
     """K while decoding; none: the fewest stages that hold the weights."""
 
 
-class ScoreRecord(Frozen):
+class ScoreRecord(FrozenRecord):
     """What ``SET=`` can set of scoring."""
 
     score: ScoreSettings = ScoreSettings()

@@ -73,13 +73,31 @@ class Workload(Measurable, Protocol):
         """Returns the same workload with a share of its mini-batch, and the setting for it."""
 
 
-class OfExperiment(ABC):
+class SingleThreadWorkload:
+    """The common part of workloads made only to be measured: one thread per process and the default optimizer."""
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        """The default."""
+        return OptimizerSettings()
+
+    @property
+    def threads(self) -> int | None:
+        """One per process."""
+        return 1
+
+    def key(self) -> str:
+        """All fields of the workload, a dataclass."""
+        return repr(self)
+
+
+class ExperimentWorkload(ABC):
     """The common part of workloads made from an experiment."""
 
     experiment: Any
 
     @abstractmethod
-    def remade(self, experiment: Any) -> Self:
+    def with_experiment(self, experiment: Any) -> Self:
         """Returns the workload of another experiment."""
 
     @property
@@ -131,12 +149,13 @@ class OfExperiment(ABC):
 
     def with_pipeline(self, pipeline: PipelineSettings) -> Self:
         """A copy."""
-        return self.remade(self.experiment.model_copy(update={"pipeline": pipeline}))
+        return self.with_experiment(self.experiment.model_copy(update={"pipeline": pipeline}))
 
 
-def shapes(sample: Sample) -> list[list[tuple[int, ...]]]:
+def sample_shapes(sample: Sample) -> list[list[tuple[int, ...]]]:
     """Returns the shapes of a sample. Costs depend on them and not on the values."""
-    return [[tuple(t.shape) for t in (*one.inputs, *one.targets)] for one in (sample.typical, sample.largest)]
+    micro_batches = (sample.typical, sample.largest)
+    return [[tuple(tensor.shape) for tensor in (*batch.inputs, *batch.targets)] for batch in micro_batches]
 
 
 def update_key(optimizer: OptimizerSettings) -> tuple[str, str, bool]:

@@ -1,8 +1,8 @@
 """Benchmark cases of the suite against its peers on the same work, and the evaluation of their times.
 
-Contenders are interleaved: each round runs every contender once, and the order rotates from round to round. Contenders
-that only sleep share their processes. Contenders that compute get fresh processes each time, because the memory of
-twenty others slows a contender by a tenth. A step's time is that of its slowest worker. The gradients of one step are
+Entrants are interleaved: each round runs every entrant once, and the order rotates from round to round. Entrants
+that only sleep share their processes. Entrants that compute get fresh processes each time, because the memory of
+twenty others slows an entrant by a tenth. A step's time is that of its slowest worker. The gradients of one step are
 compared with those of one process with the whole model.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.benchmark.peers.peer import Entrant
-from experiments.benchmark.peers.work import Blocks, Sentences, Sleepers, Work
-from experiments.report.table import Table, Value
+from experiments.benchmark.peers.workload import BenchWorkload, LanguageModelWork, SyntheticWork, TranslationWork
+from experiments.report.table import Table, Value, relative_spread
 from suite.errors import SettingError, nearest
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.partition import cell_ranges
@@ -32,15 +32,15 @@ TOLERANCE = 1e-4
 class Case:
     """One table of the benchmark."""
 
-    work: Work
+    work: BenchWorkload
     rounds: int = 3
     steps: int = 1
-    """Steps of each contender in a round."""
+    """Steps of each entrant in a round."""
     warm_ups: int = 0
     """Unmeasured steps before these, so that a measured step finds the memory that a previous step left, as in
     training."""
-    apart: bool = False
-    """Whether each contender gets fresh processes in each round."""
+    fresh_processes: bool = False
+    """Whether each entrant gets fresh processes in each round."""
 
     @property
     def name(self) -> str:
@@ -59,12 +59,12 @@ class Case:
 
 CASES: dict[str, tuple[Case, ...]] = {
     "sleeping": (
-        *(Case(Sleepers(k, m)) for k, m in ((2, 8), (4, 8), (8, 8), (8, 32))),
-        Case(Sleepers(16, 64), rounds=2),  # more than a minute a round
+        *(Case(SyntheticWork(k, m)) for k, m in ((2, 8), (4, 8), (8, 8), (8, 32))),
+        Case(SyntheticWork(16, 64), rounds=2),  # more than a minute a round
     ),
-    "layers": (Case(Blocks(2, 8), warm_ups=1, apart=True),),
-    "translation": (Case(Sentences(2, 8), steps=2, warm_ups=1, apart=True),),
-    "replicas": (Case(Sleepers(2, 8, replicas=2, parameters=1 << 20)),),
+    "layers": (Case(LanguageModelWork(2, 8), warm_ups=1, fresh_processes=True),),
+    "translation": (Case(TranslationWork(2, 8), steps=2, warm_ups=1, fresh_processes=True),),
+    "replicas": (Case(SyntheticWork(2, 8, replicas=2, parameters=1 << 20)),),
 }
 
 
@@ -78,7 +78,7 @@ def cases(name: str) -> tuple[Case, ...]:
 
 
 def order(count: int, at: int, rounds: int) -> list[int]:
-    """Returns the order of contenders in round ``at``. It rotates, so each contender runs early and late."""
+    """Returns the order of entrants in round ``at``. It rotates, so each entrant runs early and late."""
     first = at * count // max(1, rounds)
     return [(first + place) % count for place in range(count)]
 
@@ -103,7 +103,7 @@ def step_time_lower_bound_s(
 
 @dataclass(frozen=True)
 class Score:
-    """The result of one contender in one case."""
+    """The result of one entrant in one case."""
 
     entrant: str
     is_ours: bool
@@ -111,12 +111,12 @@ class Score:
     """None: only some micro-batches are recomputed."""
     rounds: tuple[tuple[float, ...], ...] = ()
     """Seconds of each step of each round, on the slowest worker."""
-    peak: int | None = None
+    peak_bytes: int | None = None
     """Peak bytes that a step allocates, on the stage with the highest peak."""
     difference: float | None = None
     """Largest relative difference of a parameter's gradient from one process's; infinite if one is missing."""
     lower_bound_s: float = math.nan
-    cap: int | None = None
+    memory_limit_bytes: int | None = None
     """The memory limit of its plan in bytes."""
     simulated_s: float | None = None
     remark: str = ""
@@ -139,12 +139,14 @@ class Score:
     @property
     def spread(self) -> float:
         """(slowest - fastest) / median."""
-        return (max(self.seconds) - min(self.seconds)) / self.median
+        return relative_spread(self.seconds)
 
     @property
-    def over(self) -> bool:
+    def over_memory_limit(self) -> bool:
         """Whether it exceeded the memory limit of its plan."""
-        return self.cap is not None and self.peak is not None and self.peak > self.cap
+        if self.memory_limit_bytes is None or self.peak_bytes is None:
+            return False
+        return self.peak_bytes > self.memory_limit_bytes
 
     @property
     def wrong(self) -> bool:
@@ -153,13 +155,13 @@ class Score:
 
 
 def refused(entrant: Entrant, reason: str) -> Score:
-    """Returns the score of a contender that cannot run a case."""
+    """Returns the score of an entrant that cannot run a case."""
     return Score(entrant.name, entrant.ours, entrant.recomputes, remark=f"not run: {reason}")
 
 
 @dataclass(frozen=True)
 class Result:
-    """A case and the scores of its contenders."""
+    """A case and the scores of its entrants."""
 
     case: Case
     cells: tuple[int, ...]
@@ -174,10 +176,10 @@ class Result:
     def best_peer(self, score: Score, alike: bool = False, within: bool = False) -> float | None:
         """Returns the median of the fastest peer with right gradients; None without one.
 
-        ``alike``: only peers that recompute like this contender. ``within``: only peers that need no more memory than
-        this contender, or than its limit (with a tolerance of 1%).
+        ``alike``: only peers that recompute like this entrant. ``within``: only peers that need no more memory than
+        this entrant, or than its limit (with a tolerance of 1%).
         """
-        memory = _known(score.peak) if score.cap is None else score.cap
+        memory = _known(score.peak_bytes) if score.memory_limit_bytes is None else score.memory_limit_bytes
         if alike and score.recomputes is None:
             return None
         peers = [
@@ -185,16 +187,14 @@ class Result:
             for other in self.scores
             if other.ran and not other.is_ours and not other.wrong
             and (not alike or other.recomputes == score.recomputes)
-            and (not within or _known(other.peak) <= 1.01 * memory < math.inf)
+            and (not within or _known(other.peak_bytes) <= 1.01 * memory < math.inf)
         ]  # fmt: skip
         return min(peers, default=None)
 
     def table(self) -> Table:
-        """Returns the contenders, ours first, sorted by speed."""
+        """Returns the entrants, ours first, sorted by speed."""
         rows: list[list[Value]] = []
-        for score in sorted(
-            self.scores, key=lambda one: (not one.ran, not one.is_ours, one.median if one.ran else 0.0)
-        ):
+        for score in sorted(self.scores, key=lambda s: (not s.ran, not s.is_ours, s.median if s.ran else 0.0)):
             if not score.ran:
                 rows.append([score.entrant, *[None] * (len(HEADINGS) - 2), score.remark])
                 continue
@@ -202,7 +202,7 @@ class Result:
                 _over(self.best_peer(score, *which), score.median)
                 for which in ((False, False), (True, False), (False, True))
             ]
-            mebibytes = score.peak / 2**20 if score.peak is not None else None
+            mebibytes = score.peak_bytes / 2**20 if score.peak_bytes is not None else None
             remark = "WRONG GRADIENTS" if score.wrong else score.remark
             bound = None if math.isnan(score.lower_bound_s) else score.lower_bound_s
             rows.append(
@@ -215,15 +215,15 @@ class Result:
 
     def _notes(self) -> list[str]:
         work, layers = self.case.work, self.costs
-        where = "in fresh processes each time" if self.case.apart else "all in the same processes"
+        where = "in fresh processes each time" if self.case.fresh_processes else "all in the same processes"
         each = [sum(getattr(cost, name) for cost in layers) / work.stages * 1e3 for name in _PARTS]
         return [
             f"{work}; cells of {', '.join(map(str, self.cells))} layers; mean costs of a stage, measured alone: "
             f"F {each[0]:.3g} ms, R {each[1]:.3g} ms, B {each[2]:.3g} ms.",
-            f"{self.case.rounds} rounds of {self.case.steps} steps of each contender in turn, {where}, one thread per "
+            f"{self.case.rounds} rounds of {self.case.steps} steps of each entrant in turn, {where}, one thread per "
             "process; a step is forward and backward of one mini-batch, gradients averaged over replicas, no update; "
             "its time is the slowest worker's. Spread = (slowest - fastest) / median.",
-            "Speed over X = X's median / this median; above 1 this contender is faster. Alike: the peers that "
+            "Speed over X = X's median / this median; above 1 this entrant is faster. Alike: the peers that "
             "recompute like it. In its memory: the peers whose peak is not above its own or its memory limit.",
             "Limit: fill-drain without message times, (M+K-1)(F+B) + (M-1)R with recompute, (M+K-1)(F+B) without, from "
             "F, R, B measured alone. Other schedules can be faster.",
@@ -238,7 +238,7 @@ class Result:
         rows = []
         for score in self.scores:
             row: dict[str, Any] = {
-                "contender": score.entrant, "ours": score.is_ours, "recomputes": score.recomputes,
+                "entrant": score.entrant, "ours": score.is_ours, "recomputes": score.recomputes,
                 "remark": score.remark,
             }  # fmt: skip
             if score.ran:
@@ -248,23 +248,23 @@ class Result:
                     "over_best_alike": _over(self.best_peer(score, alike=True), score.median),
                     "over_best_in_its_memory": _over(self.best_peer(score, within=True), score.median),
                     "limit_s": None if math.isnan(score.lower_bound_s) else score.lower_bound_s,
-                    "peak_bytes": score.peak, "cap_bytes": score.cap, "simulated_s": score.simulated_s,
-                    "wrong": score.wrong,
+                    "peak_bytes": score.peak_bytes, "cap_bytes": score.memory_limit_bytes,
+                    "simulated_s": score.simulated_s, "wrong": score.wrong,
                     "gradient_difference": score.difference if score.difference != math.inf else None,
                 }  # fmt: skip
             rows.append(row)
         return {
             "name": self.case.name, "work": repr(work), "K": work.stages, "M": work.micro_batches, "R": work.replicas,
             "cells": self.cells, "rounds": self.case.rounds, "steps": self.case.steps,
-            "apart": self.case.apart,
-            "layers": [{name: getattr(cost, name) for name in _PARTS} for cost in self.costs], "contenders": rows,
+            "apart": self.case.fresh_processes,
+            "layers": [{name: getattr(cost, name) for name in _PARTS} for cost in self.costs], "entrants": rows,
         }  # fmt: skip
 
 
 _PARTS = ("forward_s", "recompute_s", "backward_s")
 
 HEADINGS = (
-    "contender", "step s (measured)", "spread", "speed over best peer", "over best alike", "over best in its memory",
+    "entrant", "step s (measured)", "spread", "speed over best peer", "over best alike", "over best in its memory",
     "limit s (computed)", "limit / step", "peak MiB (measured)", "gradient difference", "remark",
 )  # fmt: skip
 

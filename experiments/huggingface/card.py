@@ -1,4 +1,4 @@
-"""The model card: what it was trained on, how well it does, and what not to expect of it."""
+"""The model card: training data, scores and limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.text import TextData
-from suite.evaluation.thirds import THIRDS
+from suite.evaluation.scores import THIRDS
 
 _HEAD = """---
 library_name: transformers
@@ -33,32 +33,32 @@ The token at the beginning of the source names the language to write: `<2en>` fo
 ## Data
 
 `{corpus}`: {train:,} training pairs of English and another language, vocabulary {vocabulary:,}, pairs
-of at most {most} tokens a side. English strings that are held out are held out in all languages. The text keeps the
-licences of where it comes from.
+of at most {most} tokens per side. English strings that are held out are held out in all languages. The text keeps the
+licences of its sources.
 """
 
 _LIMITS = """
 ## Limits
 
 - Sources and translations of more than {most} tokens were not seen in training.
-- It knows what its training text is of (of `django` and `catalogues`: short messages of software) and little else.
+- It knows the domain of its training text (`django` and `catalogues`: short messages of software) and little else.
 - Directions without English were not trained.
 - It may repeat what is in its training text, errors and insults included; nobody has reviewed its translations.
-- `generate` computes in the precision it is loaded in; training computed in {precision}.
+- `generate` computes in the precision of the loaded weights; training computed in {precision}.
 """
 
 
-def card(
+def model_card(
     experiment: TranslationExperiment, data: TextData, step: int, parameters: int, scores: dict[str, Any] | None
 ) -> str:
     """Returns the card as Markdown; ``scores`` is the content of a run's ``scores.json``."""
-    drawn = experiment.text.languages or tuple(data.languages)
-    example = "de" if "de" in drawn else drawn[0]
+    languages = experiment.text.languages or tuple(data.languages)
+    example = "de" if "de" in languages else languages[0]
     head = _HEAD.format(
-        name=experiment.name, count=len(drawn), layers=experiment.model.layers, parameters=parameters,
+        name=experiment.name, count=len(languages), layers=experiment.model.layers, parameters=parameters,
         step=step, scale=experiment.scale, example=example, corpus=data.corpus,
-        train=sum(data.pairs[code] for code in drawn), vocabulary=data.vocabulary, most=experiment.text.max_length,
-        languages=", ".join(f"`<2{code}>`" for code in drawn),
+        train=sum(data.pairs[code] for code in languages), vocabulary=data.vocabulary, most=experiment.text.max_length,
+        languages=", ".join(f"`<2{code}>`" for code in languages),
     )  # fmt: skip
     return head + _scores(step, scores) + _LIMITS.format(
         most=experiment.text.max_length, precision=experiment.optimizer.precision

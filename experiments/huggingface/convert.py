@@ -1,4 +1,4 @@
-"""From the suite's list of layers to the exported model, and its tokenizer.
+"""Converts the suite's list of layers to the exported model, and its tokenizer.
 
 layer 0          the source's embedding      -> encoder.embedding      (the target's is the same matrix)
 layers 1 .. L    encoder layers              -> encoder.layers.0 .. L-1
@@ -21,8 +21,8 @@ from suite.data.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID, ENGLISH, PAD
 
 
 def exported_name(layer: int, name: str, depth: int) -> str | None:
-    """Returns what a tensor of a layer is called in the exported model of ``depth`` layers a stack; None for the
-    second copy of the vocabulary matrix."""
+    """Returns the name of a layer's tensor in the exported model of ``depth`` layers per stack; None for the second
+    copy of the embedding matrix."""
     if layer == 0:
         return f"encoder.embedding.{name}"
     if layer <= depth:
@@ -35,7 +35,7 @@ def exported_name(layer: int, name: str, depth: int) -> str | None:
 def exported_model(
     experiment: TranslationExperiment, layers: Mapping[int, Mapping[str, Tensor]]
 ) -> GPipeTranslationModel:
-    """Returns the model with the values of each layer by name. Raises RuntimeError for a value that has no place."""
+    """Returns the model with the values of each layer by name. Raises RuntimeError for an unknown name."""
     shape = experiment.model
     config = GPipeTranslationConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.width, num_hidden_layers=shape.layers,
@@ -45,10 +45,10 @@ def exported_model(
     )  # fmt: skip
     model = GPipeTranslationModel(config)
     values = {
-        called: tensor
+        exported: tensor
         for layer, tensors in layers.items()
         for name, tensor in tensors.items()
-        if (called := exported_name(layer, name, shape.layers)) is not None
+        if (exported := exported_name(layer, name, shape.layers)) is not None
     }
     model.load_state_dict(values)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ def exported_model(
 
 
 def exported_tokenizer(data: TextData) -> PreTrainedTokenizerFast:
-    """Returns the tokenizer, which ends each text with the end mark as the model expects: ``<2de>Save`` is enough."""
+    """Returns the tokenizer. It appends the end token that the model expects: ``<2de>Save`` is enough."""
     backend = type(data.tokenizer.backend_tokenizer).from_str(data.tokenizer.backend_tokenizer.to_str())
     backend.post_processor = TemplateProcessing(single=f"$A {END}", special_tokens=[(END, END_ID)])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]

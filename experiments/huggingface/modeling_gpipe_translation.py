@@ -1,7 +1,7 @@
 """A multilingual encoder-decoder Transformer of the GPipe suite, for ``transformers``.
 
-This file travels with the weights and needs nothing of the suite. Pre-LayerNorm; sinusoidal positions; attention heads
-of a width of their own; the vocabulary matrix is shared by source and target, the softmax has one of its own.
+This file is exported with the weights and needs no other file of the suite. Pre-LayerNorm; sinusoidal positions;
+attention heads of any width; source and target share the embedding matrix, and the softmax has its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 
 class GPipeTranslationConfig(PreTrainedConfig):
-    """Shape and marks; ``num_hidden_layers`` is of each stack. ``logit_clip`` bounds the logits, None for no bound."""
+    """Shape and special tokens. Each stack has ``num_hidden_layers``. ``logit_clip`` bounds the logits, unless None."""
 
     model_type = "gpipe_translation"
 
@@ -37,7 +37,7 @@ class GPipeTranslationConfig(PreTrainedConfig):
 
 
 class Attention(nn.Module):
-    """Queries, keys and values by one product, or keys and values of the encoder's result by one."""
+    """Self-attention with one product for queries, keys and values; cross-attention with one for keys and values."""
 
     def __init__(self, config: GPipeTranslationConfig, index: int, cross: bool) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ class Attention(nn.Module):
             self.memory_inward = nn.Linear(config.hidden_size, 2 * inner)
         self.outward = nn.Linear(inner, config.hidden_size)
 
-    def _split(self, joint: Tensor) -> tuple[Tensor, ...]:
-        parts = joint.unflatten(-1, (-1, self.heads, self.head_width))
+    def _split_heads(self, projected: Tensor) -> tuple[Tensor, ...]:
+        parts = projected.unflatten(-1, (-1, self.heads, self.head_width))
         return tuple(part.transpose(1, 2) for part in parts.unbind(2))
 
     def forward(
@@ -59,25 +59,25 @@ class Attention(nn.Module):
         past: EncoderDecoderCache | None = None,
     ) -> Tensor:  # fmt: skip
         if self.cross:
-            (query,) = self._split(self.inward(x))
+            (query,) = self._split_heads(self.inward(x))
             if past is not None and past.is_updated.get(self.index):
                 layer = past.cross_attention_cache.layers[self.index]
                 key, value = layer.keys, layer.values
             else:
-                key, value = self._split(self.memory_inward(memory))
+                key, value = self._split_heads(self.memory_inward(memory))
                 if past is not None:
                     key, value = past.cross_attention_cache.update(key, value, self.index)
                     past.is_updated[self.index] = True
         else:
-            query, key, value = self._split(self.inward(x))
+            query, key, value = self._split_heads(self.inward(x))
             if past is not None:
                 key, value = past.self_attention_cache.update(key, value, self.index)
         mask = None if visible is None else visible[:, None, None, :]
         if causal and key.shape[2] > 1:
-            places = torch.arange(key.shape[2], device=x.device)
-            mask = places <= places[-query.shape[2] :, None]
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.outward(mixed.transpose(1, 2).flatten(2))
+            positions = torch.arange(key.shape[2], device=x.device)
+            mask = positions <= positions[-query.shape[2] :, None]
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.outward(attended.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -137,17 +137,17 @@ class Encoder(nn.Module):
         half = tokens.shape[-1] // 2
         steps = torch.arange(half, device=ids.device, dtype=torch.float32)
         rates = torch.exp(steps * (-math.log(10_000.0) / max(half - 1, 1)))
-        places = torch.arange(start, start + ids.shape[1], device=ids.device, dtype=torch.float32)
-        angles = places[:, None] * rates
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device, dtype=torch.float32)
+        angles = positions[:, None] * rates
         return tokens * math.sqrt(tokens.shape[-1]) + torch.cat((angles.sin(), angles.cos()), dim=1).to(tokens.dtype)
 
-    def visible(self, ids: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Where attention over the source may look."""
+    def padding_mask(self, ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        """True where attention over the source may look."""
         present = mask.bool() if mask is not None else ids != self.padding
         return present | ~present.any(dim=1, keepdim=True)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: object) -> BaseModelOutput:
-        x, visible = self.embed(input_ids), self.visible(input_ids, attention_mask)
+        x, visible = self.embed(input_ids), self.padding_mask(input_ids, attention_mask)
         for layer in self.layers:
             x = layer(x, visible)
         return BaseModelOutput(last_hidden_state=self.norm(x))
@@ -195,16 +195,16 @@ class GPipeTranslationModel(PreTrainedModel, GenerationMixin):
         decoder_input_ids: Tensor | None = None, encoder_outputs: BaseModelOutput | None = None,
         past_key_values: EncoderDecoderCache | None = None, labels: Tensor | None = None, **_: object,
     ) -> Seq2SeqLMOutput:  # fmt: skip
-        """Returns logits (batch, time, vocabulary), and with ``labels`` (batch, time), -100 where none, a mean loss."""
+        """Returns logits (batch, time, vocabulary), and with ``labels`` (batch, time), -100 where masked, the loss."""
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
         memory = encoder_outputs[0]
         if input_ids is None and attention_mask is None:
             attention_mask = torch.ones(memory.shape[:2], device=memory.device)
-        visible = self.encoder.visible(input_ids, attention_mask)
+        visible = self.encoder.padding_mask(input_ids, attention_mask)
         if decoder_input_ids is None:
-            words = labels.masked_fill(labels == -100, self.config.pad_token_id)
-            decoder_input_ids = F.pad(words[:, :-1], (1, 0), value=self.config.decoder_start_token_id)
+            targets = labels.masked_fill(labels == -100, self.config.pad_token_id)
+            decoder_input_ids = F.pad(targets[:, :-1], (1, 0), value=self.config.decoder_start_token_id)
         y = self.encoder.embed(decoder_input_ids, past_key_values.get_seq_length() if past_key_values else 0)
         for layer in self.decoder:
             y = layer(y, memory, visible, past_key_values)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.base.workload import OfExperiment, shapes, update_key
+from experiments.base.workload import ExperimentWorkload, sample_shapes, update_key
 from experiments.images.experiment import ImageExperiment
 from suite.pipeline.model.microbatch import sizes
 from suite.pipeline.planning.profile import MicroBatch, Sample
@@ -18,12 +18,12 @@ SIZE, BATCH = 224, 128
 
 
 @dataclass(frozen=True)
-class Classification(OfExperiment):
+class Classification(ExperimentWorkload):
     """The workload of a run on images."""
 
     experiment: ImageExperiment
 
-    def remade(self, experiment: ImageExperiment) -> Classification:
+    def with_experiment(self, experiment: ImageExperiment) -> Classification:
         """Returns the workload of another experiment."""
         return Classification(experiment)
 
@@ -52,12 +52,12 @@ class Classification(OfExperiment):
 
     def key(self) -> str:
         """The model, the shapes of the sample, and the update."""
-        return repr((self.experiment.model, shapes(self.sample()), update_key(self.optimizer)))
+        return repr((self.experiment.model, sample_shapes(self.sample()), update_key(self.optimizer)))
 
     def with_share(self, share: float) -> tuple[Classification, str]:
         """With fewer images per mini-batch."""
         setting = f"train.batch_images={max(1, int(self.batch * share))}"
-        return self.remade(self.experiment.with_settings(setting)), setting
+        return self.with_experiment(self.experiment.with_settings(setting)), setting
 
 
 def find_amoebanet(name: str, devices: int) -> Classification | None:

@@ -11,9 +11,9 @@ from typing import Any
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable, Workload
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.placement import Placement
-from suite.pipeline.planning.plan import Machine, Plan
+from suite.pipeline.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class PlanReport:
             "forwards": plan.recomputes[1],
             "cells": list(plan.layers_per_cell),
             "step_s": self.step_s,
-            "limit_s": plan.step_time_lower_bound_s,
+            "lower_bound_s": plan.step_time_lower_bound_s,
             f"{self.work.unit}_per_second": self.units_per_second,
             "bubble": plan.timeline.bubble,
             "steps": self.work.steps,
@@ -102,8 +102,8 @@ class PlanReport:
                     "recompute_s": stage.cost.recompute_s,
                     "backward_s": stage.cost.backward_s,
                     "update_s": stage.cost.update_s,
-                    "sends_bytes": stage.cost.activation_bytes,
-                    "returns_bytes": stage.cost.gradient_bytes,
+                    "activation_bytes": stage.cost.activation_bytes,
+                    "gradient_bytes": stage.cost.gradient_bytes,
                     "idle": plan.timeline.idle(k % pipeline.stages),
                     "peak_bytes": stage.peak_bytes,
                 }

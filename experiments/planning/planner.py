@@ -19,11 +19,11 @@ from suite.errors import BusyError, PlacementError, PlanError, SettingError, Sui
 from suite.log import Log
 from suite.pipeline.model.layers import check_frozen, count_parameters
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import DEVICES, GIB, Device
+from suite.pipeline.planning.devices import DEVICES, GIB, Device, Machine
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Placement
-from suite.pipeline.planning.plan import Machine, check_memory, least_limit, make_plan
+from suite.pipeline.planning.plan import check_memory, least_limit, make_plan
 from suite.pipeline.planning.simulate import Link, Links
 from suite.settings import PipelineSettings
 
@@ -82,7 +82,7 @@ def _source(device: Device) -> str:
     return f"operations and bytes over {device.name}{share}"
 
 
-def make(
+def plan_workload(
     work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = (), given: str = "",
     log: Log = lambda text: None,
 ) -> PlanReport:  # fmt: skip
@@ -95,10 +95,10 @@ def make(
         raise PlanError(faults, notes=notes)
     try:
         log(f"the plan of {work.name}")
-        return attempt(work, cluster, cost_model, notes)
+        return try_plan(work, cluster, cost_model, notes)
     except PlanError as fault:
         process = 0 if row_faults(work) else _process_bytes(work, cluster, cost_model)
-        suggestions = nearest(work, cluster, process, log)
+        suggestions = suggest_changes(work, cluster, process, log)
         remedies = [f'SET="{_merged(given, settings)}": {gain}' for settings, gain in suggestions]
         all_notes = notes if remedies else (*notes, *_memory_note(work, cluster))
         raise PlanError(fault.faults, remedies, all_notes) from None
@@ -186,8 +186,8 @@ def _merged(given: str, settings: str) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in pairs.items())
 
 
-def attempt(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = ()) -> PlanReport:
-    """Like ``make``, without suggestions."""
+def try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = ()) -> PlanReport:
+    """Like ``plan_workload``, without suggestions."""
     pipeline = work.pipeline
     faults = work.faults()
     if faults:
@@ -212,9 +212,9 @@ def attempt(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tupl
             reserve = _reserve(machine.memory_limit_bytes)
             machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
         if faults:
-            check_memory(layer_costs.costs, len(layer_costs.costs), pipeline, each, machine)
+            check_memory(layer_costs.costs, pipeline, each, machine)
             raise PlanError(faults)
-        plan = make_plan(layer_costs.costs, len(layer_costs.costs), pipeline, each, machine)
+        plan = make_plan(layer_costs.costs, pipeline, each, machine)
     except BusyError:  # not a fault of the plan: other runs hold the devices
         raise
     except PlanError as fault:
@@ -274,7 +274,7 @@ def _process_bytes(work: Workload, cluster: Cluster, cost_model: CostModel) -> i
         return 0
 
 
-def nearest(
+def suggest_changes(
     work: Workload, cluster: Cluster, process: int = 0, log: Log = lambda text: None
 ) -> Iterator[tuple[str, str]]:  # fmt: skip
     """Yields settings that fit, each the smallest change of its kind, and a description of the result.
@@ -292,7 +292,7 @@ def nearest(
         for changed, settings in changes:
             log(f"the nearest plans that fit: {settings}")
             try:
-                planned = attempt(changed, cluster, layer_costs)
+                planned = try_plan(changed, cluster, layer_costs)
             except SuiteError:
                 continue
             peak = max(stage.peak_bytes for stage in planned.plan.cells)

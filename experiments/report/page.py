@@ -49,7 +49,7 @@ class Page:
         for section in self.sections:
             parts.append(f"## {section.title}\n")
             parts += [f"{sentence}\n" for sentence in section.sentences]
-            parts += [f"![{one.caption}]({self._file(one)})\n\n{one.caption}\n" for one in section.pictures]
+            parts += [f"![{p.caption}]({self._file(p)})\n\n{p.caption}\n" for p in section.pictures]
             parts += [table.markdown() for table in section.tables]
         return "\n".join(parts)
 

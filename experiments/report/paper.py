@@ -9,7 +9,7 @@ from typing import Any
 
 
 @cache
-def printed(section: str) -> dict[str, Any]:
+def paper_numbers(section: str) -> dict[str, Any]:
     """Returns a section such as ``table2.transformer``."""
     record: Any = tomllib.loads(files("experiments.report").joinpath("paper.toml").read_text())
     for name in section.split("."):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 Value = str | int | float | None
 
-Report = Callable[[int, int, str], None]
+ReportProgress = Callable[[int, int, str], None]
 """Called before each part of a table with the number of parts done, their total, and the part's name."""
 
 
@@ -32,7 +33,7 @@ class Table:
     rows: Sequence[Sequence[Value]]
     notes: Sequence[str]
 
-    def shown(self) -> Shown:
+    def rich_table(self) -> Shown:
         """Returns the table for the terminal. Only this needs rich."""
         from rich.table import Table as Shown
 
@@ -62,6 +63,11 @@ class Table:
         paths[0].write_text(self.markdown())
         paths[1].write_text(self.csv())
         return paths
+
+
+def relative_spread(seconds: Sequence[float]) -> float:
+    """Returns (slowest - fastest) / median."""
+    return (max(seconds) - min(seconds)) / statistics.median(seconds)
 
 
 def readable(value: Value) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.workload import Workload
-from experiments.planning.planner import attempt, estimated_costs, least_memory, make
+from experiments.planning.planner import estimated_costs, least_memory, plan_workload, try_plan
 from experiments.scaling.scales import fit_to_cluster, for_laptop, with_changes
 from experiments.tasks import workload
 from suite.errors import PlacementError, PlanError, SettingError
@@ -59,7 +59,7 @@ def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
         return None
     enough = _large_enough(experiment)
     try:
-        attempt(work, enough, estimated_costs)
+        try_plan(work, enough, estimated_costs)
     except PlanError as fault:
         return f"cannot run with these settings: {'; '.join(fault.faults)}"
     least = least_memory(work, enough)
@@ -72,7 +72,7 @@ def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
 
 def _fits(work: Workload, cluster: Cluster) -> bool:
     try:
-        attempt(work, cluster, estimated_costs)
+        try_plan(work, cluster, estimated_costs)
     except PlanError:
         return False
     return True
@@ -81,7 +81,9 @@ def _fits(work: Workload, cluster: Cluster) -> bool:
 def _remedy(experiment: Experiment, cluster: Cluster) -> str:
     """Returns the first plan that fits, or the advice to use a larger cluster."""
     try:
-        make(workload(experiment), cluster if cluster.kind == "gpu" else _large_enough(experiment), estimated_costs)
+        plan_workload(
+            workload(experiment), cluster if cluster.kind == "gpu" else _large_enough(experiment), estimated_costs
+        )
     except PlanError as fault:
         if fault.remedies:
             return f"use {fault.remedies[0].partition(':')[0]}"

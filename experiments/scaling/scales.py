@@ -93,6 +93,13 @@ class ImageRule:
 
 TEXT, IMAGES = TextRule(), ImageRule()
 
+TINY_TEXT = TextRule(
+    layers_by=12, width_by=64, feed_forward_by=512, head_width_by=8, vocabulary_by=50, corpus="django",
+    languages=("de", "es", "nl"), max_length=16, micro_batches=2, batch_tokens=128, steps=4, checkpoint_every=2,
+    valid_pairs=16, warmup_steps=2, threads=1,
+)  # fmt: skip
+"""The rule of scale ``tiny``: it tests a sweep, and the models learn nothing."""
+
 SWEEPS = {
     # Two languages of each third of the default corpus, all with at least 50 test pairs and in Latin script: German and
     # Spanish, Galician and Esperanto, Afrikaans and Friulian. The low-resource ones are related to high-resource ones.
@@ -108,11 +115,7 @@ SWEEPS = {
     ),
     # a test of the whole sweep in two minutes; the models learn nothing
     "tiny": SweepRule(
-        TextRule(
-            layers_by=12, width_by=64, feed_forward_by=512, head_width_by=8, vocabulary_by=50, corpus="django",
-            languages=("de", "es", "nl"), max_length=16, micro_batches=2, batch_tokens=128, steps=4, checkpoint_every=2,
-            valid_pairs=16, warmup_steps=2, threads=1,
-        ),
+        TINY_TEXT,
         baselines=("de", "es"),
         seeds=1,
         beam=1,
@@ -151,7 +154,7 @@ def for_laptop(paper: Experiment, cluster: Cluster) -> Experiment:
     return with_changes(paper, _small_images(paper, _stages(paper, cluster), IMAGES))
 
 
-def swept(paper: TranslationExperiment, scale: str, cluster: Cluster) -> TranslationExperiment:
+def scaled_for_sweep(paper: TranslationExperiment, scale: str, cluster: Cluster) -> TranslationExperiment:
     """Returns a run shrunk to a scale of the sweeps, with every change listed in ``shrunk``."""
     rule = SWEEPS[scale].text
     return paper if rule is None else shrunk_by(paper, rule, cluster, scale)
@@ -197,35 +200,20 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
                 dropout=rule.dropout,
             ),
             "text": paper.text.model_copy(
-                update={
-                    "corpus": rule.corpus,
-                    "vocabulary": vocabulary,
-                    "max_length": rule.max_length,
-                    "languages": rule.languages,
-                }
+                update={"vocabulary": vocabulary, **_fields(rule, "corpus", "max_length", "languages")}
             ),
             "pipeline": paper.pipeline.model_copy(
                 update={"stages": stages, "micro_batches": rule.micro_batches, "replicas": 1}
             ),
             "optimizer": OptimizerSettings(
                 name=rule.optimizer,
-                learning_rate=rule.learning_rate,
-                warmup_steps=rule.warmup_steps,
-                lr_decay=rule.lr_decay,
-                lr_decay_steps=rule.steps - rule.warmup_steps
-                if rule.lr_decay == "cosine"
-                else paper.optimizer.lr_decay_steps,
-                max_grad_norm=rule.max_grad_norm,
-                precision=rule.precision,
+                lr_decay_steps=(
+                    rule.steps - rule.warmup_steps if rule.lr_decay == "cosine" else paper.optimizer.lr_decay_steps
+                ),
+                **_fields(rule, "learning_rate", "warmup_steps", "lr_decay", "max_grad_norm", "precision"),
             ),
             "train": paper.train.model_copy(
-                update={
-                    "steps": rule.steps,
-                    "batch_tokens": rule.batch_tokens,
-                    "checkpoint_every": rule.checkpoint_every,
-                    "valid_pairs": rule.valid_pairs,
-                    "threads": rule.threads,
-                }
+                update=_fields(rule, "steps", "batch_tokens", "checkpoint_every", "valid_pairs", "threads")
             ),
         }
     )
@@ -235,10 +223,7 @@ def _small_images(paper: ImageExperiment, stages: int, rule: ImageRule) -> Exper
     model = replace(
         paper.model,
         filters=paper.model.filters // rule.filters_by,
-        classes=rule.classes,
-        channels=rule.channels,
-        stem=rule.stem,
-        norm_decay=rule.norm_decay,
+        **_fields(rule, "classes", "channels", "stem", "norm_decay"),
     )
     return paper.model_copy(
         update={
@@ -253,15 +238,13 @@ def _small_images(paper: ImageExperiment, stages: int, rule: ImageRule) -> Exper
                 lr_decay_steps=rule.steps - rule.warmup_steps,
                 beta2=0.99,
             ),
-            "train": paper.train.model_copy(
-                update={
-                    "steps": rule.steps,
-                    "batch_images": rule.batch_images,
-                    "checkpoint_every": rule.checkpoint_every,
-                }
-            ),
+            "train": paper.train.model_copy(update=_fields(rule, "steps", "batch_images", "checkpoint_every")),
         }
     )
+
+
+def _fields(rule: TextRule | ImageRule, *names: str) -> dict[str, Any]:
+    return {name: getattr(rule, name) for name in names}
 
 
 def with_changes(paper: Experiment, chosen: Experiment) -> Experiment:

@@ -7,14 +7,14 @@ equal tokens   260K  1M  4M    as much text: a larger batch makes fewer updates 
 from __future__ import annotations
 
 from experiments.base.cluster import Cluster
-from experiments.report.paper import printed
+from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
 from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.multilingual import baseline, member, seeds
 from experiments.sweeps.report.results import Results
-from experiments.sweeps.report.score_tables import spread
-from experiments.sweeps.report.verdicts import Verdict, difference, together
+from experiments.sweeps.report.score_tables import mean_and_deviation
+from experiments.sweeps.report.verdicts import Verdict, combined_outcome, difference
 from experiments.sweeps.text_base import TextSweep
 from experiments.translation.experiment import TranslationExperiment
 
@@ -23,16 +23,16 @@ EQUAL_STEPS, EQUAL_TOKENS = "equal steps", "equal tokens"
 
 
 def label(share: float, kind: str) -> str:
-    """Returns what the runs with a batch of so many of the scale's are called."""
+    """Returns the label of the runs with ``share`` of the scale's batch."""
     return f"batch x {share:g}, {kind}"
 
 
 def batch_run(run: TranslationExperiment, share: float, kind: str) -> TranslationExperiment:
-    """Returns a run with ``share`` of its batch; at equal tokens with steps, warm-up and decay as much longer."""
-    longer = 1.0 if kind == EQUAL_STEPS else 1 / share
+    """Returns a run with ``share`` of its batch; for equal tokens its steps, warm-up and decay are divided by that."""
+    factor = 1.0 if kind == EQUAL_STEPS else 1 / share
 
     def steps(count: int) -> int:
-        return max(1, round(count * longer))
+        return max(1, round(count * factor))
 
     changed = {
         "batch_tokens": max(16, round(run.train.batch_tokens * share)),
@@ -49,14 +49,14 @@ def batch_run(run: TranslationExperiment, share: float, kind: str) -> Translatio
 
 
 def _members(scale: str, cluster: Cluster) -> list[Member]:
-    found = []
+    members = []
     for seed in seeds(scale):
         for kind in (EQUAL_STEPS, EQUAL_TOKENS):
             for share in SWEEPS[scale].batches:
                 run = batch_run(baseline(LANGUAGE, scale, cluster, seed), share, kind)
-                what = f"{run.train.batch_tokens}-tokens-{run.train.steps}-steps"
-                found.append(member(NAME, scale, what, seed, label(share, kind), run))
-    return found
+                name = f"{run.train.batch_tokens}-tokens-{run.train.steps}-steps"
+                members.append(member(NAME, scale, name, seed, label(share, kind), run))
+    return members
 
 
 def larger_batches(results: Results) -> list[Verdict]:
@@ -66,43 +66,43 @@ def larger_batches(results: Results) -> list[Verdict]:
 
 
 def _larger(results: Results, large: str, small: str, kind: str) -> Verdict:
-    distinct = {tuple(run.member.folder for run in results.of(one)): one for one in results.labels}.values()
-    groups = [[_bleu(results, one) for one in distinct], [_nll(results, one) for one in distinct]]
-    bleu = difference(_bleu(results, large), _bleu(results, small), groups[0])
-    nll = difference(_nll(results, small), _nll(results, large), groups[1])
+    # the middle batch has one run under two labels
+    distinct = {tuple(run.member.folder for run in results.runs_of(name)): name for name in results.labels}.values()
+    bleu = difference(_bleu(results, large), _bleu(results, small), [_bleu(results, name) for name in distinct])
+    nll = difference(_nll(results, small), _nll(results, large), [_nll(results, name) for name in distinct])
     return Verdict(
         f"larger batches are better, at {kind}",
         "BLEU 30.92, 31.86, 32.71 and NLL 2.58, 2.51, 2.46 at 260K, 1M, 4M tokens",
         f"largest - smallest: BLEU {bleu or 'missing'}; nats a token saved {nll or 'missing'}",
-        together([bleu, nll]),
+        combined_outcome([bleu, nll]),
     )
 
 
-def _bleu(results: Results, one: str) -> list[float]:
-    directions = [run.scores["directions"] for run in results.of(one)]
+def _bleu(results: Results, name: str) -> list[float]:
+    directions = [run.scores["directions"] for run in results.runs_of(name)]
     return [float(scores[DIRECTION]["bleu"]) for scores in directions if DIRECTION in scores]
 
 
-def _nll(results: Results, one: str) -> list[float]:
-    return [float(run.record["valid_nll"]) for run in results.of(one)]
+def _nll(results: Results, name: str) -> list[float]:
+    return [float(run.record["valid_nll"]) for run in results.runs_of(name)]
 
 
 def batch_table(results: Results) -> Table:
     """Returns Table 5: German to English by batch size, beside the paper's."""
-    numbers, shares = printed("table5"), SWEEPS[results.scale].batches
+    numbers, shares = paper_numbers("table5"), SWEEPS[results.scale].batches
     rows: list[list[Value]] = []
     for share, size, bleu, nll in zip(shares, numbers["batch_tokens"], numbers["bleu"], numbers["nll"], strict=True):
-        here = next((run.member.experiment.batch for run in results.of(label(share, EQUAL_STEPS))), None)
+        here = next((run.member.experiment.batch for run in results.runs_of(label(share, EQUAL_STEPS))), None)
         rows.append(
             [size, here, *_cells(results, share, EQUAL_STEPS), *_cells(results, share, EQUAL_TOKENS), bleu, nll]
         )
-    each = ("steps", "tokens", f"BLEU {DIRECTION}", "nats a token")
-    ours = [f"{one}, {kind}" for kind in (EQUAL_STEPS, EQUAL_TOKENS) for one in each]
+    columns = ("steps", "tokens", f"BLEU {DIRECTION}", "nats a token")
+    measured = [f"{column}, {kind}" for kind in (EQUAL_STEPS, EQUAL_TOKENS) for column in columns]
     return Table(
         f"table-5-{results.scale}", f"Table 5: batch size, German to English, scale {results.scale}",
-        ["batch (paper)", "batch (here)", *ours, "BLEU (paper)", "NLL (paper)"], rows,
+        ["batch (paper)", "batch (here)", *measured, "BLEU (paper)", "NLL (paper)"], rows,
         [
-            "Measured, but for the paper's columns. Batches in target tokens; nats a token on held-out text of both "
+            "Measured, except for the paper's columns. Batches in target tokens; nats a token on held-out text of both "
             "directions; ± the standard deviation between seeds.",
             numbers["note"],
         ],
@@ -110,16 +110,17 @@ def batch_table(results: Results) -> Table:
 
 
 def _cells(results: Results, share: float, kind: str) -> list[Value]:
-    one = label(share, kind)
-    record = next((run.record for run in results.of(one)), {})
-    return [record.get("steps"), record.get("tokens"), spread(_bleu(results, one)), spread(_nll(results, one))]
+    name = label(share, kind)
+    record = next((run.record for run in results.runs_of(name)), {})
+    scores = [mean_and_deviation(_bleu(results, name)), mean_and_deviation(_nll(results, name))]
+    return [record.get("steps"), record.get("tokens"), *scores]
 
 
 SWEEP = TextSweep(
     NAME,
     "Batch size",
-    "One bilingual German-English model, three mini-batches in the paper's ratios 260K : 1M : 4M; rate, update, text "
-    "and seeds are equal. Warm-up and decay take the same share of the steps.",
+    "One bilingual German-English model, three mini-batches in the paper's ratios 260K : 1M : 4M; learning rate, "
+    "update, text and seeds are equal. Warm-up and decay take the same share of the steps.",
     _members,
     (larger_batches,),
     (batch_table,),

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from experiments.base.cluster import Cluster
-from experiments.sweeps import batch_size, bilingual, capacity, depth_width, temperature, trainability, transfer
+from experiments.sweeps import batch_size, multilingual_sweeps, trainability, transfer
 from experiments.sweeps.members.base import Sweep
 from suite.errors import SettingError, nearest
 
 SWEEPS: dict[str, Sweep] = {
     sweep.name: sweep
     for sweep in (
-        depth_width.SWEEP, capacity.SWEEP, batch_size.SWEEP, temperature.SWEEP, bilingual.SWEEP, trainability.SWEEP,
+        multilingual_sweeps.DEPTH_WIDTH_SWEEP,
+        multilingual_sweeps.CAPACITY_SWEEP,
+        batch_size.SWEEP,
+        multilingual_sweeps.TEMPERATURE_SWEEP,
+        multilingual_sweeps.BILINGUAL_SWEEP,
+        trainability.SWEEP,
         transfer.SWEEP,
     )
-}  # fmt: skip
+}
 
 
 def find_sweep(name: str) -> Sweep:

@@ -39,15 +39,12 @@ class TextSweep:
         """Returns the report of the finished runs."""
         results = self._results(scale, cluster, runs)
         sections = [
-            Section(
-                "What was compared",
-                [self.about, *_rule(results), *_missing(results)],
-            ),
+            Section("What was compared", [self.about, *_rule(results), *_missing(results)]),
             Section("The paper's findings, here", tables=[verdict_table(self._verdicts(results))]),
         ]
         pictures = [picture for picture in (against_bilingual(results), loss_curves(results)) if picture]
         tables = [make(results) for make in self.own_tables]
-        if results.seed_count:
+        if results.multilingual_labels:
             tables += [by_third(results), by_language(results)]
         sections.append(Section("Scores", tables=tables, pictures=pictures[:-1]))
         sections.append(Section("Losses", pictures=pictures[-1:]))
@@ -58,7 +55,7 @@ class TextSweep:
         """Returns the verdicts and the scores by third."""
         results = self._results(scale, cluster, runs)
         tables = [verdict_table(self._verdicts(results)), *(make(results) for make in self.own_tables)]
-        return [*tables, by_third(results)] if results.seed_count else tables
+        return [*tables, by_third(results)] if results.multilingual_labels else tables
 
     def _results(self, scale: str, cluster: Cluster, runs: Path) -> Results:
         return read_results(scale, self.members(scale, cluster, runs), runs)
@@ -69,15 +66,15 @@ class TextSweep:
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
     """Returns one row per finding."""
-    rows: list[list[Value]] = [[one.finding, one.paper, one.here, one.word] for one in verdicts]
+    rows: list[list[Value]] = [[each.finding, each.paper, each.measured, each.outcome] for each in verdicts]
     return Table(
         "findings", "The paper's findings, here", ("finding", "in the paper", "here", "verdict"),
         rows or [["this sweep tests none of them", "", "", ""]],
         [
-            "± is what chance between seeds allows at 95%: t * s * sqrt(1/a + 1/b) for means over a and b seeds, s "
-            "pooled over all models of the sweep. Confirmed: the difference is above it (in every third, where the "
-            "finding is about all). Not confirmed: it is as far below 0 in one of them. Undecided: anything else, and "
-            "all with one seed. The test sentences' own chance is not in it.",
+            "± is the margin for the variation between seeds at 95%: t * s * sqrt(1/a + 1/b) for means over a and b "
+            "seeds, s pooled over all models of the sweep. Confirmed: the difference is above it (in every third, if "
+            "the finding is about all). Not confirmed: the difference is below minus the margin in one of them. "
+            "Undecided: anything else, and all with one seed. The margin does not cover the choice of test sentences.",
         ],
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from typing import Any
 from experiments.base.cluster import Cluster
 from experiments.report.page import Page, Section
 from experiments.report.table import Table, Value
-from experiments.scaling.scales import TEXT, TextRule, shrunk_by
+from experiments.scaling.scales import TEXT, TINY_TEXT, TextRule, shrunk_by
 from experiments.sweeps.members.base import Member, folder_name
 from experiments.sweeps.report.figures import layer_curves
 from experiments.sweeps.report.results import read_record
@@ -31,13 +31,9 @@ NAME = "trainability"
 
 RULES = {
     "laptop": replace(TEXT, steps=150, batch_tokens=512, micro_batches=4, checkpoint_every=75, warmup_steps=15),
-    "tiny": replace(
-        TEXT, layers_by=12, width_by=64, feed_forward_by=512, head_width_by=8, vocabulary_by=50, corpus="django",
-        max_length=16, micro_batches=2, batch_tokens=128, steps=4, checkpoint_every=2, valid_pairs=16, warmup_steps=2,
-        threads=1,
-    ),
+    "tiny": replace(TINY_TEXT, languages=None),
     "paper": None,
-}  # fmt: skip
+}
 """Rules by scale. The laptop scale keeps the depth but not the steps; the paper's problems appear after thousands."""
 
 CASES = {
@@ -84,14 +80,15 @@ class Trainability:
         """Returns a table, and each layer's norm and kurtosis at the end."""
         members = self.members(scale, cluster, runs)
         curves_of_all = _read_curves(members, runs)
-        missing = [one.folder for one in members if one.label not in {curves.label for curves in curves_of_all}]
+        finished = {curves.label for curves in curves_of_all}
+        missing = [member.folder for member in members if member.label not in finished]
         sentences = [
             "The deepest of the five runs with depth-scaled initialization of its feed-forward layers and with logits "
             "clipped at 30, as in the paper, and without either, at its own learning rate and at three times that. "
             "With one seed, differences smaller than those between seeds cannot be distinguished.",
             *([f"Not finished, and excluded: {', '.join(missing)}."] if missing else []),
         ]
-        pictures = layer_curves([(one.label, one.layers[-1]) for one in curves_of_all if one.layers])
+        pictures = layer_curves([(curves.label, curves.layers[-1]) for curves in curves_of_all if curves.layers])
         sections = [Section("What was compared", sentences), Section("Layers at the end", pictures=pictures)]
         return Page(
             f"Trainability of deep models, scale {scale}", [*sections, Section("Runs", tables=[table(curves_of_all)])]
@@ -127,7 +124,7 @@ def _run(case: str, factor: float, rule: TextRule | None, cluster: Cluster) -> T
 
 
 def _read_curves(members: Sequence[Member], runs: Path) -> list[LayerCurves]:
-    found = []
+    curves_of_all = []
     for member in members:
         folder = runs / member.folder
         record = read_record(folder)
@@ -137,8 +134,9 @@ def _read_curves(members: Sequence[Member], runs: Path) -> list[LayerCurves]:
             [math.nan if line[name] is None else float(line[name]) for line in read_lines(folder / "metrics.jsonl")]
             for name in ("loss", "grad_norm", "applied")
         )
-        found.append(LayerCurves(member.label, record, losses, norms, applied, read_lines(folder / "layers.jsonl")))
-    return found
+        layers = read_lines(folder / "layers.jsonl")
+        curves_of_all.append(LayerCurves(member.label, record, losses, norms, applied, layers))
+    return curves_of_all
 
 
 def table(curves_of_all: Sequence[LayerCurves]) -> Table:
@@ -157,10 +155,10 @@ def table(curves_of_all: Sequence[LayerCurves]) -> Table:
 
 def _row(curves: LayerCurves) -> list[Value]:
     norms = [norm for norm in curves.norms if math.isfinite(norm)]
-    sharpest = [max((one for one in line["kurtosis"] if one is not None), default=None) for line in curves.layers]
+    largest = [max((value for value in line["kurtosis"] if value is not None), default=None) for line in curves.layers]
     return [
-        curves.label, int(sum(1 - one for one in curves.applied)), statistics.fmean(curves.losses[:10]),
+        curves.label, int(sum(1 - applied for applied in curves.applied)), statistics.fmean(curves.losses[:10]),
         statistics.fmean(curves.losses[-10:]), curves.record["valid_nll"],
         statistics.median(norms) if norms else None, max(norms, default=None),
-        sharpest[0] if sharpest else None, sharpest[-1] if sharpest else None,
+        largest[0] if largest else None, largest[-1] if largest else None,
     ]  # fmt: skip

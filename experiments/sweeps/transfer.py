@@ -17,7 +17,7 @@ from experiments.base.cluster import Cluster
 from experiments.images.experiment import ImageExperiment
 from experiments.images.runs import amoebanet_fashion
 from experiments.report.page import Page, Section
-from experiments.report.paper import printed
+from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.report.results import read_record
@@ -39,10 +39,10 @@ def transfer_runs(folder: Path) -> Iterator[Member]:
     for source in SETS:
         for start in STARTS:
             pretrained = start == STARTS[0]
-            begin = str(folder / PRETRAINING) if pretrained else None
+            init_from = str(folder / PRETRAINING) if pretrained else None
             for seed in SEEDS:
                 yield Member(
-                    f"{NAME}/{run_id(source, start, seed)}", f"{source} {start}", fine_tuning(source, seed, begin),
+                    f"{NAME}/{run_id(source, start, seed)}", f"{source} {start}", fine_tuning(source, seed, init_from),
                     after=first if pretrained else None,
                 )  # fmt: skip
 
@@ -52,7 +52,7 @@ def run_id(source: str, start: str, seed: int) -> str:
     return f"{source}-{start}-{seed}"
 
 
-def fine_tuning(source: str, seed: int, start_from: str | None) -> ImageExperiment:
+def fine_tuning(source: str, seed: int, init_from: str | None) -> ImageExperiment:
     """Returns a short run on a small set of digits, without flips, which would change some digits."""
     base = amoebanet_fashion()
     steps = 40
@@ -66,7 +66,7 @@ def fine_tuning(source: str, seed: int, start_from: str | None) -> ImageExperime
             ),
             "train": ImageTrainSettings(
                 steps=steps, batch_images=base.train.batch_images, checkpoint_every=steps, seed=seed,
-                init_from=start_from,
+                init_from=init_from,
             ),
         }
     )  # fmt: skip
@@ -75,7 +75,7 @@ def fine_tuning(source: str, seed: int, start_from: str | None) -> ImageExperime
 def transfer_table(runs: Path) -> Table:
     """Returns Table 4: the results of the sweep's finished runs, then the paper's rows."""
     rows: list[list[Value]] = [_row(runs / NAME, source) for source in SETS]
-    numbers = printed("table4")
+    numbers = paper_numbers("table4")
     rows += [
         [name, train, test, classes, None, None, None, None, None, None, accuracy, previous]
         for name, train, test, classes, accuracy, previous in numbers["rows"]
@@ -90,14 +90,13 @@ def transfer_table(runs: Path) -> Table:
 
 
 def _row(folder: Path, source: str) -> list[Value]:
-    found = {start: _accuracies(folder, source, start) for start in STARTS}
-    means = {start: statistics.fmean(values) if values else None for start, values in found.items()}
-    spreads = {start: statistics.stdev(values) if len(values) > 1 else None for start, values in found.items()}
-    tuned, scratch = (means[start] for start in STARTS)
+    groups = [_accuracies(folder, source, start) for start in STARTS]
+    tuned, scratch = (statistics.fmean(values) if values else None for values in groups)
+    deviations = [statistics.stdev(values) if len(values) > 1 else None for values in groups]
     counts = _counts(folder, source)
     return [
-        source, counts.get("train"), counts.get("test"), 10, " and ".join(str(len(found[start])) for start in STARTS),
-        tuned, spreads[STARTS[0]], scratch, spreads[STARTS[1]],
+        source, counts.get("train"), counts.get("test"), 10, " and ".join(str(len(values)) for values in groups),
+        tuned, deviations[0], scratch, deviations[1],
         tuned - scratch if tuned is not None and scratch is not None else None, None, None,
     ]  # fmt: skip
 
@@ -118,11 +117,11 @@ def _notes(folder: Path) -> list[str]:
     pretrained = read_record(folder / PRETRAINING)
     if not pretrained:
         return ["No run of the sweep is finished yet: make sweep NAME=transfer."]
-    one = fine_tuning(SETS[0], 0, None)
+    run = fine_tuning(SETS[0], 0, None)
     return [
-        f"AmoebaNet-D({one.model.layers}, {one.model.filters}) over {one.pipeline.stages} stages. Pretrained on "
+        f"AmoebaNet-D({run.model.layers}, {run.model.filters}) over {run.pipeline.stages} stages. Pretrained on "
         f"Fashion-MNIST for {pretrained['steps']} steps ({100 * pretrained['valid_accuracy']:.1f}% there); then "
-        f"{one.train.steps} steps of {one.train.batch_images} images with a new softmax, shifted crops and cutout. "
+        f"{run.train.steps} steps of {run.train.batch_images} images with a new softmax, shifted crops and cutout. "
         "From scratch is the same without pretraining. Means and standard deviations over seeds.",
     ]
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from experiments.report.paper import printed
+from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
-from suite.pipeline.planning.simulate import Route, play
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
+from suite.pipeline.schedule.playback import Playback, Route
 from suite.pipeline.schedule.timeline import Timeline
 from suite.training.trace import StepTrace
 
@@ -29,36 +29,33 @@ def shares(timeline: Timeline) -> dict[str, float]:
     work = sum(timeline.busy(k, "FRIBW") for k in stages)
     update = sum(timeline.busy(k, "U") for k in stages)
     costs = [_mean_seconds(timeline, k) for k in stages]
-    even = {kind: statistics.fmean(each[kind] for each in costs) for kind in KINDS}
-    evenly, unevenly = (_played(timeline, each) for each in ([even] * len(costs), costs))
+    mean = {kind: statistics.fmean(cost[kind] for cost in costs) for kind in KINDS}
+    equal_s, actual_s = (_simulated_s(timeline, stages_costs) for stages_costs in ([mean] * len(costs), costs))
     parts = {
         "compute": sum(timeline.busy(k, "FIBW") for k in stages) / whole,
         "recompute": sum(timeline.busy(k, "R") for k in stages) / whole,
         "update": update / whole,
-        "bubble": (len(costs) * evenly - work) / whole,
-        "imbalance": (unevenly - evenly) / timeline.seconds,
+        "bubble": (len(costs) * equal_s - work) / whole,
+        "imbalance": (actual_s - equal_s) / timeline.seconds,
     }
     return {**parts, "communication": 1 - sum(parts.values())}
 
 
 def breakdown_table(name: str, traces: Sequence[StepTrace], layers: Sequence[int]) -> Table:
     """Returns the mean shares over the traced steps of a run with ``layers`` per stage."""
-    each = [shares(trace.timeline) for trace in traces]
-    stages, micro_batches = _size(traces[0].timeline)
-    paper = printed("breakdown")
+    steps = [shares(trace.timeline) for trace in traces]
+    stages, micro_batches = _stages_and_micro_batches(traces[0].timeline)
+    paper = paper_numbers("breakdown")
     bound = (stages - 1) / (micro_batches + stages - 1)
-    beside: dict[str, str] = {
-        "recompute": f"at most {paper['rebuild_most']:.0%}",
+    paper_values = {
+        "recompute": f"at most {paper['max_recompute']:.0%}",
         "imbalance": f"{paper['imbalance_at_2']:.1%} at K = 2",
         "bubble": f"a little below (K-1)/(M+K-1) = {bound:.1%}",
     }
-    rows: list[list[Value]] = [
-        [
-            part, statistics.fmean(one[part] for one in each), min(one[part] for one in each),
-            max(one[part] for one in each), beside.get(part, "-"),
-        ]
-        for part in PARTS
-    ]  # fmt: skip
+    rows: list[list[Value]] = []
+    for part in PARTS:
+        values = [shares_of_step[part] for shares_of_step in steps]
+        rows.append([part, statistics.fmean(values), min(values), max(values), paper_values.get(part, "-")])
     headings = ("part", "share (measured)", "least", "most", "paper")
     notes = [
         f"{name}: K = {stages}, M = {micro_batches}, layers per stage {', '.join(map(str, layers))}; "
@@ -70,7 +67,7 @@ def breakdown_table(name: str, traces: Sequence[StepTrace], layers: Sequence[int
     return Table("breakdown", "Where a step's time goes", headings, rows, notes)
 
 
-def _size(timeline: Timeline) -> tuple[int, int]:
+def _stages_and_micro_batches(timeline: Timeline) -> tuple[int, int]:
     return len(timeline.rows), sum(span.kind == "F" and not span.virtual_stage for span in timeline.rows[0])
 
 
@@ -84,12 +81,12 @@ def _mean_seconds(timeline: Timeline, stage: int) -> dict[str, float]:
     return {kind: mean(kind) for kind in KINDS}
 
 
-def _played(timeline: Timeline, costs: Sequence[dict[str, float]]) -> float:
+def _simulated_s(timeline: Timeline, costs: Sequence[dict[str, float]]) -> float:
     """Returns the seconds of the trace's actions at these costs with instant messages."""
     schedule = [
         [Action(span.kind, span.micro_batch, span.virtual_stage) for span in row if span.kind != "U"]
         for row in timeline.rows
     ]
-    routes = [Route(at, at + 1, 0.0, 0.0) for at in range(len(schedule) * virtual_stages_of(schedule) - 1)]
-    rows = play(schedule, lambda k, action: costs[k][action.kind], routes)
-    return max(row[-1].end for row in rows)
+    routes = [Route(at, at + 1) for at in range(len(schedule) * virtual_stages_of(schedule) - 1)]
+    playback = Playback(schedule, lambda k, action: costs[k][action.kind], routes)
+    return max(row[-1].end for row in playback.rows)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from experiments.report.table import Table, Value
+from experiments.base.workload import SingleThreadWorkload
+from experiments.report.table import Table, Value, relative_spread
 from experiments.translation.language_model import LanguageModel
 from experiments.translation.workload import random_ids
 from models import resnet, transformer
@@ -17,32 +18,26 @@ from models.language_model import LanguageModelShape
 from models.loss import ClassificationLoss, TranslationLoss
 from models.transformer import TransformerShape
 from suite.pipeline.planning.profile import MicroBatch, Sample
-from suite.settings import OptimizerSettings, PipelineSettings
+from suite.settings import PipelineSettings
+
+PIPELINE = PipelineSettings(stages=2, micro_batches=8)
 
 
-@dataclass(frozen=True)
-class _Small:
-    """Common part of this table's models: K = 2, M = 8, AdamW."""
+class _SmallModel(SingleThreadWorkload):
+    """Common part of this table's own models."""
 
-    name: str = ""
-    pipeline: PipelineSettings = field(default_factory=lambda: PipelineSettings(stages=2, micro_batches=8))
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-
-    @property
-    def threads(self) -> int | None:
-        """One per stage."""
-        return 1
+    name: str
+    pipeline = PIPELINE
 
     def key(self) -> str:
         """The name identifies the costs."""
         return self.name
 
 
-@dataclass(frozen=True)
-class EncoderDecoder(_Small):
+class EncoderDecoder(_SmallModel):
     """T(4, 1024, 4) of width 256: two kinds of layers, two embeddings, a head."""
 
-    name: str = "encoder-decoder, T(4, 1024, 4), width 256"
+    name = "encoder-decoder, T(4, 1024, 4), width 256"
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         shape = TransformerShape(layers=4, width=256, feed_forward=1024, heads=4, vocabulary=4000)
@@ -51,15 +46,14 @@ class EncoderDecoder(_Small):
 
     def sample(self) -> Sample:
         ids = random_ids(4, 128, 4000)
-        one = MicroBatch((ids, ids), (ids,))
-        return Sample(one, one)
+        micro_batch = MicroBatch((ids, ids), (ids,))
+        return Sample(micro_batch, micro_batch)
 
 
-@dataclass(frozen=True)
-class Convolutional(_Small):
+class Convolutional(_SmallModel):
     """Convolutions over images of 32 x 32: uneven layers, each group with half the size and twice the width."""
 
-    name: str = "convolutional, 9 blocks of width 48 to 192"
+    name = "convolutional, 9 blocks of width 48 to 192"
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         with torch.device("meta"):
@@ -68,20 +62,20 @@ class Convolutional(_Small):
     def sample(self) -> Sample:
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(16, 3, 32, 32, generator=generator)
-        one = MicroBatch((images,), (torch.randint(0, 10, (16,), generator=generator),))
-        return Sample(one, one)
+        micro_batch = MicroBatch((images,), (torch.randint(0, 10, (16,), generator=generator),))
+        return Sample(micro_batch, micro_batch)
 
 
 def decoder_only() -> LanguageModel:
     """Returns a Transformer-8 of width 512: one kind of layer, and a head as expensive as four layers."""
     shape = LanguageModelShape(layers=8, width=512, feed_forward=2048, heads=8, vocabulary=4000, time=128)
-    return LanguageModel(shape, PipelineSettings(stages=2, micro_batches=8), sequences=16)
+    return LanguageModel(shape, PIPELINE, sequences=16)
 
 
-Work = EncoderDecoder | Convolutional | LanguageModel
+PredictedModel = EncoderDecoder | Convolutional | LanguageModel
 
 
-def works() -> list[Work]:
+def predicted_models() -> list[PredictedModel]:
     """Returns the three models."""
     return [EncoderDecoder(), decoder_only(), Convolutional()]
 
@@ -96,23 +90,23 @@ class Round:
     measured_bytes: tuple[int, ...]
 
 
-def prediction_table(measure: Callable[[Work], Sequence[Round]]) -> Table:
+def prediction_table(measure: Callable[[PredictedModel], Sequence[Round]]) -> Table:
     """Compares predicted with measured values; ``measure`` alternates planning and running for several rounds."""
     rows: list[list[Value]] = []
-    for work in works():
+    for work in predicted_models():
         rounds = measure(work)
-        predicted = statistics.median(one.predicted_s for one in rounds)
-        measured = statistics.median(one.measured_s for one in rounds)
+        predicted = statistics.median(each.predicted_s for each in rounds)
+        steps = [each.measured_s for each in rounds]
+        measured = statistics.median(steps)
         ratios = [
-            planned / seen
-            for one in rounds
-            for planned, seen in zip(one.predicted_bytes, one.measured_bytes, strict=True)
+            predicted_bytes / measured_bytes
+            for each in rounds
+            for predicted_bytes, measured_bytes in zip(each.predicted_bytes, each.measured_bytes, strict=True)
         ]
-        spread = (max(one.measured_s for one in rounds) - min(one.measured_s for one in rounds)) / measured
         rows.append(
             [
                 work.name if not isinstance(work, LanguageModel) else "decoder only, Transformer-8, width 512",
-                predicted, measured, spread, predicted / measured,
+                predicted, measured, relative_spread(steps), predicted / measured,
                 max(rounds[-1].measured_bytes) / 2**20, min(ratios), max(ratios),
             ]
         )  # fmt: skip

@@ -7,9 +7,9 @@ from functools import cache
 from experiments.base.cluster import Cluster
 from experiments.images.workload import BATCH, SIZE, Classification, find_amoebanet
 from experiments.planning.planner import estimated_costs
-from experiments.report.paper import printed
-from experiments.report.table import Report, Table, Value, silent
-from experiments.tables.table1_transformer import Column, columns, fit, fits, largest
+from experiments.report.paper import paper_numbers
+from experiments.report.table import ReportProgress, Table, Value, silent
+from experiments.tables.table1_transformer import Column, cell_peaks, columns, fits, largest
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
@@ -21,16 +21,16 @@ STEP = 16
 GB = 10**9
 
 
-def amoebanet_table(report: Report = silent) -> Table:
+def amoebanet_table(report: ReportProgress = silent) -> Table:
     """Returns the table, for this suite's bytes per parameter and for the paper's 12."""
-    numbers = printed("table1.amoebanet")
+    numbers = paper_numbers("table1.amoebanet")
     ours = bytes_per_parameter(OptimizerSettings(name="rmsprop"), replicas=1)
     rows: list[list[Value]] = []
     cases = columns("amoebanet", BATCH)
-    for each in (numbers["bytes_per_parameter"], ours):
+    for bytes_each in (numbers["bytes_per_parameter"], ours):
         for at, column in enumerate(cases):
-            report(len(rows), 2 * len(cases), f"AmoebaNet-D, {column.name}, {each:g} bytes per parameter")
-            rows.append(_row(at, column, each, numbers["device_gib"] * GIB))
+            report(len(rows), 2 * len(cases), f"AmoebaNet-D, {column.name}, {bytes_each:g} bytes per parameter")
+            rows.append(_row(at, column, bytes_each, numbers["device_gib"] * GIB))
     headings = (
         "devices", "bytes per parameter", "L", "largest D (computed)", "parameters (computed)",
         "parameters GB (computed)", "peak activations GB (computed)", "fullest device GiB (computed)", "limit GiB",
@@ -50,28 +50,28 @@ def amoebanet_table(report: Report = silent) -> Table:
     return Table("table-1-amoebanet", "Table 1, AmoebaNet-D: the widest model that fits", headings, rows, notes)
 
 
-def _row(at: int, column: Column, each: float, limit: int) -> list[Value]:
-    numbers = printed("table1.amoebanet")
+def _row(at: int, column: Column, bytes_each: float, limit: int) -> list[Value]:
+    numbers = paper_numbers("table1.amoebanet")
     layers, paper = numbers["L"][at], numbers["D"][at]
     pipeline = column.pipeline
     rows = BATCH // pipeline.micro_batches
-    most = STEP * largest(lambda units: fits(amoebanet_costs(layers, STEP * units, rows), pipeline, each, limit))
+    most = STEP * largest(lambda units: fits(amoebanet_costs(layers, STEP * units, rows), pipeline, bytes_each, limit))
     costs = amoebanet_costs(layers, most, rows)
-    peaks = fit(costs, pipeline, each, limit)
+    peaks = cell_peaks(costs, pipeline, bytes_each, limit)
     parameters = sum(cost.parameters for cost in costs)
-    standing = each * parameters
+    held_bytes = bytes_each * parameters
     return [
-        column.name, each, layers, most, parameters, standing / GB, (sum(peaks) - standing) / GB, max(peaks) / GIB,
-        limit / GIB, paper, most / paper, numbers["parameters"][at], numbers["parameter_gb"][at],
+        column.name, bytes_each, layers, most, parameters, held_bytes / GB, (sum(peaks) - held_bytes) / GB,
+        max(peaks) / GIB, limit / GIB, paper, most / paper, numbers["parameters"][at], numbers["parameter_gb"][at],
         numbers["activation_gb"][at],
     ]  # fmt: skip
 
 
 def _naive_gib() -> float:
     """Returns the GiB that the paper's largest network without a pipeline needs here."""
-    numbers, naive = printed("table1.amoebanet"), columns("amoebanet", BATCH)[0].pipeline
+    numbers, naive = paper_numbers("table1.amoebanet"), columns("amoebanet", BATCH)[0].pipeline
     costs = amoebanet_costs(numbers["L"][0], numbers["D"][0], BATCH)
-    return max(fit(costs, naive, numbers["bytes_per_parameter"], 2**62)) / GIB
+    return max(cell_peaks(costs, naive, numbers["bytes_per_parameter"], 2**62)) / GIB
 
 
 @cache
@@ -79,5 +79,5 @@ def amoebanet_costs(layers: int, filters: int, rows: int) -> tuple[LayerCost, ..
     """Returns the estimated costs of AmoebaNet-D on micro-batches of ``rows`` images."""
     work = find_amoebanet(f"amoebanet_{layers}x{filters}", devices=1)
     assert isinstance(work, Classification)
-    one = work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": BATCH // rows}))
-    return estimated_costs(one, Cluster(1, DEVICES["TPUv2"].memory_bytes, "gpu", device=DEVICES["TPUv2"])).costs
+    work = work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": BATCH // rows}))
+    return estimated_costs(work, Cluster(1, DEVICES["TPUv2"].memory_bytes, "gpu", device=DEVICES["TPUv2"])).costs

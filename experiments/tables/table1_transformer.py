@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from experiments.base.cluster import Cluster
 from experiments.planning.planner import estimated_costs
-from experiments.report.paper import printed
-from experiments.report.table import Report, Table, Value, silent
+from experiments.report.paper import paper_numbers
+from experiments.report.table import ReportProgress, Table, Value, silent
 from experiments.translation.language_model import BATCH, LanguageModel
 from models.language_model import LanguageModelShape
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB
-from suite.pipeline.planning.memory import InFlightPeaks, MemoryModel, bytes_per_parameter, peak_bytes
+from suite.pipeline.planning.memory import MemoryModel, bytes_per_parameter
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
+from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import OptimizerSettings, PipelineSettings
@@ -30,7 +31,7 @@ class Column:
 
 def columns(model: str, batch: int) -> list[Column]:
     """Returns the paper's columns: naive runs the whole batch without recompute; pipelines use micro-batches of 1."""
-    numbers = printed(f"table1.{model}")
+    numbers = paper_numbers(f"table1.{model}")
     naive = PipelineSettings(stages=1, micro_batches=1, remat="never")
     return [
         Column(name, naive if name.startswith("Naive") else PipelineSettings(stages=stages, micro_batches=batch))
@@ -38,16 +39,16 @@ def columns(model: str, batch: int) -> list[Column]:
     ]
 
 
-def memory_table(report: Report = silent) -> Table:
+def memory_table(report: ReportProgress = silent) -> Table:
     """Returns the table, for this suite's bytes per parameter and for the paper's 12."""
-    numbers = printed("table1.transformer")
+    numbers = paper_numbers("table1.transformer")
     ours = bytes_per_parameter(OptimizerSettings(), replicas=1)
     rows: list[list[Value]] = []
     cases = columns("transformer", BATCH)
-    for each in (numbers["bytes_per_parameter"], ours):
+    for bytes_each in (numbers["bytes_per_parameter"], ours):
         for at, column in enumerate(cases):
-            report(len(rows), 2 * len(cases), f"Transformer, {column.name}, {each:g} bytes per parameter")
-            rows.append([*_row(column, each, numbers["device_gib"] * GIB), *_printed(numbers, at)])
+            report(len(rows), 2 * len(cases), f"Transformer, {column.name}, {bytes_each:g} bytes per parameter")
+            rows.append(_row(at, column, bytes_each, numbers["device_gib"] * GIB))
     headings = (
         "devices", "bytes per parameter", "largest L (computed)", "parameters (computed)", "parameters GiB (computed)",
         "peak activations GiB (computed)", "fullest device GiB (computed)", "limit GiB", "L (paper)", "ratio of L",
@@ -63,42 +64,39 @@ def memory_table(report: Report = silent) -> Table:
     return Table("table-1", "Table 1, Transformer-L: the largest model that fits", headings, rows, notes)
 
 
-def _printed(numbers: dict[str, list[float]], at: int) -> list[Value]:
-    return [numbers["parameters"][at], numbers["parameter_gib"][at], numbers["activation_gib"][at]]
-
-
-def _row(column: Column, each: float, limit: int) -> list[Value]:
-    numbers = printed("table1.transformer")
-    printed_layers = numbers["L"][numbers["columns"].index(column.name)]
-    kinds = _kinds(column.pipeline)
-    most = largest_model(kinds, column.pipeline, each, limit)
-    costs = stack(kinds, most)
-    peaks = fit(costs, column.pipeline, each, limit)
+def _row(at: int, column: Column, bytes_each: float, limit: int) -> list[Value]:
+    numbers = paper_numbers("table1.transformer")
+    printed_layers = numbers["L"][at]
+    kinds = _layer_costs(column.pipeline)
+    most = largest_model(kinds, column.pipeline, bytes_each, limit)
+    costs = model_costs(kinds, most)
+    peaks = cell_peaks(costs, column.pipeline, bytes_each, limit)
     parameters = sum(cost.parameters for cost in costs)
-    standing = each * parameters
+    held_bytes = bytes_each * parameters
     return [
-        column.name, each, most, parameters, standing / GIB, (sum(peaks) - standing) / GIB, max(peaks) / GIB,
-        limit / GIB, printed_layers, most / printed_layers,
+        column.name, bytes_each, most, parameters, held_bytes / GIB, (sum(peaks) - held_bytes) / GIB, max(peaks) / GIB,
+        limit / GIB, printed_layers, most / printed_layers, numbers["parameters"][at], numbers["parameter_gib"][at],
+        numbers["activation_gib"][at],
     ]  # fmt: skip
 
 
-def _kinds(pipeline: PipelineSettings) -> tuple[LayerCost, LayerCost, LayerCost]:
+def _layer_costs(pipeline: PipelineSettings) -> tuple[LayerCost, LayerCost, LayerCost]:
     """Returns the costs of the embedding, of a block and of the head."""
-    one = LanguageModel(LanguageModelShape(layers=1), pipeline.model_copy(update={"stages": 1}))
-    costs = estimated_costs(one, Cluster(1, DEVICES["TPUv3"].memory_bytes, "gpu", device=DEVICES["TPUv3"])).costs
+    work = LanguageModel(LanguageModelShape(layers=1), pipeline.model_copy(update={"stages": 1}))
+    costs = estimated_costs(work, Cluster(1, DEVICES["TPUv3"].memory_bytes, "gpu", device=DEVICES["TPUv3"])).costs
     return costs[0], costs[1], costs[2]
 
 
-def stack(kinds: tuple[LayerCost, LayerCost, LayerCost], layers: int) -> list[LayerCost]:
+def model_costs(kinds: tuple[LayerCost, LayerCost, LayerCost], layers: int) -> list[LayerCost]:
     """Returns the costs of a Transformer-L."""
     return [kinds[0], *[kinds[1]] * layers, kinds[2]]
 
 
 def largest_model(
-    kinds: tuple[LayerCost, LayerCost, LayerCost], pipeline: PipelineSettings, each: float, limit: int
+    kinds: tuple[LayerCost, LayerCost, LayerCost], pipeline: PipelineSettings, bytes_each: float, limit: int
 ) -> int:
     """Returns the largest number of blocks that fits."""
-    return largest(lambda layers: fits(stack(kinds, layers), pipeline, each, limit))
+    return largest(lambda layers: fits(model_costs(kinds, layers), pipeline, bytes_each, limit))
 
 
 def largest(fitting: Callable[[int], bool]) -> int:
@@ -112,16 +110,16 @@ def largest(fitting: Callable[[int], bool]) -> int:
     return least
 
 
-def fits(costs: Sequence[LayerCost], pipeline: PipelineSettings, each: float, limit: int) -> bool:
+def fits(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_each: float, limit: int) -> bool:
     """Returns whether some partition into that many stages stays within the limit."""
-    sizes = MemoryModel(costs, _in_flight(pipeline), each)
+    sizes = MemoryModel(costs, _in_flight(pipeline), bytes_each)
     fewest = fewest_stages(sizes.furthest_end(limit))
     return fewest is not None and fewest <= pipeline.stages
 
 
-def fit(costs: Sequence[LayerCost], pipeline: PipelineSettings, each: float, limit: int) -> list[int]:
+def cell_peaks(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_each: float, limit: int) -> list[int]:
     """Returns the peak bytes of each cell in the fastest partition that fits."""
-    sizes = MemoryModel(costs, _in_flight(pipeline), each)
+    sizes = MemoryModel(costs, _in_flight(pipeline), bytes_each)
     cells = cell_ranges(
         partition([cost.seconds for cost in costs], pipeline.stages, sizes.furthest_end(limit)), len(costs)
     )

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
-from experiments.planning.planner import estimated_costs, make
-from experiments.report.paper import printed
-from experiments.report.table import Report, Table, Value, silent
+from experiments.base.workload import SingleThreadWorkload
+from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.report.paper import paper_numbers
+from experiments.report.table import ReportProgress, Table, Value, relative_spread, silent
 from experiments.translation.language_model import BATCH, LanguageModel
 from models.language_model import LanguageModelShape
 from models.synthetic import SquareLoss, SyntheticLayer
@@ -27,7 +28,7 @@ from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.settings import OptimizerSettings, PipelineSettings
+from suite.settings import PipelineSettings
 
 SLEEP_S = 0.040
 """Mean sleep of a forward, equal at every K and M, so that late wake-ups have the same weight."""
@@ -37,7 +38,7 @@ MESSAGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class SleepingWork:
+class SleepingWork(SingleThreadWorkload):
     """A pipeline of sleeping layers, one per stage."""
 
     seconds: tuple[tuple[float, float], ...]
@@ -51,30 +52,17 @@ class SleepingWork:
         """One stage per layer."""
         return PipelineSettings(stages=len(self.seconds), micro_batches=self.micro_batches)
 
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        """Plain."""
-        return OptimizerSettings()
-
-    @property
-    def threads(self) -> int | None:
-        """One: sleeping takes none."""
-        return 1
-
-    def key(self) -> str:
-        """All of it."""
-        return repr(self)
-
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """A sleeping layer a stage."""
+        """One sleeping layer per stage."""
         with torch.device("meta"):
-            return [SyntheticLayer(forward, backward) for forward, backward in self.seconds], SquareLoss()
+            layers = [SyntheticLayer(forward, backward / 2, backward / 2) for forward, backward in self.seconds]
+        return list[nn.Module](layers), SquareLoss()
 
     def sample(self) -> Sample:
         """A tensor as large as the message."""
         x = torch.ones(max(1, self.message_bytes // 4))
-        one = MicroBatch((x,), (torch.zeros(1),))
-        return Sample(one, one)
+        micro_batch = MicroBatch((x,), (torch.zeros(1),))
+        return Sample(micro_batch, micro_batch)
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,7 @@ class Measurement:
     """Measurements of a sleeping pipeline: seconds of its steps, and its stages' (F, R, B) measured alone."""
 
     seconds: tuple[float, ...]
-    alone: tuple[LayerCost, ...]
+    stage_costs: tuple[LayerCost, ...]
     overheads: tuple[float, ...] = ()
     """The engine's own share of each step, on the stage where it is largest."""
 
@@ -94,7 +82,7 @@ class Measurement:
     @property
     def spread(self) -> float:
         """(slowest - fastest) / median."""
-        return (max(self.seconds) - min(self.seconds)) / self.median
+        return relative_spread(self.seconds)
 
 
 Measure = Callable[[SleepingWork], Measurement]
@@ -128,21 +116,21 @@ EFFICIENCY_F_S = 0.020
 UNEVEN = 1.3
 
 
-def efficiency_table(measure: Measure, report: Report = silent) -> Table:
+def efficiency_table(measure: Measure, report: ReportProgress = silent) -> Table:
     """Compares the executor with the lower bound at F : R : B = 1 : 1 : 2, for equal stages and one 30% slower."""
     rows: list[list[Value]] = []
     for heavier in (False, True):
         for stages, micro_batches in EFFICIENCY_CASES:
             report(len(rows), 2 * len(EFFICIENCY_CASES), f"K = {stages}, M = {micro_batches}")
             work = SleepingWork(tuple(_stage(k, stages, heavier) for k in range(stages)), micro_batches)
-            found = measure(work)
-            simulated = simulated_step(found.alone, micro_batches)
-            limit = simulated if heavier else closed_form(found.alone[0], stages, micro_batches)
+            measured = measure(work)
+            simulated = simulated_step(measured.stage_costs, micro_batches)
+            limit = simulated if heavier else closed_form(measured.stage_costs[0], stages, micro_batches)
             what = f"stage {stages // 2} 30% heavier" if heavier else "equal"
             rows.append(
                 [
-                    stages, micro_batches, what, found.median, found.spread, simulated, limit, limit / found.median,
-                    statistics.median(found.overheads),
+                    stages, micro_batches, what, measured.median, measured.spread, simulated, limit,
+                    limit / measured.median, statistics.median(measured.overheads),
                 ]
             )  # fmt: skip
     headings = (
@@ -165,9 +153,9 @@ def _stage(k: int, stages: int, heavier: bool) -> tuple[float, float]:
     return EFFICIENCY_F_S * factor, 2 * EFFICIENCY_F_S * factor
 
 
-def table_2(measure: Measure, report: Report = silent) -> Table:
+def table_2(measure: Measure, report: ReportProgress = silent) -> Table:
     """Returns Table 2's Transformer-48: speed over K and M, relative to K = 2, M = 1."""
-    numbers = printed("table2.transformer")
+    numbers = paper_numbers("table2.transformer")
     cases = [(stages, micro_batches) for micro_batches in numbers["M"] for stages in numbers["K"]]
     paper = dict(zip(cases, (speed for row in numbers["speed"] for speed in row), strict=True))
     rows = _speeds(numbers["layers"], "TPUv3", cases, paper, measure, False, report)
@@ -181,9 +169,9 @@ def table_2(measure: Measure, report: Report = silent) -> Table:
     return _speed_table("table-2", "Table 2, Transformer-48: speed over K = 2, M = 1", rows, notes)
 
 
-def table_3(measure: Measure, report: Report = silent) -> Table:
+def table_3(measure: Measure, report: ReportProgress = silent) -> Table:
     """Returns Table 3's Transformer-24 on P100s without NVLink: speed over K, relative to K = 2, at M = 32."""
-    numbers = printed("table3.transformer")
+    numbers = paper_numbers("table3.transformer")
     cases = [(stages, numbers["M"]) for stages in numbers["K"]]
     paper = dict(zip(cases, numbers["speed"], strict=True))
     rows = _speeds(numbers["layers"], "P100", cases, paper, measure, True, report)
@@ -210,28 +198,14 @@ def _speed_table(name: str, title: str, rows: list[dict[str, Any]], notes: list[
         "K", "M", "cells", "slowed down", "step s (measured)", "spread", "speed (measured)", "speed (simulated)",
         "speed, closed form (computed)", "speed (paper)", "ours / paper",
     )  # fmt: skip
-    values: list[list[Value]] = [
-        [
-            row["K"],
-            row["M"],
-            row["cells"],
-            row["slowed"],
-            row["step"],
-            row["spread"],
-            row["measured"],
-            row["simulated"],
-            row["closed"],
-            row["paper"],
-            row["measured"] / row["paper"] if row["paper"] else None,
-        ]
-        for row in rows
-    ]
+    columns = ("K", "M", "cells", "slowed", "step", "spread", "measured", "simulated", "closed", "paper")
+    values: list[list[Value]] = [[*(row[column] for column in columns), row["measured"] / row["paper"]] for row in rows]
     return Table(name, title, headings, values, notes)
 
 
 def _speeds(
     layers: int, device: str, cases: Sequence[tuple[int, int]], paper: dict[tuple[int, int], float], measure: Measure,
-    link_as_well: bool, report: Report,
+    real_links: bool, report: ReportProgress,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measures each case with equal and with planned cells; speeds are relative to the first case."""
     rows: list[dict[str, Any]] = []
@@ -243,15 +217,15 @@ def _speeds(
                 continue
             report(len(rows), total, f"K = {stages}, M = {micro_batches}, cells {'as cut' if cut else 'equal'}")
             seconds, message, slowed = cell_seconds(layers, device, stages, micro_batches, cut)
-            work = SleepingWork(seconds, micro_batches, message if link_as_well else MESSAGE_BYTES // 16)
-            found = measure(work)
-            mean = _mean(found.alone)
+            work = SleepingWork(seconds, micro_batches, message if real_links else MESSAGE_BYTES // 16)
+            measured = measure(work)
+            mean = _mean(measured.stage_costs)
             rows.append(
                 {
                     "K": stages, "M": micro_batches, "cells": "as cut" if cut else "equal",
-                    "slowed": slowed, "step": found.median, "spread": found.spread,
+                    "slowed": slowed, "step": measured.median, "spread": measured.spread,
                     "simulated_s": simulated_step(
-                        found.alone, micro_batches, message, DEVICES[device].messages if link_as_well else None
+                        measured.stage_costs, micro_batches, message, DEVICES[device].messages if real_links else None
                     ),
                     "closed_s": closed_form(mean, stages, micro_batches), "paper": paper[stages, micro_batches],
                 }
@@ -273,7 +247,7 @@ def cell_seconds(
     shape = LanguageModelShape(layers)
     cluster = Cluster(stages, DEVICES[device].memory_bytes, "gpu", device=replace(DEVICES[device], memory_bytes=2**62))
     work = LanguageModel(shape, PipelineSettings(stages=stages, micro_batches=BATCH))
-    planned = make(work, replace(cluster, bytes_per_device=2**62), estimated_costs)
+    planned = plan_workload(work, replace(cluster, bytes_per_device=2**62), estimated_costs)
     costs = [stage.cost for stage in planned.plan.cells]
     forward, backward = (sum(getattr(cost, name) for cost in costs) for name in ("forward_s", "backward_s"))
     part = BATCH / micro_batches  # of the mini-batch, in the micro-batches that were estimated

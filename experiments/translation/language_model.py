@@ -12,12 +12,12 @@ from pydantic import Field, ValidationError
 from torch import nn
 
 from experiments.base import overrides
-from experiments.base.workload import shapes, update_key
+from experiments.base.workload import sample_shapes, update_key
 from experiments.translation.workload import random_ids
 from models.language_model import LanguageModelShape, layers
 from models.loss import TranslationLoss
 from suite.pipeline.planning.profile import MicroBatch, Sample
-from suite.settings import Frozen, OptimizerSettings, PipelineSettings
+from suite.settings import FrozenRecord, OptimizerSettings, PipelineSettings
 
 BATCH = 32
 """Sequences of a mini-batch (Table 1)."""
@@ -26,7 +26,7 @@ STEPS = 100_000
 """Ours: the paper prints no number of steps for these models."""
 
 
-class BatchSettings(Frozen):
+class BatchSettings(FrozenRecord):
     """Size and number of the mini-batches."""
 
     sequences: Annotated[int, Unit("sequences")] = Field(BATCH, ge=1)
@@ -35,7 +35,7 @@ class BatchSettings(Frozen):
     """Length of the planned run."""
 
 
-class LanguageModelSettings(Frozen):
+class LanguageModelSettings(FrozenRecord):
     """The ``SET=`` settings of a language model's plan."""
 
     pipeline: PipelineSettings
@@ -92,12 +92,12 @@ class LanguageModel:
         """Full sequences: all micro-batches are equal."""
         rows = -(-self.sequences // (self.pipeline.replicas * self.pipeline.micro_batches))
         ids = random_ids(rows, self.shape.time, self.shape.vocabulary)
-        one = MicroBatch((ids,), (ids,))
-        return Sample(one, one)
+        micro_batch = MicroBatch((ids,), (ids,))
+        return Sample(micro_batch, micro_batch)
 
     def key(self) -> str:
         """Costs depend on the shape, the rows of a micro-batch and the update."""
-        return repr((self.shape, shapes(self.sample()), update_key(self.optimizer)))
+        return repr((self.shape, sample_shapes(self.sample()), update_key(self.optimizer)))
 
     def faults(self) -> list[str]:
         """No faults: no settings can contradict each other."""

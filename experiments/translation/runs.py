@@ -71,3 +71,7 @@ def _derived(name: str, *, layers: int, feed_forward: int, heads: int, stages: i
     model = TransformerShape(layers, base.model.width, feed_forward, heads, base.model.vocabulary)
     pipeline = base.pipeline.model_copy(update={"stages": stages})
     return base.model_copy(update={"name": name, "model": model, "pipeline": pipeline})
+
+
+MULTILINGUAL_RUNS = (t12_400m, t24_1_3b_wide, t48_1_3b_deep, t64_3b, t128_6b)
+"""The five runs of section 5, smallest first; sweeps compare them."""

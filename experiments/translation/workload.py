@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.base.workload import OfExperiment, shapes, update_key
+from experiments.base.workload import ExperimentWorkload, sample_shapes, update_key
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.batching import TranslationBatches
 from suite.data.text.text import TextData
@@ -20,13 +20,13 @@ FIRST_WORD = 4
 
 
 @dataclass(frozen=True)
-class Translation(OfExperiment):
+class Translation(ExperimentWorkload):
     """The workload of a multilingual run."""
 
     experiment: TranslationExperiment
     text: Path | None = None
 
-    def remade(self, experiment: TranslationExperiment) -> Translation:
+    def with_experiment(self, experiment: TranslationExperiment) -> Translation:
         """Returns the workload of another experiment on the same text."""
         return Translation(experiment, self.text)
 
@@ -46,12 +46,12 @@ class Translation(OfExperiment):
 
     def key(self) -> str:
         """The model, the shapes of the sample, and the update."""
-        return repr((self.experiment.model, shapes(self.sample()), update_key(self.optimizer)))
+        return repr((self.experiment.model, sample_shapes(self.sample()), update_key(self.optimizer)))
 
     def with_share(self, share: float) -> tuple[Translation, str]:
         """With fewer tokens per mini-batch."""
         setting = f"train.batch_tokens={max(16, int(self.batch * share))}"
-        return self.remade(self.experiment.with_settings(setting)), setting
+        return self.with_experiment(self.experiment.with_settings(setting)), setting
 
 
 def random_ids(rows: int, time: int, vocabulary: int) -> Tensor:
@@ -65,8 +65,8 @@ def _longest_rows(experiment: TranslationExperiment) -> Sample:
     pipeline, time = experiment.pipeline, experiment.text.max_length
     rows = -(-experiment.train.batch_tokens // (pipeline.replicas * pipeline.micro_batches * time))
     ids = random_ids(rows, time, experiment.text.vocabulary)
-    one = MicroBatch((ids, ids), (ids,))
-    return Sample(one, one)
+    micro_batch = MicroBatch((ids, ids), (ids,))
+    return Sample(micro_batch, micro_batch)
 
 
 @lru_cache(maxsize=8)

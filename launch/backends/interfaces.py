@@ -15,16 +15,12 @@ VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 user has set are kept."""
 
 
-def use_interface_of(address: str) -> str | None:
-    """Makes torch.distributed use the interface with an address; returns its name, or None if there is none.
-
-    Call it before the first process group is created.
-    """
-    name = interface_of(address)
-    for variable, form in VARIABLES.items():
-        if name is not None:
+def use_interface_of(address: str) -> None:
+    """Makes torch.distributed use the interface with an address, if there is one. Call it before the first process
+    group is created."""
+    if (name := interface_of(address)) is not None:
+        for variable, form in VARIABLES.items():
             os.environ.setdefault(variable, form.format(name))
-    return name
 
 
 def interface_of(address: str) -> str | None:

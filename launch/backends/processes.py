@@ -13,14 +13,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from suite.errors import DiedError, ForkserverError, NeighbourLostError, SuiteError, WorkerError
+from suite.errors import ForkserverError, NeighbourLostError, SuiteError, WorkerDiedError, WorkerError
 
 if TYPE_CHECKING:  # not needed to start processes
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
     from experiments.base.experiment import Experiment
     from launch.supervision.watchdog import Watchdog
     from launch.worker.worker import Job
@@ -32,7 +33,7 @@ PRELOAD_LATE = ["deepspeed.runtime.zero.muon.muon_optimizer"]
 """Imported by DeepSpeed's engine, with PyTorch's compiler: over two seconds in each worker. Preloaded only without a
 GPU: a process that has initialized CUDA must not be forked, and the compiler may do so."""
 
-ROOT_CAUSE_S = 5.0
+ROOT_CAUSE_DELAY_S = 5.0
 """Seconds to delay a worker's report of a lost neighbour, so that the neighbour's own report comes first."""
 
 UNKNOWN = 255
@@ -56,7 +57,7 @@ def run_processes(
     which is polled, returns True, all processes are ended. The forkserver also imports ``preload``, unless it is
     already running.
 
-    Raises DiedError when a process dies, ForkserverError when the forkserver dies, WorkerError when the deadline
+    Raises WorkerDiedError when a process dies, ForkserverError when the forkserver dies, WorkerError when the deadline
     passes or ``should_stop`` returns True.
     """
     import torch
@@ -123,7 +124,8 @@ def _collect(processes: list[BaseProcess], results: Any, until: float, should_st
             if dead and results.empty():
                 if processes[dead[0]].exitcode == UNKNOWN:
                     _check_forkserver()
-                raise DiedError(dead[0], _describe_end(processes[dead[0]])) from None
+                how = f"its process {_describe_end(processes[dead[0]].exitcode or 0)}"
+                raise WorkerDiedError(dead[0], how) from None
             if time.monotonic() > until and collateral:
                 raise next(iter(collateral.values())) from None
             if time.monotonic() > until:
@@ -135,7 +137,7 @@ def _collect(processes: list[BaseProcess], results: Any, until: float, should_st
             if isinstance(cause, NeighbourLostError):
                 # the lost worker will report its own failure, or be found dead
                 collateral[rank] = cause
-                until = min(until, time.monotonic() + ROOT_CAUSE_S)
+                until = min(until, time.monotonic() + ROOT_CAUSE_DELAY_S)
                 continue
             if isinstance(cause, SuiteError):
                 raise cause
@@ -154,22 +156,15 @@ def _check_forkserver() -> None:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         time.sleep(0.01)
     if ended is not None:
-        killed = ended.si_code != os.CLD_EXITED
-        how = (
-            f"was killed by {signal.Signals(ended.si_status).name}"
-            if killed
-            else f"ended with exit code {ended.si_status}"
-        )
+        how = _describe_end(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
         raise ForkserverError(
             f"the process that workers are forked from (Python's forkserver, process {pid}) {how}, and all "
             "workers died with it"
         )
 
 
-def _describe_end(process: BaseProcess) -> str:
-    code = process.exitcode or 0
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"its process {how}"
+def _describe_end(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _call(
@@ -204,7 +199,7 @@ def _end_with_forkserver() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class ProcessBackend:
+class ProcessLauncher:
     """Starts a job's K x R workers as processes on this machine."""
 
     def run(self, job: Job, experiment: Experiment, watchdog: Watchdog) -> None:
@@ -225,31 +220,23 @@ def run(
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
     os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
     try:
-        run_processes(_work, workers, job, deadline_s=deadline_s, should_stop=should_stop)
+        run_processes(train, workers, job, deadline_s=deadline_s, should_stop=should_stop)
     except RuntimeError as error:
         last = str(error).strip().splitlines()[-1]
         raise WorkerError(f"a worker failed while it started: {last}; the logs are in {job.folder / 'logs'}") from error
 
 
-def _work(rank: int, world: int, rendezvous: str, job: Job) -> None:
-    train(job, rank, rank, init_method=rendezvous, world_size=world)
-
-
-def train(job: Job, rank: int, device: int, node: str = "", **rendezvous: Any) -> None:
-    """Runs one worker of a job in this process, on GPU ``device`` if the job uses GPUs. ``rendezvous`` are arguments of
-    ``init_process_group``."""
-    import torch
+def train(rank: int, world: int, rendezvous: str | Store, job: Job, device: int | None = None, node: str = "") -> None:
+    """Runs one worker of a job in this process, on GPU ``device`` (by default that of its rank) if the job uses GPUs.
+    The workers meet at a URL or in a store."""
     import torch.distributed as dist
     from tqdm import tqdm
 
+    from launch.worker.distributed import init_process_group
     from launch.worker.worker import work
-    from suite.pipeline.model.topology import backend_of
 
     tqdm.set_lock(threading.RLock())  # tqdm's default lock is shared between processes, and outlives a killed one
-    if job.use_gpu:
-        torch.cuda.set_device(device)
-    kind = torch.device("cuda" if job.use_gpu else "cpu")
-    timeout = timedelta(seconds=job.timeout_s)
-    dist.init_process_group(backend_of(kind), rank=rank, timeout=timeout, **rendezvous)
+    gpu = (rank if device is None else device) if job.use_gpu else None
+    init_process_group(rank, world, rendezvous, gpu=gpu, timeout_s=job.timeout_s)
     work(job, rank, node)
     dist.destroy_process_group()

@@ -7,20 +7,19 @@ of its worker, and forks the next one within a tenth of a second from a server t
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
 from launch.backends import secrets
+from launch.backends.interfaces import use_interface_of
 from launch.backends.processes import run_processes, train
-from launch.backends.ray_dispatcher import Report
-from suite.errors import DiedError, ForkserverError, SuiteError, WorkerError
-
-if TYPE_CHECKING:
-    from launch.worker.worker import Job
+from launch.backends.ray_dispatcher import Attempt, Report
+from launch.ray_nodes import own_node
+from suite.errors import ForkserverError, SuiteError, WorkerDiedError, WorkerError
 
 PRELOAD = ["ray._private.workers.default_worker"]
 """The main module of an agent's process: multiprocessing imports it again in each worker."""
@@ -31,16 +30,17 @@ STORE_S = 300
 
 def serve(config: dict[str, Any]) -> None:
     """Runs an agent until the dispatcher has no further attempt."""
-    import ray.train
+    import ray.train  # not in the workers, which import this module too
 
     secrets.load_secret()
+    use_interface_of(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "")  # the interface that the host name resolves to, instead of loopback
     dispatcher, rank = config["dispatcher"], ray.train.get_context().get_world_rank()
     store = _open_store(dispatcher) if rank == 0 else None
     number = 0
     while (following := ray.get(dispatcher.next_attempt.remote(number))) is not None:
         attempt, address = following
-        number = attempt["attempt"]
+        number = attempt.number
         report = _run_worker(dispatcher, rank, attempt, address)
         ray.get(dispatcher.report.remote(rank, number, report))
     del store
@@ -56,17 +56,17 @@ def _open_store(dispatcher: Any) -> Any:
     return store
 
 
-def _run_worker(dispatcher: Any, rank: int, attempt: dict[str, Any], address: str) -> Report:
+def _run_worker(dispatcher: Any, rank: int, attempt: Attempt, address: str) -> Report:
     """Runs the worker of a rank in a new process, until it ends or the attempt is over; returns how it ended."""
-    over = dispatcher.over.remote(attempt["attempt"])
-    node, device = ray.get_runtime_context().get_node_id(), _device() if attempt["use_gpu"] else 0
+    over = dispatcher.over.remote(attempt.number)
+    device = _device() if attempt.use_gpu else None
     try:
         run_processes(
-            _work, 1, rank, address, attempt, node, device, deadline_s=365 * 86400.0,
+            _work, 1, rank, address, attempt, device, own_node(), deadline_s=365 * 86400.0,
             should_stop=lambda: bool(ray.wait([over], timeout=0)[0]), preload=PRELOAD,
         )  # fmt: skip
-    except DiedError as error:
-        return DiedError(rank, error.how)
+    except WorkerDiedError as error:
+        return WorkerDiedError(rank, error.how)
     except ForkserverError as error:
         return ForkserverError(f"on {socket.gethostname()}, for worker {rank}: {error}")
     except SuiteError as error:
@@ -83,36 +83,11 @@ def _device() -> int:
     return int(get_device().index)
 
 
-def _work(_: int, __: int, ___: str, rank: int, address: str, attempt: dict[str, Any], node: str, device: int) -> None:
+def _work(_: int, __: int, ___: str, rank: int, address: str, attempt: Attempt, device: int | None, node: str) -> None:
     """Entry point of the worker's process."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     host, port = address.split()
     # a prefix per attempt, so that keys of earlier attempts are not found
-    store = PrefixStore(str(attempt["attempt"]), TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
-    train(job_of(attempt), rank, device, node, store=store, world_size=attempt["workers"])
-
-
-def job_of(attempt: dict[str, Any]) -> Job:
-    """Returns the job of an attempt. Its classes are imported only in workers."""
-    from launch.worker.worker import Job
-    from suite.pipeline.schedule.config import ScheduleConfig
-
-    cells = tuple(map(int, attempt["cells"]))
-    schedule_config = ScheduleConfig(
-        **attempt["schedule_config"]
-        | {"max_live_graphs": tuple(map(int, attempt["schedule_config"]["max_live_graphs"]))}
-    )
-    folder, data = Path(attempt["folder"]), Path(attempt["data"])
-    return Job(
-        folder,
-        data,
-        cells,
-        schedule_config,
-        bool(attempt["use_gpu"]),
-        bool(attempt["resume"]),
-        int(attempt["attempt"]),
-        str(attempt["faults"]),
-        float(attempt["step_s"]),
-        bool(attempt["shrunk"]),
-    )
+    store = PrefixStore(str(attempt.number), TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
+    train(rank, attempt.workers, store, pickle.loads(attempt.job), device, node)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from experiments.base.experiment import Experiment
-from launch.backends.ray_connection import END_S
-from launch.backends.ray_dispatcher import Dispatcher, Report
+from launch.backends.ray_connection import END_S, POLL_S
+from launch.backends.ray_dispatcher import Attempt, Dispatcher, Report
+from launch.ray_nodes import own_node, start_on
 from launch.worker.worker import Job, threads_of
 from suite.errors import WorkerError
 
 START_DEADLINE = 180
 """Seconds for all agents to be placed and started."""
-
-POLL_S = 0.25
-"""Seconds between two polls of the workers' reports."""
 
 
 class Agents:
@@ -26,7 +24,7 @@ class Agents:
     def __init__(self, job: Job, experiment: Experiment, nodes: Sequence[str]) -> None:
         """Starts the agents. ``nodes`` has the node id of each rank; ``job`` is the first job."""
         self.workers = len(nodes)
-        self._dispatcher = _dispatcher(self.workers)
+        self._dispatcher = start_on(own_node(), Dispatcher, max_concurrency=8 + 4 * self.workers)
         self._failure: Exception | None = None
         # an event, because Thread.is_alive is wrong after an interrupted join
         self._ended = threading.Event()
@@ -52,19 +50,7 @@ class Agents:
         """Starts an attempt; its number must be greater than the previous one's."""
         import ray
 
-        attempt = {
-            "folder": str(job.folder),
-            "data": str(job.data),
-            "cells": list(job.cells),
-            "schedule_config": asdict(job.schedule_config),
-            "use_gpu": job.use_gpu,
-            "resume": job.resume,
-            "attempt": job.attempt,
-            "faults": job.faults,
-            "step_s": job.step_s,
-            "shrunk": job.shrunk,
-            "workers": self.workers,
-        }
+        attempt = Attempt(job.attempt, self.workers, job.use_gpu, pickle.dumps(job))
         ray.get(self._dispatcher.begin.remote(attempt), timeout=START_DEADLINE)
 
     def reports(self) -> dict[int, Report]:
@@ -96,15 +82,6 @@ class Agents:
         self._ended.wait(END_S)
 
 
-def _dispatcher(workers: int) -> Any:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    where = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(Dispatcher).options(num_cpus=0, scheduling_strategy=where, max_concurrency=8 + 4 * workers)
-    return actor.remote()
-
-
 def _trainer(job: Job, experiment: Experiment, nodes: Sequence[str], dispatcher: Any) -> Any:
     """Returns the trainer that runs an agent on each device. Ray Train's ranks equal ours, because it numbers them node
     by node in this order."""
@@ -112,12 +89,11 @@ def _trainer(job: Job, experiment: Experiment, nodes: Sequence[str], dispatcher:
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
     from launch.backends.ray_agent import serve
-    from launch.backends.ray_process_group import TorchBackendConfig
 
     return DataParallelTrainer(
         serve,
         train_loop_config={"dispatcher": dispatcher},
-        backend_config=TorchBackendConfig(),
+        backend_config=_backend_config(),
         scaling_config=ray.train.ScalingConfig(  # type: ignore[call-arg]
             num_workers=len(nodes),
             use_gpu=job.use_gpu,
@@ -139,3 +115,20 @@ def _trainer(job: Job, experiment: Experiment, nodes: Sequence[str], dispatcher:
             ),
         ),
     )
+
+
+def _backend_config() -> Any:
+    """Returns what Ray Train sets up on each device. It creates no process group: that would connect the agents, while
+    the workers create their own."""
+    from ray.train.backend import Backend, BackendConfig
+
+    class VisibleGpus(Backend):
+        share_cuda_visible_devices = True
+        """NCCL copies directly between GPUs only if a process sees both."""
+
+    class AgentConfig(BackendConfig):
+        @property
+        def backend_cls(self) -> Any:
+            return VisibleGpus
+
+    return AgentConfig()

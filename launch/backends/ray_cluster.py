@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,17 @@ from typing import Any
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from launch.backends.link_cache import read_links
-from launch.backends.ray_connection import Connection, address, answering
-from launch.backends.ray_train import RayTrainBackend
-from launch.backends.select import Backend, measure_here, placement_logger
+from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
+from launch.backends.ray_train import RayTrainLauncher
+from launch.backends.select import Backend, measure_here
+from launch.ray_nodes import reason, start_on
 from launch.runs.store import CACHE
 from launch.storage_sync.data_transfer import receiver_on, send_folder
 from launch.supervision.supervisor import Launcher
 from launch.worker.devices import cpu_model, gpus, this_machine
 from launch.worker.measure import LayerMeasurements
-from launch.worker.worker import Job
-from suite.errors import BusyError, PlacementError, first_line
+from launch.worker.worker import Job, metrics_rank_logger
+from suite.errors import BusyError, PlacementError
 from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Node, Placement
 
@@ -33,21 +33,22 @@ MEASURING_S = 300.0
 """Seconds for measuring layers on a node; before that, the same time to wait for its devices to be free."""
 
 
-class LocalRayBackend(Backend):
+class RayBackend(Backend):
     """This machine; its workers are started by a local Ray that belongs to the run."""
-
-    @contextmanager
-    def started(self, job: Job, planned: Placement | None) -> Iterator[Launcher]:
-        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
-        with RayTrainBackend(Connection(), job.use_gpu, planned, placement_logger(job)) as launcher:
-            yield launcher
-
-
-class RayClusterBackend(Backend):
-    """The cluster of RAY_ADDRESS. Its devices are its GPUs if it has any, otherwise its CPUs."""
 
     def __init__(self) -> None:
         self._connection = Connection()
+
+    def started(self, job: Job, planned: Placement | None) -> AbstractContextManager[Launcher]:
+        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
+        return RayTrainLauncher(self._connection, job.use_gpu, planned, metrics_rank_logger(job.run.messages))
+
+
+class RayClusterBackend(RayBackend):
+    """The cluster of RAY_ADDRESS. Its devices are its GPUs if it has any, otherwise its CPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._devices: dict[str, _Devices] = {}
         """Devices of each node, by node id."""
 
@@ -79,7 +80,7 @@ class RayClusterBackend(Backend):
         log: Callable[[str], None],
     ) -> list[LayerMeasurements]:  # fmt: skip
         """Measures a workload's layers on the node with the most free devices."""
-        kind = "GPU" if cluster.kind == "gpu" else "CPU"
+        kind = cluster.kind.upper()
         node = self._wait_for_free_node(kind, workers, log)
         if data is not None:
             send_folder(data, {receiver_on(node, data): node})
@@ -91,17 +92,11 @@ class RayClusterBackend(Backend):
 
     def probe_device(self, cluster: Cluster, log: Callable[[str], None]) -> Device:
         """Returns one of a cluster's devices with measured rates; takes seconds."""
-        kind = "GPU" if cluster.kind == "gpu" else "CPU"
+        kind = cluster.kind.upper()
         resources = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": 0}
         node = self._wait_for_free_node(kind, 1, log)
         device: Device = _run_on(node, this_device, FACTS_TIMEOUT_S, cluster.bytes_per_device, **resources)
         return device
-
-    @contextmanager
-    def started(self, job: Job, planned: Placement | None) -> Iterator[Launcher]:
-        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
-        with RayTrainBackend(self._connection, job.use_gpu, planned, placement_logger(job)) as launcher:
-            yield launcher
 
     def _query_devices(self, nodes: Sequence[Node], kind: str) -> list[_Devices]:
         """Returns the nodes' devices; queries new nodes in parallel, and each node only once."""
@@ -114,19 +109,15 @@ class RayClusterBackend(Backend):
     def _wait_for_free_node(self, kind: str, workers: int, log: Callable[[str], None]) -> Node:
         """Waits until a node has ``workers`` free devices; returns the node with the most. Raises BusyError if none has
         enough in time."""
-        until, logged = time.monotonic() + MEASURING_S, False
-        while True:
+
+        def find() -> Node:
             node = max(self._connection.nodes(kind), key=lambda node: node.free, default=None)
             if node is not None and node.free >= workers:
                 return node
             available = f"{node.free} are free on {node.name}, the most of all nodes" if node else "no node answers"
-            shortage = f"measuring the layers needs {workers} devices on one node, and {available}"
-            if time.monotonic() > until:
-                raise BusyError(f"{shortage}; waited {MEASURING_S:.0f} s for them; try again when devices are free")
-            if not logged:
-                log(f"{shortage}; waiting, at most {MEASURING_S:.0f} s")
-                logged = True
-            time.sleep(1.0)
+            raise BusyError(f"measuring the layers needs {workers} devices on one node, and {available}")
+
+        return wait_for_devices(find, MEASURING_S, log, "; try again when devices are free")
 
 
 @dataclass(frozen=True)
@@ -153,12 +144,7 @@ def _run_on(node: Node, function: Callable[..., Any], timeout_s: float, *args: A
 
 def _start(node: Node, function: Callable[..., Any], *args: Any, **resources: float) -> Any:
     """Starts a function on a node; returns its object reference."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    where = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    task = ray.remote(function).options(scheduling_strategy=where, max_retries=0, **({"num_cpus": 0} | resources))
-    return task.remote(*args)
+    return start_on(node.id, function, *args, max_retries=0, **resources)
 
 
 def _result(node: Node, function: Callable[..., Any], result: Any, timeout_s: float) -> Any:
@@ -174,5 +160,4 @@ def _result(node: Node, function: Callable[..., Any], result: Any, timeout_s: fl
             "busy; run `make doctor`, or try again"
         ) from None
     except RayError as error:
-        cause = getattr(error, "cause", None) or error
-        raise PlacementError(f"node {node.name} failed in {function.__name__}: {first_line(cause)}") from error
+        raise PlacementError(f"node {node.name} failed in {function.__name__}: {reason(error)}") from error

@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from launch.backends import secrets
 from launch.backends.ray_init import init, join, shutdown
+from launch.ray_nodes import alive_nodes
 from launch.worker.cgroups import cpu_limit
-from suite.errors import WorkerError, first_line
+from suite.errors import PlacementError, WorkerError, first_line
 from suite.pipeline.planning.placement import Node
 
 ANSWER_S = 2.0
 """Seconds in which a live node accepts a connection."""
+
+POLL_S = 0.25
+"""Seconds between two looks at what a run waits for."""
 
 END_S = 15.0
 """Seconds for Ray to notice that a worker was ended."""
@@ -32,15 +37,11 @@ class Connection:
     """Connects on first use, and again after ``close``."""
 
     def __init__(self) -> None:
-        self._connected = False
+        self.connected = False
+        """Whether Ray is connected."""
         self._workers = 1
         """The largest number of workers requested so far; a local Ray is started for that many."""
         self._keeper: object | None = None
-
-    @property
-    def connected(self) -> bool:
-        """Whether Ray is connected."""
-        return self._connected
 
     def open(self, workers: int = 1) -> None:
         """Connects. A local Ray gets room for ``workers``, even if they must share cores.
@@ -48,25 +49,25 @@ class Connection:
         Raises PlacementError when nothing answers at RAY_ADDRESS, or this Ray cannot join the cluster.
         """
         self._workers = max(self._workers, workers)
-        if self._connected:
+        if self.connected:
             return
-        _connect(self._workers)
+        if (requested := address()) is not None:
+            join(requested, "unset RAY_ADDRESS to use this machine")
+        else:  # more stages than cores are allowed: they share cores, and the plan reports it
+            init(address="local", num_cpus=max(cpu_limit(), self._workers), include_dashboard=False)
         self._keeper = secrets.serve_secret()
-        self._connected = True
+        self.connected = True
 
     def close(self) -> None:
         """Disconnects, which ends everything that was started over this connection."""
         self._keeper = None
         shutdown()
-        self._connected = False
+        self.connected = False
 
     def kind(self) -> Literal["GPU", "CPU"]:
         """Returns the kind of the cluster's devices: GPUs if it has any, even if their nodes do not answer now."""
-        import ray
-
         self.open()
-        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        return "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
+        return "GPU" if any(node["Resources"].get("GPU") for node in alive_nodes()) else "CPU"
 
     def nodes(self, kind: str) -> list[Node]:
         """Returns the nodes with devices of a kind, ``GPU`` or ``CPU``, that are alive and answer."""
@@ -75,12 +76,11 @@ class Connection:
     def nodes_and_silent(self, kind: str) -> tuple[list[Node], list[Node]]:
         """Returns the nodes with devices of a kind that answer, and those that do not answer but that Ray still counts
         as alive. Ray needs up to half a minute to notice a lost machine."""
-        import ray
         from ray._private.state import available_resources_per_node
 
         self.open()
         free = available_resources_per_node()  # type: ignore[no-untyped-call]
-        counted = [node for node in ray.nodes() if node["Alive"] and int(node["Resources"].get(kind, 0))]  # type: ignore[no-untyped-call]
+        counted = [node for node in alive_nodes() if int(node["Resources"].get(kind, 0))]
         answering_nodes: list[Node] = []
         silent_nodes: list[Node] = []
         for node, answers in zip(counted, _answers(counted), strict=True):
@@ -100,10 +100,8 @@ class Connection:
 
     def lost_nodes(self, nodes: Iterable[str]) -> set[str]:
         """Returns the ids of the given nodes that are lost: dead according to Ray, or not answering."""
-        import ray
-
         ids = set(nodes)
-        known = [node for node in ray.nodes() if node["NodeID"] in ids and node["Alive"]]  # type: ignore[no-untyped-call]
+        known = [node for node in alive_nodes() if node["NodeID"] in ids]
         return ids - {node["NodeID"] for node, answers in zip(known, _answers(known), strict=True) if answers}
 
     def end_controller(self) -> None:
@@ -139,13 +137,23 @@ def _answers(nodes: Sequence[dict[str, Any]]) -> list[bool]:
         return list(pool.map(answers, nodes))
 
 
-def _connect(workers: int) -> None:
-    requested = address()
-    if requested is not None:
-        join(requested, "unset RAY_ADDRESS to use this machine")
-        return
-    # more stages than cores are allowed: they share cores, and the plan reports it
-    init(address="local", num_cpus=max(cpu_limit(), workers), include_dashboard=False)
+Found = TypeVar("Found")
+
+
+def wait_for_devices(find: Callable[[], Found], timeout_s: float, log: Callable[[str], None], remedy: str) -> Found:
+    """Returns what ``find`` returns once it raises no PlacementError, which says what is missing. Raises the last one,
+    with the ``remedy``, after ``timeout_s``."""
+    until, logged = time.monotonic() + timeout_s, False
+    while True:
+        try:
+            return find()
+        except PlacementError as error:
+            if time.monotonic() > until:
+                raise type(error)(f"{error}; waited {timeout_s:.0f} s for them{remedy}") from None
+            if not logged:
+                log(f"{error}; waiting for them, at most {timeout_s:.0f} s")
+                logged = True
+        time.sleep(POLL_S)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 from suite.errors import SuiteError
 
@@ -16,12 +16,23 @@ Report = SuiteError | None
 """How a worker ended: its error, or None if it finished the job."""
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt, as the driver hands it to the agents."""
+
+    number: int
+    workers: int
+    use_gpu: bool
+    job: bytes
+    """The pickled job: only workers import its classes."""
+
+
 class Dispatcher:
     """A Ray actor on the driver's node. ``next_attempt`` and ``over`` wait until they have an answer."""
 
     def __init__(self) -> None:
-        self._attempt: dict[str, Any] = {}
-        """The current attempt, as agents receive it; empty before the first."""
+        self._attempt: Attempt | None = None
+        """The current attempt; None before the first."""
         self._store = ""
         """Address of the rendezvous store, as "host port"."""
         self._stopped: bool | None = False
@@ -29,7 +40,7 @@ class Dispatcher:
         self._reports: dict[int, Report] = {}
         self._changed = asyncio.Condition()
 
-    async def begin(self, attempt: dict[str, Any]) -> None:
+    async def begin(self, attempt: Attempt) -> None:
         """Starts an attempt on all agents."""
         async with self._changed:
             self._attempt, self._stopped, self._reports = attempt, False, {}
@@ -51,21 +62,23 @@ class Dispatcher:
             self._store = address
             self._changed.notify_all()
 
-    async def next_attempt(self, after: int) -> tuple[dict[str, Any], str] | None:
+    async def next_attempt(self, after: int) -> tuple[Attempt, str] | None:
         """Waits for the attempt after number ``after``; returns it and the store's address, None after the last."""
-        await self._until(
-            lambda: self._stopped is None or (bool(self._store) and self._attempt.get("attempt", 0) > after)
-        )
-        return None if self._stopped is None else (self._attempt, self._store)
+        await self._until(lambda: self._stopped is None or (bool(self._store) and self._number > after))
+        return None if self._stopped is None or self._attempt is None else (self._attempt, self._store)
 
-    async def over(self, attempt: int) -> None:
+    async def over(self, number: int) -> None:
         """Waits until an attempt's workers must be ended."""
-        await self._until(lambda: self._stopped is not False or self._attempt["attempt"] != attempt)
+        await self._until(lambda: self._stopped is not False or self._number != number)
 
-    async def report(self, rank: int, attempt: int, report: Report) -> None:
+    async def report(self, rank: int, number: int, report: Report) -> None:
         """Records how a worker ended."""
-        if attempt == self._attempt["attempt"]:
+        if number == self._number:
             self._reports[rank] = report
+
+    @property
+    def _number(self) -> int:
+        return 0 if self._attempt is None else self._attempt.number
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         async with self._changed:

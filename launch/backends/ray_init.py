@@ -6,8 +6,6 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from suite.errors import PlacementError
@@ -23,8 +21,21 @@ def join(address: str, alternative: str) -> None:
     the user can do, is part of the message.
     """
     _check_reachable(address, alternative)
-    with _explained(address):
+    from ray.exceptions import AuthenticationError
+
+    try:
         init(address=address)
+    except AuthenticationError:
+        raise PlacementError(
+            f"the Ray cluster at {address} rejects this token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
+            "RAY_AUTH_TOKEN_PATH) to those of the cluster"
+        ) from None
+    except Exception as error:  # of many types: another version, no Ray process on this machine, a timeout
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise PlacementError(
+            f"could not join the Ray cluster at {address}: {reason}; check that it has the same versions of Ray and "
+            "Python, and that this machine is one of its nodes and has its token"
+        ) from None
 
 
 def init(**arguments: Any) -> None:
@@ -67,25 +78,6 @@ def shutdown() -> None:
     finally:
         ray._private.state.state.disconnect = disconnect  # type: ignore[method-assign]
         signal.signal(signal.SIGTERM, on_terminate)
-
-
-@contextmanager
-def _explained(address: str) -> Iterator[None]:
-    from ray.exceptions import AuthenticationError
-
-    try:
-        yield
-    except AuthenticationError:
-        raise PlacementError(
-            f"the Ray cluster at {address} rejects this token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
-            "RAY_AUTH_TOKEN_PATH) to those of the cluster"
-        ) from None
-    except Exception as error:  # of many types: another version, no Ray process on this machine, a timeout
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise PlacementError(
-            f"could not join the Ray cluster at {address}: {reason}; check that it has the same versions of Ray and "
-            "Python, and that this machine is one of its nodes and has its token"
-        ) from None
 
 
 def _check_reachable(address: str, alternative: str) -> None:

@@ -9,22 +9,30 @@ from contextlib import suppress
 from types import TracebackType
 
 from experiments.base.experiment import Experiment
-from launch.backends.ray_agents import POLL_S, START_DEADLINE, Agents
-from launch.backends.ray_connection import Connection, answering
-from launch.backends.ray_errors import root_cause
+from launch.backends.ray_agents import START_DEADLINE, Agents
+from launch.backends.ray_connection import POLL_S, Connection, answering, wait_for_devices
 from launch.runs.checkpoints import checkpoint_location
 from launch.storage_sync.folder_mirror import FolderMirror
 from launch.supervision.watchdog import Watchdog
 from launch.worker.heartbeat import Heartbeat
 from launch.worker.worker import Job
-from suite.errors import BusyError, DiedError, NeighbourLostError, PlacementError, StallError, SuiteError, WorkerError
+from suite.errors import (
+    BusyError,
+    NeighbourLostError,
+    PlacementError,
+    StallError,
+    SuiteError,
+    WorkerDiedError,
+    WorkerError,
+    first_line,
+)
 from suite.pipeline.planning.placement import Placement, place, shortage
 
 SPARE_NODE_TIMEOUT_S = 20.0
 """Seconds to wait for a replacement of lost devices before a run continues with fewer, or ends."""
 
 
-class RayTrainBackend:
+class RayTrainLauncher:
     """A context in which attempts run over one connection to Ray. Attempts on the same devices reuse their Ray
     processes: only the workers are forked anew."""
 
@@ -43,7 +51,7 @@ class RayTrainBackend:
         self._node_ids = planned.ids if planned is not None else []
         """Node id of each rank."""
 
-    def __enter__(self) -> RayTrainBackend:
+    def __enter__(self) -> RayTrainLauncher:
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_DEADLINE))
         # the controller detects a failed worker at its next health check
         os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
@@ -55,8 +63,8 @@ class RayTrainBackend:
         self._close(skip_last_copy=False)
 
     def run(self, job: Job, experiment: Experiment, watchdog: Watchdog) -> None:
-        """Runs one attempt. Raises the first SuiteError of a worker, DiedError if a worker died, PlacementError if the
-        cluster does not answer or is too small, WorkerError otherwise."""
+        """Runs one attempt. Raises the first SuiteError of a worker, WorkerDiedError if a worker died, PlacementError
+        if the cluster does not answer or is too small, WorkerError otherwise."""
         try:
             self._connection.open(len(watchdog.coords))
             self._device_timeout_s = experiment.train.device_timeout_s
@@ -79,7 +87,7 @@ class RayTrainBackend:
         placement = self._place(pipeline.stages, pipeline.replicas)
         checkpoints = checkpoint_location(job.run, experiment)
         self._mirror = FolderMirror(job.folder, job.data, placement.nodes, checkpoints, self._unshared_nodes, self._log)
-        self._mirror.__enter__()
+        self._mirror.start()
         self._agents = Agents(job, experiment, placement.ids)
         return self._agents
 
@@ -122,30 +130,23 @@ class RayTrainBackend:
     def _place(self, stages: int, replicas: int) -> Placement:
         """Returns the placement of the workers; waits for busy devices. Raises PlacementError with the devices of each
         node if they do not become free in time."""
-        timeout_s = self._device_timeout_s
-        until, logged = time.monotonic() + timeout_s, False
-        while True:
+
+        def find() -> tuple[Placement, int]:
             nodes = self._connection.nodes(self._kind)
             try:
-                placement = place(nodes, stages, replicas)
+                return place(nodes, stages, replicas), len(nodes)
             except PlacementError:
+                busy = sum(node.total for node in nodes) >= stages * replicas
                 missing = shortage(nodes, stages, replicas, self._kind)
-                if time.monotonic() > until:
-                    busy = sum(node.total for node in nodes) >= stages * replicas
-                    raise (BusyError if busy else PlacementError)(
-                        f"{missing}; waited {timeout_s:.0f} s for them (train.device_timeout_s); lower pipeline.stages "
-                        "or pipeline.replicas, or add nodes"
-                    ) from None
-                if not logged:
-                    self._log(f"{missing}; waiting for them, at most {timeout_s:.0f} s")
-                    logged = True
-                time.sleep(POLL_S)
-                continue
-            if placement.ids != self._node_ids and len(nodes) > 1:
-                for line in placement.lines():
-                    self._log(line.strip())
-            self._node_ids = placement.ids
-            return placement
+                raise (BusyError if busy else PlacementError)(missing) from None
+
+        remedy = " (train.device_timeout_s); lower pipeline.stages or pipeline.replicas, or add nodes"
+        placement, count = wait_for_devices(find, self._device_timeout_s, self._log, remedy)
+        if placement.ids != self._node_ids and count > 1:
+            for line in placement.lines():
+                self._log(line.strip())
+        self._node_ids = placement.ids
+        return placement
 
     def _close(self, skip_last_copy: bool = True) -> None:
         """Ends the session. First ends the threads that call Ray: if one still waits for an answer when Ray shuts down,
@@ -170,14 +171,14 @@ class RayTrainBackend:
         """
         cause, lost_rank = root_cause(error), None
         verdict = watchdog.verdict
-        if self._connection.connected and (verdict is not None or isinstance(cause, DiedError | StallError)):
-            died = cause.rank if isinstance(cause, DiedError) else 0
+        if self._connection.connected and (verdict is not None or isinstance(cause, WorkerDiedError | StallError)):
+            died = cause.rank if isinstance(cause, WorkerDiedError) else 0
             lost_rank = self._rank_on_lost_node(
                 watchdog.heartbeats, verdict.coord.rank if verdict is not None else died
             )
         if lost_rank is not None or not self._stop_workers():
             self._close()
-        return cause if lost_rank is None else DiedError(lost_rank, "its node is lost", "node")
+        return cause if lost_rank is None else WorkerDiedError(lost_rank, "its node is lost", "node")
 
     def _stop_workers(self) -> bool:
         """Ends the workers of an attempt; returns whether they have ended and Ray answers."""
@@ -210,3 +211,28 @@ def _wait_for_workers(agents: Agents, watchdog: Watchdog) -> None:
             )
         if watchdog.should_stop:
             raise WorkerError("the workers were ended")
+
+
+def root_cause(error: Exception) -> SuiteError:
+    """Returns the error of a failed attempt: what a worker reported, or why Ray Train's agents ended."""
+    if isinstance(error, SuiteError):
+        return error
+    failures: dict[int, Exception] = getattr(error, "worker_failures", {})
+    if not failures:
+        return WorkerError(f"Ray could not run the workers: {first_line(_unwrap(error))}")
+    rank = min(failures)
+    cause = _unwrap(failures[rank])
+    if getattr(cause, "preempted", False):
+        return WorkerDiedError(rank, "its node was preempted", "preemption")
+    died = "Actor" in type(cause).__name__ or "Worker" in type(cause).__name__
+    how = "its process ended (killed, or out of memory)" if died else f"{type(cause).__name__}: {first_line(cause)}"
+    return WorkerDiedError(rank, how)
+
+
+def _unwrap(error: BaseException) -> BaseException:
+    """Returns the worker's exception inside Ray's wrapper exceptions."""
+    for name in ("cause", "controller_failure", "_base_exc", "training_error", "__cause__"):
+        inner = getattr(error, name, None)
+        if isinstance(inner, BaseException) and inner is not error:
+            return _unwrap(inner)
+    return error

@@ -12,8 +12,8 @@ laptop --PUT--> key-value store --> driver's environment --> actor --> workers' 
 from __future__ import annotations
 
 import os
-from typing import Any
 
+from launch.ray_nodes import own_node, start_on
 from suite.errors import first_line
 
 SECRET = "WANDB_API_KEY"
@@ -52,8 +52,6 @@ def serve_secret() -> object | None:
     """
     if not (secret := os.environ.get(SECRET)) or not os.environ.get("RAY_ADDRESS"):
         return None
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     class Keeper:
         def __init__(self, secret: str) -> None:
@@ -63,10 +61,7 @@ def serve_secret() -> object | None:
             return self._secret
 
     # on the driver's node, so that it survives the loss of any other node
-    where = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    keeper: object = (
-        ray.remote(Keeper).options(name=ACTOR, num_cpus=0, get_if_exists=True, scheduling_strategy=where).remote(secret)
-    )
+    keeper: object = start_on(own_node(), Keeper, secret, name=ACTOR, get_if_exists=True)
     return keeper
 
 
@@ -79,22 +74,14 @@ def load_secret() -> None:
         return
     try:
         keeper = ray.get_actor(ACTOR)
+        secret: str = ray.get(keeper.get.remote(), timeout=ANSWER_S)  # type: ignore[assignment]
+        os.environ[SECRET] = secret
     except ValueError:  # no such actor
         return
     except Exception as error:
-        _go_offline(error)
-        return
-    try:
-        secret: Any = ray.get(keeper.get.remote(), timeout=ANSWER_S)
-    except Exception as error:
-        _go_offline(error)
-        return
-    os.environ[SECRET] = secret
-
-
-def _go_offline(error: Exception) -> None:
-    first = first_line(error)
-    print(
-        f"could not get {SECRET} from the driver ({type(error).__name__}: {first}): wandb records offline", flush=True
-    )
-    os.environ["WANDB_MODE"] = "offline"
+        first = first_line(error)
+        print(
+            f"could not get {SECRET} from the driver ({type(error).__name__}: {first}): wandb records offline",
+            flush=True,
+        )
+        os.environ["WANDB_MODE"] = "offline"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from launch.supervision.supervisor import Launcher
 from launch.worker.devices import this_machine
-from launch.worker.worker import Job, metrics_rank_logger
+from launch.worker.worker import Job
 from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Placement
 
@@ -42,12 +42,11 @@ class Backend:
     def close(self) -> None:
         """Disconnects."""
 
-    @contextmanager
-    def started(self, job: Job, planned: Placement | None) -> Iterator[Launcher]:
+    def started(self, job: Job, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
-        from launch.backends.processes import ProcessBackend
+        from launch.backends.processes import ProcessLauncher
 
-        yield ProcessBackend()
+        return nullcontext(ProcessLauncher())
 
 
 def measure_here(
@@ -64,11 +63,11 @@ def select_backend(launcher: str) -> Backend:
     """Returns the backend for the launcher ``ray`` or ``spawn``."""
     if launcher == "spawn":
         return Backend()
-    from launch.backends.ray_cluster import LocalRayBackend, RayClusterBackend
+    from launch.backends.ray_cluster import RayBackend, RayClusterBackend
 
-    return RayClusterBackend() if os.environ.get("RAY_ADDRESS") else LocalRayBackend()
+    return RayClusterBackend() if os.environ.get("RAY_ADDRESS") else RayBackend()
 
 
-def placement_logger(job: Job) -> Callable[[str], None]:
-    """Returns a function that logs to a run's messages."""
-    return metrics_rank_logger(job.run.messages)
+def cluster_backend() -> Backend:
+    """Returns the backend of RAY_ADDRESS's cluster, or this machine's if it is not set."""
+    return select_backend("ray") if os.environ.get("RAY_ADDRESS") else Backend()

@@ -16,19 +16,21 @@ from experiments.sweeps import batch_size
 from experiments.sweeps.report.results import read_results
 from experiments.sweeps.transfer import transfer_table
 from experiments.tables.breakdown import breakdown_table
-from experiments.tables.prediction import Round, Work, prediction_table
+from experiments.tables.prediction import PredictedModel, Round, prediction_table
 from experiments.tables.table1_amoebanet import amoebanet_table
 from experiments.tables.table1_transformer import memory_table
 from experiments.tables.table2_amoebanet import amoebanet_speeds, partition_table
 from experiments.tables.table2_transformer import Measurement, SleepingWork, efficiency_table, table_2, table_3
 from experiments.tables.table3_slow_links import slow_links_table
+from launch.backends.processes import run_processes
 from launch.backends.select import Backend
 from launch.benchmarks.decoding_speed import decoding_table
-from launch.benchmarks.slow_links import over_hosts
+from launch.benchmarks.slow_links import layer_costs, over_hosts
 from launch.planning.layer_costs import measure_costs
 from launch.runs.store import CACHE, RUNS, RunFolder, find_run
 from launch.tracking.progress import log_by_part
 from launch.worker.devices import this_machine
+from launch.worker.measure import Steps, measure_peak_bytes, measure_steps, slowest_s
 from suite.errors import SettingError, nearest
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.memory import bytes_per_parameter
@@ -63,7 +65,7 @@ def table(name: str, run: str, console: Console) -> None:
     if name not in tables:
         raise SettingError(f"unknown table {name!r}; {nearest(name, tables)}")
     for result_table in tables[name]():
-        console.print(result_table.shown() if console.is_terminal else result_table.markdown())
+        console.print(result_table.rich_table() if console.is_terminal else result_table.markdown())
         for path in result_table.write(FOLDER):
             console.print(f"written: {path}")
 
@@ -79,21 +81,18 @@ def _batch_sizes() -> list[Table]:
 
 def _synthetic_measurer(console: Console) -> Callable[[SleepingWork], Measurement]:
     """Returns a function that measures a synthetic pipeline: its stages alone, then the executor's steps."""
-    from launch.backends.processes import run_processes
-    from launch.worker.measure import LayerMeasurements, Steps, measure_layers, measure_steps
 
     def measure(work: SleepingWork) -> Measurement:
         stages = work.pipeline.stages
         FOLDER.mkdir(parents=True, exist_ok=True)
-        found: list[LayerMeasurements] = run_processes(measure_layers, 1, work, 1, False, FOLDER / "measuring.log")
-        alone = found[0].costs
+        alone = layer_costs(work, FOLDER)
         estimate_s = (work.micro_batches + stages) * max(cost.seconds for cost in alone)
         count = max(FEWEST_STEPS, min(MOST_STEPS, int(SECONDS_A_CASE / estimate_s)))
         console.print(f"K = {stages}, M = {work.micro_batches}: {count} steps of about {estimate_s:.1f} s")
         steps: list[Steps] = run_processes(
-            measure_steps, stages, work, (1,) * stages, ScheduleConfig.from_settings(work.pipeline), count, 1, False
+            measure_steps, stages, work, (1,) * stages, ScheduleConfig.from_settings(work.pipeline), count, False
         )
-        seconds = tuple(max(column) for column in zip(*(one.seconds for one in steps), strict=True))
+        seconds = tuple(slowest_s(steps))
         console.print(
             f"K = {stages}, M = {work.micro_batches}: {statistics.median(seconds):.3f} s a step ({count} steps, "
             f"{min(seconds):.3f} to {max(seconds):.3f})"
@@ -108,7 +107,7 @@ def _cost_measurer(console: Console) -> Callable[[Classification], Sequence[Laye
     """Returns a function that measures a workload's layers in one process with one thread."""
 
     def costs(work: Classification) -> Sequence[LayerCost]:
-        one = work.remade(work.experiment.with_settings("train.threads=1"))
+        one = work.with_experiment(work.experiment.with_settings("train.threads=1"))
         cost_model = measure_costs(
             one, replace(this_machine(), devices=1), CACHE / "costs", console.print, Backend(), timeout_s=timeout_s
         )
@@ -122,14 +121,11 @@ def _cost_measurer(console: Console) -> Callable[[Classification], Sequence[Laye
     return costs
 
 
-def _predictor(console: Console) -> Callable[[Work], Sequence[Round]]:
+def _predictor(console: Console) -> Callable[[PredictedModel], Sequence[Round]]:
     """Returns a function that plans a work from newly measured costs and runs it, several times."""
-    from launch.backends.processes import run_processes
-    from launch.worker.measure import Steps, measure_steps
-
     machine = this_machine()
 
-    def plan_and_run(work: Work, at: int) -> Round:
+    def plan_and_run(work: PredictedModel, at: int) -> Round:
         cache = FOLDER / "costs"
         for cached_file in cache.glob("*.json"):
             cached_file.unlink()  # each round measures anew
@@ -137,17 +133,15 @@ def _predictor(console: Console) -> Callable[[Work], Sequence[Round]]:
         cost_model = measure_costs(work, machine, cache, lambda text: None, Backend())
         process = cost_model.machine.process_bytes
         parameter_bytes = bytes_per_parameter(work.optimizer, replicas=1)
-        plan = make_plan(cost_model.costs, len(cost_model.costs), work.pipeline, parameter_bytes, cost_model.machine)
+        plan = make_plan(cost_model.costs, work.pipeline, parameter_bytes, cost_model.machine)
         cells, stages = plan.layers_per_cell, work.pipeline.stages
-        steps: list[Steps] = run_processes(measure_steps, stages, work, cells, plan.schedule_config, 7, 1)
-        memory_steps: list[Steps] = run_processes(
-            measure_steps, stages, work, cells, plan.schedule_config, 0, 1, True, True
-        )
+        steps: list[Steps] = run_processes(measure_steps, stages, work, cells, plan.schedule_config, 7)
+        peaks: list[int] = run_processes(measure_peak_bytes, stages, work, cells, plan.schedule_config)
         found = Round(
             plan.step_s,
-            statistics.median(max(column) for column in zip(*(one.seconds for one in steps), strict=True)),
+            statistics.median(slowest_s(steps)),
             tuple(stage.peak_bytes - process for stage in plan.cells),
-            tuple(one.peak_bytes for one in memory_steps),
+            tuple(peaks),
         )
         console.print(
             f"{work.name}, round {at + 1}: predicted {found.predicted_s:.3f} s, measured {found.measured_s:.3f} s"

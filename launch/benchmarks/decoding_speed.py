@@ -19,9 +19,10 @@ from launch.inference.model_text import load_text, trained_languages
 from launch.inference.score import directions
 from launch.runs.store import RunFolder, find_run
 from launch.worker.cgroups import cpu_limit
+from suite.data.text.cutting import pad_to_rectangle
 from suite.data.text.tokenizer import END_ID, PAD_ID
 from suite.decoding.beam import LENGTH_PENALTY, SIZE
-from suite.decoding.grouping import group_by_length, pad_to_rectangle
+from suite.decoding.grouping import group_by_length
 
 LANGUAGES, PAIRS, ROUNDS = 10, 60, 3
 """Languages, test pairs of each direction, and alternating rounds."""

@@ -8,8 +8,8 @@ import torch
 
 from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients
 from experiments.benchmark.peers.roster import PEERS
-from experiments.benchmark.peers.work import SEED
-from launch.worker.engine import assemble
+from experiments.benchmark.peers.workload import SEED
+from launch.worker.engine import PartitionedModel, assemble
 from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
@@ -24,9 +24,8 @@ class Suite:
         work, place = context.work, context.coord
         layers, loss = work.build()
         planned, schedule_config = context.plans[name]
-        cells = cell_ranges(planned, len(layers))
-        device = torch.device("cpu")
-        self._engine = assemble(place, layers, loss, cells, device, schedule_config, work.optimizer, SEED)
+        model = PartitionedModel(layers, loss, cell_ranges(planned, len(layers)), schedule_config)
+        self._engine = assemble(place, model, torch.device("cpu"), work.optimizer, SEED)
         count = work.micro_batches
         self._batch = (
             MiniBatch(
@@ -42,16 +41,11 @@ class Suite:
     def step(self) -> None:
         """Forward and backward of the mini-batch, then the reduction over replicas."""
         self._engine.executor.train(self._batch, 0)
-        self._engine.optimizer.reduce()
+        self._engine.optimizer.finish_reduction()
 
     def gradients(self) -> Gradients:
         """Returns this stage's full gradients, even if a worker holds only a shard of them."""
-        stage = self._engine.executor.stage
-        keys = [
-            (index, name)
-            for index, layer in zip(stage.indices, stage.layers, strict=True)
-            for name, _ in layer.named_parameters()
-        ]
+        keys = self._engine.executor.stage.named_parameters()
         return {key: self._engine.optimizer.gradient(key) for key in keys}
 
     def clear(self) -> None:

@@ -12,28 +12,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from experiments.benchmark.cases import Case, Result, Score, cases, order, refused, step_time_lower_bound_s
 from experiments.benchmark.peers.peer import Entrant
-from experiments.benchmark.peers.work import Work
+from experiments.benchmark.peers.workload import BenchWorkload
+from launch.backends.processes import run_processes
+from launch.benchmarks.worker import Observation, reference_gradients, run_entrants
 from launch.error_log import log_error
 from launch.runs.store import RUNS
 from launch.tracking.follower import LogTail
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
+from launch.worker.measure import LayerMeasurements, measure_layers
 from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.partition import partition
-from suite.pipeline.planning.plan import Machine, Plan, make_plan
+from suite.pipeline.planning.plan import Plan, make_plan
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.periodic import PeriodicThread
-
-if TYPE_CHECKING:
-    from launch.benchmarks.worker import Observation
 
 FOLDER = RUNS / "tables"
 
@@ -54,13 +55,14 @@ def bench(name: str, console: Console) -> list[str]:
         result = run(case, ENTRANTS, console)
         results.append(result)
         table = result.table()
-        console.print(table.shown() if console.is_terminal else table.markdown())
+        console.print(table.rich_table() if console.is_terminal else table.markdown())
         for path in [*table.write(FOLDER), _write(results)]:
             console.print(f"written: {path}")
         failures += [
-            f"{score.entrant} in {case.title}: peak memory of {score.peak} bytes exceeds the planned {score.cap}"
+            f"{score.entrant} in {case.title}: peak memory of {score.peak_bytes} bytes exceeds the planned "
+            f"{score.memory_limit_bytes}"
             for score in result.scores
-            if score.over
+            if score.over_memory_limit
         ]
         failures += [
             f"{score.entrant} in {case.title}: gradients differ from those of a single process by "
@@ -72,9 +74,6 @@ def bench(name: str, console: Console) -> list[str]:
 
 def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequence[LayerCost] | None = None) -> Result:
     """Runs one case with these entrants; measures the layers' costs first if they are not given."""
-    from launch.backends.processes import run_processes
-    from launch.benchmarks.worker import reference_gradients
-
     work = case.work
     begin = time.monotonic()
     console.print(f"{case.title}: measuring layer costs and reference gradients")
@@ -83,7 +82,7 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
     costs = _costs(work, log) if costs is None else costs
     (plans, plan_errors), accepted, rows = make_plans(work, costs, entrants), [], {}
     for entrant in entrants:
-        if entrant.works and work.name not in entrant.works:
+        if entrant.workloads and work.name not in entrant.workloads:
             continue
         reason = plan_errors.get(entrant.name) or entrant.refuse(work)
         if reason is None:
@@ -98,12 +97,12 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
     with tempfile.TemporaryDirectory() as folder:
         truth_file, progress = Path(folder) / "truth.safetensors", Path(folder) / "progress"
         run_processes(reference_gradients, 1, work, truth_file, cpu_limit())
-        given = BenchInputs(case, cells, executed_plans, truth_file, progress, log)
-        if case.apart:
+        given = BenchInputs(case, cells, executed_plans, truth_file, log)
+        if case.fresh_processes:
             seen = _run_one_by_one(given, accepted, console)
         else:
             with _show_progress(progress, case.title, console):
-                seen = _run_together(given, accepted)
+                seen = given.compete(accepted, case.rounds, progress)
     keys = _parameter_keys(work)
     for entrant, workers in zip(accepted, zip(*seen, strict=True), strict=True):
         recomputes_forward = plans[entrant.name].recomputes[0] > 0 if entrant.name in plans else entrant.recomputes
@@ -122,24 +121,14 @@ class BenchInputs:
     cells: dict[int, tuple[int, ...]]
     plans: dict[str, tuple[tuple[int, ...], ScheduleConfig]]
     truth: Path
-    progress: Path
     log: Path
 
     def compete(self, entrants: Sequence[Entrant], rounds: int, progress: Path | None) -> list[list[Observation]]:
         """Runs the entrants in new processes; returns each worker's observation of each entrant."""
-        from launch.backends.processes import run_processes
-        from launch.benchmarks.worker import run_entrants
-
         work = self.case.work
         return run_processes(
-            run_entrants, work.stages * work.replicas, self.case, rounds, self.cells, self.plans, entrants, self.truth,
-            progress, self.log, deadline_s=DEADLINE_S,
+            run_entrants, work.stages * work.replicas, self, entrants, rounds, progress, deadline_s=DEADLINE_S,
         )  # fmt: skip
-
-
-def _run_together(given: BenchInputs, entrants: Sequence[Entrant]) -> list[list[Observation]]:
-    """Returns each worker's observations, with all entrants in the same processes."""
-    return given.compete(entrants, given.case.rounds, given.progress)
 
 
 def _run_one_by_one(given: BenchInputs, entrants: Sequence[Entrant], console: Console) -> list[list[Observation]]:
@@ -160,7 +149,7 @@ def _run_one_by_one(given: BenchInputs, entrants: Sequence[Entrant], console: Co
 
 
 def make_plans(
-    work: Work, costs: Sequence[LayerCost], entrants: Sequence[Entrant]
+    work: BenchWorkload, costs: Sequence[LayerCost], entrants: Sequence[Entrant]
 ) -> tuple[dict[str, Plan], dict[str, str]]:
     """Returns the plans of the suite's entrants by name, and the reasons of those without a plan. An entrant that is
     limited to another's memory is planned after it. Plans count only what a step allocates: gradients and temporaries.
@@ -176,9 +165,7 @@ def make_plans(
             continue
         room = peak_of(plans[entrant.memory_of]) if entrant.memory_of else 1 << 60
         try:
-            plans[entrant.name] = make_plan(
-                costs, len(costs), pipeline, GRADIENT_BYTES, Machine(memory_limit_bytes=room)
-            )
+            plans[entrant.name] = make_plan(costs, pipeline, GRADIENT_BYTES, Machine(memory_limit_bytes=room))
         except PlanError as fault:
             plan_errors[entrant.name] = "; ".join(fault.faults)
     return plans, plan_errors
@@ -205,7 +192,7 @@ def _add_plan(found: Score, plans: dict[str, Plan], entrant: Entrant) -> Score:
     # even with full recomputation a schedule keeps one micro-batch a stage
     partly = 0 < recomputes_forward < whole - plan.pipeline.stages
     return replace(
-        found, cap=cap, simulated_s=plan.step_s, recomputes=None if partly else recomputes_forward > 0,
+        found, memory_limit_bytes=cap, simulated_s=plan.step_s, recomputes=None if partly else recomputes_forward > 0,
         lower_bound_s=math.nan if partly else found.lower_bound_s, remark=found.remark or remark,
     )  # fmt: skip
 
@@ -222,7 +209,7 @@ def score(entrant: Entrant, workers: Sequence[Any], keys: set[tuple[int, str]], 
             tuple(max(steps) for steps in zip(*workers_of_round, strict=True))
             for workers_of_round in zip(*(one.rounds for one in workers), strict=True)
         ),
-        peak=max(peaks, default=None), difference=worst if whole else math.inf, lower_bound_s=limit_s,
+        peak_bytes=max(peaks, default=None), difference=worst if whole else math.inf, lower_bound_s=limit_s,
     )  # fmt: skip
 
 
@@ -235,16 +222,13 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _costs(work: Work, log: Path) -> Sequence[LayerCost]:
+def _costs(work: BenchWorkload, log: Path) -> Sequence[LayerCost]:
     """Returns the layers' costs of the slowest process; as many measure concurrently as will compute concurrently."""
-    from launch.backends.processes import run_processes
-    from launch.worker.measure import LayerMeasurements, measure_layers
-
-    found: list[LayerMeasurements] = run_processes(measure_layers, work.alone, work, 1, False, log)
+    found: list[LayerMeasurements] = run_processes(measure_layers, work.measuring_processes, work, 1, False, log)
     return max((one.costs for one in found), key=lambda costs: sum(c.forward_s + c.backward_s for c in costs))
 
 
-def _parameter_keys(work: Work) -> set[tuple[int, str]]:
+def _parameter_keys(work: BenchWorkload) -> set[tuple[int, str]]:
     layers, _ = work.build()
     return {(index, name) for index, layer in enumerate(layers) for name, _ in layer.named_parameters()}
 

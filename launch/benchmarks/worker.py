@@ -7,23 +7,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from experiments.benchmark.cases import Case, order
+from experiments.benchmark.cases import order
 from experiments.benchmark.peers.one_process import WholeModel
 from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients, Runner
-from experiments.benchmark.peers.work import Work
-from launch.worker.engine import GROUP_TIMEOUT
-from launch.worker.measure import init_process_group
+from experiments.benchmark.peers.workload import BenchWorkload
+from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
 from launch.worker.worker import log_to
-from models.synthetic import awake
+from models.synthetic import no_sleep
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.memory_tracker import MemoryTracker
-from suite.pipeline.schedule.config import ScheduleConfig
+
+if TYPE_CHECKING:
+    from launch.benchmarks.peers import BenchInputs
 
 
 @dataclass(frozen=True)
@@ -51,30 +53,30 @@ def _nan_last(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def reference_gradients(rank: int, world: int, rendezvous: str, work: Work, file: Path, threads: int) -> None:
+def reference_gradients(rank: int, world: int, rendezvous: str, work: BenchWorkload, file: Path, threads: int) -> None:
     """Writes the gradients of a single process with the whole model to a file, by ``layer.name``."""
     torch.set_num_threads(threads)
     model = WholeModel(work)
-    with awake():
+    with no_sleep():
         model.step()
-    gradients = {_tensor_name(key): value.contiguous() for key, value in model.cell.gradients().items()}
+    gradients = {_tensor_name(key): value.contiguous() for key, value in model.gradients().items()}
     save_file(gradients, file)
 
 
 def run_entrants(
-    rank: int, world: int, rendezvous: str, case: Case, rounds: int, cells: dict[int, tuple[int, ...]],
-    plans: dict[str, tuple[tuple[int, ...], ScheduleConfig]], entrants: Sequence[Entrant], truth_file: Path,
-    progress: Path | None, log_file: Path,
+    rank: int, world: int, rendezvous: str, inputs: BenchInputs, entrants: Sequence[Entrant], rounds: int,
+    progress: Path | None,
 ) -> list[Observation]:  # fmt: skip
     """Runs ``rounds`` rounds of a case; returns this worker's observation of each entrant, in order.
 
     The first worker writes progress lines to the file ``progress``, unless it is None.
     """
-    log_to(log_file)
+    log_to(inputs.log)
     init_process_group(rank, world, rendezvous, threads=1)
-    work = case.work
+    case, work = inputs.case, inputs.case.work
     coord = RankCoord(rank, work.stages, work.replicas)
-    context = BenchContext(coord, make_groups(coord, GROUP_TIMEOUT), work, cells, plans, *work.share(coord.replica))
+    groups = make_groups(coord, GROUP_TIMEOUT_S)
+    context = BenchContext(coord, groups, work, inputs.cells, inputs.plans, *work.share(coord.replica))
     log = _progress_logger(rank, progress)
 
     begin = perf_counter()
@@ -82,7 +84,7 @@ def run_entrants(
     checked: list[tuple[dict[tuple[int, str], float], int | None]] = []
     for entrant in entrants:
         runner = entrant.build(context)
-        checked.append(_check(runner, entrant, truth_file))
+        checked.append(_check(runner, entrant, inputs.truth))
         runners.append(runner)
     log(f"{len(runners)} entrants built and their gradients compared: {perf_counter() - begin:.1f} s")
 
@@ -104,7 +106,7 @@ def run_entrants(
 def _check(runner: Runner, entrant: Entrant, truth_file: Path) -> tuple[dict[tuple[int, str], float], int | None]:
     """Runs one step, which also warms up; returns the differences of gradients and the peak memory."""
     dist.barrier()
-    with awake(), MemoryTracker(torch.device("cpu")) as memory_tracker:
+    with no_sleep(), MemoryTracker(torch.device("cpu")) as memory_tracker:
         runner.step()
     dist.barrier()
     differences = compare(runner.gradients(), truth_file)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.backends.link_cache import write_links
-from launch.diagnostics import cross_node_checks, link_actors, link_report, node_checks
-from launch.diagnostics.finding import Finding, fault, ok, warning
-from launch.diagnostics.nodes import LocalProbe, Node, Probes
-from launch.diagnostics.ray_probes import RayProbes
+from launch.diagnostics import cross_node_checks, link_benchmark, link_report, node_checks, node_facts
+from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
+from launch.diagnostics.probes import LocalProbe, Node, Probes, RayProbes
+from launch.ray_nodes import own_node
 from launch.runs.store import CACHE, RUNS
 from launch.storage_sync import storage_marker
 from suite.log import Log
@@ -45,22 +45,15 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     if not storage:
         with suppress(OSError):  # reported below
             RUNS.mkdir(parents=True, exist_ok=True)
-    cluster = "this machine"
-    if address:
-        console.print(f"checking the nodes of {address}")
-        with RayProbes(address) as probes:
-            cluster = probes.cluster
-            examination = examine(probes, place, FACTS_S)
-            links, measured, plain = measure(probes.nodes, examination, console.print)
-    else:
-        console.print("checking this machine; ADDRESS=host:port checks a Ray cluster")
-        here = LocalProbe()
-        examination = examine(here, place, FACTS_S)
-        links, measured, plain = measure(here.nodes, examination, console.print)
+    here = "checking this machine; ADDRESS=host:port checks a Ray cluster"
+    console.print(f"checking the nodes of {address}" if address else here)
+    with RayProbes(address) if address else nullcontext(LocalProbe()) as probes:
+        examination = examine(probes, place, FACTS_S)
+        links, measured, plain = measure(probes.nodes, examination, console.print)
     findings, saved = [*examination.findings, *links], None
     if measured is not None or (not address and plain is not None):
         try:
-            saved = write_links(CACHE, link_report.to_link_speeds(measured, plain, cluster))
+            saved = write_links(CACHE, link_report.to_link_speeds(measured, plain, probes.cluster))
         except OSError as error:
             findings.append(
                 warning("links", f"cannot be saved in {CACHE.absolute()}: {error.strerror or error}",
@@ -90,7 +83,7 @@ def examine(probes: Probes, storage: str, seconds: float) -> Examination:
         *([probes.temporary] if probes.temporary else []),
         *([storage] if storage_marker.is_local(storage) else []),
     ]
-    known, silent = probes.ask(probes.nodes, "facts", lambda node: (folders,), seconds)
+    known, silent = probes.ask(probes.nodes, node_facts.gather, lambda node: (folders,), seconds)
     answered = list(known)
     found = [
         fault("nodes", f"{node.name} does not answer: {why}",
@@ -111,7 +104,7 @@ def examine(probes: Probes, storage: str, seconds: float) -> Examination:
     return Examination(found + cross_node_checks.wandb(probes, answered), answered, linked)
 
 
-Measured = link_actors.LinkMeasurements | None
+Measured = link_benchmark.LinkMeasurements | None
 
 
 def measure(nodes: Sequence[Node], examination: Examination, log: Log) -> tuple[list[Finding], Measured, Measured]:
@@ -123,10 +116,10 @@ def measure(nodes: Sequence[Node], examination: Examination, log: Log) -> tuple[
                     "fix the faults of nodes and ports, then run the doctor again")
         ]  # fmt: skip
     elif any(node.id for node in nodes):
-        measured, link_findings = link_actors.by_ray(examination.answered, log)
+        measured, link_findings = link_benchmark.by_ray(examination.answered, log)
     here = _own_node(nodes).name
     log(f"measuring without Ray, between two processes of {here}")
-    plain, more = link_actors.measure_without_ray(here)
+    plain, more = link_benchmark.measure_without_ray(here)
     return [*link_findings, *link_report.findings_of(measured, plain), *more], measured, plain
 
 
@@ -134,9 +127,7 @@ def _own_node(nodes: Sequence[Node]) -> Node:
     """Returns the node of this process; without Ray, the only one."""
     if not any(node.id for node in nodes):
         return nodes[0]
-    import ray
-
-    node_id = ray.get_runtime_context().get_node_id()
+    node_id = own_node()
     return next((node for node in nodes if node.id == node_id), nodes[0])
 
 
@@ -158,8 +149,4 @@ def summary(findings: Sequence[Finding]) -> str:
     warnings = sum(finding.level == "warning" for finding in findings)
     if not faults and not warnings:
         return f"{len(findings)} checks, all ok"
-    return f"{_count(faults, 'fault')}, {_count(warnings, 'warning')} in {len(findings)} checks"
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return f"{count_of(faults, 'fault')}, {count_of(warnings, 'warning')} in {len(findings)} checks"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from uuid import uuid4
 
 from launch.diagnostics.clocks import Skew, skew
 from launch.diagnostics.finding import Finding, fault, ok, warning
-from launch.diagnostics.nodes import Node, Probes
-from launch.diagnostics.ports import CHOSEN, NODE, OF_RAY, Endpoint
+from launch.diagnostics.ports import CHOSEN, NODE, OF_RAY, Endpoint, connect_check, listen, web_check
+from launch.diagnostics.probes import Node, Probes
 from launch.storage_sync import storage_marker
 from suite.settings import TrackingSettings
 from suite.training.wandb_run import wandb_mode
@@ -29,14 +30,13 @@ def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Findin
     """Checks that all nodes can write to a folder or store, and that each reads what the others wrote."""
     mark = f".doctor-{uuid4().hex[:12]}"
     texts = {node: f"{node.name} {uuid4().hex}" for node in nodes}
-    files = {node: f"from-{at}" for at, node in enumerate(nodes)}
+    files = {node: f"{mark}/from-{at}" for at, node in enumerate(nodes)}
     shared = (
         "mount the shared folder there"
         if storage_marker.is_local(location)
         else "give that node the store's credentials"
     )
-    write_errors, silent = probes.ask(nodes, "write", lambda n: (location, mark, files[n], texts[n]), ANSWER_S)
-    failed = {**silent, **{node: why for node, why in write_errors.items() if why}}
+    _, failed = probes.ask(nodes, storage_marker.write, lambda n: (location, files[n], texts[n]), ANSWER_S)
     found = [
         fault("storage", f"{node.name} cannot write to {location}: {why}", f"{shared}, writable for this user")
         for node, why in failed.items()
@@ -44,7 +44,7 @@ def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Findin
     writers = [node for node in nodes if node not in failed]
     expected = {files[node]: texts[node] for node in writers}
     by_file = {files[node]: node.name for node in nodes}
-    read, unread = probes.ask(writers, "unread", lambda n: (location, mark, expected), ANSWER_S)
+    read, unread = probes.ask(writers, storage_marker.unread, lambda n: (location, expected), ANSWER_S)
     found += [
         fault("storage", f"{node.name} cannot read from {location}: {why}", shared) for node, why in unread.items()
     ]
@@ -56,7 +56,7 @@ def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Findin
                       f"{next(iter(missing.values()))}",
                       "STORAGE must be one folder shared by all nodes, or a store such as s3://bucket/runs")
             )  # fmt: skip
-    probes.ask(writers, "remove", lambda n: (location, mark), ANSWER_S)
+    probes.ask(writers, storage_marker.remove, lambda n: (location, mark), ANSWER_S)
     if found:
         return found
     who = "this node writes and reads" if len(nodes) == 1 else f"{len(nodes)} nodes write, and each reads the others'"
@@ -85,7 +85,7 @@ def clocks(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
 
 
 def _clock(probes: Probes, node: Node) -> float:
-    answers, silent = probes.ask([node], "clock", lambda n: (), ANSWER_S)
+    answers, silent = probes.ask([node], time.time, lambda n: (), ANSWER_S)
     if node in silent:
         raise TimeoutError(silent[node])
     return float(answers[node])
@@ -94,7 +94,7 @@ def _clock(probes: Probes, node: Node) -> float:
 def ports(probes: Probes, nodes: Sequence[Node]) -> tuple[list[Finding], bool]:
     """Checks that every node reaches every other on new ports and on Ray's; also returns whether torch.distributed
     can connect all of them."""
-    opened, silent = probes.ask(nodes, "listen", lambda n: (), ANSWER_S)
+    opened, silent = probes.ask(nodes, listen, lambda n: (n.address,), ANSWER_S)
     found = [fault("ports", f"{node.name} cannot listen: {why}", _node_gone(node)) for node, why in silent.items()]
     endpoints: dict[Node, list[Endpoint]] = {
         node: [*own, *(Endpoint(NODE, node.address, port) for port in node.ports)] for node, own in opened.items()
@@ -102,7 +102,7 @@ def ports(probes: Probes, nodes: Sequence[Node]) -> tuple[list[Finding], bool]:
     others = {
         node: [endpoint for other in endpoints if other != node for endpoint in endpoints[other]] for node in endpoints
     }
-    reports, unread = probes.ask(list(endpoints), "connect_check", lambda n: (others[n],), ANSWER_S)
+    reports, unread = probes.ask(list(endpoints), connect_check, lambda n: (others[n],), ANSWER_S)
     found += [
         fault("ports", f"{node.name} does not report which nodes it reaches: {why}", _node_gone(node))
         for node, why in unread.items()
@@ -134,8 +134,7 @@ def wandb(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
     if mode != "online":
         return [ok("wandb", f"{mode}: runs stay in their folders, no connection is needed")]
     url = os.environ.get("WANDB_BASE_URL", WANDB)
-    text, silent = probes.ask(nodes, "web", lambda n: (url,), ANSWER_S)
-    failed = {**silent, **{node: why for node, why in text.items() if why}}
+    _, failed = probes.ask(nodes, web_check, lambda n: (url,), ANSWER_S)
     if not failed:
         return [ok("wandb", f"{url} answers on {len(nodes)} node{'s' * (len(nodes) > 1)}")]
     return [

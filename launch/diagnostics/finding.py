@@ -33,3 +33,8 @@ def warning(subject: str, found: str, remedy: str) -> Finding:
 def fault(subject: str, found: str, remedy: str) -> Finding:
     """Returns a finding that makes every run fail."""
     return Finding("fault", subject, found, remedy)
+
+
+def count_of(count: int, word: str) -> str:
+    """Returns a number with its noun."""
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from launch.backends.link_cache import LinkSpeeds
 from launch.diagnostics.finding import Finding, ok, warning
-from launch.diagnostics.link_actors import LinkMeasurements
-from launch.diagnostics.link_benchmark import PROBE, slowest
+from launch.diagnostics.link_benchmark import LinkMeasurements
 from suite.pipeline.planning.simulate import Link
 
 SLOW = 100e6
@@ -20,6 +21,10 @@ UNLIKE = 3.0
 
 BY_RAY = 1 / UNLIKE
 """The share of the bandwidth without Ray that Ray workers should reach at least: they use the same sockets."""
+
+
+PROBE = 2**20
+"""Size in bytes of the message by which links are compared."""
 
 
 def findings_of(measured: LinkMeasurements | None, plain: LinkMeasurements | None) -> list[Finding]:
@@ -66,28 +71,28 @@ def _group_findings(subject: str, pairs: dict[tuple[str, str], Link]) -> list[Fi
     if found:
         return found
     worst_names, worst = max(pairs.items(), key=lambda pair: pair[1].seconds(PROBE))
-    return [
-        ok(
-            subject,
-            f"{len(pairs)} measured between Ray workers, the slowest ({_names(worst_names)}): {format_link(worst)}",
-        )
-    ]
+    text = f"{len(pairs)} measured between Ray workers, the slowest ({_names(worst_names)}): {format_link(worst)}"
+    return [ok(subject, text)]
 
 
 def to_link_speeds(measured: LinkMeasurements | None, plain: LinkMeasurements | None, cluster: str) -> LinkSpeeds:
     """Returns the link speeds for plans: the slowest of each kind."""
     pairs = measured.pairs if measured is not None else {}
     plain_link = next(iter(plain.pairs.values())) if plain is not None else None
-    within = slowest([link for names, link in pairs.items() if names[0] == names[1]])
+    within = _slowest([link for names, link in pairs.items() if names[0] == names[1]])
     own = plain if measured is None else measured
     return LinkSpeeds(
         cluster=cluster,
         pairs=tuple(sorted({name for names in (pairs or (plain.pairs if plain else {})) for name in names})),
         within_node=within if measured is not None else plain_link,
-        between_nodes=slowest([link for names, link in pairs.items() if names[0] != names[1]]),
+        between_nodes=_slowest([link for names, link in pairs.items() if names[0] != names[1]]),
         all_reduce=own.reduced if own is not None else None,
         single_node=plain_link,
     )
+
+
+def _slowest(links: Sequence[Link]) -> Link | None:
+    return max(links, key=lambda link: link.seconds(PROBE), default=None)
 
 
 def format_link(link: Link) -> str:

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 
 from packaging.requirements import Requirement
 
-from launch.diagnostics.finding import Finding, fault, ok, warning
-from launch.diagnostics.node_facts import PACKAGES, Facts, Folder
-from launch.diagnostics.nodes import Node
+from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
+from launch.diagnostics.node_facts import PACKAGES, Folder, NodeFacts
+from launch.diagnostics.probes import Node
 from suite.pipeline.planning.devices import GIB
 
 MIB = 2**20
 
-NodeFacts = Mapping[Node, Facts]
+FactsByNode = Mapping[Node, NodeFacts]
 
 SHARED_LEAST = 75 * MIB
 """Bytes of /dev/shm. Ray's object store is never smaller (OBJECT_STORE_MINIMUM_MEMORY_BYTES); the default of Docker and
@@ -37,7 +37,7 @@ RAY_FULL = 0.95
 """The used share of the disk above which Ray stores no more objects (local_fs_capacity_threshold)."""
 
 
-def versions(known: NodeFacts) -> list[Finding]:
+def versions(known: FactsByNode) -> list[Finding]:
     """Checks that Python, packages and the suite's source are equal everywhere, and that packages match their pins."""
     found = [_compare_versions("Python", {node: facts.python for node, facts in known.items()})]
     pinned = _pinned()
@@ -88,13 +88,13 @@ def _remedy(what: str) -> str:
     return f"install the same {what} everywhere: by one image, or pip install with constraints.txt"
 
 
-def devices(known: NodeFacts) -> list[Finding]:
+def devices(known: FactsByNode) -> list[Finding]:
     """Checks the devices that Ray offers against those of the nodes, and whether the nodes are alike."""
     found = [finding for node, facts in known.items() for finding in _offered_findings(node, facts)]
     gpus = any(facts.gpus or node.gpus for node, facts in known.items())
     kind = "GPU" if gpus else "core"
 
-    def count(node: Node, facts: Facts) -> int:
+    def count(node: Node, facts: NodeFacts) -> int:
         return (node.gpus if gpus else node.cpus) or 0 if node.cpus is not None else (
             len(facts.gpus) if gpus else facts.cores
         )  # fmt: skip
@@ -134,7 +134,7 @@ def devices(known: NodeFacts) -> list[Finding]:
     return found
 
 
-def _offered_findings(node: Node, facts: Facts) -> Iterable[Finding]:
+def _offered_findings(node: Node, facts: NodeFacts) -> Iterable[Finding]:
     listed = len(facts.gpus)
     if facts.listing_error:
         yield fault("devices", f"{node.name}: its GPUs cannot be listed: {facts.listing_error}",
@@ -150,11 +150,11 @@ def _offered_findings(node: Node, facts: Facts) -> Iterable[Finding]:
                       "start the node with --num-gpus, and without CUDA_VISIBLE_DEVICES")  # fmt: skip
     if node.cpus is not None and node.cpus > facts.cores:
         yield warning("devices", f"{node.name}: Ray offers {node.cpus} CPUs, but its processes may use "
-                      f"{_count(facts.cores, 'core')}",
+                      f"{count_of(facts.cores, 'core')}",
                       "workers would share cores: start the node with a lower --num-cpus, or more cores")  # fmt: skip
 
 
-def shared_memory(known: NodeFacts) -> list[Finding]:
+def shared_memory(known: FactsByNode) -> list[Finding]:
     """Checks /dev/shm, which holds Ray's objects and NCCL's buffers between GPUs of one node."""
     found = []
     for node, facts in known.items():
@@ -179,7 +179,7 @@ def shared_memory(known: NodeFacts) -> list[Finding]:
     return found or [ok("shared memory", f"/dev/shm has at least {_mib(least_free)} free on {_nodes(len(known))}")]
 
 
-def disk(known: NodeFacts, temporary: str) -> list[Finding]:
+def disk(known: FactsByNode, temporary: str) -> list[Finding]:
     """Checks the free space for runs and for Ray, whose folder is ``temporary``."""
     found, fewest = [], None
     for node, facts in known.items():
@@ -226,10 +226,6 @@ def _join_names(names: Iterable[str]) -> str:
 
 def _nodes(count: int) -> str:
     return "this machine" if count == 1 else f"{count} nodes"
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _gib(size: float) -> str:

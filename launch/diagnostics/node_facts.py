@@ -43,7 +43,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Facts:
+class NodeFacts:
     """One node."""
 
     host: str
@@ -65,10 +65,10 @@ class Facts:
     folders: tuple[Folder, ...]
 
 
-def gather(folders: list[str]) -> Facts:
+def gather(folders: list[str]) -> NodeFacts:
     """Returns the facts of this machine, with the disk space of ``folders``."""
     gpus, listing_error = _gpus()
-    return Facts(
+    return NodeFacts(
         host=socket.gethostname(),
         python=platform.python_version(),
         versions={name: _version(name) for name in PACKAGES},

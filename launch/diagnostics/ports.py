@@ -11,11 +11,16 @@ import random
 import secrets
 import socket
 import threading
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 RAY_WORKERS = range(10002, 20000)
 """Default ports of Ray's workers (``ray start`` can change them)."""
+
+WEB_S = 5.0
+"""Seconds for a web server to start its answer."""
 
 CONNECT_S = 3.0
 """Seconds for a connection: the kernel resends a lost first packet after 1 s, so a full queue alone is no fault."""
@@ -35,30 +40,31 @@ class Endpoint:
     word: str = ""
 
 
-class PortListener:
-    """The listening ports of one process, served by threads until it is closed."""
+_listening: dict[str, list[socket.socket]] = {}
+"""The sockets of this process by address; threads serve each until it is closed."""
 
-    def __init__(self, address: str) -> None:
-        self._word = secrets.token_hex(8)
-        self._sockets = {CHOSEN: socket.create_server((address, 0)), OF_RAY: _listen_on_one(address, RAY_WORKERS)}
-        self.endpoints = [Endpoint(use, address, s.getsockname()[1], self._word) for use, s in self._sockets.items()]
-        for listening in self._sockets.values():
-            threading.Thread(target=self._serve, args=(listening,), daemon=True).start()
 
-    def close(self) -> None:
-        """Stops listening."""
-        for listening in self._sockets.values():
-            listening.close()
+def listen(address: str) -> list[Endpoint]:
+    """Listens on new ports of an address, instead of those of an earlier call; returns them."""
+    for listening in _listening.pop(address, []):
+        listening.close()
+    word = secrets.token_hex(8)
+    sockets = {CHOSEN: socket.create_server((address, 0)), OF_RAY: _listen_on_one(address, RAY_WORKERS)}
+    _listening[address] = list(sockets.values())
+    for listening in sockets.values():
+        threading.Thread(target=_serve, args=(listening, word), daemon=True).start()
+    return [Endpoint(use, address, s.getsockname()[1], word) for use, s in sockets.items()]
 
-    def _serve(self, listening: socket.socket) -> None:
-        while True:
-            try:
-                caller, _ = listening.accept()
-                with caller:
-                    caller.sendall(self._word.encode())
-            except OSError:
-                if listening.fileno() < 0:
-                    return
+
+def _serve(listening: socket.socket, word: str) -> None:
+    while True:
+        try:
+            caller, _ = listening.accept()
+            with caller:
+                caller.sendall(word.encode())
+        except OSError:
+            if listening.fileno() < 0:
+                return
 
 
 def _listen_on_one(address: str, ports: range) -> socket.socket:
@@ -89,3 +95,13 @@ def _connect(endpoint: Endpoint, seconds: float) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return "" if received == endpoint.word else "another program answered"
+
+
+def web_check(url: str) -> None:
+    """Requests a URL. Any HTTP status is an answer; raises OSError or ValueError if there is none."""
+    try:
+        urllib.request.urlopen(url, timeout=WEB_S).close()
+    except urllib.error.HTTPError:
+        return
+    except urllib.error.URLError as error:
+        raise OSError(str(error.reason)) from None

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.errors import NumbersError, PlacementError, SettingError, SuiteError
+from suite.errors import NonFiniteError, PlacementError, SettingError, SuiteError
 from suite.log import Log
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ NEEDED = ("torch", "numpy", "pydantic")
 def check(log: Log, show: Show, command: str) -> None:
     """Checks this machine's first GPU; prints and writes the results.
 
-    Raises PlacementError if there is none, and NumbersError, after writing, if gradients differ from the CPU's or a
+    Raises PlacementError if there is none, and NonFiniteError, after writing, if gradients differ from the CPU's or a
     loss is not finite.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -103,7 +103,7 @@ def examine(device: torch.device, sizes: Sizes, log: Log, command: str) -> Findi
 def finish(found: Findings, folder: Path, log: Log, show: Show) -> None:
     """Writes gpu-check.json, gpu-check.md and gpu-check-kernels.txt, and prints the tables.
 
-    Raises NumbersError for a faulty device.
+    Raises NonFiniteError for a faulty device.
     """
     from launch.gpu_check.report import record
     from launch.gpu_check.tables import tables
@@ -121,7 +121,7 @@ def finish(found: Findings, folder: Path, log: Log, show: Show) -> None:
         show(table)
     log(f"written: {folder}/gpu-check.json, gpu-check.md, gpu-check-kernels.txt")
     if found.faults:
-        raise NumbersError(
+        raise NonFiniteError(
             f"{'; '.join(found.faults)}; do not train on this device until another driver or torch version fixes it; "
             f"{folder}/gpu-check.json has all numbers"
         )
@@ -146,4 +146,4 @@ def _terminal() -> tuple[Log, Show]:
     except ImportError:
         return log, lambda table: log(table.markdown())
     console = Console(markup=False, highlight=False)
-    return log, lambda table: console.print(table.shown())
+    return log, lambda table: console.print(table.rich_table())

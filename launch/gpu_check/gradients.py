@@ -28,16 +28,15 @@ from torch import Tensor, nn
 
 from launch.gpu_check.work import Sizes
 from models import embedding
-from models.feed_forward import FeedForward
+from models.blocks import FeedForward
 from models.loss import TranslationLoss
 from models.shape import PADDING, TransformerShape
 from models.transformer import layers
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import MiniBatch, split
-from suite.pipeline.runtime.boundary import CutSpec, TensorSpec, cast_to_boundary
-from suite.pipeline.runtime.skip import CellBoundary, SkipLayout, find_skips
-from suite.pipeline.runtime.stage import SavedMicroBatch, Stage
-from suite.training.optimizer import named_parameters
+from suite.pipeline.runtime.boundary import CutSpec, cast_to_boundary
+from suite.pipeline.runtime.skip import SkipLayout, find_skips
+from suite.pipeline.runtime.stage import CellMicroBatch, Stage
 
 Gradients = dict[tuple[int, str], Tensor]
 
@@ -133,46 +132,29 @@ def run_batch(shape: TransformerShape, stages: Sequence[Stage], batch: MiniBatch
     made, _ = _model(shape, torch.float64)
     first, last = (SkipLayout(find_skips(made), _cells(shape), k) for k in range(2))
     encoder, decoder = stages
-    saved_batches = []
+    saved = []
     for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
         inputs, targets = (tuple(t.to(encoder.device) for t in tensors) for tensors in (inputs, targets))
-        cut = CutSpec(tuple(map(TensorSpec.of, inputs)))
+        cut = CutSpec.of(inputs)
         between = encoder.infer_output(cut)
-        entering, leaving, arriving = (
-            first.input_boundary(cut),
-            first.output_boundary(between),
-            last.input_boundary(between),
-        )
+        leaving = first.output_boundary(between)
+        encoded = CellMicroBatch(inputs, first.input_boundary(cut), leaving, index=i)
         with torch.no_grad():
-            outputs, _ = encoder.forward(inputs, entering, leaving, (), 0, i)
+            outputs, _ = encoder.forward(encoded)
             sent = cast_to_boundary(outputs, leaving.tensors)
-            decoder.forward(sent, arriving, None, targets, 0, i)
-        saved_batches.append(
-            (i, SavedMicroBatch(inputs), SavedMicroBatch(sent), (entering, leaving, arriving), targets)
-        )
-    for i, saved, received, boundaries, targets in reversed(saved_batches):
-        _run_backward(encoder, decoder, (saved, received), boundaries, targets, i, 1 / batch.weight)
+            decoded = CellMicroBatch(sent, last.input_boundary(between), output_boundary=None, index=i)
+            decoder.forward(decoded, targets)
+        saved.append((encoded, decoded, targets))
+    for encoded, decoded, targets in reversed(saved):
+        (objective,), _ = decoder.forward_with_graph(decoded, targets)
+        returned = decoder.backward(decoded, (torch.full_like(objective, 1 / batch.weight),))
+        encoder.forward_with_graph(encoded)
+        encoder.backward(encoded, returned)
     return {
         key: torch.zeros_like(p, device=CPU) if p.grad is None else p.grad.to(CPU)
         for stage in stages
-        for key, p in named_parameters(stage.indices, stage.layers).items()
+        for key, p in stage.named_parameters().items()
     }
-
-
-def _run_backward(
-    encoder: Stage,
-    decoder: Stage,
-    saved: tuple[SavedMicroBatch, SavedMicroBatch],
-    boundaries: tuple[CellBoundary, CellBoundary, CellBoundary],
-    targets: Tensors,
-    i: int,
-    scale: float,
-) -> None:
-    entering, leaving, arriving = boundaries
-    (objective,), _ = decoder.forward_with_graph(saved[1], arriving, None, targets, 0, i)
-    returned = decoder.backward(saved[1], (torch.full_like(objective, scale),), arriving)
-    encoder.forward_with_graph(saved[0], entering, leaving, (), 0, i)
-    encoder.backward(saved[0], returned, entering)
 
 
 def _model(shape: TransformerShape, dtype: torch.dtype) -> tuple[list[nn.Module], nn.Module]:

@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 
-from experiments.gpu_check.flops import hardware_flops, model_flops
 from launch.gpu_check.gradients import Comparison
 from launch.gpu_check.kernels import Kernels
-from launch.gpu_check.single_stage import REMAT, recomputed
 from launch.gpu_check.steps import Trained
 from launch.gpu_check.variants import Timed
-from launch.gpu_check.work import Sizes
+from launch.gpu_check.work import REMAT, Sizes
 
 PACKAGES = ("torch", "triton", "numpy", "pydantic", "deepspeed", "ray")
 
@@ -42,8 +40,8 @@ class Findings:
     @property
     def faults(self) -> list[str]:
         """The faults of this device, each a clause."""
-        found = [one.fault for one in self.gradients] + [one.fault for one in self.steps]
-        return [fault for fault in found if fault is not None]
+        faults = [comparison.fault for comparison in self.gradients] + [trained.fault for trained in self.steps]
+        return [fault for fault in faults if fault is not None]
 
     @property
     def rate(self) -> float:
@@ -51,30 +49,33 @@ class Findings:
         return max(self.product_rates)
 
 
-def record(found: Findings) -> dict[str, Any]:
+def record(findings: Findings) -> dict[str, Any]:
     """Returns the JSON object; non-finite numbers, which JSON lacks, become strings."""
-    plain = found.variants[0]
+    plain = findings.variants[0]
     whole = {
-        "command": found.command,
-        "machine": machine(found.device),
+        "command": findings.command,
+        "machine": machine(findings.device),
         "versions": versions(),
         "deepspeed": "not used: the update is by the torch optimizer that DeepSpeed wraps at K = R = 1",
-        "sizes": asdict(found.sizes) | {"optimizer": found.sizes.optimizer.model_dump()},
+        "sizes": asdict(findings.sizes) | {"optimizer": findings.sizes.optimizer.model_dump()},
         "remat": REMAT,
         "product": {
-            "side": found.sizes.product,
-            "measured": {"flops_per_s_at_begin": found.product_rates[0], "flops_per_s_at_end": found.product_rates[1]},
+            "side": findings.sizes.product,
+            "measured": {
+                "flops_per_s_at_begin": findings.product_rates[0],
+                "flops_per_s_at_end": findings.product_rates[1],
+            },
         },
-        "gradients": [_comparison(one) for one in found.gradients],
-        "steps": [trained_record(one, found.rate) for one in found.steps],
-        "variants": [timed_record(one, plain, found.rate) for one in found.variants],
+        "gradients": [_comparison_record(comparison) for comparison in findings.gradients],
+        "steps": [trained_record(trained, findings.rate) for trained in findings.steps],
+        "variants": [timed_record(timed, plain, findings.rate) for timed in findings.variants],
         "kernels": {
-            "of": found.kernels_of.work.name,
-            "measured": {"seconds_by_kind": found.kernels.seconds, "total_s": found.kernels.total_s},
-            "computed": {"busy_share": found.kernels.total_s / found.kernels_of.train_s},
+            "of": findings.kernels_of.work.name,
+            "measured": {"seconds_by_kind": findings.kernels.seconds, "total_s": findings.kernels.total_s},
+            "computed": {"busy_share": findings.kernels.total_s / findings.kernels_of.train_s},
         },
-        "measured": {"check_s": found.seconds},
-        "faults": found.faults,
+        "measured": {"check_s": findings.seconds},
+        "faults": findings.faults,
     }
     return {key: _jsonable(value) for key, value in whole.items()}
 
@@ -116,24 +117,25 @@ def _driver() -> str | None:
 
 def _jsonable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _jsonable(one) for key, one in value.items()}
+        return {key: _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(one) for one in value]
+        return [_jsonable(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _comparison(one: Comparison) -> dict[str, Any]:
+def _comparison_record(comparison: Comparison) -> dict[str, Any]:
+    errors = [asdict(difference) for difference in comparison.differences]
     return {
-        "dtype": one.dtype,
-        "equal": one.equal,
-        "measured": {"errors": [asdict(each) for each in one.differences], "least_rectifier_input": one.margin},
-        "computed": {"tolerance": one.tolerance},
+        "dtype": comparison.dtype,
+        "equal": comparison.equal,
+        "measured": {"errors": errors, "least_rectifier_input": comparison.margin},
+        "computed": {"tolerance": comparison.tolerance},
     }
 
 
-def trained_record(one: Trained, rate: float) -> dict[str, Any]:
+def trained_record(trained: Trained, rate: float) -> dict[str, Any]:
     """Returns the record of one work's steps; utilisation is relative to ``rate``."""
-    work = one.work
+    work = trained.work
     return {
         "name": work.name,
         "layers": len(work.layers),
@@ -141,54 +143,45 @@ def trained_record(one: Trained, rate: float) -> dict[str, Any]:
         "micro_batches": work.micro_batches,
         "rows": asdict(work.rows),
         "tokens": work.tokens,
-        "loss_fell": one.fell,
+        "loss_fell": trained.fell,
         "measured": {
-            "step_s": one.step_s, "train_s": one.train_s, "update_s": one.update_s, "action_s": one.actions,
-            "tokens_per_s": one.tokens_per_s, "peak_bytes": one.peak_bytes, "losses": one.losses,
+            "step_s": trained.step_s, "train_s": trained.train_s, "update_s": trained.update_s,
+            "action_s": trained.actions, "tokens_per_s": trained.tokens_per_s, "peak_bytes": trained.peak_bytes,
+            "losses": trained.losses,
         },
         "computed": {
-            "model_flops": one.model_flops, "hardware_flops": one.hardware_flops,
-            "model_utilisation": one.model_flops / one.step_s / rate,
-            "hardware_utilisation": one.hardware_flops / one.step_s / rate,
-            "hardware_utilisation_without_update": one.hardware_flops / one.train_s / rate,
-            "peak_share": one.peak_bytes / one.profiled.peak_bytes,
+            "model_flops": work.model_flops, "hardware_flops": work.hardware_flops,
+            "model_utilisation": work.model_flops / trained.step_s / rate,
+            "hardware_utilisation": work.hardware_flops / trained.step_s / rate,
+            "hardware_utilisation_without_update": work.hardware_flops / trained.train_s / rate,
+            "peak_share": trained.peak_bytes / trained.profiled.peak_bytes,
         },
-        "computed_from_measured_costs": asdict(one.profiled),
-        "estimated": asdict(one.estimated) | {"device": one.estimated_for},
+        "computed_from_measured_costs": asdict(trained.profiled),
+        "estimated": asdict(trained.estimated) | {"device": trained.estimated_for},
     }  # fmt: skip
 
 
-def timed_record(one: Timed, plain: Timed, rate: float) -> dict[str, Any]:
+def timed_record(timed: Timed, plain: Timed, rate: float) -> dict[str, Any]:
     """Returns the record of one variant, compared with the plain one."""
     return {
-        "name": one.variant.name,
-        "variant": asdict(one.variant),
-        "micro_batches": one.work.micro_batches,
-        "attention": one.attention,
-        "recompute_equals_forward": one.bits_equal,
-        "pays": one.pays(plain),
-        "failure": one.failure,
-        "measured": {"train_s": one.median_s, "rounds_s": one.seconds, "peak_bytes": one.peak_bytes},
+        "name": timed.variant.name,
+        "variant": asdict(timed.variant),
+        "micro_batches": timed.work.micro_batches,
+        "attention": timed.attention,
+        "recompute_equals_forward": timed.bits_equal,
+        "pays": timed.pays(plain),
+        "failure": timed.failure,
+        "measured": {"train_s": timed.median_s, "rounds_s": timed.seconds, "peak_bytes": timed.peak_bytes},
         "computed": {
-            "tokens_per_s": None if one.median_s is None else one.work.tokens / one.median_s,
-            "of_plain": _of_plain(one, plain),
-            "model_utilisation": None if one.median_s is None else _model(one) / one.median_s / rate,
-            "hardware_utilisation": None if one.median_s is None else _hardware(one) / one.median_s / rate,
+            "tokens_per_s": timed.per_second(timed.work.tokens),
+            "of_plain": _of_plain(timed, plain),
+            "model_utilisation": timed.per_second(timed.work.model_flops, rate),
+            "hardware_utilisation": timed.per_second(timed.work.hardware_flops, rate),
         },
     }
 
 
-def _model(one: Timed) -> float:
-    return model_flops(one.work.forward_flops, one.work.micro_batches)
-
-
-def _hardware(one: Timed) -> float:
-    count = one.work.micro_batches
-    return hardware_flops(one.work.forward_flops, count, recomputed(count))
-
-
-def _of_plain(one: Timed, plain: Timed) -> float | None:
+def _of_plain(timed: Timed, plain: Timed) -> float | None:
     """Returns its tokens a second relative to the plain variant's."""
-    if one.median_s is None or plain.median_s is None:
-        return None
-    return one.work.tokens / one.median_s / (plain.work.tokens / plain.median_s)
+    own, of_plain = timed.per_second(timed.work.tokens), plain.per_second(plain.work.tokens)
+    return None if own is None or of_plain is None else own / of_plain

@@ -11,29 +11,16 @@ from collections.abc import Callable
 
 import torch
 
-from launch.gpu_check.work import Work
+from launch.gpu_check.work import SCHEDULE_CONFIG, Work
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.ties import TiedParameters, find_ties
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
+from suite.pipeline.runtime.boundary import CutSpec
 from suite.pipeline.runtime.executor import CellLinks, Executor
 from suite.pipeline.runtime.skip import SkipLayout, find_skips
-from suite.pipeline.runtime.stage import SavedMicroBatch, Stage
-from suite.pipeline.schedule.config import ScheduleConfig
-from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
-from suite.settings import OptimizerSettings, Remat
-from suite.training.optimizer import named_parameters, single_device_update
-
-REMAT: Remat = "except_last"
-"""As in the paper: every micro-batch but the last is recomputed."""
-
-_SCHEDULE_CONFIG = ScheduleConfig(max_live_graphs=(MAX_LIVE_GRAPHS[REMAT],))
-
-
-def recomputed(micro_batches: int) -> int:
-    """Returns the number of micro-batches that are recomputed."""
-    (actions,) = _SCHEDULE_CONFIG.actions(1, micro_batches)
-    return sum(action.kind == "R" for action in actions)
+from suite.pipeline.runtime.stage import CellMicroBatch, Stage
+from suite.settings import OptimizerSettings
+from suite.training.optimizer import single_device_update
 
 
 class SingleStageTrainer:
@@ -45,9 +32,8 @@ class SingleStageTrainer:
         cells = [range(len(work.layers))]
         self.stage = Stage(work.layers, cells, work.loss, device, settings.precision, seed=0)
         coord, self._skip_layout = RankCoord(0, 1, 1), SkipLayout(find_skips(work.layers), cells, 0)
-        self.executor = Executor(coord, self.stage, [CellLinks(self._skip_layout, None)], _SCHEDULE_CONFIG)
-        named = named_parameters(self.stage.indices, self.stage.layers)
-        self._ties = TiedParameters(find_ties(work.layers, cells, 1), coord, named, 0.0)
+        self.executor = Executor(coord, self.stage, [CellLinks(self._skip_layout, None)], SCHEDULE_CONFIG)
+        self._ties = TiedParameters(find_ties(work.layers, cells, 1), coord, self.stage.named_parameters(), 0.0)
         self._ties.broadcast_owner()
         self._update = single_device_update(self.stage.layers, settings)
         self.batch: MiniBatch = work.batch(device)
@@ -76,10 +62,11 @@ class SingleStageTrainer:
         self.stage.train(True)
         batch = batch or self.batch
         inputs, targets = (tuple(t.to(self.device) for t in part[0]) for part in (batch.inputs, batch.targets))
-        arriving = self._skip_layout.input_boundary(CutSpec(tuple(map(TensorSpec.of, inputs))))
+        arriving = self._skip_layout.input_boundary(CutSpec.of(inputs))
+        micro_batch = CellMicroBatch(inputs, arriving, output_boundary=None)
         with torch.no_grad():
-            (plain,), _ = self.stage.forward(inputs, arriving, None, targets, 0, 0)
-        (recomputed,), _ = self.stage.forward_with_graph(SavedMicroBatch(inputs), arriving, None, targets, 0, 0)
+            (plain,), _ = self.stage.forward(micro_batch, targets)
+        (recomputed,), _ = self.stage.forward_with_graph(micro_batch, targets)
         return bool(torch.equal(plain, recomputed.detach()))
 
 

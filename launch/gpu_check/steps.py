@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.gpu_check.flops import hardware_flops, model_flops
-from launch.gpu_check.single_stage import REMAT, SingleStageTrainer, empty_cache, recomputed, seconds
-from launch.gpu_check.work import Sizes, Work
+from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds
+from launch.gpu_check.work import REMAT, Sizes, Work
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import DEVICES, Device, this_device
+from suite.pipeline.planning.devices import DEVICES, Device, Machine, this_device
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.memory_tracker import MemoryTracker
-from suite.pipeline.planning.plan import Machine, make_plan
+from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.profile import MicroBatch, Sample, profile
 from suite.pipeline.runtime.recorder import Recorder
 from suite.settings import OptimizerSettings, PipelineSettings
@@ -59,17 +58,6 @@ class Trained:
     def step_s(self) -> float:
         """Training and update."""
         return self.train_s + self.update_s
-
-    @property
-    def model_flops(self) -> float:
-        """Operations of a step, without recomputation."""
-        return model_flops(self.work.forward_flops, self.work.micro_batches)
-
-    @property
-    def hardware_flops(self) -> float:
-        """Operations of a step, with recomputation."""
-        count = self.work.micro_batches
-        return hardware_flops(self.work.forward_flops, count, recomputed(count))
 
     @property
     def tokens_per_s(self) -> float:
@@ -114,19 +102,15 @@ def trained(work: Work, sizes: Sizes, device: torch.device) -> Trained:
     Memory is counted from before the first weight to the end of the second step.
     """
     settings = sizes.optimizer
-    one = work.feed(device)[0]
+    micro_batch = work.feed(device)[0]
+    sample = Sample(micro_batch, micro_batch)
     profiled_costs = profile(
-        work.layers,
-        work.loss,
-        Sample(one, one),
-        device,
-        settings.precision,
-        lambda m: single_device_update(m, settings),
+        work.layers, work.loss, sample, device, settings.precision, lambda m: single_device_update(m, settings)
     )
     profiled = plan_work(profiled_costs, work, settings)
     declared = declared_device(device)
-    estimated = plan_work(_estimate(work, one, declared, settings), work, settings)
-    del one
+    estimated = plan_work(_estimate(work, micro_batch, declared, settings), work, settings)
+    del micro_batch, sample
     empty_cache(device)
     with MemoryTracker(device) as memory_tracker:
         trainer = SingleStageTrainer(work, device, settings)
@@ -161,7 +145,7 @@ def plan_work(costs: Sequence[LayerCost], work: Work, settings: OptimizerSetting
     """Returns what ``make plan`` predicts for the work as one stage of one replica."""
     pipeline = PipelineSettings(stages=1, micro_batches=work.micro_batches, remat=REMAT)
     parameter_bytes = bytes_per_parameter(settings, replicas=1)
-    plan = make_plan(costs, len(work.layers), pipeline, parameter_bytes, Machine(UNBOUNDED))
+    plan = make_plan(costs, pipeline, parameter_bytes, Machine(UNBOUNDED))
     return Prediction(plan.step_s, plan.cells[0].peak_bytes)
 
 
@@ -169,14 +153,14 @@ def declared_device(device: torch.device) -> Device:
     """Returns the declared device that matches this GPU's name; for others a device with its own rates."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        known = [one for name, one in DEVICES.items() if name.lower() in properties.name.lower()]
+        known = [declared for name, declared in DEVICES.items() if name.lower() in properties.name.lower()]
         return known[0] if known else this_device(properties.total_memory)
     return this_device(0)
 
 
-def _estimate(work: Work, one: MicroBatch, device: Device, settings: OptimizerSettings) -> list[LayerCost]:
-    inputs = tuple(tensor.detach().cpu().requires_grad_(tensor.requires_grad) for tensor in one.inputs)
-    host = MicroBatch(inputs, tuple(tensor.cpu() for tensor in one.targets))
+def _estimate(work: Work, micro_batch: MicroBatch, device: Device, settings: OptimizerSettings) -> list[LayerCost]:
+    inputs = tuple(tensor.detach().cpu().requires_grad_(tensor.requires_grad) for tensor in micro_batch.inputs)
+    host = MicroBatch(inputs, tuple(tensor.cpu() for tensor in micro_batch.targets))
     return estimate(work.layers, work.loss, host, device, settings)
 
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds
 from launch.gpu_check.work import Sizes, Work
-from models import attention
+from models import blocks
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.planning.memory_tracker import MemoryTracker
 
@@ -76,6 +76,10 @@ class Timed:
     def median_s(self) -> float | None:
         """Median seconds of all rounds."""
         return statistics.median(self.seconds) if self.seconds else None
+
+    def per_second(self, amount: float, unit: float = 1.0) -> float | None:
+        """Returns a step's amount of a unit a second; None if the variant cannot run."""
+        return None if self.median_s is None else amount / self.median_s / unit
 
     def pays(self, plain: Timed) -> bool | None:
         """Returns whether it is faster than every round of the plain variant; None for a bound and the plain one."""
@@ -172,10 +176,10 @@ class _TrainerCache:
         return self._trainers[build]
 
 
-_original_attend = attention._attend
+_original_attend = blocks._attend
 
 
-def _unmasked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
+def _unmasked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """Attention of rows without padding. Always the same function, because torch.compile recompiles for another."""
     return _original_attend(query, key, value, None, causal)
 
@@ -187,8 +191,8 @@ def _attention_as(variant: Variant) -> Iterator[None]:
         if variant.backend is not None:
             stack.enter_context(sdpa_kernel(BACKENDS[variant.backend]))
         if not variant.masked:
-            attention._attend = _unmasked
-            stack.callback(setattr, attention, "_attend", _original_attend)
+            blocks._attend = _unmasked
+            stack.callback(setattr, blocks, "_attend", _original_attend)
         yield
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from experiments.gpu_check.flops import Rows, forward_flops
+from experiments.gpu_check.flops import Rows, forward_flops, hardware_flops, model_flops
 from experiments.translation.runs import t12_400m, t128_6b
 from models.loss import TranslationLoss
 from models.shape import TransformerShape
@@ -16,10 +16,23 @@ from models.transformer import DecoderLayer, EncoderLayer, layers
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.planning.profile import MicroBatch
-from suite.settings import OptimizerSettings
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
+from suite.settings import OptimizerSettings, Remat
 
 FIRST_WORD = 4
 """The first token id that is a word."""
+
+REMAT: Remat = "except_last"
+"""As in the paper: every micro-batch but the last is recomputed."""
+
+SCHEDULE_CONFIG = ScheduleConfig(max_live_graphs=(MAX_LIVE_GRAPHS[REMAT],))
+
+
+def recomputed(micro_batches: int) -> int:
+    """Returns the number of micro-batches that are recomputed."""
+    (actions,) = SCHEDULE_CONFIG.actions(1, micro_batches)
+    return sum(action.kind == "R" for action in actions)
 
 
 @dataclass(frozen=True)
@@ -94,41 +107,41 @@ class Work:
 
     def batch(self, device: torch.device) -> MiniBatch:
         """Returns the mini-batch; its loss is a mean over tokens."""
-        made = self.feed(device)
-        return MiniBatch([one.inputs for one in made], [one.targets for one in made], float(self.tokens))
+        parts = self.feed(device)
+        return MiniBatch([part.inputs for part in parts], [part.targets for part in parts], float(self.tokens))
+
+    @property
+    def model_flops(self) -> float:
+        """Operations of a step, without recomputation."""
+        return model_flops(self.forward_flops, self.micro_batches)
+
+    @property
+    def hardware_flops(self) -> float:
+        """Operations of a step, with recomputation."""
+        return hardware_flops(self.forward_flops, self.micro_batches, recomputed(self.micro_batches))
 
     def cut(self, rows: int) -> Work:
         """Returns the same work in micro-batches of ``rows``."""
-        changed = replace(self.rows, count=rows)
-        forward = self.forward_flops * rows / self.rows.count
         count = max(1, self.micro_batches * self.rows.count // rows)
-        feed = _Feed(self.feed, self.rows.count, rows, count)
+
+        def feed(device: torch.device) -> list[MicroBatch]:
+            parts = self.feed(device)
+            inputs = [_resplit(tensors, rows) for tensors in zip(*(part.inputs for part in parts), strict=True)]
+            targets = [_resplit(tensors, rows) for tensors in zip(*(part.targets for part in parts), strict=True)]
+            return [
+                MicroBatch(tuple(tensors[i] for tensors in inputs), tuple(tensors[i] for tensors in targets))
+                for i in range(count)
+            ]
+
+        forward = self.forward_flops * rows / self.rows.count
+        changed = replace(self.rows, count=rows)
         return replace(self, rows=changed, forward_flops=forward, micro_batches=count, feed=feed)
 
 
-@dataclass(frozen=True)
-class _Feed:
-    """Joins micro-batches and splits them at another size."""
-
-    feed: Callable[[torch.device], list[MicroBatch]]
-    before: int
-    rows: int
-    count: int
-
-    def __call__(self, device: torch.device) -> list[MicroBatch]:
-        made = self.feed(device)
-        inputs = [self._resplit(column) for column in zip(*(one.inputs for one in made), strict=True)]
-        targets = [self._resplit(column) for column in zip(*(one.targets for one in made), strict=True)]
-        return [
-            MicroBatch(tuple(column[i] for column in inputs), tuple(column[i] for column in targets))
-            for i in range(self.count)
-        ]
-
-    def _resplit(self, column: Sequence[Tensor]) -> list[Tensor]:
-        requires_grad_flag = column[0].requires_grad
-        whole = torch.cat([tensor.detach() for tensor in column])
-        parts = whole.split(self.rows)  # type: ignore[no-untyped-call]
-        return [part.clone().requires_grad_(requires_grad_flag) for part in parts]
+def _resplit(tensors: Sequence[Tensor], rows: int) -> list[Tensor]:
+    joined = torch.cat([tensor.detach() for tensor in tensors])
+    parts = joined.split(rows)  # type: ignore[no-untyped-call]
+    return [part.clone().requires_grad_(tensors[0].requires_grad) for part in parts]
 
 
 def whole(sizes: Sizes) -> Work:
@@ -140,11 +153,11 @@ def whole(sizes: Sizes) -> Work:
 
     def feed(device: torch.device) -> list[MicroBatch]:
         generator = torch.Generator().manual_seed(0)
-        found = []
+        parts = []
         for _ in range(sizes.micro_batches):
             source, target = (zipf(sizes.rows, sizes.time, vocabulary, generator) for _ in range(2))
-            found.append(MicroBatch((source, target), (target.roll(-1, 1),)))
-        return found
+            parts.append(MicroBatch((source, target), (target.roll(-1, 1),)))
+        return parts
 
     flops = forward_flops(made, sizes.whole, rows)
     return Work(f"whole {title(sizes.whole)}", made, loss, sizes.micro_batches, rows, flops, feed)
@@ -167,14 +180,14 @@ def cell(sizes: Sizes, kind: type[EncoderLayer] | type[DecoderLayer]) -> Work:
             made = torch.randn(sizes.rows, sizes.time, shape.width, generator=generator, device=device)
             return made.requires_grad_()
 
-        def one() -> MicroBatch:
+        def make_micro_batch() -> MicroBatch:
             mask = torch.ones(sizes.rows, sizes.time, dtype=torch.bool, device=device)
             if kind is DecoderLayer:
                 return MicroBatch((make_input(), make_input(), mask), ())
             ids = torch.ones(sizes.rows, sizes.time, dtype=torch.int64, device=device)  # passed on unread
             return MicroBatch((make_input(), mask, ids), ())
 
-        return [one() for _ in range(sizes.micro_batches)]
+        return [make_micro_batch() for _ in range(sizes.micro_batches)]
 
     what = "encoder" if kind is EncoderLayer else "decoder"
     name = f"{len(made)} {what} layers of {title(shape)}"

@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch import nn
@@ -28,15 +26,16 @@ from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import this_machine
-from launch.worker.engine import GROUP_TIMEOUT
+from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
+from suite.data.text.cutting import pad_to_rectangle
 from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
 from suite.decoding.beam import LENGTH_PENALTY, SIZE, Beam
 from suite.decoding.decode import Decoder
-from suite.decoding.grouping import group_by_length, pad_to_rectangle
+from suite.decoding.grouping import group_by_length
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
 from suite.errors import CheckpointError, SettingError
 from suite.pipeline.model.layers import count_parameters
-from suite.pipeline.model.topology import RankCoord, backend_of, make_groups
+from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.partition import cell_ranges, partition
 from suite.pipeline.runtime.stage import Stage
 from suite.training import checkpoint
@@ -54,7 +53,6 @@ class DecodeTask:
     sources: Sequence[Sequence[int]]
     """Token ids, special tokens included."""
     beam: int
-    length_penalty: float
     stages: int
     progress: Path
     """A file with a line of JSON for each finished sentence: its number and its tokens."""
@@ -107,7 +105,7 @@ def stages_of(experiment: Experiment, requested: int | None) -> int:
 
 def decode(
     run: RunFolder, sources: Sequence[Sequence[int]], stages: int, console: Console, beam: int = SIZE,
-    length_penalty: float = LENGTH_PENALTY, on_sentence: Callable[[int, list[int]], None] | None = None,
+    on_sentence: Callable[[int, list[int]], None] | None = None,
 ) -> DecodedText:  # fmt: skip
     """Translates sources, each ``<2xx> ... </s>``, with the run's newest valid checkpoint.
 
@@ -116,7 +114,7 @@ def decode(
     Raises CheckpointError if there is no checkpoint, and StallError when a stage waits too long for another.
     """
     with TemporaryDirectory() as folder:
-        task = DecodeTask(run, sources, beam, length_penalty, stages, Path(folder) / "progress")
+        task = DecodeTask(run, sources, beam, stages, Path(folder) / "progress")
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpu_limit() // stages))
         with _progress_polled(task, on_sentence or _progress_printer(len(sources), console)):
             results = run_processes(_worker, stages, task, deadline_s=7 * 86400.0)
@@ -129,12 +127,8 @@ def decode(
 def _worker(rank: int, world: int, rendezvous: str, task: DecodeTask) -> tuple[DecodedText | None, list[str]]:
     """Runs one stage. The last stage returns the decoded text, and each the messages about invalid checkpoints."""
     experiment, coord = find_text_run(task.run), RankCoord(rank, world, 1)
-    torch.set_num_threads(experiment.train.threads or max(1, cpu_limit() // world))
-    if task.use_gpu:
-        torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank) if task.use_gpu else torch.device("cpu")
-    timeout = timedelta(seconds=GROUP_TIMEOUT)
-    dist.init_process_group(backend_of(device), init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
+    threads = experiment.train.threads or max(1, cpu_limit() // world)
+    device = init_process_group(rank, world, rendezvous, threads, rank if task.use_gpu else None)
     layers, _ = experiment.build()
     first = first_cached_layer(layers)
     cells = cell_ranges(partition([_cost(layer, at < first, task.beam) for at, layer in enumerate(layers)], world),
@@ -143,7 +137,7 @@ def _worker(rank: int, world: int, rendezvous: str, task: DecodeTask) -> tuple[D
     step, messages = _load_stage(task.run, experiment, stage, len(layers))
     part = CachedLayers(list(stage.layers), cells[rank].start, first, device, experiment.optimizer.precision == "bf16")
     holder = next(k for k, cell in enumerate(cells) if first in cell)
-    groups = make_groups(coord, GROUP_TIMEOUT) if world > 1 else None
+    groups = make_groups(coord, GROUP_TIMEOUT_S) if world > 1 else None
     decoder = Decoder(coord, part, holder, groups, device)
     dist.barrier()
     decoded = _decode_groups(task, decoder, coord, experiment.text.max_length, step)
@@ -157,7 +151,7 @@ def _decode_groups(
 ) -> DecodedText | None:
     groups = group_by_length(task.sources, task.beam)
     beams = {
-        number: Beam([max_length] * len(group), task.beam, END_ID, task.length_penalty)
+        number: Beam([max_length] * len(group), task.beam, END_ID, LENGTH_PENALTY)
         for number, group in enumerate(groups)
     }
     start = time.monotonic()

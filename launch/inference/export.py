@@ -9,8 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
-from experiments.huggingface.card import card
+from experiments.custom.experiment import CustomExperiment
+from experiments.huggingface.card import model_card
+from experiments.huggingface.causal_lm import save_causal_lm
 from experiments.huggingface.convert import exported_model, exported_tokenizer
+from experiments.registry import read_experiment
 from experiments.translation.experiment import TranslationExperiment
 from launch.inference.decode import find_text_run
 from launch.inference.model_text import load_text
@@ -36,6 +39,9 @@ def export(requested: str, export_format: str, console: Console) -> Path:
 
 
 def _export(run: RunFolder, export_format: str, console: Console) -> Path:
+    custom = read_experiment(run.experiment.read_text())
+    if isinstance(custom, CustomExperiment):
+        return _export_causal_lm(run, custom, run.path / export_format, console)
     experiment = find_text_run(run)
     data = load_text(run, experiment, console)
     step, layers = _read_newest(run, experiment, console)
@@ -47,9 +53,35 @@ def _export(run: RunFolder, export_format: str, console: Console) -> Path:
     exported_tokenizer(data).save_pretrained(folder)
     scores = run.path / "scores.json"
     checkpoint = json.loads(scores.read_text()) if scores.exists() else None
-    (folder / "README.md").write_text(card(experiment, data, step, model.num_parameters(), checkpoint))
+    (folder / "README.md").write_text(model_card(experiment, data, step, model.num_parameters(), checkpoint))
     console.print(f"step {step}, {model.num_parameters():,} parameters: {folder}")
     return folder
+
+
+def _export_causal_lm(run: RunFolder, experiment: CustomExperiment, folder: Path, console: Console) -> Path:
+    """Writes a model of ``load_causal_lm`` back, one layer at a time."""
+    layers, reason = list(experiment.spec.layers), "it has none"
+    for checkpoint in list_checkpoints(checkpoint_location(run, experiment), console.print):
+        checkpoint.check_layers(len(layers))
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            save_causal_lm(folder, layers, lambda layer, source=checkpoint: _values(source.read(layer)))  # type: ignore[misc]
+        except CheckpointError as error:
+            reason = str(error)
+            console.print(f"checkpoint {checkpoint} is not used: {error}")
+            continue
+        console.print(f"step {checkpoint.step}: {folder}")
+        return folder
+    raise _no_checkpoint(run, reason)
+
+
+def _values(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the parameters among a layer's stored tensors, by name."""
+    return {name.removeprefix("value/"): tensor for name, tensor in tensors.items() if name.startswith("value/")}
+
+
+def _no_checkpoint(run: RunFolder, reason: str) -> CheckpointError:
+    return CheckpointError(f"run {run.path} has no valid checkpoint: {reason}; make resume RUN={run.path} writes one")
 
 
 def _read_newest(
@@ -65,10 +97,5 @@ def _read_newest(
             reason = str(error)
             console.print(f"checkpoint {checkpoint} is not used: {error}")
             continue
-        return checkpoint.step, {
-            layer: {
-                name.removeprefix("value/"): tensor for name, tensor in tensors.items() if name.startswith("value/")
-            }
-            for layer, tensors in stored.items()
-        }
-    raise CheckpointError(f"run {run.path} has no valid checkpoint: {reason}; make resume RUN={run.path} writes one")
+        return checkpoint.step, {layer: _values(tensors) for layer, tensors in stored.items()}
+    raise _no_checkpoint(run, reason)

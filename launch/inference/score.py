@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.base.score_settings import read
+from experiments.base.score_settings import ScoreSettings, read
 from experiments.report.table import Table, Value
 from launch.inference.decode import decode, find_text_run, stages_of
 from launch.inference.model_text import language_of, load_text, trained_languages
@@ -26,10 +26,9 @@ from launch.tracking.wandb_finish import publish
 from suite.data.text.splitting import TEST
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import END_ID, ENGLISH
-from suite.decoding.beam import LENGTH_PENALTY, SIZE
+from suite.decoding.beam import LENGTH_PENALTY
 from suite.errors import DataError
-from suite.evaluation.scores import FEWEST_PAIRS, Scores, macro, one_line, score
-from suite.evaluation.thirds import THIRDS, thirds
+from suite.evaluation.scores import FEWEST_PAIRS, THIRDS, Scores, macro, one_line, score, thirds
 from suite.paths import write_atomically
 
 
@@ -53,43 +52,37 @@ class Direction:
 
 def score_typed(requested: str, settings: str, console: Console) -> None:
     """Scores a run from the command line. Raises SettingError for an unknown run or setting, and as ``score_run``."""
-    chosen = read(settings)
-    score_run(
-        find_run(requested), console, beam=chosen.beam, languages=chosen.languages, max_pairs=chosen.max_pairs,
-        stages=chosen.stages,
-    )  # fmt: skip
+    score_run(find_run(requested), read(settings), console)
 
 
-def score_run(
-    run: RunFolder, console: Console, *, beam: int = SIZE, languages: Sequence[str] | None = None,
-    max_pairs: int | None = None, stages: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
+def score_run(run: RunFolder, settings: ScoreSettings, console: Console) -> dict[str, Any]:
     """Translates a run's test pairs in both directions, writes the texts and ``scores.json``, and returns the latter.
 
-    Without ``languages`` it scores all languages that the run was trained on and that have ``FEWEST_PAIRS`` test pairs.
-    Thirds, by training pairs, are of all languages of the text with so many, whichever are requested. Raises
-    SettingError for an unknown language or while another process trains or scores the run, DataError for a language
-    with fewer pairs, CheckpointError if the run has no valid checkpoint.
+    Without ``settings.languages`` it scores all languages that the run was trained on and that have ``FEWEST_PAIRS``
+    test pairs. Thirds, by training pairs, are of all languages of the text with so many, whichever are requested.
+    Raises SettingError for an unknown language or while another process trains or scores the run, DataError for a
+    language with fewer pairs, CheckpointError if the run has no valid checkpoint.
     """
     with run_lock(run.path):
-        return _score(run, console, beam, languages, max_pairs, stages)
+        return _score(run, settings, console)
 
 
-def _score(
-    run: RunFolder, console: Console, beam: int, languages: Sequence[str] | None, max_pairs: int | None,
-    stages: int | None,
-) -> dict[str, Any]:  # fmt: skip
+def _score(run: RunFolder, settings: ScoreSettings, console: Console) -> dict[str, Any]:
     experiment = find_text_run(run)
     data = load_text(run, experiment, console)
     sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))
-    chosen = _choose_languages({code: sizes[code] for code in trained_languages(experiment, data)}, languages, data)
-    chosen_directions = [direction for language in chosen for direction in directions(language, data, max_pairs)]
+    trained = {code: sizes[code] for code in trained_languages(experiment, data)}
+    chosen = _choose_languages(trained, settings.languages, data)
+    chosen_directions = [
+        direction for language in chosen for direction in directions(language, data, settings.max_pairs)
+    ]
     sources = [source for direction in chosen_directions for source in direction.sources]
-    k = stages_of(experiment, stages)
+    stages = stages_of(experiment, settings.stages)
     console.print(
-        f"translating {len(sources):,} sentences in {len(chosen_directions)} directions, beam {beam}, K = {k}"
+        f"translating {len(sources):,} sentences in {len(chosen_directions)} directions, beam {settings.beam}, "
+        f"K = {stages}"
     )
-    written = decode(run, sources, k, console, beam)
+    written = decode(run, sources, stages, console, settings.beam)
     texts = iter([one_line(text) for text in data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)])
     shutil.rmtree(run.path / "scores", ignore_errors=True)
     (run.path / "scores").mkdir()
@@ -102,9 +95,9 @@ def _score(
     record = {
         "step": written.step,
         "split": TEST,
-        "beam": beam,
+        "beam": settings.beam,
         "length_penalty": LENGTH_PENALTY,
-        "max_pairs": max_pairs,
+        "max_pairs": settings.max_pairs,
         "max_length": experiment.text.max_length,
         "seconds": written.seconds,
         "sentences_per_second": len(sources) / written.seconds,
@@ -174,5 +167,5 @@ def _print_scores(run: RunFolder, record: dict[str, Any], console: Console) -> N
     notes = [record["signatures"]["bleu"], record["signatures"]["chrf"]]
     title = f"means over languages and both directions, checkpoint of step {record['step']}"
     table = Table("scores", title, ("", *columns), rows, notes)
-    console.print(table.shown() if console.is_terminal else table.markdown())
+    console.print(table.rich_table() if console.is_terminal else table.markdown())
     console.print(f"{record['sentences_per_second']:,.0f} sentences a second; scores: {run.path / 'scores.json'}")

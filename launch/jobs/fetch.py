@@ -38,7 +38,12 @@ def fetch(address: str, job: str, console: Console) -> None:
     """
     client = JobClient(address)
     metadata = client.find(job).metadata or {}
-    request = {"storage": metadata["storage"], "job": job, "beside": metadata["beside"].split(), "limit": MAX_BYTES}
+    request = {
+        "storage": metadata["storage"],
+        "job": job,
+        "extra_folders": metadata["extra_folders"].split(),
+        "limit": MAX_BYTES,
+    }
     try:
         printed = run_script(client, Path(remote_archive.__file__), "GPIPE_PACK", request, DEADLINE_S)
     except JobError as error:

@@ -12,6 +12,8 @@ from typing import Any
 from launch.jobs import remote_probe
 from launch.jobs.client import JobClient, JobError
 from launch.jobs.remote_script import run_script
+from launch.jobs.requirements import pinned_requirements
+from launch.jobs.source_package import checkout
 from launch.runs.store import CACHE
 
 DEADLINE_S = 60.0 + remote_probe.NODE_S
@@ -39,9 +41,10 @@ class JobEnvironment:
     """The submitter's cache folder if the head and all nodes see it; otherwise empty, and each node has its own."""
 
 
-def preflight(client: JobClient, pins: dict[str, str], storage: str, lenient: bool = False) -> JobEnvironment:
+def preflight(client: JobClient, storage: str, lenient: bool = False) -> JobEnvironment:
     """Runs the probe and checks its report. Raises JobError for the first thing that would make a run fail; with
     ``lenient`` it ignores nodes and storage, which the doctor checks."""
+    pins = pinned_requirements(checkout())
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=CACHE.resolve(), prefix=".seen-") as marker:
         request = {"pins": pins, "storage": storage, "cache": marker.name}
@@ -57,11 +60,11 @@ def preflight(client: JobClient, pins: dict[str, str], storage: str, lenient: bo
 
 
 def judge(
-    report: dict[str, Any], pins: dict[str, str], storage: str, here: str, lenient: bool = False
+    report: dict[str, Any], pins: dict[str, str], storage: str, own_python: str, lenient: bool = False
 ) -> JobEnvironment:
     """Returns where a job would run. Raises JobError for what would make it fail.
 
-    ``report`` is the output of ``launch/jobs/remote_probe.py``, ``here`` this machine's Python version.
+    ``report`` is the output of ``launch/jobs/remote_probe.py``, ``own_python`` this machine's Python version.
     """
     nodes = report["nodes"]
     for node in nodes:
@@ -73,7 +76,7 @@ def judge(
         if node["fault"] and "shared" not in node and not lenient:
             raise JobError(f"node {_name(node)} cannot be used: {node['fault']}; repair or remove it")
     answered = [node for node in nodes if "python" in node]
-    _check_python([report | {"host": "the head", "address": ""}, *([] if lenient else answered)], here)
+    _check_python([report | {"host": "the head", "address": ""}, *([] if lenient else answered)], own_python)
     if not lenient:
         _check_storage(report, storage)
     install, line = _packages([report, *([] if lenient else answered)], pins)
@@ -92,14 +95,15 @@ def judge(
     return JobEnvironment(len(nodes), folder, url, python, install, lines, cache)
 
 
-def _check_python(nodes: list[dict[str, Any]], here: str) -> None:
-    ours = here.split(".")[:2]
+def _check_python(nodes: list[dict[str, Any]], own_python: str) -> None:
+    own_minor = own_python.rpartition(".")[0]
     for node in nodes:
-        if str(node["python"]).split(".")[:2] != ours:
+        python = str(node["python"])
+        minor = python.rpartition(".")[0]
+        if minor != own_minor:
             raise JobError(
-                f"{_name(node)} runs Python {node['python']}, this machine Python {here}, and Ray needs equal minor "
-                f"versions; submit from Python {'.'.join(str(node['python']).split('.')[:2])}, or set up the cluster "
-                f"with {'.'.join(ours)}"
+                f"{_name(node)} runs Python {python}, this machine Python {own_python}, and Ray needs equal minor "
+                f"versions; submit from Python {minor}, or set up the cluster with {own_minor}"
             )
 
 

@@ -1,5 +1,6 @@
-"""Runs on the cluster's head: packs what a job's runs left behind, checkpoints aside, and prints it. Imports nothing of
-ours; a job's log is the one way out of a cluster that every cluster has."""
+"""Runs on the cluster's head: packs the files of a job's runs, without checkpoints, and prints the archive, because the
+job's log is the one way out of every cluster. It imports nothing of this project.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +14,23 @@ import sys
 import tarfile
 from typing import Any, NoReturn
 
-LEFT_OUT = {"checkpoints", "ray-train", "heartbeats", "lock", ".shared"}
-"""Folders and files of a run that stay where they are."""
+EXCLUDED = {"checkpoints", "ray-train", "heartbeats", "lock", ".shared"}
+"""Folders and files of a run that are not packed."""
 
-WEIGHTS = (".safetensors", ".bin", ".pt")
-LOCK = ".lock"
+EXCLUDED_SUFFIXES = (".safetensors", ".bin", ".pt", ".lock")
 
 BEGIN, END = "@gpipe-archive ", "@gpipe-end"
 WIDTH = 4096
 
 
 def list_files(folder: str) -> list[str]:
-    """Returns the files to be packed, below one run's folder."""
-    found: list[str] = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
-        found += [os.path.join(place, name) for name in sorted(names)
-                  if name not in LEFT_OUT and not name.endswith((*WEIGHTS, LOCK))]  # fmt: skip
-    return [path for path in found if os.path.isfile(path) and not os.path.islink(path)]
+    """Returns the files to pack of one run's folder."""
+    files: list[str] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in EXCLUDED)
+        packed = (name for name in sorted(names) if name not in EXCLUDED and not name.endswith(EXCLUDED_SUFFIXES))
+        files += [os.path.join(parent, name) for name in packed]
+    return [path for path in files if os.path.isfile(path) and not os.path.islink(path)]
 
 
 def in_training(folder: str) -> bool:
@@ -40,7 +40,7 @@ def in_training(folder: str) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # it has none
+    except OSError:  # it has no lock file
         return False
     return False
 
@@ -51,44 +51,49 @@ def mib(size: int) -> str:
 
 
 def fail(sentence: str) -> NoReturn:
-    """Ends with a sentence."""
+    """Prints a sentence and exits."""
     print(sentence, flush=True)
     sys.exit(1)
 
 
-def main(asked: dict[str, Any]) -> None:
-    """Packs the folders that a job noted, and those named beside them."""
-    runs = os.path.realpath(os.path.join(asked["storage"], "runs"))
-    notes = os.path.join(asked["storage"], "jobs", asked["job"])
+def find_folders(runs: str, request: dict[str, Any]) -> list[str]:
+    """Returns the run folders that a job noted, and the extra ones that were requested. Exits if there are none."""
+    notes = os.path.join(request["storage"], "jobs", request["job"])
     folders: list[str] = []
     if os.path.exists(notes):
         with open(notes) as file:
             folders = file.read().split("\n")
-    folders += [os.path.join(runs, name) for name in asked["beside"]]
-    folders = [os.path.realpath(folder) for folder in folders if folder and os.path.isdir(folder)]
-    folders = list(dict.fromkeys(folders))
+    folders += [os.path.join(runs, name) for name in request["extra_folders"]]
+    folders = list(dict.fromkeys(os.path.realpath(folder) for folder in folders if folder and os.path.isdir(folder)))
     if not folders:
-        fail("it has made no run yet: no folder is noted in " + notes)
+        fail(f"it has made no run yet: no folder is noted in {notes}")
     for folder in folders:
         if not folder.startswith(runs + os.sep):
             fail(f"the run's folder {folder} lies outside of {runs}; copy it from there")
+    return folders
+
+
+def main(request: dict[str, Any]) -> None:
+    """Packs the folders of a job. Exits with a sentence if that is not possible."""
+    runs, limit = os.path.realpath(os.path.join(request["storage"], "runs")), request["limit"]
+    folders = find_folders(runs, request)
     training = [folder for folder in folders if in_training(folder)]
     unfinished = tuple(os.path.join(folder, "wandb", "") for folder in training)
     files = list(dict.fromkeys(path for folder in folders for path in list_files(folder)))
     files = [path for path in files if not path.startswith(unfinished)]
-    raw = sum(os.path.getsize(path) for path in files)
+    raw_bytes = sum(os.path.getsize(path) for path in files)
     buffer = io.BytesIO()
-    if raw <= 20 * asked["limit"]:  # no more than that can be packed into it
+    if raw_bytes <= 20 * limit:  # more cannot be packed into it
         with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
             for path in files:
                 archive.add(path, os.path.relpath(path, runs), recursive=False)
     packed = buffer.getvalue()
-    if not packed or len(packed) > asked["limit"]:
+    if not packed or len(packed) > limit:
         largest = sorted(files, key=os.path.getsize, reverse=True)[:3]
         named = ", ".join(f"{path} ({mib(os.path.getsize(path))})" for path in largest)
-        size = mib(raw) + (f", packed {mib(len(packed))}" if packed else "")
+        size = mib(raw_bytes) + (f", packed {mib(len(packed))}" if packed else "")
         fail(
-            f"its files have {size}, and {mib(asked['limit'])} packed at most go through a job's log; copy "
+            f"its files have {size}, and {mib(limit)} packed at most go through a job's log; copy "
             f"{' '.join(folders)} from the storage itself, the largest are {named}"
         )
     head = {

@@ -1,4 +1,4 @@
-"""Runs on the cluster before anything is uploaded, by the cluster's own Python: imports nothing of ours.
+"""Runs on a cluster before anything is uploaded, with the cluster's own Python; so it imports nothing of this project.
 
 driver, on the head   writes a marker into the storage ------------> every node reads it, and writes one of its own
 driver                reads every node's marker  <-----------------
@@ -23,29 +23,24 @@ NODE_S = 120.0
 """Seconds for all nodes to answer, however busy."""
 
 RETRY_S = 20.0
-"""Seconds after which a node that has not answered is asked again, by another process there."""
+"""Seconds after which a node that has not answered is probed again, by another process."""
 
 EQUAL_ERRORS = 3
-"""Equal errors of a node in a row after which it is not asked again."""
+"""Equal errors of a node in a row after which it is not probed again."""
 
 
-def versions(pins: dict[str, str]) -> dict[str, str | None]:
-    """Returns package -> the version found, or None, for each that is not as pinned. ``+cpu`` and such do not count."""
-    found: dict[str, str | None] = {}
-    for name, wanted in pins.items():
-        version: str | None
+def find_differences(pins: dict[str, str]) -> dict[str, str | None]:
+    """Returns package -> installed version or None for each that is not as pinned. Ignores suffixes like ``+cpu``."""
+    differ: dict[str, str | None] = {}
+    for name, pinned in pins.items():
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            version = None
-        if version is None or version.split("+")[0] != wanted:
-            found[name] = version
-    return found
-
-
-def join(place: str, name: str) -> str:
-    """Returns a file's place in a folder or below a URL."""
-    return place.rstrip("/") + "/" + name
+            differ[name] = None
+        else:
+            if version.split("+")[0] != pinned:
+                differ[name] = version
+    return differ
 
 
 def open_store(url: str) -> tuple[Any, str]:
@@ -62,186 +57,172 @@ def open_store(url: str) -> tuple[Any, str]:
     return found
 
 
-def put(place: str, name: str) -> None:
+def open_marker(storage: str, name: str, mode: str) -> Any:
+    """Opens a marker in a folder or below a URL."""
+    path = f"{storage.rstrip('/')}/{name}"
+    if "://" not in storage:
+        return open(path, mode)
+    files, path = open_store(path)
+    return files.open(path, mode)
+
+
+def check_folder(storage: str) -> None:
+    """Raises FileNotFoundError for a folder that does not exist. If it were created, it would hide a missing mount."""
+    if "://" not in storage and not os.path.isdir(storage):
+        raise FileNotFoundError(MISSING)
+
+
+def write_marker(storage: str, name: str) -> None:
     """Writes a marker."""
-    if "://" in place:
-        files, path = open_store(join(place, name))
-        with files.open(path, "wb") as file:
-            file.write(name.encode())
-    else:
-        if not os.path.isdir(place):  # made here, it would hide a share that is not mounted
-            raise FileNotFoundError(MISSING)
-        with open(join(place, name), "w") as file:
-            file.write(name)
+    check_folder(storage)
+    with open_marker(storage, name, "wb") as file:
+        file.write(name.encode())
 
 
-def reason(error: Exception) -> str:
-    """Returns why a place cannot be used, as a sentence has it."""
-    if isinstance(error, ImportError):  # fsspec names the library
-        return "its library is missing: " + str(error).strip() + ", on every node, beside the Python that Ray runs with"
-    return MISSING if str(error) == MISSING else type(error).__name__ + ": " + str(error)
-
-
-def exists(place: str, name: str) -> bool:
-    """Whether a marker can be read."""
+def has_marker(storage: str, name: str) -> bool:
+    """Returns whether a marker can be read."""
     try:
-        if "://" in place:
-            files, path = open_store(join(place, name))
-            with files.open(path, "rb") as file:
-                return bool(file.read().decode() == name)
-        with open(join(place, name)) as file:
-            return file.read() == name
+        with open_marker(storage, name, "rb") as file:
+            return bool(file.read().decode() == name)
     except OSError:
         return False
 
 
-def remove(place: str, name: str) -> None:
-    """Takes a marker away."""
+def remove_marker(storage: str, name: str) -> None:
+    """Removes a marker if it exists."""
+    path = f"{storage.rstrip('/')}/{name}"
     try:
-        if "://" in place:
-            files, path = open_store(join(place, name))
+        if "://" in storage:
+            files, path = open_store(path)
             files.rm(path)
         else:
-            os.remove(join(place, name))
+            os.remove(path)
     except (ImportError, OSError, ValueError):
         pass
 
 
-def sees_cache(marker: str) -> bool:
-    """Whether the submitter's cache folder is here, too: a file in it that was made for this probe."""
-    return bool(marker) and os.path.exists(marker) and os.access(os.path.dirname(marker), os.W_OK)
+def storage_fault(error: Exception) -> str:
+    """Returns why a storage cannot be used."""
+    if isinstance(error, ImportError):  # fsspec names the library
+        return f"its library is missing: {str(error).strip()}, on every node, beside the Python that Ray runs with"
+    return MISSING if str(error) == MISSING else f"{type(error).__name__}: {error}"
 
 
-def probe_cluster(pins: dict[str, str], place: str, marker: str, mine: str, cache: str = "") -> dict[str, Any]:
-    """What each node says of itself."""
-    told: dict[str, Any] = {
-        "host": socket.gethostname(), "python": platform.python_version(), "executable": sys.executable,
-        "differ": versions(pins), "shared": True, "fault": "", "cache": sees_cache(cache),
+def machine_facts(pins: dict[str, str], cache: str) -> dict[str, Any]:
+    """Returns Python's version and path, the packages that differ, and whether the submitter's cache is visible here:
+    ``cache`` is a file in it, created for this probe."""
+    return {
+        "python": platform.python_version(), "executable": sys.executable, "differ": find_differences(pins),
+        "cache": bool(cache) and os.path.exists(cache) and os.access(os.path.dirname(cache), os.W_OK), "fault": "",
     }  # fmt: skip
-    if place:
+
+
+def probe_node(pins: dict[str, str], storage: str, marker: str, own_marker: str, cache: str = "") -> dict[str, Any]:
+    """Returns the facts of a node, and whether it sees the driver's marker; writes its own."""
+    report = machine_facts(pins, cache) | {"host": socket.gethostname(), "shared": True}
+    if storage:
         try:
-            if "://" not in place and not os.path.isdir(place):
-                raise FileNotFoundError(MISSING)
-            told["shared"] = exists(place, marker)
-            if told["shared"]:
-                put(place, mine)
+            check_folder(storage)
+            report["shared"] = has_marker(storage, marker)
+            if report["shared"]:
+                write_marker(storage, own_marker)
         except Exception as error:
-            told["fault"] = reason(error)
-    return told
+            report["fault"] = storage_fault(error)
+    return report
 
 
-def ask(alive: list[dict[str, Any]], arguments: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns what ``look`` says on each node, by the node's id; for one that does not answer in time, what was seen
-    of it. ``arguments`` are those of ``look``, by the node's id."""
+def probe_nodes(nodes: list[dict[str, Any]], arguments: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the report of ``probe_node`` by node id; for a node that does not answer in time, what Ray knows of it.
+    ``arguments`` are those of ``probe_node``, by node id."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    answers: dict[str, dict[str, Any]] = {}
-    errors: dict[str, list[str]] = {}
-    waiting: dict[Any, str] = {}
-    begin, tries = time.monotonic(), 0
-    while (silent := unsettled(alive, answers, errors)) and time.monotonic() < begin + NODE_S:
+    reports: dict[str, dict[str, Any]] = {}
+    errors: dict[str, list[str]] = {node["NodeID"]: [] for node in nodes}
+    pending: dict[Any, str] = {}
+
+    def unanswered() -> list[str]:
+        return [id for id in errors if id not in reports and not fails_repeatedly(errors[id])]
+
+    end, tries = time.monotonic() + NODE_S, 0
+    while unanswered() and time.monotonic() < end:
         tries += 1
-        for id in silent:
-            where = NodeAffinitySchedulingStrategy(id, soft=False)
-            task = ray.remote(probe_cluster).options(num_cpus=0, scheduling_strategy=where)
-            waiting[task.remote(*arguments[id])] = id
-        until = min(begin + NODE_S, time.monotonic() + RETRY_S)
-        while unsettled(alive, answers, errors) and (left := until - time.monotonic()) > 0:
-            if not waiting:  # each has failed
-                time.sleep(min(left, 1.0))
+        for id in unanswered():
+            strategy = NodeAffinitySchedulingStrategy(id, soft=False)
+            task = ray.remote(probe_node).options(num_cpus=0, scheduling_strategy=strategy)
+            pending[task.remote(*arguments[id])] = id
+        retry_at = min(end, time.monotonic() + RETRY_S)
+        while unanswered() and (left_s := retry_at - time.monotonic()) > 0:
+            if not pending:  # all have failed
+                time.sleep(min(left_s, 1.0))
                 continue
-            for answer in ray.wait(list(waiting), num_returns=1, timeout=left)[0]:
-                id = waiting.pop(answer)
+            for result in ray.wait(list(pending), num_returns=1, timeout=left_s)[0]:
+                id = pending.pop(result)
                 try:
-                    answers[id] = ray.get(answer, timeout=left)
+                    reports[id] = ray.get(result, timeout=left_s)
                 except Exception as error:
-                    errors.setdefault(id, []).append(last_line(error))
-    return {node["NodeID"]: answers.get(node["NodeID"]) or missing(node, tries, errors) for node in alive}
+                    errors[id].append((str(error).strip().splitlines() or [type(error).__name__])[-1])
+    return {
+        node["NodeID"]: reports.get(node["NodeID"]) or report_without_answer(node, tries, errors[node["NodeID"]])
+        for node in nodes
+    }
 
 
-def unsettled(
-    alive: list[dict[str, Any]], answers: dict[str, dict[str, Any]], errors: dict[str, list[str]]
-) -> list[str]:
-    """Returns the ids of nodes that have not answered, but for those that fail in the same way each time."""
-    ids = [node["NodeID"] for node in alive if node["NodeID"] not in answers]
-    return [id for id in ids if not settled(errors.get(id, []))]
-
-
-def settled(errors: list[str]) -> bool:
-    """Whether a node's last errors are equal, and enough of them."""
+def fails_repeatedly(errors: list[str]) -> bool:
+    """Returns whether a node's last errors are equal, and enough of them."""
     return len(errors) >= EQUAL_ERRORS and len(set(errors[-EQUAL_ERRORS:])) == 1
 
 
-def last_line(error: Exception) -> str:
-    """Returns the last line of what an error says, or its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-def missing(node: dict[str, Any], tries: int, errors: dict[str, list[str]]) -> dict[str, Any]:
-    """What was seen of a node that has not answered."""
+def report_without_answer(node: dict[str, Any], tries: int, errors: list[str]) -> dict[str, Any]:
+    """Returns the report of a node that has not answered."""
     import ray
 
-    now = {one["NodeID"]: one["Alive"] for one in ray.nodes()}  # type: ignore[no-untyped-call]
-    free = ray._private.state.available_resources_per_node().get(node["NodeID"], {})  # type: ignore[no-untyped-call]
-    if not now.get(node["NodeID"]):
+    id = node["NodeID"]
+    free = ray._private.state.available_resources_per_node().get(id, {})  # type: ignore[no-untyped-call]
+    if not any(other["NodeID"] == id and other["Alive"] for other in ray.nodes()):  # type: ignore[no-untyped-call]
         state = "Ray has lost it since"
     else:
         state = f"Ray lists it as alive, {free.get('CPU', 0):g} of its {node['Resources'].get('CPU', 0):g} CPUs free"
-    failed = errors.get(node["NodeID"], [])
-    if settled(failed):
-        return {
-            "host": node["NodeManagerHostname"],
-            "fault": f"the probe failed there {EQUAL_ERRORS} times in the same way: {failed[-1]}; {state}",
-        }
-    last = f"; its last error: {failed[-1]}" if failed else ""
-    return {
-        "host": node["NodeManagerHostname"], "silent": True,
-        "fault": f"did not answer {tries} tries in {NODE_S:.0f} s; {state}{last}",
-    }  # fmt: skip
+    if fails_repeatedly(errors):
+        fault = f"the probe failed there {EQUAL_ERRORS} times in the same way: {errors[-1]}; {state}"
+        return {"host": node["NodeManagerHostname"], "fault": fault}
+    last = f"; its last error: {errors[-1]}" if errors else ""
+    fault = f"did not answer {tries} tries in {NODE_S:.0f} s; {state}{last}"
+    return {"host": node["NodeManagerHostname"], "silent": True, "fault": fault}
 
 
-def probe(asked: dict[str, Any]) -> dict[str, Any]:
-    """Looks at the driver's machine and at every node, and returns what was seen."""
+def probe_cluster(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns the report of the driver's machine and of every node."""
     import ray
 
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    pins, cache = request["pins"], request["cache"]
     alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     home = os.path.join(os.path.expanduser("~"), "gpipe-storage")  # a folder that outlives the job
-    place = asked["storage"] or (home if len(alive) == 1 else "")
-    if place and not asked["storage"]:
+    storage = request["storage"] or (home if len(alive) == 1 else "")
+    if storage and not request["storage"]:
         os.makedirs(home, exist_ok=True)
-    marker = ".gpipe-" + uuid.uuid4().hex
-    seen: dict[str, Any] = {
-        "home": home,
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "storage": place,
-        "fault": "",
-        "nodes": [],
-        "cache": sees_cache(asked["cache"]),
-    }
-    seen["differ"] = versions(asked["pins"])
-    marks = {node["NodeID"]: marker + "-" + node["NodeID"][:12] for node in alive}
-    if place:
+    report = machine_facts(pins, cache) | {"home": home, "storage": storage, "nodes": []}
+    marker = f".gpipe-{uuid.uuid4().hex}"
+    markers = {node["NodeID"]: f"{marker}-{node['NodeID'][:12]}" for node in alive}
+    if storage:
         try:
-            put(place, marker)
+            write_marker(storage, marker)
         except Exception as error:
-            seen["fault"] = reason(error)
-            place = ""
+            report["fault"] = storage_fault(error)
+            storage = ""
     try:
-        arguments = {id: (asked["pins"], place, marker, mark, asked["cache"]) for id, mark in marks.items()}
-        answers = ask(alive, arguments)
+        reports = probe_nodes(alive, {id: (pins, storage, marker, own, cache) for id, own in markers.items()})
         for node in alive:
-            told = answers[node["NodeID"]]
-            if place and told.get("shared") and not told["fault"]:
-                told["shared"] = exists(place, marks[node["NodeID"]])
-            seen["nodes"].append(dict(told, address=node["NodeManagerAddress"]))
+            node_report = reports[node["NodeID"]] | {"address": node["NodeManagerAddress"]}
+            if storage and node_report.get("shared") and not node_report["fault"]:
+                node_report["shared"] = has_marker(storage, markers[node["NodeID"]])
+            report["nodes"].append(node_report)
     finally:
-        for name in [marker, *marks.values()] if place else []:
-            remove(place, name)
-    return seen
+        for name in [marker, *markers.values()] if storage else []:
+            remove_marker(storage, name)
+    return report
 
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(probe(json.loads(os.environ["GPIPE_PROBE"]))), flush=True)
+    print(MARK + json.dumps(probe_cluster(json.loads(os.environ["GPIPE_PROBE"]))), flush=True)

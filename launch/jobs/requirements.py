@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 def pinned_requirements(root: Path) -> dict[str, str]:
     """Returns package -> version: the suite's direct and indirect dependencies that constraints.txt pins.
 
-    Development tools are left out. Indirect dependencies are read from the packages installed here.
+    Development tools are not included. Indirect dependencies are read from the packages installed here.
     """
     constraints = [Requirement(line) for line in (root / "constraints.txt").read_text().splitlines() if line.strip()]
     pinned = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin in constraints}

@@ -26,7 +26,6 @@ from launch.jobs import secrets
 from launch.jobs.client import METADATA_KEY, JobClient, JobError
 from launch.jobs.logs import follow_job, how_to
 from launch.jobs.preflight import JobEnvironment, preflight
-from launch.jobs.requirements import pinned_requirements
 from launch.jobs.source_package import Package, checkout, pack
 from launch.runs.store import COPIES, JOB, SHARED_CACHE
 from launch.tracking.progress import FOLLOWED
@@ -39,26 +38,42 @@ FORWARDED_VARIABLES = ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
 
 
 @dataclass(frozen=True)
+class JobRequest:
+    """What a user submits."""
+
+    name: str
+    """An experiment or a sweep; unused with ``run``."""
+    scale: str = "auto"
+    settings: str = ""
+    run: str = ""
+    """A run on the cluster's storage to resume."""
+    storage: str = ""
+    job: str = ""
+    """Name of the job; empty: chosen."""
+    send_key: bool = False
+    """Whether the wandb key goes to any cluster."""
+
+
+@dataclass(frozen=True)
 class JobCommand:
-    """What a job runs: arguments of ``launch.cli``."""
+    """What a job runs."""
 
     name: str
     """First part of the job's default name."""
-    command: tuple[str, ...]
-    environment: tuple[str, ...] = ()
+    arguments: tuple[str, ...]
+    """Of ``launch.cli``."""
+    settings: str = ""
+    extra_folders: tuple[str, ...] = ()
     """Folders in ``runs/`` that it writes besides its runs."""
 
 
-def submit(
-    name: str, address: str, scale: str, settings: str, storage: str, job: str, run: str, send_key: bool,
-    console: Console,
-) -> int:  # fmt: skip
-    """Submits a job, follows it to its end and returns its exit code. With ``send_key`` the wandb key goes to any
-    cluster. Raises a SuiteError for everything that would make the job fail and can be checked here."""
-    job_spec = job_command(name, scale, settings, run, storage)
-    _check_names(job, storage)
-    with tempfile.TemporaryDirectory() as place:
-        package = pack(checkout(), Path(place) / "package.zip")
+def submit(request: JobRequest, address: str, console: Console) -> int:
+    """Submits a job, follows it to its end and returns its exit code. Raises a SuiteError for everything that would
+    make the job fail and can be checked here."""
+    command = job_command(request)
+    _check_names(request.job, request.storage)
+    with tempfile.TemporaryDirectory() as folder:
+        package = pack(checkout(), Path(folder) / "package.zip")
         for line in package.lines:
             console.print(line)
         client = JobClient(address)
@@ -66,13 +81,13 @@ def submit(
             console.print(
                 f"{client.address} requires no token: anyone who can reach it can run code there and read all data"
             )
-        if not send_key:
+        if not request.send_key:
             secrets.check_safe(client)
-        job = _check_name_free(client, job or f"{job_spec.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        environment = preflight(client, pinned_requirements(checkout()), storage)
+        job = _free_name(client, request.job, command)
+        environment = preflight(client, request.storage)
         for line in environment.lines:
             console.print(line)
-        _send(client, job, job_spec, package, environment, settings, with_key=True)
+        _send(client, job, command, package, environment, with_key=True)
     console.print(f"submitted: job {job} on {client.address}; Ctrl-C leaves it running")
     console.print(how_to(client, job))
     return follow_job(client, job, console)
@@ -82,41 +97,42 @@ def submit_doctor(address: str, storage: str, console: Console) -> int:
     """Runs the doctor on a cluster's head and returns its exit code. Raises a SuiteError if it cannot be submitted; the
     doctor itself reports faults of nodes."""
     _check_names("", storage)
-    job_spec = JobCommand("doctor", ("doctor", *(("--storage", storage) if storage else ())))
-    with tempfile.TemporaryDirectory() as place:
-        package = pack(checkout(), Path(place) / "package.zip")
+    command = JobCommand("doctor", ("doctor", *(("--storage", storage) if storage else ())))
+    with tempfile.TemporaryDirectory() as folder:
+        package = pack(checkout(), Path(folder) / "package.zip")
         client = JobClient(address)
-        job = _check_name_free(client, f"{job_spec.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        environment = preflight(client, pinned_requirements(checkout()), storage, lenient=True)
+        job = _free_name(client, "", command)
+        environment = preflight(client, storage, lenient=True)
         console.print(f"running the doctor on {client.address} as job {job}")
-        _send(client, job, job_spec, package, replace(environment, url=""), "", with_key=False)
+        _send(client, job, command, package, replace(environment, url=""), with_key=False)
     return follow_job(client, job, console)
 
 
-def job_command(name: str, scale: str, settings: str, run: str, storage: str = "") -> JobCommand:
+def job_command(request: JobRequest) -> JobCommand:
     """Returns the command of a job. Raises a SuiteError for an unknown name or scale, or an invalid setting."""
-    url = storage.rstrip("/") if "://" in storage else ""
+    name, scale, run, settings = request.name, request.scale, request.run, request.settings
+    url = request.storage.rstrip("/") if "://" in request.storage else ""
     if url and not run and name not in SWEEPS:  # a resumed run keeps its own
         settings = f"{settings} train.checkpoint_dir={url}/checkpoints".strip()
-    given = ("--set", settings) if settings else ()
+    options = ("--set", settings) if settings else ()
     if run:
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", run):
             raise SettingError(f"RUN={run!r} is not a run on a cluster's storage: give name/id or the id")
-        return JobCommand(run.rpartition("/")[2], ("resume", run, *given))
+        return JobCommand(run.rpartition("/")[2], ("resume", run, *options), request.settings)
     if name in SWEEPS:
         if url:
             raise SettingError(f"the runs of a sweep read each other's folders: set STORAGE= to a folder, not to {url}")
         if settings:
             raise SettingError(f"sweep {name} takes no settings, because its members have their own; leave SET out")
-        chosen = find_scale(SWEEPS[name], scale, Cluster(1, GIB, "cpu"))
-        return JobCommand(name, ("sweep", name, "--scale", scale, "--launcher", "ray"), (folder_name(name, chosen),))
+        folder = folder_name(name, find_scale(SWEEPS[name], scale, Cluster(1, GIB, "cpu")))
+        return JobCommand(name, ("sweep", name, "--scale", scale, "--launcher", "ray"), extra_folders=(folder,))
     if not name:
         known = ", ".join([*experiments(), *SWEEPS])
         raise SettingError(f"which experiment or sweep? Name one with NAME=, or a run to resume with RUN=; {known}")
     if name not in experiments():
         raise SettingError(f"no experiment or sweep is called {name}; {nearest(name, [*experiments(), *SWEEPS])}")
     _check_settings(name, scale, settings)
-    return JobCommand(name, ("experiment", name, "--scale", scale, *given))
+    return JobCommand(name, ("experiment", name, "--scale", scale, *options), request.settings)
 
 
 def _check_settings(name: str, scale: str, settings: str) -> None:
@@ -140,8 +156,10 @@ def _check_names(job: str, storage: str) -> None:
         raise SettingError(f"STORAGE={storage!r} cannot be shared by nodes: give an absolute path or a URL")
 
 
-def _check_name_free(client: JobClient, job: str) -> str:
-    """Returns a job's name. Raises JobError if the cluster already has a job with it."""
+def _free_name(client: JobClient, requested: str, command: JobCommand) -> str:
+    """Returns the job's name: the requested one, or the command's and the time. Raises JobError if the cluster already
+    has a job with it."""
+    job = requested or f"{command.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     taken = [details for details in client.list_jobs() if details.submission_id == job]
     if taken:
         raise JobError(
@@ -152,17 +170,10 @@ def _check_name_free(client: JobClient, job: str) -> str:
 
 
 def _send(
-    client: JobClient,
-    job: str,
-    job_spec: JobCommand,
-    package: Package,
-    environment: JobEnvironment,
-    settings: str,
-    *,
-    with_key: bool,
+    client: JobClient, job: str, command: JobCommand, package: Package, environment: JobEnvironment, *, with_key: bool
 ) -> None:
     """Uploads the package and submits the job."""
-    command = shlex.join([environment.python, "-m", "launch.cli", *job_spec.command])
+    entrypoint = shlex.join([environment.python, "-m", "launch.cli", *command.arguments])
     variables = {
         "GPIPE_STORAGE": environment.storage, JOB: job, FOLLOWED: "1", "COLUMNS": "120",
         "RAY_JOB_STOP_WAIT_TIME_S": str(interrupts.JOB_STOP_S),
@@ -175,7 +186,7 @@ def _send(
     try:
         with interrupts.advised(lambda: advice):
             client.submit_job(
-                entrypoint=f"exec {command}",
+                entrypoint=f"exec {entrypoint}",
                 submission_id=job,
                 runtime_env={
                     "working_dir": str(package.archive),
@@ -183,10 +194,10 @@ def _send(
                     **environment.install,
                 },
                 metadata={
-                    METADATA_KEY: " ".join(job_spec.command[:2]),
+                    METADATA_KEY: " ".join(command.arguments[:2]),
                     "storage": environment.storage,
-                    "beside": " ".join(job_spec.environment),
-                    "set": settings,
+                    "extra_folders": " ".join(command.extra_folders),
+                    "set": command.settings,
                     "commit": package.commit,
                 },
             )

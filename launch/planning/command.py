@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,16 +12,17 @@ from rich.console import Console
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Workload
+from experiments.custom.loading import is_source
 from experiments.images.workload import find_amoebanet
 from experiments.planning.neighbours import adapted
 from experiments.planning.plan_report import PlanReport
-from experiments.planning.planner import make
+from experiments.planning.planner import plan_workload
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from experiments.tasks import data_folder, workload
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.language_model import find_language_model
-from launch.backends.select import Backend, select_backend
+from launch.backends.select import Backend, cluster_backend
 from launch.planning.layer_costs import cost_model
 from launch.runs.store import CACHE
 from launch.tracking.progress import log_when_long
@@ -50,15 +51,12 @@ def make_named(name: str, cluster: str, scale: RequestedScale, settings: str, lo
     On a declared cluster an experiment has the paper's sizes unless a scale is given, and as many replicas as fit.
     """
     _check_name(name, scale)
-    backend = Backend() if cluster or not os.environ.get("RAY_ADDRESS") else select_backend("ray")
-    try:
+    with closing(Backend() if cluster else cluster_backend()) as backend:
         devices = parse_cluster(cluster, this_machine()) if cluster else backend.cluster()
         with log_when_long(f"planning {name}", log) as set_part:
             request = _plan_request(name, devices, scale, settings)
             find_costs = cost_model(CACHE / "costs", log, backend, request.data)
-            return make(request.work, devices, find_costs, request.notes, request.settings, set_part)
-    finally:
-        backend.close()
+            return plan_workload(request.work, devices, find_costs, request.notes, request.settings, set_part)
 
 
 class _PlanRequest(NamedTuple):
@@ -76,7 +74,7 @@ def _check_name(name: str, scale: RequestedScale) -> None:
     if find_language_model(name, 1) is not None or find_amoebanet(name, 1) is not None:
         if scale == "laptop":
             raise SettingError(f"{name} has no scale laptop; its sizes are those of the paper, or set with SET=")
-    elif name not in experiments():
+    elif not is_source(name) and name not in experiments():
         known = [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]
         raise SettingError(f"no experiment or model is called {name}; {nearest(name, known)}")
 
@@ -87,7 +85,7 @@ def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: 
         return _PlanRequest(model.with_settings(settings), settings)
     network = find_amoebanet(name, cluster.devices)
     if network is not None:
-        return _PlanRequest(network.remade(network.experiment.with_settings(settings)), settings)
+        return _PlanRequest(network.with_experiment(network.experiment.with_settings(settings)), settings)
     return _experiment(name, cluster, scale, settings)
 
 

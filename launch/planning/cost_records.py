@@ -11,7 +11,7 @@ from typing import Any
 
 from suite.paths import write_atomically
 from suite.pipeline.planning.costs import LayerCost, SkipInput
-from suite.pipeline.planning.plan import Machine
+from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.simulate import Link
 
 LARGEST_RATIO = 1.3

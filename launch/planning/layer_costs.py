@@ -26,8 +26,7 @@ from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
 from suite.errors import PlacementError
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import Device
-from suite.pipeline.planning.plan import Machine
+from suite.pipeline.planning.devices import Device, Machine
 from suite.pipeline.planning.profile import COPIES, LEAST_ROUNDS, WARM_UPS
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import closing
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -16,7 +16,7 @@ from experiments.registry import TASKS, find, resolve
 from experiments.report.table import Table
 from experiments.scaling.scale_choice import RequestedScale
 from experiments.translation.language_model import LanguageModelSettings
-from launch.backends.select import Backend, select_backend
+from launch.backends.select import cluster_backend
 from suite.errors import SettingError
 
 WIDTH = 100
@@ -65,6 +65,7 @@ def all_settings() -> list[_Section]:
         _Section("All experiments", common),
         _Section("Experiments on text", alone["translation"]),
         _Section("Experiments on images", alone["classification"]),
+        _Section("Experiments of your own (own-model.md)", alone["custom"]),
         _Section("`gpipe score`", describe_settings(ScoreRecord)),
         _Section("`gpipe plan transformer_<L>`, with pipeline and optimizer as above", batch),
     ]
@@ -106,8 +107,5 @@ def _resolve(name: str, scale: RequestedScale, settings: str) -> tuple[Experimen
     paper = find(name)
     if scale == "paper" and paper.scale == "paper":
         return paper.with_settings(settings), f"{name} at scale paper"
-    site = select_backend("ray") if os.environ.get("RAY_ADDRESS") else Backend()
-    try:
-        return resolve(name, scale, site.cluster(), settings)
-    finally:
-        site.close()
+    with closing(cluster_backend()) as backend:
+        return resolve(name, scale, backend.cluster(), settings)

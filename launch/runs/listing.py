@@ -7,8 +7,11 @@ from textwrap import fill
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from experiments.custom.experiment import CustomExperiment
+from experiments.custom.loading import description
 from experiments.registry import experiments
 from experiments.sweeps.registry import SWEEPS
+from suite.errors import SuiteError
 from suite.pipeline.model.layers import count_parameters
 
 TABLES = {
@@ -59,15 +62,23 @@ def table() -> Table:
         rows.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=True)
     descriptions = []
     for name, make in experiments().items():
-        experiment = make()
-        layers, _ = experiment.build()
+        try:
+            experiment = make()
+            layers, _ = experiment.build()
+        except SuiteError as error:  # of another package
+            rows.add_row(name)
+            descriptions.append(f"{name} cannot be used: {error}")
+            continue
         pipeline = experiment.pipeline
         rows.add_row(
             name, str(len(layers)), f"{count_parameters(layers):,}", str(pipeline.stages), str(pipeline.replicas),
             str(pipeline.micro_batches), f"{experiment.batch:,} {experiment.unit}",
         )  # fmt: skip
-        description = (make.__doc__ or "").split("\n")[0]
-        text = f"{name} ({experiment.data}): {description}"
+        if isinstance(experiment, CustomExperiment):
+            descriptions.append(f"{name} ({experiment.source}): {description(experiment.source)}")
+            continue
+        summary = (make.__doc__ or "").split("\n")[0]
+        text = f"{name} ({experiment.data}): {summary}"
         descriptions.append(fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     rows.caption, rows.caption_justify = "\n".join(descriptions), "left"
     return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,29 +20,39 @@ from suite.training.jsonl import read_lines
 from suite.training.loop import Progress
 
 
-def make_record(
-    run: RunFolder, experiment: Experiment, layers: list[nn.Module], progress: Progress, scores: dict[str, float],
-    memory: list[int], wandb_run: str | None, counts: dict[str, int],
-) -> dict[str, Any]:  # fmt: skip
-    """Returns the record. Seconds count only steps, over all attempts; losses are in nats per token or image."""
+@dataclass(frozen=True)
+class RunResult:
+    """What the workers know at the end of a run."""
+
+    progress: Progress
+    scores: dict[str, float | None]
+    """The model's and the baseline's, by name; None without held-out data or a baseline."""
+    memory: list[int]
+    """Peak bytes of each worker."""
+    wandb_run: str | None
+    counts: dict[str, int]
+    """Of the data."""
+
+
+def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module], result: RunResult) -> dict[str, Any]:
+    """Writes the record atomically and returns it. Seconds count only steps, over all attempts; losses are in nats per
+    token or image."""
     lines = read_lines(run.metrics)
+    known = {name: score for name, score in result.scores.items() if score is not None}
     seconds = sum(line["seconds"] for line in lines)
-    pipeline = experiment.pipeline
-    return {
+    pipeline, units = experiment.pipeline, result.progress.units
+    record = {
         "name": experiment.name, "scale": experiment.scale, "data": experiment.data,
         "K": pipeline.stages, "R": pipeline.replicas, "M": pipeline.micro_batches,
         "layers": len(layers), "parameters": count_parameters(layers),
-        "counts": counts, "steps": progress.step, "unit": experiment.unit, "measure": experiment.measure,
-        experiment.unit: progress.units, "seconds": seconds, f"{experiment.unit}_per_second": progress.units / seconds,
-        "loss_first": lines[0]["loss"], "loss_last": lines[-1]["loss"], **scores,
-        "threads": torch.get_num_threads(), "peak_memory_bytes": sum(memory), "shrunk": list(experiment.shrunk),
-        "wandb_run": wandb_run,
+        "counts": result.counts, "steps": result.progress.step, "unit": experiment.unit, "measure": experiment.measure,
+        experiment.unit: units, "seconds": seconds, f"{experiment.unit}_per_second": units / seconds,
+        "loss_first": lines[0]["loss"], "loss_last": lines[-1]["loss"], **known,
+        "threads": torch.get_num_threads(), "peak_memory_bytes": sum(result.memory),
+        "shrunk": list(experiment.shrunk), "wandb_run": result.wandb_run,
     }  # fmt: skip
-
-
-def write_record(run: RunFolder, record: dict[str, Any]) -> None:
-    """Writes the record atomically."""
     write_atomically(run.record, json.dumps(record, indent=1) + "\n")
+    return record
 
 
 def peak_memory(use_gpu: bool) -> list[int]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from suite.errors import WorkerError, first_line
+from launch.ray_nodes import collect, start_on
+from suite.errors import WorkerError
 from suite.paths import safe_join
 from suite.pipeline.planning.placement import Node
 
@@ -81,28 +82,36 @@ def send_folder(folder: Path, receivers: Mapping[Any, Node]) -> None:
     receiver fails or the transfer is slower than LEAST_BYTES_PER_S."""
     import ray
 
-    calls = {receiver.has_folder.remote(): receiver for receiver in receivers}
-    until = time.monotonic() + START_S
+    def wait(calls: dict[Any, Any], until: float, late: str) -> dict[Any, Any]:
+        answers, failures = collect(calls, max(0.0, until - time.monotonic()), late)
+        for receiver, why in failures.items():
+            raise WorkerError(
+                f"node {receivers[receiver].name} could not receive the prepared data {folder}: {why}; put the cache "
+                "on storage that all nodes share (GPIPE_STORAGE), or run `make doctor`"
+            )
+        return answers
+
     late = f"its Ray process did not start within {START_S:.0f} s"
-    has = {receiver: _get(call, receivers[receiver], until, folder, late) for call, receiver in calls.items()}
+    has = wait({receiver: receiver.has_folder.remote() for receiver in receivers}, time.monotonic() + START_S, late)
     missing = [receiver for receiver in receivers if not has[receiver]]
     if not missing:
         return
     total_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     until = time.monotonic() + START_S + len(missing) * total_bytes / LEAST_BYTES_PER_S
+    late = f"the transfer is slower than {LEAST_BYTES_PER_S / 1e6:.0f} MB/s"
     in_flight: list[dict[Any, Any]] = []
     try:
         for name, data in _chunks(folder):
             chunk = ray.put(data)
-            in_flight.append({receiver.append.remote(name, chunk): receiver for receiver in missing})
+            in_flight.append({receiver: receiver.append.remote(name, chunk) for receiver in missing})
             if len(in_flight) >= MAX_IN_FLIGHT:
-                _wait(in_flight.pop(0), receivers, until, folder)
-        in_flight.append({receiver.finish.remote(): receiver for receiver in missing})
+                wait(in_flight.pop(0), until, late)
+        in_flight.append({receiver: receiver.finish.remote() for receiver in missing})
         while in_flight:
-            _wait(in_flight.pop(0), receivers, until, folder)
+            wait(in_flight.pop(0), until, late)
     except BaseException:
         with suppress(Exception):
-            ray.wait([receiver.discard.remote() for receiver in missing], num_returns=len(missing), timeout=DISCARD_S)
+            collect({receiver: receiver.discard.remote() for receiver in missing}, DISCARD_S)
         raise
 
 
@@ -116,33 +125,6 @@ def _chunks(folder: Path) -> Iterator[tuple[str, bytes]]:
                     break
 
 
-def _wait(calls: Mapping[Any, Any], receivers: Mapping[Any, Node], until: float, folder: Path) -> None:
-    late = f"the transfer is slower than {LEAST_BYTES_PER_S / 1e6:.0f} MB/s"
-    for call, receiver in calls.items():
-        _get(call, receivers[receiver], until, folder, late)
-
-
-def _get(call: Any, node: Node, until: float, folder: Path, late: str) -> Any:
-    """Returns the result of a call. Raises WorkerError when it fails, or with the reason ``late`` after ``until``."""
-    import ray
-    from ray.exceptions import GetTimeoutError, RayError
-
-    try:
-        return ray.get(call, timeout=max(0.0, until - time.monotonic()))
-    except GetTimeoutError:
-        reason = late
-    except RayError as error:
-        reason = first_line(getattr(error, "cause", None) or error)
-    raise WorkerError(
-        f"node {node.name} could not receive the prepared data {folder}: {reason}; put the cache on storage that all "
-        "nodes share (GPIPE_STORAGE), or run `make doctor`"
-    ) from None
-
-
 def receiver_on(node: Node, folder: Path) -> Any:
     """Starts a receiver on a node and returns it."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    where = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    return ray.remote(FolderReceiver).options(num_cpus=0, scheduling_strategy=where).remote(str(folder))
+    return start_on(node.id, FolderReceiver, str(folder))

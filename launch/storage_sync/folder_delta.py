@@ -7,13 +7,11 @@ node b   metrics.jsonl        |-- known --|-- new --|  -> FileDelta("metrics.jso
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.paths import extract_files, safe_join
+from suite.paths import safe_join
 
 END = -1
 """Offset of data to be appended to the file."""
@@ -121,20 +119,3 @@ def files_of(folder: Path) -> Iterator[Path]:
             continue
         files = [path] if path.is_file() else path.rglob("*")
         yield from (file for file in files if file.is_file() and file.suffix != LOCK)
-
-
-def pack_folder(folder: Path) -> bytes:
-    """Returns the files of a folder that are copied, as a tar archive."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as tar:
-        for path in sorted(files_of(folder)):
-            tar.add(path, str(path.relative_to(folder)), recursive=False)
-    return buffer.getvalue()
-
-
-def unpack(data: bytes, folder: Path) -> None:
-    """Extracts a tar archive into a folder; overwrites existing files. Raises PathError, before it writes anything, if
-    an entry is not a regular file inside the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        extract_files(tar, folder)

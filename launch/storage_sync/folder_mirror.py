@@ -10,17 +10,16 @@ Tensors are never copied this way. If all nodes share the folder, nothing is cop
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
+from launch.ray_nodes import collect, own_node, reason, start_on
+from launch.storage_sync import storage_marker
 from launch.storage_sync.data_transfer import receiver_on, send_folder
-from launch.storage_sync.folder_delta import MARKER, FileDelta, FolderDelta, apply_delta, pack_folder, unpack
-from launch.storage_sync.storage_marker import SETTLE_S, is_local
-from suite.errors import PathError, PlacementError, WorkerError, first_line
+from launch.storage_sync.folder_delta import MARKER, FileDelta, FolderDelta, apply_delta
+from suite.errors import PathError, PlacementError, WorkerError
 from suite.pipeline.planning.placement import Node
 
 PERIOD = 0.5
@@ -40,39 +39,30 @@ class MirrorActor:
         self._folder, self._mark = Path(folder), mark
         self._changes: FolderDelta | None = None
 
-    def shares(self, folder: str, timeout_s: float) -> bool:
-        """Whether the folder has the driver's marker. Checks until ``timeout_s``, because a network file system may
-        show the marker late."""
-        until = time.monotonic() + timeout_s
-        while not (marked := self._has_marker(Path(folder))) and time.monotonic() < until:
-            time.sleep(0.2)
-        return marked
+    def shares(self, folder: str, timeout_s: float = 0.0) -> bool:
+        """Whether the folder has the driver's marker; checks until ``timeout_s``."""
+        return not storage_marker.unread(folder, {MARKER: self._mark}, timeout_s)
 
-    def _has_marker(self, folder: Path) -> bool:
-        try:
-            return (folder / MARKER).read_text() == self._mark
-        except OSError:
-            return False
-
-    def receive(self, run: bytes) -> None:
-        """Writes the packed run's folder, unless the folder turns out to be shared."""
-        if self._has_marker(self._folder):
+    def receive(self, run: list[FileDelta]) -> None:
+        """Writes the run's files, unless the folder turns out to be shared."""
+        if self.shares(str(self._folder)):
             return
         for name in ("experiment.draft", "shrunk.toml"):  # left from an earlier attempt
             (self._folder / name).unlink(missing_ok=True)
-        unpack(run, self._folder)
+        for delta in run:
+            apply_delta(self._folder, delta)
         self._changes = FolderDelta(self._folder)
 
     def changes(self) -> list[FileDelta] | None:
         """Returns the changes since the last call; None if the folder turns out to be shared. Then the driver has all
         files, and would receive its own appended lines again and again."""
-        if self._has_marker(self._folder):
+        if self.shares(str(self._folder)):
             return None
         return list(self._changes.take()) if self._changes is not None else []
 
 
 class FolderMirror:
-    """A context that copies changes of a run's folder from other nodes to this one."""
+    """Copies changes of a run's folder from other nodes to this one, in a thread."""
 
     def __init__(
         self, run: Path, data: Path, nodes: Sequence[Node], checkpoints: str, unshared: set[str],
@@ -89,19 +79,16 @@ class FolderMirror:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._copy_changes, daemon=True, name="mirror")
 
-    def __enter__(self) -> FolderMirror:
-        """Raises PlacementError when a node shares neither the run's folder nor the checkpoints."""
-        import ray
-
-        own = ray.get_runtime_context().get_node_id()
-        others = {node.id: node for node in self._nodes if node.id != own}
-        actors = {_start_actor(node, self._run, self._mark): node for node in others.values()}
+    def start(self) -> None:
+        """Starts to copy. Raises PlacementError when a node shares neither the run's folder nor the checkpoints."""
+        others = {node.id: node for node in self._nodes if node.id != own_node()}
+        actors = {start_on(node.id, MirrorActor, str(self._run), self._mark): node for node in others.values()}
         unshared = self._find_unshared(actors, self._run, self._known_unshared)
         self._known_unshared.update(node.id for node in unshared.values())
         if unshared:
             names = ", ".join(node.name for node in unshared.values())
-            if is_local(self._checkpoints):
-                without_checkpoints = self._find_unshared(unshared, _folder_of(self._checkpoints), set())
+            if storage_marker.is_local(self._checkpoints):
+                without_checkpoints = self._find_unshared(unshared, storage_marker.folder_of(self._checkpoints), set())
                 if without_checkpoints:
                     raise PlacementError(
                         f"{len(unshared)} nodes do not share the run's folder {self._run}: {names}; "
@@ -115,12 +102,6 @@ class FolderMirror:
             self._send(unshared)
             self._actors = unshared
             self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
 
     @property
     def complete(self) -> bool:
@@ -143,9 +124,10 @@ class FolderMirror:
             return {}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARKER).write_text(self._mark)
-        timeout_s = {actor: 0.0 if node.id in known else SETTLE_S for actor, node in actors.items()}
+        timeout_s = {actor: 0.0 if node.id in known else storage_marker.SETTLE_S for actor, node in actors.items()}
         try:
-            shares = _get_all({actor: actor.shares.remote(str(folder), timeout_s[actor]) for actor in actors}, actors)
+            calls = {actor: actor.shares.remote(str(folder), timeout_s[actor]) for actor in actors}
+            shares = _collect_all(calls, actors)
         finally:
             if folder != self._run:  # the marker in the run's folder stays while files are copied
                 (folder / MARKER).unlink()
@@ -156,8 +138,8 @@ class FolderMirror:
         import ray
 
         send_folder(self._data, {receiver_on(node, self._data): node for node in actors.values()})
-        run = ray.put(pack_folder(self._run))
-        _get_all({actor: actor.receive.remote(run) for actor in actors}, actors)
+        run = ray.put(list(FolderDelta(self._run, from_now=False).take()))
+        _collect_all({actor: actor.receive.remote(run) for actor in actors}, actors)
 
     def _copy_changes(self) -> None:
         actors = dict(self._actors)
@@ -165,7 +147,7 @@ class FolderMirror:
             self._copy_until_stopped(actors)
         except Exception as error:  # of many types: raised by Ray
             for node in actors.values():
-                self._lose(node, first_line(error))
+                self._lose(node, reason(error))
 
     def _copy_until_stopped(self, actors: dict[Any, Node]) -> None:
         """Copies files until the end. Removes nodes from ``actors`` when their files are no longer copied."""
@@ -195,7 +177,7 @@ class FolderMirror:
         try:
             deltas: list[FileDelta] | None = ray.get(result, timeout=LAST_S)
         except Exception as error:  # of many types: the node is lost, its call failed, or the result is unreadable
-            self._lose(node, first_line(getattr(error, "cause", None) or error))
+            self._lose(node, reason(error))
             return False
         if deltas is None:
             self._log(f"{node.name} shares the run's folder after all: its files are no longer copied")
@@ -214,41 +196,21 @@ class FolderMirror:
                 (self._run / "experiment.draft").unlink(missing_ok=True)
         return True
 
-    def _lose(self, node: Node, reason: str) -> None:
+    def _lose(self, node: Node, why: str) -> None:
         """Records that a node's files are no longer copied. Logs the reason once, except when the session closes."""
         if node.id in self._lost:
             return
         self._lost.add(node.id)
         if not self._skip_last_copy:
-            self._log(f"{node.name}: its files are no longer copied to the run's folder: {reason}")
+            self._log(f"{node.name}: its files are no longer copied to the run's folder: {why}")
 
 
-def _folder_of(location: str) -> Path:
-    """Returns the path of a local location, given as a path or as file://."""
-    return Path(location.split("://")[-1])
-
-
-def _start_actor(node: Node, folder: Path, mark: str) -> Any:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    where = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    return ray.remote(MirrorActor).options(num_cpus=0, scheduling_strategy=where).remote(str(folder), mark)
-
-
-def _get_all(calls: dict[Any, Any], nodes: dict[Any, Node]) -> dict[Any, Any]:
+def _collect_all(calls: dict[Any, Any], nodes: dict[Any, Node]) -> dict[Any, Any]:
     """Returns the result of each actor's call. Raises WorkerError, because the next attempt may use other nodes, for
-    the first that fails."""
-    import ray
-    from ray.exceptions import RayError
-
-    results = {}
-    for actor, call in calls.items():
-        try:
-            results[actor] = ray.get(call, timeout=ANSWER_S)
-        except (RayError, TimeoutError) as error:
-            raise WorkerError(
-                f"node {nodes[actor].name} could not receive the run's files: {first_line(error)}; run `make doctor`, "
-                "or remove the node"
-            ) from None
-    return results
+    one that fails."""
+    answers, failures = collect(calls, ANSWER_S)
+    for actor, why in failures.items():
+        raise WorkerError(
+            f"node {nodes[actor].name} could not receive the run's files: {why}; run `make doctor`, or remove the node"
+        )
+    return answers

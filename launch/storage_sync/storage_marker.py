@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from suite.errors import CheckpointError
@@ -17,29 +18,31 @@ def is_local(location: str) -> bool:
     return "://" not in location or location.startswith(("file://", "local://"))
 
 
-def write(location: str, mark: str, name: str, text: str) -> str:
-    """Writes a small file into the folder ``mark`` of a location; returns an error message, or an empty string."""
-    path = location.split("://")[-1]
-    if is_local(location) and not Path(path).is_dir():
-        return "there is no such folder"  # not created, because that would hide that a share is not mounted
+def folder_of(location: str) -> Path:
+    """Returns the path of a local location, given as a path or as file://."""
+    return Path(location.split("://")[-1])
+
+
+def write(location: str, path: str, text: str) -> None:
+    """Writes a small file below a location. Raises OSError with the reason in a few words."""
+    if is_local(location) and not folder_of(location).is_dir():
+        raise OSError("there is no such folder")  # not created, because that would hide that a share is not mounted
     try:
-        Storage(location).write(f"{mark}/{name}", text.encode())
+        Storage(location).write(path, text.encode())
     except (OSError, CheckpointError) as error:  # CheckpointError: the store's driver is not installed
-        return _reason(error)
-    return ""
+        raise OSError(_reason(error)) from None
 
 
-def unread(location: str, mark: str, expected: dict[str, str]) -> dict[str, str]:
-    """Returns the files of ``mark`` that cannot be read back with the expected text, with the reasons."""
+def unread(location: str, expected: dict[str, str], timeout_s: float = SETTLE_S) -> dict[str, str]:
+    """Returns the files below a location that cannot be read back with the expected text, with the reasons. Tries until
+    ``timeout_s``, because a network file system may show a file late."""
     storage = Storage(location)
-    until = time.monotonic() + SETTLE_S
+    until = time.monotonic() + timeout_s
     while True:
-        missing = {
-            name: reason for name, text in expected.items() if (reason := _unread(storage, f"{mark}/{name}", text))
-        }
-        if not missing or time.monotonic() > until:
+        missing = {path: reason for path, text in expected.items() if (reason := _unread(storage, path, text))}
+        if not missing or time.monotonic() >= until:
             return missing
-        time.sleep(0.5)
+        time.sleep(0.2)
 
 
 def _unread(storage: Storage, path: str, text: str) -> str:
@@ -52,12 +55,10 @@ def _unread(storage: Storage, path: str, text: str) -> str:
     return "" if data == text.encode() else f"it has {len(data)} bytes, different from the {len(text)} written"
 
 
-def remove(location: str, mark: str) -> None:
-    """Removes the folder of markers, if possible."""
-    try:
-        Storage(location).remove_folder(mark)
-    except (OSError, CheckpointError):
-        return
+def remove(location: str, folder: str) -> None:
+    """Removes a folder of such files, if possible."""
+    with suppress(OSError, CheckpointError):
+        Storage(location).remove_folder(folder)
 
 
 def _reason(error: Exception) -> str:

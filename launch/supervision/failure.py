@@ -19,7 +19,7 @@ from typing import Literal
 from launch.runs.store import RunFolder
 from launch.supervision.watchdog import Watchdog
 from launch.worker.heartbeat import Heartbeat
-from suite.errors import DiedError, ForkserverError, ProgramError, StallError, SuiteError, WorkerError
+from suite.errors import ForkserverError, ProgramError, StallError, SuiteError, WorkerDiedError, WorkerError
 
 Kind = Literal["user", "program", "death", "stall", "start", "node", "preemption"]
 
@@ -62,7 +62,7 @@ def find_cause(error: SuiteError, run: RunFolder, watchdog: Watchdog) -> Cause:
     """Returns the root cause of a failed attempt. The watchdog's verdict takes precedence, because a stall causes
     further errors; an exception in a worker, which says more, and a lost machine override it."""
     verdict = watchdog.verdict
-    lost = isinstance(error, DiedError) and error.kind in LOST_WORKER
+    lost = isinstance(error, WorkerDiedError) and error.kind in LOST_WORKER
     if verdict is not None and not lost and not isinstance(error, ProgramError):
         coord, heartbeat = verdict.coord, verdict.heartbeat
         log = str(run.log(coord.replica, coord.stage))
@@ -75,7 +75,7 @@ def find_cause(error: SuiteError, run: RunFolder, watchdog: Watchdog) -> Cause:
         return Cause(
             "program", str(error), error.what, at.replica, at.stage, at.step, at.action, at.layer, at.host, node, at.log
         )
-    if isinstance(error, DiedError):
+    if isinstance(error, WorkerDiedError):
         return _death(error, run, watchdog)
     if isinstance(error, ForkserverError):
         return Cause("death", str(error), type(error).__name__, step=watchdog.last_step)
@@ -86,7 +86,7 @@ def find_cause(error: SuiteError, run: RunFolder, watchdog: Watchdog) -> Cause:
     return Cause("user", str(error), type(error).__name__)
 
 
-def _death(error: DiedError, run: RunFolder, watchdog: Watchdog) -> Cause:
+def _death(error: WorkerDiedError, run: RunFolder, watchdog: Watchdog) -> Cause:
     coord, heartbeat = watchdog.coords[error.rank], watchdog.heartbeats.get(error.rank)
     log = str(run.log(coord.replica, coord.stage))
     host = f" on {heartbeat.host}" if heartbeat else ""

@@ -19,7 +19,7 @@ from launch.supervision.failure import Cause, find_cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
 from launch.worker.worker import Job
 from suite.errors import PlacementError, SuiteError, WorkerError, first_line
-from suite.pipeline.runtime.fault_injection import plan_text, read_plan
+from suite.pipeline.runtime.fault_injection import parse_faults, read_fault_plan
 
 
 class Launcher(Protocol):
@@ -28,7 +28,7 @@ class Launcher(Protocol):
     def run(self, job: Job, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt's workers to the end; ends all of them if one fails or the watchdog has a verdict.
 
-        Raises the SuiteError of the root cause, or DiedError for a worker that died without a report.
+        Raises the SuiteError of the root cause, or WorkerDiedError for a worker that died without a report.
         """
 
     def available_devices(self, workers: int) -> int:
@@ -48,9 +48,9 @@ class Supervisor:
         """``log`` receives each failure, and the response to it."""
         self._job, self._experiment = job, experiment
         self._launcher, self._replan, self._log = launcher, replan, log
-        self._faults = plan_text()
+        self._faults = read_fault_plan()
         if self._faults:
-            log(f"GPIPE_FAULTS injects {len(read_plan(self._faults))} faults into this run")
+            log(f"GPIPE_FAULTS injects {len(parse_faults(self._faults))} faults into this run")
         self._requested_devices = _workers(experiment)
         self._attempts = Attempts(job.run.attempts)
         self._causes: list[Cause] = []

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 
 from experiments.base.experiment import Experiment
 from launch.error_log import log_error
@@ -24,7 +23,7 @@ from suite.errors import WorkerError
 from suite.pipeline.model.topology import RankCoord
 from suite.training.periodic import PeriodicThread
 
-PERIOD = 0.25
+PERIOD_S = 0.25
 
 FIRST_HEARTBEAT_S = 300.0
 """Seconds from an attempt's start to each worker's first heartbeat: placement, imports, rendezvous."""
@@ -150,16 +149,14 @@ class Watchdog:
         self._detector = StallDetector(self.coords)
         self._checked_at = 0.0
         """Time of the last check; monotonic clock."""
-        self._thread = PeriodicThread(self._check_heartbeats, PERIOD, "watch", self._log_failure)
+        self._thread = PeriodicThread(self._check_heartbeats, PERIOD_S, "watch", self._log_failure)
 
     def __enter__(self) -> Watchdog:
         self._checked_at = time.monotonic()
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._thread.end()
         with suppress(OSError):  # a failure of the storage
             self.read_heartbeats()
@@ -219,6 +216,6 @@ class Watchdog:
         if self.paused:
             return
         # bounded, because time in which this process was suspended is not silence of the workers
-        verdict = self._detector.update(self.heartbeats, min(self._checked_at - before, 4 * PERIOD))
+        verdict = self._detector.update(self.heartbeats, min(self._checked_at - before, 4 * PERIOD_S))
         if verdict is not None:
             self.verdict_time, self.verdict = time.time(), verdict

@@ -1,4 +1,5 @@
-"""``make sweep NAME=...``: trains and scores the unfinished members of a sweep, then writes its report.
+"""``make sweep``: trains and scores the unfinished members of a sweep, then writes its report. ``make report``: the
+report alone.
 
 Finished members are skipped, interrupted ones are resumed, and failed ones are retried or reported at the end while the
 others continue. The output of each member is in ``logs/`` of the sweep's folder.
@@ -9,24 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 
 from rich.console import Console
 
 from experiments.base.cluster import Cluster
 from experiments.scaling.scale_choice import find_shortage
 from experiments.scaling.scales import fit_to_cluster
-from experiments.sweeps.members.base import Member, folder_name
-from experiments.sweeps.registry import find_scale, find_sweep
+from experiments.sweeps.members.base import Member, Sweep, folder_name
+from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
 from experiments.tasks import prepare_data
 from launch import interrupts
 from launch.backends.select import select_backend
 from launch.runs.store import CACHE, RUNS, in_job, job_storage, note
 from launch.sweeps.devices import LocalDevicePool, RayDevicePool, address_of_ray, cluster_devices, connected
 from launch.sweeps.pending import PendingMember, pending_work
-from launch.sweeps.report import write_report
 from launch.sweeps.scheduler import DevicePool
 from launch.sweeps.tasks import SweepTasks
-from suite.errors import PlacementError
+from launch.worker.devices import this_machine
+from suite.errors import PlacementError, SettingError
 
 
 def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[str]:
@@ -55,7 +57,7 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
         with advised, _device_pool(pending, launcher, cluster) as (device_pool, variables):
             work.run(device_pool, variables)
     for table in family.tables(scale, cluster, RUNS):
-        console.print(table.shown() if console.is_terminal else table.markdown())
+        console.print(table.rich_table() if console.is_terminal else table.markdown())
     write_report(family, scale, cluster, console)
     return work.failures
 
@@ -85,26 +87,44 @@ def _device_pool(
             check_needs(pending, machine.devices, f"this machine has {machine.devices} GPUs")
         yield LocalDevicePool(machine.devices), {}
         return
-    with connected(max(map(needs, pending))) as connection:
+    with connected(max(member_state.devices for member_state in pending)) as connection:
         devices = cluster_devices(connection)
         check_needs(pending, devices.total, f"the Ray cluster has {devices}")
         yield RayDevicePool(connection), {"RAY_ADDRESS": address_of_ray()}
 
 
-def needs(pending: PendingMember) -> int:
-    """Returns the number of devices that a member needs."""
-    pipeline = pending.member.experiment.pipeline
-    return 1 if pending.trained else pipeline.stages * pipeline.replicas
-
-
 def check_needs(pending: Sequence[PendingMember], total: int, description: str) -> None:
     """Raises PlacementError if a member needs more devices than exist, free or not."""
-    large = [member_state for member_state in pending if needs(member_state) > total]
+    large = [member_state for member_state in pending if member_state.devices > total]
     if large:
-        first = max(large, key=needs)
+        first = max(large, key=attrgetter("devices"))
         pipeline = first.member.experiment.pipeline
         more = f"; {len(large) - 1} other members need too many as well" if len(large) > 1 else ""
         raise PlacementError(
-            f"{first.member.folder} needs {needs(first)} devices (K = {pipeline.stages} stages x R = "
+            f"{first.member.folder} needs {first.devices} devices (K = {pipeline.stages} stages x R = "
             f"{pipeline.replicas} replicas), but {description}{more}; add nodes, or use a smaller scale"
         )
+
+
+def report(name: str, scale_name: str, console: Console) -> None:
+    """Writes the report of a sweep; without a name, of all sweeps with runs. ``auto`` is every scale with runs.
+
+    Raises SettingError for an unknown name or scale, and if no run is finished.
+    """
+    cluster = this_machine()
+    written = 0
+    for family in [find_sweep(name)] if name else SWEEPS.values():
+        for scale in (family.scales or ("",)) if scale_name == "auto" else [find_scale(family, scale_name, cluster)]:
+            members = family.members(scale, cluster, RUNS.resolve())
+            if any((RUNS / member.folder / "record.json").exists() for member in members):
+                write_report(family, scale, cluster, console)
+                written += 1
+    if not written:
+        what = f"the sweep {name}" if name else "any sweep"
+        raise SettingError(f"no run of {what} is finished yet; start some with make sweep NAME={name or 'depth_width'}")
+
+
+def write_report(family: Sweep, scale: str, cluster: Cluster, console: Console) -> None:
+    """Writes one report and prints its paths."""
+    paths = family.page(scale, cluster, RUNS).write(RUNS / folder_name(family.name, scale))
+    console.print(f"report: {' and '.join(map(str, paths))}")

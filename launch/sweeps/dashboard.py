@@ -22,7 +22,7 @@ class SweepProgress:
     def __init__(self, console: Console, tasks: int) -> None:
         self._console = console
         self._bars = Progress(
-            TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[told]}"),
+            TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(), console=console, disable=not console.is_terminal,
         )  # fmt: skip
         self._all = self._bars.add_task("sweep", total=tasks, status="")

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from experiments.base.score_settings import ScoreSettings
 from experiments.registry import read_experiment
 from experiments.sweeps.members.base import Scoring
 from experiments.translation.experiment import TranslationExperiment
@@ -98,9 +99,9 @@ def score(spec: MemberSpec, console: Console) -> None:
     assert isinstance(experiment, TranslationExperiment)
     assert scoring is not None
     run = RunFolder((RUNS / spec.folder).resolve())
-    scores = score_run(
-        run, console, beam=scoring.beam, languages=experiment.text.languages, max_pairs=scoring.max_pairs, stages=1
-    )
+    languages = experiment.text.languages
+    settings = ScoreSettings(beam=scoring.beam, languages=languages, max_pairs=scoring.max_pairs, stages=1)
+    scores = score_run(run, settings, console)
     if scores["step"] < experiment.train.steps:
         raise CheckpointError(
             f"{run.path} was scored at step {scores['step']} of {experiment.train.steps}, because its later "

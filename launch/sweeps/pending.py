@@ -28,6 +28,12 @@ class PendingMember:
         """The member's run folder."""
         return RunFolder((RUNS / self.member.folder).resolve())
 
+    @property
+    def devices(self) -> int:
+        """The number of devices that it needs."""
+        pipeline = self.member.experiment.pipeline
+        return 1 if self.trained else pipeline.stages * pipeline.replicas
+
 
 def pending_work(member: Member) -> PendingMember:
     """Returns the state of a member. Raises SettingError if its folder holds a run with other settings."""

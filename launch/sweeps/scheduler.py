@@ -16,6 +16,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -98,15 +99,15 @@ def choose(due: Sequence[Task], free: int, reachable: int, passed: Mapping[str, 
 
 
 class SchedulerListener(Protocol):
-    """Receives the events of a scheduler. Each method does nothing here."""
+    """Receives the events of a scheduler, with the number of attempts so far. Each method does nothing here."""
 
     def started(self, task: Task) -> None:
         """A task started, for the first time or again."""
 
-    def postponed(self, task: Task, error: BaseException, verdict: RetryDecision) -> None:
+    def postponed(self, task: Task, error: BaseException, verdict: RetryDecision, attempts: int) -> None:
         """A task failed and will be retried."""
 
-    def ended(self, task: Task, error: BaseException | None) -> None:
+    def ended(self, task: Task, error: BaseException | None, attempts: int) -> None:
         """A task is done, or failed and will not be retried."""
 
     def poll(self, now: Situation) -> None:
@@ -129,8 +130,8 @@ class _Scheduler:
         self._running: dict[str, tuple[Task, tuple[int, ...]]] = {}
         self._done: set[str] = set()
         self._failed_tasks: set[str] = set()
-        self._attempts: dict[str, int] = {}
-        self._passed: dict[str, int] = {}
+        self._attempts: Counter[str] = Counter()
+        self._passed: Counter[str] = Counter()
         self._not_before: dict[str, float] = {}
         self._first_end: dict[str, float] = {}
         self._to_retry: set[str] = set()
@@ -168,14 +169,14 @@ class _Scheduler:
         return choose(now.waiting, reachable - taken, reachable, self._passed)
 
     def _begin(self, task: Task, now: Situation) -> None:
-        for one in now.waiting[: now.waiting.index(task)]:
-            self._passed[one.name] = self._passed.get(one.name, 0) + 1
+        for passed in now.waiting[: now.waiting.index(task)]:
+            self._passed[passed.name] += 1
         self._waiting.remove(task)
         taken = {at for _, ids in self._running.values() for at in ids}
         free = (at for at in range(len(taken) + task.need) if at not in taken)
         ids = tuple(next(free) for _ in range(task.need))
         self._running[task.name] = task, ids
-        self._attempts[task.name] = self._attempts.get(task.name, 0) + 1
+        self._attempts[task.name] += 1
         self._to_retry.discard(task.name)
         self._idle_since = None
         self._listener.started(task)
@@ -202,10 +203,10 @@ class _Scheduler:
             self._not_before[task.name] = now + PAUSE_S
             if verdict == RetryDecision.AGAIN:
                 self._to_retry.add(task.name)
-            self._listener.postponed(task, error, verdict)
+            self._listener.postponed(task, error, verdict, self._attempts[task.name])
             return
         (self._done if error is None else self._failed_tasks).add(task.name)
-        self._listener.ended(task, error)
+        self._listener.ended(task, error, self._attempts[task.name])
 
     def _drop_blocked(self) -> None:
         while blocked := [task for task in self._waiting if self._failed_tasks & set(task.after)]:
@@ -216,7 +217,7 @@ class _Scheduler:
     def _drop(self, task: Task, error: BaseException) -> None:
         self._waiting.remove(task)
         self._failed_tasks.add(task.name)
-        self._listener.ended(task, error)
+        self._listener.ended(task, error, self._attempts[task.name])
 
     def _give_up_waiting(self, now: Situation) -> None:
         """Gives up on tasks after MAX_WAIT_S in which others held the devices and no task of ours ran."""

@@ -44,7 +44,6 @@ class SweepTasks:
         self._processes = ProcessPool()
         self._runs: dict[str, tuple[RunFolder, int]] = {}
         """The run and its number of steps, by training task."""
-        self._attempts: dict[str, int] = {}
         self._heartbeats_before: dict[str, set[int]] = {}
         """Heartbeat times from before a task's start."""
         self._waiting_since: float | None = None
@@ -65,7 +64,6 @@ class SweepTasks:
 
     def started(self, task: Task) -> None:
         """Shows a task in the progress display."""
-        self._attempts[task.name] = self._attempts.get(task.name, 0) + 1
         if task.name in self._runs:
             self._heartbeats_before[task.name] = _heartbeat_times(self._runs[task.name][0])
         run, steps = self._runs.get(task.name, (None, 1))
@@ -73,27 +71,24 @@ class SweepTasks:
         if not self._console.is_terminal:
             self._display.log(f"{task.name}: started")
 
-    def postponed(self, task: Task, error: BaseException, verdict: RetryDecision) -> None:
+    def postponed(self, task: Task, error: BaseException, verdict: RetryDecision, attempts: int) -> None:
         """Logs a failure that is retried."""
         self._display.remove(task.name)
         if verdict == RetryDecision.WHEN_FREE:
-            self._attempts[task.name] -= 1
             self._display.log(
                 f"{task.name}: waiting again, because others took the devices first ({message_of(error)})"
             )
             return
-        number = f"{self._attempts[task.name] + 1} of {MAX_ATTEMPTS}"
-        self._display.log(f"{task.name}: failed: {message_of(error)}; attempt {number} follows")
+        self._display.log(f"{task.name}: failed: {message_of(error)}; attempt {attempts + 1} of {MAX_ATTEMPTS} follows")
 
-    def ended(self, task: Task, error: BaseException | None) -> None:
+    def ended(self, task: Task, error: BaseException | None, attempts: int) -> None:
         """Logs the result of a task, and records a failure: a sentence here, a bug's traceback in the member's log."""
         self._display.end(task.name)
         self._display.log(f"{task.name}: {'done' if error is None else f'failed: {message_of(error)}'}")
         if error is None:
             return
-        tries = self._attempts.get(task.name, 0)
-        attempts = f" {tries} times, the last time" if tries > 1 and isinstance(error, MemberError) else ""
-        self.failures.append(f"{task.name} failed{attempts}: {message_of(error)}")
+        times = f" {attempts} times, the last time" if attempts > 1 and isinstance(error, MemberError) else ""
+        self.failures.append(f"{task.name} failed{times}: {message_of(error)}")
         if not isinstance(error, SuiteError):
             with self._log_path(task.name.partition(" ")[2]).open("a") as log_file:
                 traceback.print_exception(error, file=log_file)
@@ -117,7 +112,7 @@ class SweepTasks:
         slug = self._logs / member.folder.replace("/", "-")
         spec = MemberSpec(
             "train", member.folder, member.experiment.to_toml(), self._launcher, f"{slug}.outcome.json",
-            f"{slug}.at-work", member.scoring,
+            f"{slug}.started", member.scoring,
         )  # fmt: skip
         tasks = []
         if not pending.trained:

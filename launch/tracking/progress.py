@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from launch.error_log import log_error
+from suite.log import Log
 from suite.training.periodic import PeriodicThread
 
 MARK = "@gpipe-progress "
@@ -35,7 +36,7 @@ SILENT_S = 2.0
 
 
 @contextmanager
-def log_when_long(what: str, log: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+def log_when_long(what: str, log: Log) -> Iterator[Callable[[str], None]]:
     """A context for work that is usually short. It logs the elapsed time after ``SILENT_S`` seconds, after twice as
     many, and so on, and when the work reaches another part. Yields a function that sets the name of the current part.
     """
@@ -61,7 +62,7 @@ def log_when_long(what: str, log: Callable[[str], None]) -> Iterator[Callable[[s
         thread.end()
 
 
-def log_by_part(what: str, log: Callable[[str], None]) -> Callable[[int, int, str], None]:
+def log_by_part(what: str, log: Log) -> Callable[[int, int, str], None]:
     """Returns a function to call before each part of long work. It logs the part, the number of parts, and the
     estimated time left, from the mean of the finished parts."""
     start = time.monotonic()
@@ -102,18 +103,23 @@ def read_update(line: str) -> Update | None:
         return None
 
 
-class ProgressView(Protocol):
-    """Shows progress."""
+class ProgressView(ABC):
+    """Shows a run's progress on a console."""
 
-    def start(self) -> None:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def start(self) -> None:  # noqa: B027
         """Starts the display."""
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027
         """Stops the display; its last state stays visible."""
 
     def log(self, text: str) -> None:
         """Prints a line above the display."""
+        self._console.print(text)
 
+    @abstractmethod
     def show(self, update: Update) -> None:
         """Shows the run's progress."""
 
@@ -123,11 +129,11 @@ def progress_view(console: Console) -> ProgressView:
     return MarkedLines(console) if os.environ.get(FOLLOWED) == "1" else Bar(console)
 
 
-class Bar:
+class Bar(ProgressView):
     """A bar in a terminal, otherwise at most ten lines per run."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._bar = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[numbers]}"),
             TimeElapsedColumn(), console=console, transient=False, disable=not console.is_terminal,
@@ -136,16 +142,10 @@ class Bar:
         self._printed = 0
 
     def start(self) -> None:
-        """Starts the bar."""
         self._bar.start()
 
     def stop(self) -> None:
-        """Stops the bar; its last state stays visible."""
         self._bar.stop()
-
-    def log(self, text: str) -> None:
-        """Prints a line above the bar."""
-        self._bar.console.print(text)
 
     def show(self, update: Update) -> None:
         """Updates the bar; without a terminal, prints a line for every tenth of the run."""
@@ -160,22 +160,12 @@ class Bar:
             self._console.print(f"step {update.step}/{update.steps}  {update.numbers}")
 
 
-class MarkedLines:
+class MarkedLines(ProgressView):
     """Prints marked lines, from which a bar can be drawn on another machine."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._next = 0.0
-
-    def start(self) -> None:
-        """Does nothing."""
-
-    def stop(self) -> None:
-        """Does nothing."""
-
-    def log(self, text: str) -> None:
-        """Prints a line."""
-        self._console.print(text)
 
     def show(self, update: Update) -> None:
         """Prints the update, at most every ``EVERY_S`` seconds; the last one always."""

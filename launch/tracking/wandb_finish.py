@@ -7,23 +7,26 @@ because the command must not wait longer than ``LIMIT_S`` if wandb hangs.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from experiments.registry import read_experiment
 from launch.runs.store import RunFolder
-from launch.tracking.logged import run_logged
+from suite.log import Log
 from suite.training.wandb_run import Identity, wandb_mode
 
 LIMIT_S = 150
 """Seconds for the process; up to 80 of them to open the run and to upload its remaining data."""
 
 
-def publish(run: RunFolder, what: str, log: Callable[[str], None]) -> None:
+def publish(run: RunFolder, what: str, log: Log) -> None:
     """Adds ``what``, ``end`` or ``scores``, to a run's wandb run if it has one. A failure is only logged."""
     mode = wandb_mode(read_experiment(run.experiment.read_text()).tracking)
-    if Identity.of(run.path) is None or mode == "disabled":
+    if Identity.read(run.path) is None or mode == "disabled":
         return
     command = [sys.executable, "-m", "launch.tracking.wandb_writer", str(run.path), what, mode]
     try:
@@ -38,3 +41,25 @@ def publish(run: RunFolder, what: str, log: Callable[[str], None]) -> None:
 def _last_line(log_file: Path) -> str:
     lines = log_file.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it printed nothing"
+
+
+def run_logged(command: list[str], run: RunFolder, limit_s: float, **variables: str) -> int | None:
+    """Runs a command with its output in a log file of a run's folder; returns its exit code, None after ``limit_s``.
+
+    On a timeout it kills the whole process group, because wandb starts a child process.
+    """
+    run.wandb_log.parent.mkdir(exist_ok=True)
+    with run.wandb_log.open("a") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | variables,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from launch.runs.store import RUNS, RunFolder, find_run, run_lock
-from launch.tracking.logged import run_logged
+from launch.tracking.wandb_finish import run_logged
 from suite.errors import SettingError, TrackingError
 from suite.training.wandb_run import has_key
 

@@ -69,7 +69,7 @@ ADDED: dict[str, Callable[[RunFolder, Any], None]] = {"end": _add_end, "scores":
 def main(folder: str, what: str, mode: str) -> None:
     """Adds the results ``what``; exits with a message if that fails."""
     run = RunFolder(Path(folder))
-    identity = Identity.of(run.path)
+    identity = Identity.read(run.path)
     if identity is None:
         sys.exit(f"{folder} has no wandb run")
     # staging folder of artifacts, by default in the home directory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from experiments.base.experiment import Experiment
 from experiments.planning.neighbours import shrunk_to
 from experiments.planning.plan_report import PlanReport, in_figures
-from experiments.planning.planner import make, row_faults
+from experiments.planning.planner import plan_workload, row_faults
 from experiments.planning.timeline_plot import draw
 from experiments.registry import find, read_experiment, resolve
 from experiments.scaling.scale_choice import RequestedScale
@@ -52,15 +52,16 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     prepared = _prepare(chosen, console)
     if prepared != chosen:
         chosen = with_changes(find(name), prepared)
-    planned = _make_plan(chosen, settings, backend, console)
-    _train(new_run(name), chosen, planned, False, backend, console)
+    session = _Session(backend, console)
+    planned = session.plan(chosen, settings)
+    session.train(new_run(chosen.name), chosen, planned)
 
 
 def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launcher: str, console: Console) -> None:
     """Runs a resolved experiment; ``make_run`` creates its folder once it is planned. Raises as ``start`` does."""
-    chosen, backend = _prepare(chosen, console), select_backend(launcher)
-    planned = _make_plan(chosen, "", backend, console)
-    _train(make_run(), chosen, planned, False, backend, console)
+    chosen, session = _prepare(chosen, console), _Session(select_backend(launcher), console)
+    planned = session.plan(chosen)
+    session.train(make_run(), chosen, planned)
 
 
 def resume(name: str, settings: str, launcher: str, console: Console) -> None:
@@ -81,15 +82,15 @@ def resume(name: str, settings: str, launcher: str, console: Console) -> None:
             f'to train longer: {resume_command(run)} SET="train.steps={2 * chosen.train.steps}"'
         )
     list_checkpoints(checkpoint_location(run, before), lambda text: None)  # raises if there are some but none is valid
-    prepared = prepare_data(chosen, CACHE, _logger(console))
+    prepared = prepare_data(chosen, CACHE, console.print)
     if prepared != chosen.data:
         raise DataError(
             f"run {run.path} was trained on {chosen.data}, which is not available now; it cannot resume on "
             f"{prepared}. Restore the cache or the network and resume again"
         )
-    backend = select_backend(launcher)
-    planned = _make_plan(_with_planned_schedule(run, before, chosen), settings, backend, console)
-    _train(run, chosen, planned, True, backend, console)
+    session = _Session(select_backend(launcher), console)
+    planned = session.plan(_with_planned_schedule(run, before, chosen), settings)
+    session.train(run, chosen, planned, resumed=True)
 
 
 def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experiment) -> Experiment:
@@ -109,12 +110,12 @@ def _prepare(chosen: Experiment, console: Console) -> Experiment:
 
     Raises DataError when no data is available, CheckpointError when ``train.init_from`` names an unsuitable run.
     """
-    data = prepare_data(chosen, CACHE, _logger(console))
+    data = prepare_data(chosen, CACHE, console.print)
     changed = chosen if data == chosen.data else chosen.with_data(data)
     source = getattr(chosen.train, "init_from", None)
     if source is None:
         return changed
-    if not list_checkpoints(checkpoint_location_of_run(Path(source)), _logger(console)):
+    if not list_checkpoints(checkpoint_location_of_run(Path(source)), console.print):
         raise CheckpointError(f"{source} has no valid checkpoint; set train.init_from to a trained run")
     before = read_experiment((Path(source) / "experiment.toml").read_text())
     own, other = (asdict(experiment.model) for experiment in (changed, before))  # type: ignore[attr-defined]
@@ -132,20 +133,59 @@ def _data_of(chosen: Experiment) -> Path:
     return data_folder(chosen, CACHE).resolve()
 
 
-def _train(
-    run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, backend: Backend, console: Console
-) -> None:
-    advice = interrupts.advised(lambda: _after_interrupt(run, chosen), lambda: f"the run is finished: {run.path}")
-    with run_lock(run.path), advice:
-        console.print(f"folder: {run.path}")
-        state = RunState(run, chosen, planned, resumed, backend, console)
+@dataclass(frozen=True)
+class _Session:
+    """Plans and trains on one backend."""
+
+    backend: Backend
+    console: Console
+
+    def plan(self, chosen: Experiment, settings: str = "") -> PlanReport:
+        """Plans a run on the available devices and prints the plan. Raises PlanError when it does not fit."""
+        workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
+        notes = [f"{chosen.name} at scale {chosen.scale}; {workers} workers, {threads} threads each"]
+        find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen))
+        with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
+            work = workload(chosen, _data_of(chosen))
+            planned = plan_workload(work, self.backend.cluster(), find_costs, tuple(notes), settings, set_part)
+        for line in planned.lines():
+            self.console.print(line)
+        return planned
+
+    def train(self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool = False) -> None:
+        """Trains and prints a summary."""
+        advice = interrupts.advised(lambda: _after_interrupt(run, chosen), lambda: f"the run is finished: {run.path}")
+        with run_lock(run.path), advice:
+            self.console.print(f"folder: {run.path}")
+            state = RunState(run, chosen, planned, resumed, self.plan)
+            try:
+                self._run_workers(state)
+            finally:
+                if not interrupts.received():
+                    _show_trace(run, state.planned, self.console)
+            publish(run, "end", self.console.print)
+            _summarise(run, self.console)
+
+    def _run_workers(self, state: RunState) -> None:
+        """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers
+        have started: a resume that cannot start changes nothing."""
+        job, chosen = state.job, state.experiment
+        job.draft.write_text(chosen.to_toml())
+        if not job.resume:
+            check_unused(checkpoint_location(job.run, chosen))
+            job.draft.rename(job.run.experiment)
+            state.write_plan()
+        log = metrics_rank_logger(job.run.messages)
+        check = StepCheck(job.run, lambda: state.planned, log)
         try:
-            _launch(state, backend, console)
+            with (
+                Follower(job.run, chosen.train.steps, chosen.unit, self.console, check.step),
+                self.backend.started(job, state.planned.placement) as launcher,
+            ):
+                Supervisor(job, chosen, launcher, state.fit, log).run()
         finally:
-            if not interrupts.received():
-                _show_trace(run, state.planned, console)
-        publish(run, "end", _logger(console))
-        _summarise(run, console)
+            if not job.draft.exists():
+                state.write_plan()
 
 
 def _is_finished(run: RunFolder, chosen: Experiment) -> bool:
@@ -170,11 +210,11 @@ class RunState:
     """The current state of a run: experiment, plan and job. Lost devices may shrink them below what was requested."""
 
     def __init__(
-        self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, backend: Backend, console: Console
-    ) -> None:
-        self._requested, self._first_plan = chosen, planned
+        self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool,
+        make_plan: Callable[[Experiment], PlanReport],
+    ) -> None:  # fmt: skip
+        self._requested, self._first_plan, self._make_plan = chosen, planned, make_plan
         self.experiment, self.planned, self.job = chosen, planned, _job(run, chosen, planned, resumed)
-        self._backend, self._console = backend, console
 
     def fit(self, devices: int) -> tuple[Job, Experiment]:
         """Returns the job closest to the requested one that fits on ``devices`` devices.
@@ -185,7 +225,7 @@ class RunState:
         for experiment in shrunk_to(self._requested, devices):
             try:
                 if experiment != self._requested:
-                    planned = _make_plan(experiment, "", self._backend, self._console)
+                    planned = self._make_plan(experiment)
             except PlanError:
                 continue
             if experiment != self.experiment:
@@ -213,40 +253,6 @@ def _job(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool)
         run.path, _data_of(chosen), plan.layers_per_cell, plan.schedule_config, planned.cluster.kind == "gpu", resumed,
         step_s=plan.timeline.seconds,
     )  # fmt: skip
-
-
-def _launch(state: RunState, backend: Backend, console: Console) -> None:
-    """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers have
-    started: a resume that cannot start changes nothing."""
-    job, chosen = state.job, state.experiment
-    job.draft.write_text(chosen.to_toml())
-    if not job.resume:
-        check_unused(checkpoint_location(job.run, chosen))
-        job.draft.rename(job.run.experiment)
-        state.write_plan()
-    check = StepCheck(job.run, lambda: state.planned, metrics_rank_logger(job.run.messages))
-    try:
-        with (
-            Follower(job.run, chosen.train.steps, chosen.unit, console, check.step),
-            backend.started(job, state.planned.placement) as launcher,
-        ):
-            Supervisor(job, chosen, launcher, state.fit, metrics_rank_logger(job.run.messages)).run()
-    finally:
-        if not job.draft.exists():
-            state.write_plan()
-
-
-def _make_plan(chosen: Experiment, settings: str, backend: Backend, console: Console) -> PlanReport:
-    """Plans a run on the available devices and prints the plan. Raises PlanError when it does not fit."""
-    workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
-    notes = [f"{chosen.name} at scale {chosen.scale}; {workers} workers, {threads} threads each"]
-    find_costs = cost_model(CACHE / "costs", _logger(console), backend, _data_of(chosen))
-    with log_when_long(f"planning {chosen.name}", console.print) as set_part:
-        work = workload(chosen, _data_of(chosen))
-        planned = make(work, backend.cluster(), find_costs, tuple(notes), settings, set_part)
-    for line in planned.lines():
-        console.print(line)
-    return planned
 
 
 def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
@@ -287,7 +293,11 @@ def _summarise(run: RunFolder, console: Console) -> None:
 
 def _score(record: dict[str, Any]) -> str:
     """Returns the model's score on held-out data, next to the baseline."""
-    if record["measure"] == "accuracy":
+    measure = record["measure"]
+    if f"baseline_{measure}" not in record:
+        valid = record.get(f"valid_{measure}")
+        return "no held-out data to evaluate" if valid is None else f"held-out data: {measure} {valid:.4f}"
+    if measure == "accuracy":
         return (
             f"test accuracy: {record['valid_accuracy']:.2%}; baseline, always the most frequent class: "
             f"{record['baseline_accuracy']:.2%}"
@@ -300,7 +310,3 @@ def _score(record: dict[str, Any]) -> str:
         f"validation: {record['valid_nll']:.3f} nats per token; baseline without context: "
         f"{record['baseline_nll']:.3f} (unigram entropy of the same tokens); {compared}"
     )
-
-
-def _logger(console: Console) -> Callable[[str], None]:
-    return lambda text: console.print(text)

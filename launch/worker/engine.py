@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from launch.worker.distributed import GROUP_TIMEOUT_S
 from suite.pipeline.model.ties import TiedParameters, find_ties
 from suite.pipeline.model.topology import ProcessGroups, RankCoord, make_groups
 from suite.pipeline.runtime.executor import CellLinks, Executor
@@ -21,11 +22,7 @@ from suite.pipeline.schedule.flow_control import max_inflight_sends
 from suite.settings import OptimizerSettings
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
-from suite.training.loop import FIRST_DEADLINE
-from suite.training.optimizer import StageOptimizer, named_parameters
-
-GROUP_TIMEOUT = 300.0
-"""Timeout of a collective in seconds, unless planned steps are long; much longer than the wait for a checkpoint."""
+from suite.training.optimizer import StageOptimizer
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,6 @@ class Engine:
 
     executor: Executor
     optimizer: StageOptimizer
-    deadline: Deadline
     start: int
     notes: dict[str, Any]
 
@@ -57,46 +53,40 @@ def make_links(
     return links
 
 
-def assemble(
-    coord: RankCoord,
-    layers: Sequence[nn.Module],
-    loss: nn.Module,
-    cells: Sequence[range],
-    device: torch.device,
-    schedule_config: ScheduleConfig,
-    settings: OptimizerSettings,
-    seed: int,
-    find_checkpoint: Callable[[Stage], Checkpoint | None] = lambda _: None,
-    sync_batchnorm_stats: bool = True,
-    initialize: Callable[[Stage], None] = lambda _: None,
-    status: WorkerStatus | None = None,
-) -> Engine:
-    """Builds this worker's stage from every K-th of ``cells``, new or from the checkpoint that ``find_checkpoint``
-    returns. Every rank must call this.
+@dataclass(frozen=True)
+class PartitionedModel:
+    """A model on the meta device with its loss, the layers of each cell, and the schedule."""
 
-    Weights are loaded before DeepSpeed starts, because it may flatten them; optimizer state after. ``initialize`` may
-    fill a new stage with other weights. The executor reports its actions to ``status``.
+    layers: Sequence[nn.Module]
+    loss: nn.Module
+    cells: Sequence[range]
+    schedule_config: ScheduleConfig
+
+
+def assemble(
+    coord: RankCoord, model: PartitionedModel, device: torch.device, settings: OptimizerSettings, seed: int,
+    load_weights: Callable[[Stage], Checkpoint | None] = lambda _: None, sync_batchnorm_stats: bool = True,
+    status: WorkerStatus | None = None,
+) -> Engine:  # fmt: skip
+    """Builds this worker's stage from every K-th of the model's cells. Every rank must call this.
+
+    ``load_weights`` may fill the new stage with other weights; if it returns a checkpoint, optimizer state and step are
+    those of the checkpoint. Weights are loaded before DeepSpeed starts, because it may flatten them; optimizer state
+    after. The executor reports its actions to ``status``.
     """
-    deadline = status.deadline if status is not None else Deadline(FIRST_DEADLINE)
-    timeout = max(GROUP_TIMEOUT, deadline.seconds)
-    groups = make_groups(coord, timeout, communicating_pairs(find_skips(layers), cells, coord.stages))
-    own_cells, own_loss = cells[coord.stage :: coord.stages], loss if coord.is_last else None
+    status = status or WorkerStatus()
+    layers, cells, schedule_config = model.layers, model.cells, model.schedule_config
+    timeout_s = max(GROUP_TIMEOUT_S, status.deadline.seconds)
+    groups = make_groups(coord, timeout_s, communicating_pairs(find_skips(layers), cells, coord.stages))
+    own_cells, own_loss = cells[coord.stage :: coord.stages], model.loss if coord.is_last else None
     stage = Stage(layers, own_cells, own_loss, device, settings.precision, seed, schedule_config.defers_weight_grads)
-    loaded = find_checkpoint(stage)
-    if loaded is not None:
-        checkpoint.load_values(loaded, stage)
-    else:
-        initialize(stage)
-    parameters = named_parameters(stage.indices, stage.layers)
-    ties = TiedParameters(find_ties(layers, cells, coord.stages), coord, parameters, timeout)
+    loaded = load_weights(stage)
+    ties = TiedParameters(find_ties(layers, cells, coord.stages), coord, stage.named_parameters(), timeout_s)
     ties.broadcast_owner()
-    optimizer = StageOptimizer(
-        stage.layers, parameters, len(layers), ties, coord, groups, device, settings, stage.running_stats,
-        sync_batchnorm_stats,
-    )  # fmt: skip
+    optimizer = StageOptimizer(stage, len(layers), ties, coord, groups, settings, sync_batchnorm_stats)
     if loaded is not None:
-        checkpoint.load_optimizer(loaded, stage, optimizer)
-    links = make_links(coord, layers, cells, groups, device, deadline)
+        checkpoint.load_optimizer(loaded, optimizer)
+    links = make_links(coord, layers, cells, groups, device, status.deadline)
     executor = Executor(coord, stage, links, schedule_config, status)
     executor.reducer = optimizer.reducer
-    return Engine(executor, optimizer, deadline, loaded.step if loaded else 0, loaded.notes if loaded else {})
+    return Engine(executor, optimizer, loaded.step if loaded else 0, loaded.notes if loaded else {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from experiments.base.experiment import Experiment
+from experiments.custom.experiment import CustomExperiment
 from experiments.images.experiment import ImageExperiment
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.images.batches import ImageBatches
@@ -42,14 +43,17 @@ class DataSource(Protocol):
     def check(self, notes: dict[str, Any]) -> None:
         """Raises DataError when a checkpoint was trained on other data."""
 
-    def baseline(self, held_out: HeldOut) -> float:
-        """Returns the baseline score, without a model, on the held-out mini-batches. Call it on the last stage only."""
+    def baseline(self, held_out: HeldOut) -> float | None:
+        """Returns the baseline score, without a model, on the held-out mini-batches; None if the data has none. Call it
+        on the last stage only."""
 
 
 def data_source(experiment: Experiment, data: Path, coord: RankCoord) -> DataSource:
     """Returns the data source of an experiment's task."""
     if isinstance(experiment, TranslationExperiment):
         return TextSource(experiment, data, coord)
+    if isinstance(experiment, CustomExperiment):
+        return CustomSource(experiment, coord)
     assert isinstance(experiment, ImageExperiment), type(experiment)
     return ImageSource(experiment, data, coord)
 
@@ -60,15 +64,11 @@ class TextSource:
     def __init__(self, experiment: TranslationExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, self._train, self._pipeline = coord, experiment.train, experiment.pipeline
         self._batches: TranslationBatches | None = None
-        self._vocabulary: str | None = None
-        self._data: TextData | None = None
-        if coord.is_first or coord.is_last:
-            pipeline = experiment.pipeline
-            self._data = TextData.open(data)
-            self._vocabulary = self._data.digest
-            self._batches = TranslationBatches(
-                self._data, experiment.text, experiment.train, pipeline.replicas, pipeline.micro_batches
-            )
+        self._data = TextData.open(data) if coord.is_first or coord.is_last else None
+        self._vocabulary = self._data.digest if self._data is not None else None
+        if self._data is not None:
+            replicas, micro_batches = self._pipeline.replicas, self._pipeline.micro_batches
+            self._batches = TranslationBatches(self._data, experiment.text, self._train, replicas, micro_batches)
 
     def batch(self, step: int) -> MiniBatch | None:
         """Source and target ids."""
@@ -76,10 +76,9 @@ class TextSource:
 
     def held_out(self) -> HeldOut:
         """A fixed sample of pairs."""
-        batches = None
-        if self._batches is not None:
-            batches = self._batches.held_out(self._train.valid_pairs, self._pipeline.micro_batches)
-        return _as_many(batches)
+        if self._batches is None:
+            return _as_many(None)
+        return _as_many(self._batches.held_out(self._train.valid_pairs, self._pipeline.micro_batches))
 
     def notes(self) -> dict[str, Any]:
         """The vocabulary."""
@@ -107,12 +106,10 @@ class ImageSource:
     """Images for the first stage, labels for the last."""
 
     def __init__(self, experiment: ImageExperiment, data: Path, coord: RankCoord) -> None:
-        self._coord = coord
-        self._data: ImageData | None = None
+        self._coord, pipeline = coord, experiment.pipeline
         self._batches: ImageBatches | None = None
-        if coord.is_first or coord.is_last:
-            pipeline = experiment.pipeline
-            self._data = ImageData.open(data)
+        self._data = ImageData.open(data) if coord.is_first or coord.is_last else None
+        if self._data is not None:
             self._batches = ImageBatches(
                 self._data, experiment.images, experiment.train, pipeline.replicas, pipeline.micro_batches
             )
@@ -129,25 +126,59 @@ class ImageSource:
 
     def notes(self) -> dict[str, Any]:
         """The image set, which determines the classes."""
-        return {"images": self._data.facts.source if self._data is not None else None}
+        return {"images": self._data.info.source if self._data is not None else None}
 
     def counts(self) -> dict[str, int]:
         """Images of each split."""
         assert self._data is not None
-        return self._data.facts.counts
+        return self._data.info.counts
 
     def check(self, notes: dict[str, Any]) -> None:
         """Compares image sets: another one has other classes."""
-        if notes and self._data is not None and notes.get("images") != self._data.facts.source:
+        if notes and self._data is not None and notes.get("images") != self._data.info.source:
             raise DataError(
-                f"the checkpoint was trained on {notes.get('images')}, not on {self._data.facts.source}; "
-                "start a new run"
+                f"the checkpoint was trained on {notes.get('images')}, not on {self._data.info.source}; start a new run"
             )
 
     def baseline(self, held_out: HeldOut) -> float:
         """The share of the most frequent class."""
         assert self._data is not None
-        return max(self._data.facts.shares)
+        return max(self._data.info.shares)
+
+
+class CustomSource:
+    """The data of a TrainSpec."""
+
+    def __init__(self, experiment: CustomExperiment, coord: RankCoord) -> None:
+        self._coord, self._pipeline, self._spec = coord, experiment.pipeline, experiment.spec
+        self._batches = experiment.batches() if coord.is_first or coord.is_last else None
+
+    def batch(self, step: int) -> MiniBatch | None:
+        """Inputs and targets."""
+        if self._batches is None:
+            return None
+        return self._batches.share(step, self._coord.replica, self._pipeline.replicas, self._pipeline.micro_batches)
+
+    def held_out(self) -> HeldOut:
+        """The held-out rows, if there are any."""
+        if self._spec.valid is None:
+            return []
+        return _as_many(None if self._batches is None else [*self._batches.held_out(self._pipeline.micro_batches)])
+
+    def notes(self) -> dict[str, Any]:
+        """Nothing: the function may read its data from elsewhere after a move."""
+        return {}
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each data set."""
+        sets = {"train": self._spec.train, "valid": self._spec.valid}
+        return {name: len(data) for name, data in sets.items() if isinstance(data, Sized)}
+
+    def check(self, notes: dict[str, Any]) -> None:
+        """Accepts any checkpoint: loading it compares the layers."""
+
+    def baseline(self, held_out: HeldOut) -> None:
+        """None: what a model without input would score depends on the task."""
 
 
 def _as_many(batches: Sequence[MiniBatch] | None) -> HeldOut:

@@ -18,7 +18,6 @@ import struct
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from pydantic import TypeAdapter
 
@@ -26,7 +25,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.training.periodic import PeriodicThread
 
-PERIOD = 1.0
+PERIOD_S = 1.0
 _SIZE = 1024
 _CURRENT = struct.Struct("<qqqqqd16s")
 """Tail of the file: attempt, actions begun, step, first step (-1 for none), steps done, action timeout, action."""
@@ -81,7 +80,7 @@ class HeartbeatWriter:
         self._path, self._coord, self._attempt = path_of(folder, coord.replica, coord.stage), coord, attempt
         self._status, self._node, self._host = status, node, socket.gethostname()
         self._number = 0
-        self._thread = PeriodicThread(self._write_heartbeat, PERIOD, "heartbeats")
+        self._thread = PeriodicThread(self._write_heartbeat, PERIOD_S, "heartbeats")
 
     def __enter__(self) -> HeartbeatWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,9 +89,7 @@ class HeartbeatWriter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._thread.end()
         self._status.action = "failed" if error is not None else "finished"
         self._write_heartbeat()

@@ -14,7 +14,7 @@ import torch
 
 from suite.errors import DataError
 from suite.pipeline.model.microbatch import MiniBatch
-from suite.training.loop import FIRST_DEADLINE
+from suite.pipeline.runtime.worker_status import FIRST_ACTION_TIMEOUT_S
 
 
 class Prefetcher:
@@ -36,11 +36,11 @@ class Prefetcher:
             self._start_next(step)
         assert self._next is not None
         try:
-            batch = self._next[1].result(FIRST_DEADLINE)
+            batch = self._next[1].result(FIRST_ACTION_TIMEOUT_S)
         except FutureTimeoutError:
             raise DataError(
-                f"the mini-batch of step {step} was not ready within {FIRST_DEADLINE:.0f} s; check that the disk with "
-                "the prepared data responds"
+                f"the mini-batch of step {step} was not ready within {FIRST_ACTION_TIMEOUT_S:.0f} s; check that the "
+                "disk with the prepared data responds"
             ) from None
         self._next = None
         if batch is not None and step + 1 < self._steps:

@@ -23,7 +23,7 @@ def wandb_identity(
     ``checkpoint_id`` is the id in the checkpoint that the run resumes from. Runs of a sweep are grouped by the sweep's
     name, which is the name of their folder.
     """
-    previous, pipeline = Identity.of(run.path), experiment.pipeline
+    previous, pipeline = Identity.read(run.path), experiment.pipeline
     name, family = f"{experiment.name}/{run.path.name}", run.path.parent.name
     tags = (
         experiment.scale,

@@ -19,20 +19,20 @@ import torch.distributed as dist
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment
 from launch.runs.checkpoints import checkpoint_location, checkpoint_location_of_run
-from launch.runs.record import make_record, peak_memory, write_record
+from launch.runs.record import RunResult, peak_memory, write_record
 from launch.runs.store import RunFolder
 from launch.worker.cgroups import cpu_limit
-from launch.worker.engine import GROUP_TIMEOUT, Engine, assemble
+from launch.worker.distributed import GROUP_TIMEOUT_S
+from launch.worker.engine import Engine, PartitionedModel, assemble
 from launch.worker.feeds import DataSource, data_source
 from launch.worker.heartbeat import HeartbeatWriter
 from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
-from suite.errors import CheckpointError, ProgramError, StallError, SuiteError, Where, first_line
+from suite.errors import CheckpointError, FailureLocation, ProgramError, StallError, SuiteError, first_line
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
-from suite.pipeline.runtime.executor import Executor
-from suite.pipeline.runtime.fault_injection import planned_faults
+from suite.pipeline.runtime.fault_injection import inject_faults
 from suite.pipeline.runtime.p2p import Deadline, as_stall_error
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.worker_status import WorkerStatus
@@ -40,11 +40,11 @@ from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training import checkpoint
 from suite.training.layer_stats import LayerStats
-from suite.training.loop import STEPS_A_DEADLINE, Progress, TrainingSetup, evaluate, train
+from suite.training.loop import DEADLINE_STEPS, Progress, TrainingSetup, evaluate, train
 from suite.training.loss_spikes import LossSpikes
 from suite.training.system_metrics import SystemMetrics
 from suite.training.trace import TraceWriter
-from suite.training.trackers import JsonLines, Tracker
+from suite.training.trackers import MetricsFile, Tracker
 from suite.training.wandb_run import Wandb
 
 
@@ -77,7 +77,7 @@ class Job:
     @property
     def timeout_s(self) -> float:
         """Limit for a wait, a collective or an action, as long as no step has been measured."""
-        return max(GROUP_TIMEOUT, STEPS_A_DEADLINE * self.step_s)
+        return max(GROUP_TIMEOUT_S, DEADLINE_STEPS * self.step_s)
 
     def experiment(self) -> Experiment:
         """The resolved experiment. While a resumed run starts, its draft; on fewer devices than requested, the shrunk
@@ -98,9 +98,9 @@ def threads_of(experiment: Experiment) -> int:
 
 
 LOAD_TIMEOUT_S = 1800.0
-"""Seconds for all workers to read a checkpoint; each may be GROUP_TIMEOUT behind another."""
+"""Seconds for all workers to read a checkpoint; each may be GROUP_TIMEOUT_S behind another."""
 
-COLLATERAL_S = 2.0
+STALL_REPORT_DELAY_S = 2.0
 """Seconds by which a worker that lost its neighbour delays its report, so that the root cause is reported first."""
 
 
@@ -112,19 +112,18 @@ def work(job: Job, rank: int, node: str = "") -> None:
     experiment = job.experiment()
     coord = RankCoord(rank, experiment.pipeline.stages, experiment.pipeline.replicas)
     log_to(job.run.log(coord.replica, coord.stage))
-    faults = planned_faults(job.faults, coord, job.attempt, job.run.checkpoints)
-    status = WorkerStatus(Deadline(job.timeout_s), faults, action_timeout_s=job.timeout_s)
+    status = WorkerStatus(Deadline(job.timeout_s), action_timeout_s=job.timeout_s)
     with HeartbeatWriter(job.run.heartbeats, coord, job.attempt, status, node):
         try:
-            if status.faults is not None:
-                status.begin("start", None)
+            if job.faults:
+                inject_faults(job.faults, coord, job.attempt, job.run.checkpoints, status)
             _work(job, experiment, coord, status)
         except Exception as error:
             with suppress(OSError):  # the log may be on a full disk
                 traceback.print_exc()  # goes to this worker's log; the terminal shows one sentence
             reported = _as_reported_error(error, job, coord, status)
             if isinstance(reported, StallError):
-                time.sleep(COLLATERAL_S)
+                time.sleep(STALL_REPORT_DELAY_S)
             raise reported from error
 
 
@@ -138,12 +137,12 @@ def _as_reported_error(error: Exception, job: Job, coord: RankCoord, status: Wor
             return stall
     action, layer = status.action, status.layer
     log_file, host = str(job.run.log(coord.replica, coord.stage)), socket.gethostname()
-    where = Where(coord.replica, coord.stage, status.step, str(action), layer, host, log_file)
+    where = FailureLocation(coord.replica, coord.stage, status.step, str(action), layer, host, log_file)
     place = str(action) + (f" of step {status.step}" if status.step is not None else "")
     if isinstance(action, Action):
         place += f", micro-batch {action.micro_batch}"
     if layer is not None and status.stage is not None:
-        layer_type = type(status.stage.layers[status.stage.indices.index(layer)]).__name__
+        layer_type = type(status.stage.layer(layer)).__name__
         place += f", in layer {layer} ({layer_type})"
     elif isinstance(action, Action) and action.kind in "IBW" and status.stage is not None:
         cell = status.stage.cells[action.virtual_stage]
@@ -164,16 +163,13 @@ def _work(job: Job, experiment: Experiment, coord: RankCoord, status: WorkerStat
     context.batches.close()
     with status.waiting_for("the end of the run", job.timeout_s):
         held_out = context.source.held_out()
-        score = evaluate(engine.executor, held_out)
+        score = evaluate(engine.executor, held_out) if len(held_out) else None
         memory = peak_memory(job.use_gpu)
         if coord.is_metrics_rank:
             measure = experiment.measure
             scores = {f"valid_{measure}": score, f"baseline_{measure}": context.source.baseline(held_out)}
-            record = make_record(
-                job.run, experiment, context.layers, progress, scores, memory, context.wandb_run,
-                context.source.counts(),
-            )  # fmt: skip
-            write_record(job.run, record)
+            result = RunResult(progress, scores, memory, context.wandb_run, context.source.counts())
+            record = write_record(job.run, experiment, context.layers, result)
         dist.barrier()
         if coord.is_metrics_rank:
             context.system_metrics.sample()
@@ -201,19 +197,24 @@ def _build_context(job: Job, experiment: Experiment, coord: RankCoord, status: W
     layers, loss = experiment.build()
     device = torch.device("cuda", torch.cuda.current_device()) if job.use_gpu else torch.device("cpu")
 
-    def find_checkpoint(stage: Stage) -> checkpoint.Checkpoint | None:
-        if not job.resume:
-            return None
-        with status.waiting_for("all workers to read the checkpoint", LOAD_TIMEOUT_S):
-            return checkpoint.newest_valid(checkpoint_location(job.run, experiment), stage.indices, len(layers), log)
+    def load_weights(stage: Stage) -> checkpoint.Checkpoint | None:
+        loaded = None
+        if job.resume:
+            location = checkpoint_location(job.run, experiment)
+            with status.waiting_for("all workers to read the checkpoint", LOAD_TIMEOUT_S):
+                loaded = checkpoint.newest_valid(location, stage.indices, len(layers), log)
+        if loaded is not None:
+            checkpoint.load_values(loaded, stage)
+        else:
+            _initialize(experiment, stage, log)
+        return loaded
 
+    model = PartitionedModel(layers, loss, cell_ranges(job.cells, len(layers)), job.schedule_config)
+    sync_batchnorm_stats = getattr(experiment.train, "sync_batchnorm_stats", True)
     engine = assemble(
-        coord, layers, loss, cell_ranges(job.cells, len(layers)), device, job.schedule_config, experiment.optimizer,
-        experiment.train.seed, find_checkpoint, getattr(experiment.train, "sync_batchnorm_stats", True),
-        lambda stage: _initialize(experiment, stage, log), status,
-    )  # fmt: skip
+        coord, model, device, experiment.optimizer, experiment.train.seed, load_weights, sync_batchnorm_stats, status
+    )
     status.first_step = engine.start
-    _arm_faults(engine.executor)
     source = data_source(experiment, job.data, coord)
     source.check(engine.notes)
     dist.barrier()  # every worker has read the experiment, and its checkpoint if it resumes
@@ -226,14 +227,14 @@ def _build_context(job: Job, experiment: Experiment, coord: RankCoord, status: W
     run_id = _broadcast_run_id(wandb.run_id if wandb else None, coord)
     fixed = {"name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id} | source.notes()
     saver = checkpoint.Saver(
-        checkpoint.Storage(checkpoint_location(job.run, experiment)), engine.executor.stage, engine.optimizer, coord,
+        checkpoint.Storage(checkpoint_location(job.run, experiment)), engine.optimizer,
         lambda units: {"units": units} | fixed, log, engine.start,
     )  # fmt: skip
     schedule_key = str((experiment.pipeline, job.cells, job.schedule_config))
     trace = TraceWriter(job.run.traces, coord, device, engine.start, experiment.trace, schedule_key)
     batches = Prefetcher(source.batch, experiment.train.steps, engine.executor.prefetch_shapes)
     setup = TrainingSetup(
-        engine.executor, engine.optimizer, engine.deadline, batches, saver, trackers, trace,
+        engine.executor, engine.optimizer, batches, saver, trackers, trace,
         experiment.unit, experiment.measure, _layer_stats(job, experiment, engine), log,
     )  # fmt: skip
     return TrainingContext(layers, engine, source, batches, setup, system_metrics, run_id)
@@ -245,17 +246,6 @@ def _layer_stats(job: Job, experiment: Experiment, engine: Engine) -> LayerStats
         return None
     path = job.run.layers if engine.executor.coord.is_metrics_rank else None
     return LayerStats(engine.executor, every, engine.start, path)
-
-
-def _arm_faults(executor: Executor) -> None:
-    """Connects a test's planned faults with the layers and links."""
-    faults = executor.status.faults
-    if faults is None:
-        return
-    faults.arm(dict(zip(executor.stage.indices, executor.stage.layers, strict=True)))
-    for links in executor.links:
-        if links.p2p is not None and faults.latest:
-            links.p2p.delay = faults.delay_message
 
 
 def _initialize(experiment: Experiment, stage: Stage, log: Callable[[str], None]) -> None:
@@ -276,7 +266,7 @@ def _trackers(
     identity = wandb_identity(job.run, experiment, job.schedule_config, engine.notes.get("wandb_run"))
     config = wandb_config(experiment, job.cells, job.schedule_config, job.step_s)
     wandb = Wandb(job.folder, experiment.tracking, identity, config, log, system_metrics.latest)
-    return [JsonLines(job.run.metrics, engine.start), LossSpikes(job.run.spikes, engine.start, log), wandb], wandb
+    return [MetricsFile(job.run.metrics, engine.start), LossSpikes(job.run.spikes, engine.start, log), wandb], wandb
 
 
 def _broadcast_run_id(run_id: str | None, coord: RankCoord) -> str | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from suite.decoding.kv_cache import BeamUpdate
-from suite.errors import NumbersError
+from suite.errors import NonFiniteError
 
 SIZE, LENGTH_PENALTY = 4, 0.6
 
@@ -42,13 +42,13 @@ class Beam:
 
     def advance(self, logits: Tensor) -> BeamUpdate:
         """Processes the logits (sentences * hypotheses, vocabulary) of each hypothesis's last token and returns how the
-        group continues. Raises NumbersError for NaN.
+        group continues. Raises NonFiniteError for NaN.
         """
         self._to(logits.device)
         sentences, hypotheses = self._scores.shape
         log_probabilities = logits.float().log_softmax(-1).view(sentences, hypotheses, -1) + self._scores[..., None]
         if log_probabilities.isnan().any():
-            raise NumbersError("the model's logits are not all numbers; decode an earlier checkpoint of the run")
+            raise NonFiniteError("the model's logits are not all numbers; decode an earlier checkpoint of the run")
         words = log_probabilities.shape[-1]
         scores, places = log_probabilities.flatten(1).topk(min(self._size, hypotheses * words))
         parents, tokens = places // words, places % words

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 HYPOTHESES = 256
 """The most in a group: enough for large matrix products; their logits of 64,000 words take 64 MiB."""
 
@@ -17,9 +14,3 @@ def group_by_length(sources: Sequence[Sequence[int]], beam: int) -> list[list[in
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
     rows = max(1, HYPOTHESES // beam)
     return [order[start : start + rows] for start in range(0, len(order), rows)]
-
-
-def pad_to_rectangle(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
-    """Returns the rows as one int64 tensor (rows, longest), padded at the right."""
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows], dtype=torch.int64)

@@ -1,4 +1,6 @@
-"""BLEU and chrF by sacreBLEU for each direction, and their macro averages over languages.
+"""BLEU and chrF by sacreBLEU for each direction, and their macro averages over languages and over thirds of them.
+
+Thirds by the size of a language's text stand for the paper's high- and low-resource languages.
 
 BLEU uses sacreBLEU's default tokenizer 13a for every language. For scripts without spaces between words (Chinese,
 Japanese, Thai) it means little; use chrF there, which counts characters.
@@ -8,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from suite.evaluation.thirds import THIRDS, Third
+Third = Literal["high", "middle", "low"]
+THIRDS: tuple[Third, ...] = ("high", "middle", "low")
 
 FEWEST_PAIRS = 50
 """Fewest test pairs of a reported language; with fewer a score is noise."""
@@ -24,6 +28,20 @@ class Scores:
 
     bleu: float
     chrf: float
+
+
+def thirds(sizes: Mapping[str, int]) -> dict[str, Third]:
+    """Returns the third of each language, sorted by descending number of training pairs, then by name.
+
+    If three does not divide the number of languages, the first thirds get one more.
+    """
+    order = sorted(sizes, key=lambda language: (-sizes[language], language))
+    base, extra = divmod(len(order), 3)
+    third_of: dict[str, Third] = {}
+    for at, third in enumerate(THIRDS):
+        start = at * base + min(at, extra)
+        third_of |= dict.fromkeys(order[start : start + base + (at < extra)], third)
+    return third_of
 
 
 def one_line(text: str) -> str:

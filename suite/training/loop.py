@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from suite.errors import NumbersError
+from suite.errors import NonFiniteError
+from suite.log import Log
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.nonfinite import find_nonfinite
-from suite.pipeline.runtime.p2p import Deadline
-from suite.pipeline.runtime.worker_status import FIRST_ACTION_TIMEOUT_S
 from suite.settings import LoopSettings
 from suite.training.layer_stats import LayerStats
 from suite.training.optimizer import StageOptimizer, StepResult
 from suite.training.trace import TraceWriter
 from suite.training.trackers import Tracker
 
-FIRST_DEADLINE = FIRST_ACTION_TIMEOUT_S
-"""Longest wait in seconds before the first step has been measured."""
-
-SHORTEST_DEADLINE, STEPS_A_DEADLINE = 60.0, 10.0
-"""Later waits: ten steps, and at least 60 s. Longer than the supervisor allows for one action
-(``suite.pipeline.runtime.worker_status``), so that the supervisor finds the cause before the waiting workers fail."""
+MIN_DEADLINE_S, DEADLINE_STEPS = 60.0, 10.0
+"""The longest wait for a message after the first step: ten steps, and at least 60 s. Longer than the supervisor
+allows for one action (``suite.pipeline.runtime.worker_status``), so that the supervisor finds the cause before the
+waiting workers fail."""
 
 SAVE_TIMEOUT_S = 420.0
 """Longest save point: three waits of ``checkpoint.Saver`` for the previous save, and the copy."""
@@ -59,10 +56,8 @@ class TrainingSetup:
 
     executor: Executor
     optimizer: StageOptimizer
-    deadline: Deadline
     batches: Callable[[int], MiniBatch | None]
-    saver: Saving | None
-    """None to save nothing."""
+    saver: Saving
     trackers: Sequence[Tracker]
     """Empty on all workers but the metrics rank."""
     trace: TraceWriter | None = None
@@ -71,7 +66,7 @@ class TrainingSetup:
     measure: str = "nll"
     """Name of the metric that the loss reports per unit, beside its objective."""
     layer_stats: LayerStats | None = None
-    log: Callable[[str], None] = print
+    log: Log = print
     """Prints a line for the user."""
 
 
@@ -88,57 +83,65 @@ class Progress:
 def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> Progress:
     """Trains from ``progress`` to ``settings.steps``.
 
-    Raises NumbersError, on all workers in the same step, after more than ``max_nonfinite_steps`` steps in a row with
+    Raises NonFiniteError, on all workers in the same step, after more than ``max_nonfinite_steps`` steps in a row with
     non-finite numbers; StallError when a neighbour does not send in time; CheckpointError when checkpoints cannot be
     written.
     """
-    nonfinite_steps, status = 0, worker.executor.status
+    nonfinite_steps = 0
     for step in range(progress.step, settings.steps):
-        begin = time.perf_counter()
-        status.begin("batch", step)
-        recorder = worker.trace.recorder(step) if worker.trace is not None else None
-        with status.allow(SHORTEST_DEADLINE):
-            batch = worker.batches(step)
-        worker.executor.recorder = recorder
-        with worker.layer_stats.recording(step) if worker.layer_stats is not None else nullcontext():
-            sums = worker.executor.train(batch, step)
-        status.begin("update", step)
-        with status.waiting_for("the other workers' gradients and norms"):
-            result = worker.optimizer.update(sums, step, recorder)
-            if worker.layer_stats is not None:
-                worker.layer_stats.write(step, result.layer_norms)
-        if worker.trace is not None and recorder is not None:
-            worker.trace.write(step, recorder)
-        seconds = time.perf_counter() - begin
-        worker.deadline.seconds = max(SHORTEST_DEADLINE, STEPS_A_DEADLINE * seconds)
-        status.step_done(seconds)
+        batch, result, seconds = _train_step(worker, step)
         progress.step, progress.seconds = step + 1, progress.seconds + seconds
         nonfinite_steps = 0 if result.applied else nonfinite_steps + 1
         origin = "" if result.applied else _find_nonfinite(worker, batch, step, result)
         if batch is not None:
             progress.units += int(batch.weight)
             _record(worker, progress, result, batch.weight, seconds)
-        if worker.saver is not None:
-            worker.saver.stepped(progress.step, result.applied)
+        worker.saver.stepped(progress.step, result.applied)
         if nonfinite_steps > settings.max_nonfinite_steps:
-            if worker.saver is not None:
-                status.begin("save", step)
-                with status.waiting_for("the checkpoint", SAVE_TIMEOUT_S):
-                    worker.saver.settle()
-            raise NumbersError(
+            with _saving(worker, step):
+                worker.saver.settle()
+            raise NonFiniteError(
                 f"{nonfinite_steps} steps in a row had non-finite numbers, {settings.max_nonfinite_steps} are allowed; "
                 f"stopped at step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
             )
-        if worker.saver is not None and progress.step % settings.checkpoint_every == 0:
-            status.begin("save", step)
-            with status.waiting_for("the checkpoint", SAVE_TIMEOUT_S):
+        if progress.step % settings.checkpoint_every == 0:
+            with _saving(worker, step):
                 worker.saver.save(progress.step, progress.units)
-    if worker.saver is not None:
-        status.begin("save", None)
-        with status.waiting_for("the last checkpoint", LAST_SAVE_TIMEOUT_S):
-            worker.saver.finish(progress.step, progress.units)
-    status.begin("end", None)
+    with _saving(worker, None, "the last checkpoint", LAST_SAVE_TIMEOUT_S):
+        worker.saver.finish(progress.step, progress.units)
+    worker.executor.status.begin("end", None)
     return progress
+
+
+def _train_step(worker: TrainingSetup, step: int) -> tuple[MiniBatch | None, StepResult, float]:
+    """Trains one step. Returns its mini-batch, its result and its seconds."""
+    begin, status = time.perf_counter(), worker.executor.status
+    status.begin("batch", step)
+    recorder = worker.trace.recorder(step) if worker.trace is not None else None
+    with status.allow(MIN_DEADLINE_S):
+        batch = worker.batches(step)
+    worker.executor.recorder = recorder
+    with worker.layer_stats.recording(step) if worker.layer_stats is not None else nullcontext():
+        sums = worker.executor.train(batch, step)
+    status.begin("update", step)
+    with status.waiting_for("the other workers' gradients and norms"):
+        result = worker.optimizer.update(sums, step, recorder)
+        if worker.layer_stats is not None:
+            worker.layer_stats.write(step, result.layer_norms)
+    if worker.trace is not None and recorder is not None:
+        worker.trace.write(step, recorder)
+    seconds = time.perf_counter() - begin
+    status.deadline.seconds = max(MIN_DEADLINE_S, DEADLINE_STEPS * seconds)
+    status.step_done(seconds)
+    return batch, result, seconds
+
+
+def _saving(
+    worker: TrainingSetup, step: int | None, what: str = "the checkpoint", timeout_s: float = SAVE_TIMEOUT_S
+) -> AbstractContextManager[None]:
+    """Returns a context for a save point."""
+    worker.executor.status.begin("save", step)
+    return worker.executor.status.waiting_for(what, timeout_s)
 
 
 def _find_nonfinite(worker: TrainingSetup, batch: MiniBatch | None, step: int, result: StepResult) -> str:

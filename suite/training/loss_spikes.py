@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from suite.log import Log
 from suite.training.jsonl import reopen
 from suite.training.trackers import Values
 
@@ -31,7 +32,7 @@ _NORMAL = 1.4826
 class LossSpikes:
     """A tracker that records loss spikes and logs the first step of each."""
 
-    def __init__(self, path: Path, start: int, log: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, start: int, log: Log) -> None:
         """``start`` is the step that the run resumes from."""
         self._file, self._log = reopen(path, start), log
         self._last: deque[float] = deque(maxlen=WINDOW)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -51,9 +50,7 @@ class SystemMetrics:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread.end():
             self._write()
             self._lines.close()

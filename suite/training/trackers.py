@@ -25,7 +25,7 @@ class Tracker(Protocol):
         """Records the end of the run."""
 
 
-class JsonLines:
+class MetricsFile:
     """``metrics.jsonl``: one line per step. Drops lines after the step that a run resumes from."""
 
     def __init__(self, path: Path, start: int) -> None:

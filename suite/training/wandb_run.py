@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from suite.log import Log
 from suite.paths import write_atomically
 from suite.settings import TrackingSettings
 from suite.training.trackers import Values
@@ -42,7 +43,7 @@ class Identity:
     """None until the run is first opened."""
 
     @staticmethod
-    def of(folder: Path) -> Identity | None:
+    def read(folder: Path) -> Identity | None:
         """Reads the identity from a run's folder; None if it is missing or unreadable."""
         try:
             values = json.loads((folder / "wandb.json").read_text())
@@ -50,7 +51,7 @@ class Identity:
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def keep(self, folder: Path) -> None:
+    def write(self, folder: Path) -> None:
         """Writes the identity to a run's folder, atomically."""
         write_atomically(folder / "wandb.json", json.dumps(asdict(self), indent=1) + "\n")
 
@@ -97,7 +98,7 @@ class Wandb:
 
     def __init__(
         self, folder: Path, settings: TrackingSettings, identity: Identity, config: dict[str, Any],
-        log: Callable[[str], None], extra: Callable[[], Values] = dict,
+        log: Log, extra: Callable[[], Values] = dict,
     ) -> None:  # fmt: skip
         """``extra`` returns further metrics to log with a step. It must not block."""
         self._run: Any = None
@@ -107,7 +108,7 @@ class Wandb:
             return
         try:
             self._run = open_run(folder, mode, identity, config)
-            replace(identity, id=self.run_id).keep(folder)
+            replace(identity, id=self.run_id).write(folder)
         except Exception as error:
             self._disable(error)
 

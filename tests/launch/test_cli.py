@@ -11,7 +11,7 @@ import pytest
 
 from experiments.registry import experiments
 from experiments.sweeps.registry import SWEEPS
-from launch import cli
+from launch import cli, completion
 from launch.runs.listing import TABLES
 
 
@@ -59,6 +59,9 @@ def test_the_list_of_commands_is_fixed():
     ("arguments", "parts"),
     [
         (["experiment", "t128_6"], ["t128_6", "did you mean t128_6b"]),
+        (["experiment", "t128_6b", "--scale", "laptp"], ["unknown scale 'laptp'; did you mean laptop?"]),
+        (["resume", "nothing", "--launcher", "rai"], ["unknown launcher 'rai'; did you mean ray?"]),
+        (["plan", "t128_6b", "--format", "xml"], ["unknown format 'xml'; known names: json, text"]),
         (["experiment", "t128_6b", "--scale", "paper"], ["needs 128 GPUs", "GiB each", "there are", "CPU core"]),
         (["experiment", "t128_6b", "--set", "train.step=5"], ["train.step", "train.steps"]),
         (["experiment", "t128_6b", "--set", "train.steps=many"], ["train.steps", "integer", "many"]),
@@ -108,11 +111,11 @@ def test_the_list_of_commands_is_fixed():
 def test_an_error_of_the_user_is_one_sentence_and_exit_code_2(arguments, parts, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert gpipe(*arguments, monkeypatch=monkeypatch) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert "Traceback" not in printed
     for part in parts:
-        assert part in said, said
+        assert part in printed, printed
 
 
 @pytest.mark.parametrize(
@@ -126,10 +129,10 @@ def test_an_error_of_the_user_is_one_sentence_and_exit_code_2(arguments, parts, 
 def test_a_plan_is_for_the_cluster_of_ray_address(address, name, parts, monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert gpipe("plan", name, monkeypatch=monkeypatch) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
     for part in parts:
-        assert part in said
+        assert part in printed
 
 
 def test_a_plan_as_json_is_one_object_and_nothing_else(monkeypatch, capfd):
@@ -146,9 +149,9 @@ def test_a_plan_as_json_is_one_object_and_nothing_else(monkeypatch, capfd):
 def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch, capsys):
     monkeypatch.setattr(cli.console, "width", 200)
     assert gpipe("list", monkeypatch=monkeypatch) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name, parameters in [("t12_400m", "408,209,920"), ("t128_6b", "6,040,979,968")]:
-        assert any(name in line and parameters in line for line in said.splitlines())
+        assert any(name in line and parameters in line for line in printed.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -163,9 +166,9 @@ def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch, capsys):
 def test_without_a_name_the_choices_are_listed(command, names, monkeypatch, capsys):
     monkeypatch.setattr(cli.console, "width", 200)
     assert gpipe(command, monkeypatch=monkeypatch) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name in names:
-        assert name in said
+        assert name in printed
 
 
 def test_the_listed_tables_are_those_that_can_be_made(monkeypatch, capsys):
@@ -176,12 +179,12 @@ def test_the_listed_tables_are_those_that_can_be_made(monkeypatch, capsys):
 def test_the_list_fits_a_terminal_of_80_columns_without_breaking_a_word(monkeypatch, capsys):
     monkeypatch.setattr(cli.console, "width", 80)
     assert gpipe("list", monkeypatch=monkeypatch) == 0
-    said = capsys.readouterr().out.splitlines()
-    rows = [line for line in said if line.startswith(" t128_6b")]
+    printed = capsys.readouterr().out.splitlines()
+    rows = [line for line in printed if line.startswith(" t128_6b")]
     assert len(rows) == 1
     assert rows[0].split() == ["t128_6b", "131", "6,040,979,968", "16", "8", "256", "4,000,000", "tokens"]
-    assert all(len(line) <= 80 for line in said)
-    assert {"(Helsinki-NLP/opus-100):", "(ILSVRC/imagenet-1k):"} <= set(" ".join(said).split())
+    assert all(len(line) <= 80 for line in printed)
+    assert {"(Helsinki-NLP/opus-100):", "(ILSVRC/imagenet-1k):"} <= set(" ".join(printed).split())
 
 
 def test_the_page_of_settings_is_what_the_program_prints(monkeypatch, capsys):
@@ -201,13 +204,13 @@ def test_settings_fit_100_columns_also_in_a_pipe(monkeypatch, capsys):
 def test_settings_of_an_experiment_have_its_values(monkeypatch, capsys):
     arguments = ("settings", "t128_6b", "--scale", "paper", "--set", "train.steps=7")
     assert gpipe(*arguments, monkeypatch=monkeypatch) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 100 for line in said)
-    rows = [line.split()[:3] for line in said]
+    printed = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 100 for line in printed)
+    rows = [line.split()[:3] for line in printed]
     assert ["pipeline.stages", "1", "16"] in rows
     assert ["train.steps", "100", "7"] in rows
     assert ["model.layers", "required", "64"] in rows
-    assert "images.size" not in str(said)
+    assert "images.size" not in str(printed)
 
 
 def test_versions_are_printed_without_importing_what_they_are_of():
@@ -229,16 +232,25 @@ def test_each_shell_gets_a_completion_script(shell):
         ("gpipe exp", ["experiment", "export"]),
         ("gpipe experiment t1", ["t12_400m", "t128_6b"]),
         ("gpipe experiment t128_6b --set train.st", ["train.steps="]),
+        ("gpipe experiment t128_6b --scale p", ["paper"]),
     ],
 )
 def test_names_of_commands_experiments_and_settings_are_completed(words, completions):
     last = str(len(words.split()) - 1)
-    assert printed_lines(COMP_WORDS=words, COMP_CWORD=last, _GPIPE_COMPLETE="complete_bash") == completions
+    variables = {"COMP_WORDS": words, "COMP_CWORD": last, "_GPIPE_COMPLETE": "complete_bash"}
+    assert printed_lines(forbidden=("torch", "ray", "deepspeed"), **variables) == completions
 
 
 def test_the_last_of_several_settings_is_completed():
-    assert "train.steps=5 pipeline.stages=" in cli._setting_names("train.steps=5 pipel")
-    assert {"images.flip=", "text.corpus=", "score.beam="} <= {*cli._setting_names("")}
+    assert "train.steps=5 pipeline.stages=" in completion.complete_settings("train.steps=5 pipel")
+    assert {"images.flip=", "text.corpus=", "score.beam="} <= {*completion.complete_settings("")}
+
+
+def test_completion_has_all_names(monkeypatch):
+    assert sorted(completion.experiment_names()) == sorted(experiments())
+    from_page = completion.setting_names()
+    monkeypatch.setattr(completion, "SETTINGS_PAGE", Path("missing"))
+    assert from_page == completion.setting_names()
 
 
 def test_help_needs_neither_torch_nor_ray():
@@ -263,8 +275,8 @@ def test_a_failure_to_claim_a_jobs_secret_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("GPIPE_JOB", "j")
     monkeypatch.setattr("launch.backends.secrets.claim_secret", fail)
     assert gpipe("list", monkeypatch=monkeypatch) == 1
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("error: RuntimeError: no head; this is a defect of the suite")
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert printed.startswith("error: RuntimeError: no head; this is a defect of the suite")
 
 
 def test_any_other_exception_is_one_sentence_and_exit_code_1_with_its_traceback_in_a_log(monkeypatch, capsys, tmp_path):
@@ -273,7 +285,7 @@ def test_any_other_exception_is_one_sentence_and_exit_code_1_with_its_traceback_
 
     monkeypatch.setattr("launch.runs.listing.table", fail)
     assert gpipe("list", monkeypatch=monkeypatch) == 1
-    (said,) = capsys.readouterr().err.splitlines()
+    (printed,) = capsys.readouterr().err.splitlines()
     log = tmp_path / ".cache/errors.log"
-    assert said == f"error: ZeroDivisionError: a bug; this is a defect of the suite, the traceback is in {log}"
+    assert printed == f"error: ZeroDivisionError: a bug; this is a defect of the suite, the traceback is in {log}"
     assert "in fail\n" in log.read_text()

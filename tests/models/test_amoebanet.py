@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from experiments.report.paper import printed
+from experiments.report.paper import paper_numbers
 from models.amoebanet import AmoebaNetShape, layers
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
 from suite.pipeline.runtime.shape_inference import ShapeInference
 from suite.pipeline.runtime.skip import find_skips
 
-TABLE = printed("table1.amoebanet")
+TABLE = paper_numbers("table1.amoebanet")
 
 
 def on_meta(shape: AmoebaNetShape):

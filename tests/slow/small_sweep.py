@@ -1,8 +1,8 @@
-"""A sweep of tiny members, run as ``make sweep`` runs one: ``python -m tests.slow.small_sweep small``.
+"""A sweep of tiny members, run as by ``make sweep``: ``python -m tests.slow.small_sweep small``.
 
-twin-0, twin-1   one experiment twice, one device each: whatever happens to one, both have the same losses
+twin-0, twin-1   one experiment twice, one device each: both must have the same losses
 wide             two devices
-wrong            a learning rate that no training survives: a user's fault; only in the sweep ``faulty``
+wrong            a learning rate that is too high, a user's error; only in the sweep ``faulty``
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from launch import cli, interrupts
 from tests.slow.trial import TINY
 
 STEPS = 1000
-"""So many that one twin is at work still when the other, whose process may start seconds later, has saved."""
+"""Enough that one twin still runs when the other, which may start seconds later, has saved."""
 SETTINGS = f"pipeline.stages=1 train.steps={STEPS} train.checkpoint_every=10"
 
 
 def member(name, settings="", priority=0):
     run = for_laptop(find("t24_1_3b_wide"), Cluster(2, 2**33, "cpu"))
-    for some in (TINY, SETTINGS, settings):
-        run = run.with_settings(some)
+    for part in (TINY, SETTINGS, settings):
+        run = run.with_settings(part)
     return Member(f"small/{name}", name, run, priority=priority)
 
 
 class Small:
-    """The twins, and what else a test wants."""
+    """The twins, and other members."""
 
     scales = ()
 
@@ -48,12 +48,12 @@ class Small:
         return []
 
 
-for one in (
+for sweep in (
     Small("small"),
     Small("faulty", member("wrong", "optimizer.learning_rate=1e30 optimizer.warmup_steps=1 train.steps=60")),
     Small("mixed", member("wide", "pipeline.stages=2 train.steps=12", priority=2)),
 ):
-    SWEEPS[one.name] = one
+    SWEEPS[sweep.name] = sweep
 
 if __name__ == "__main__":
     interrupts.install()

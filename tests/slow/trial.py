@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from experiments.base.cluster import Cluster
 from experiments.registry import find
 from experiments.scaling.scales import for_laptop
-from launch.backends.processes import ProcessBackend
+from launch.backends.processes import ProcessLauncher
 from launch.runs.store import RunFolder
 from launch.supervision.supervisor import Supervisor
 from launch.worker.worker import Job, metrics_rank_logger
@@ -67,7 +67,7 @@ class Trial:
         return {(path.name, key): value for path in files for key, value in load_file(path).items()}
 
 
-class Watched(ProcessBackend):
+class Watched(ProcessLauncher):
     """Processes as they are, and a look before each attempt."""
 
     def __init__(self, each) -> None:

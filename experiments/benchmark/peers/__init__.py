@@ -1,1 +1,1 @@
-"""Others' pipelines behind one small interface, to be timed beside the suite's on the same work."""
+"""Other pipeline engines behind one small interface, timed beside the suite on the same workload."""

@@ -1,4 +1,4 @@
-"""Consecutive layers as one module, as most peers want a stage."""
+"""Consecutive layers as one module, which is what most peers take as a stage."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from experiments.benchmark.peers.peer import Gradients
-from experiments.benchmark.peers.work import SEED
+from experiments.benchmark.peers.workload import SEED
 from suite.pipeline.model.layers import Tensors, as_tuple, materialize
 from suite.pipeline.model.rng import initial_seed
 
 
 class Cell(nn.Module):
-    """Layers of the whole list, with the initial values that the suite's stages give them."""
+    """Consecutive layers of a model, with the same initial values as in the suite's stages."""
 
     def __init__(self, layers: Sequence[nn.Module], indices: range, recompute: bool = False) -> None:
-        """``layers`` are all of the model's, on the meta device. With ``recompute`` only the inputs are kept."""
+        """``layers`` are the whole model's, on the meta device. With ``recompute``, only the inputs are saved."""
         super().__init__()
         self.indices, self.recompute = indices, recompute
         cpu = torch.device("cpu")
         self.layers = nn.ModuleList(materialize(layers[index], initial_seed(SEED, index), cpu) for index in indices)
 
     def forward(self, *tensors: Any) -> Tensor | Tensors:
-        """Takes what the layer before returns, as several arguments or as one tuple."""
+        """Takes the outputs of the previous layer, as several arguments or as one tuple."""
         if len(tensors) == 1:
             tensors = as_tuple(tensors[0])
         if self.recompute and torch.is_grad_enabled():
-            # no layer here draws random numbers, so their state need not be kept
+            # no layer here draws random numbers, so the generator state need not be saved
             result: Tensor | Tensors = checkpoint(self._run, *tensors, use_reentrant=False, preserve_rng_state=False)
             return result
         return self._run(*tensors)
@@ -41,7 +41,7 @@ class Cell(nn.Module):
         return tensors[0] if len(tensors) == 1 else tensors
 
     def gradients(self) -> Gradients:
-        """Returns the gradients by (layer, name); zeros for a parameter that had no part in the loss."""
+        """Returns the gradients by (layer, name); zeros for a parameter that the loss does not depend on."""
         return {
             (index, name): torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for index, layer in zip(self.indices, self.layers, strict=True)
@@ -52,3 +52,19 @@ class Cell(nn.Module):
         """Drops the gradients."""
         for parameter in self.parameters():
             parameter.grad = None
+
+
+class CellRunner:
+    """The common part of peers that train cells: this worker's gradients are those of its cells."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.cells = cells
+
+    def gradients(self) -> Gradients:
+        """Returns the gradients of this worker's cells; empty if it has none."""
+        return {key: value for cell in self.cells for key, value in cell.gradients().items()}
+
+    def clear(self) -> None:
+        """Drops the gradients."""
+        for cell in self.cells:
+            cell.clear()

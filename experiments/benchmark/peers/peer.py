@@ -1,10 +1,10 @@
-"""A contender of the benchmark: an object in each worker process that can run one step.
+"""An entrant of the benchmark: an object in each worker process that can run one step.
 
-build(seat)    in every worker of the group, in the same order of contenders, as it may make process groups
-step()         forward and backward of one mini-batch of M micro-batches a replica, gradients averaged over replicas
-gradients()    what this worker then holds, by (layer, name): d loss / d parameter, the loss being the summed
-               objective of all replicas' micro-batches divided by the work's weight
-clear()        drops them
+build(context)    in every worker, in the same order of entrants, because it may make process groups
+step()            forward and backward of one mini-batch: M micro-batches per replica, gradients reduced over replicas
+gradients()       this worker's gradients by (layer, name): d loss / d parameter, where loss is the summed objective of
+                  all replicas' micro-batches, divided by the workload's weight
+clear()           drops the gradients
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from experiments.benchmark.peers.work import Work
+from experiments.benchmark.peers.workload import BenchWorkload
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import ProcessGroups, RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -25,7 +25,7 @@ Gradients = dict[tuple[int, str], Tensor]
 
 
 class Runner(Protocol):
-    """A contender in one worker process."""
+    """An entrant in one worker process."""
 
     def step(self) -> None:
         """Runs forward and backward of one mini-batch. Returns when this worker's part is done."""
@@ -39,21 +39,21 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class BenchContext:
-    """A contender's inputs in one worker."""
+    """An entrant's inputs in one worker."""
 
     coord: RankCoord
     groups: ProcessGroups
-    work: Work
+    work: BenchWorkload
     cells: dict[int, tuple[int, ...]]
-    """Layers of each part of the model, by the number of parts: K, and 2K for those with two stages a process."""
+    """Layers per cell, by the number of cells: K, and 2K for entrants with two stages per process."""
     plans: dict[str, tuple[tuple[int, ...], ScheduleConfig]]
-    """Cells and schedule of the planned contenders, by name."""
+    """Cells and schedule of the planned entrants, by name."""
     inputs: Tensors
-    """Of this replica's share of the mini-batch."""
+    """This replica's share of the mini-batch."""
     targets: Tensor
 
     def objective(self, loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-        """Returns (outputs, targets) of a micro-batch -> its part of the mini-batch's mean loss."""
+        """Returns a function: (outputs, targets) of a micro-batch -> its part of the mini-batch's mean loss."""
         weight = self.work.weight()
 
         def part(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -63,13 +63,13 @@ class BenchContext:
         return part
 
 
-def refuse_none(work: Work) -> None:
-    """Accepts every work."""
+def accept_all(work: BenchWorkload) -> None:
+    """Accepts every workload."""
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """One contender. It is sent to other processes, so ``build`` and ``refuse`` must be importable by name."""
+    """One entrant. It is sent to other processes, so ``build`` and ``refuse`` must be importable by name."""
 
     name: str
     build: Callable[[BenchContext], Runner]
@@ -77,20 +77,20 @@ class Entrant:
     """Whether it recomputes activations."""
     ours: bool = False
     settings: tuple[tuple[str, str | int], ...] | None = None
-    """``PipelineSettings`` of a planned contender."""
+    """``PipelineSettings`` of a planned entrant."""
     memory_of: str | None = None
-    """The contender whose planned memory limits this one's plan; None for no limit."""
+    """The entrant whose planned memory limits this one's plan; None for no limit."""
     parts: int = 1
     """Stages per process."""
-    works: tuple[str, ...] = ()
-    """Names of the works that it runs; empty for all."""
-    refuse: Callable[[Work], str | None] = refuse_none
-    """Returns why it cannot run a work, or None."""
+    workloads: tuple[str, ...] = ()
+    """Names of the workloads that it runs; empty for all."""
+    refuse: Callable[[BenchWorkload], str | None] = accept_all
+    """Returns why it cannot run a workload, or None."""
     peak: bool = True
     """Whether its peak memory is measured, which works only for allocations of a worker's main thread."""
 
 
-def mean_over_replicas(context: BenchContext, gradients: Gradients) -> None:
+def sum_over_replicas(context: BenchContext, gradients: Gradients) -> None:
     """Sums gradients over replicas in place; each replica's gradients are of its part of the mean loss."""
     if context.coord.replicas == 1:
         return
@@ -99,7 +99,5 @@ def mean_over_replicas(context: BenchContext, gradients: Gradients) -> None:
     tensors = list(gradients.values())
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=context.groups.replicas)
-    at = 0
-    for tensor in tensors:
-        tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
-        at += tensor.numel()
+    for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

@@ -1,4 +1,4 @@
-"""The benchmark's contenders beside the suite, one line of data each."""
+"""The benchmark's entrants beside the suite, one line of data each."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import partial
 
 from experiments.benchmark.peers.deepspeed_pipeline import DeepSpeedPipeline
 from experiments.benchmark.peers.one_process import OneProcess
-from experiments.benchmark.peers.peer import Entrant, refuse_none
-from experiments.benchmark.peers.torch_pipelining import TorchPipelining, refuse_split
-from experiments.benchmark.peers.torchgpipe_threads import TorchGPipe, refusal
+from experiments.benchmark.peers.peer import Entrant, accept_all
+from experiments.benchmark.peers.torch_pipelining import TorchPipelining, split_backward_refusal
+from experiments.benchmark.peers.torchgpipe import TorchGPipe, torchgpipe_refusal
 
 COMPUTING = ("layers", "translation")
 
@@ -16,12 +16,12 @@ COMPUTING = ("layers", "translation")
 def _torch(name: str, schedule: str, recompute: bool, parts: int = 1, v_shaped: bool = False) -> Entrant:
     build = partial(TorchPipelining, schedule=schedule, recompute=recompute, parts=parts, v_shaped=v_shaped)
     return Entrant(
-        name, build, recompute, parts=parts, refuse=refuse_split if "ZeroBubble" in schedule else refuse_none
+        name, build, recompute, parts=parts, refuse=split_backward_refusal if "ZeroBubble" in schedule else accept_all
     )
 
 
 def _torchgpipe(name: str, checkpoint: str) -> Entrant:
-    build, refuse = partial(TorchGPipe, checkpoint=checkpoint), partial(refusal, checkpoint=checkpoint)
+    build, refuse = partial(TorchGPipe, checkpoint=checkpoint), partial(torchgpipe_refusal, checkpoint=checkpoint)
     return Entrant(name, build, checkpoint != "never", refuse=refuse, peak=False)
 
 
@@ -38,7 +38,7 @@ PEERS = (
     Entrant("DeepSpeed 1F1B", partial(DeepSpeedPipeline, recompute=False), False),
     _torchgpipe("torchgpipe, recomputed", "except_last"),
     _torchgpipe("torchgpipe", "never"),
-    Entrant("one process, one thread", partial(OneProcess, threads=1), False, works=COMPUTING),
-    Entrant("one process, K threads", partial(OneProcess, threads=0), False, works=COMPUTING),
+    Entrant("one process, one thread", partial(OneProcess, threads=1), False, workloads=COMPUTING),
+    Entrant("one process, K threads", partial(OneProcess, threads=0), False, workloads=COMPUTING),
 )
 """Zero-bubble schedules have no row with recompute: they split the backward, and each half would recompute."""

@@ -1,8 +1,7 @@
-"""A sweep: a named family of runs that are compared with each other. What is to be run is data; ``launch/sweeps/``
-runs it.
+"""A sweep: a named family of runs that are compared with each other. ``launch/sweeps/`` runs its members.
 
-    runs/depth_width-laptop/t12_400m-0/    a member is a run; one that two sweeps need has one folder and is run once
-    runs/depth_width-laptop/report.html    what came of them
+runs/depth_width-laptop/t12_400m-0/    a member is a run; a member of two sweeps has one folder and runs once
+runs/depth_width-laptop/report.html    the report
 """
 
 from __future__ import annotations

@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.base.cluster import Cluster
-from experiments.scaling.scales import SWEEPS, swept
+from experiments.scaling.scales import SWEEPS, scaled_for_sweep
 from experiments.sweeps.members.base import Member, Scoring, folder_name
 from experiments.translation import runs as translation
 from experiments.translation.experiment import TranslationExperiment
 
-MODELS = tuple(
-    run.__name__
-    for run in (
-        translation.t12_400m,
-        translation.t24_1_3b_wide,
-        translation.t48_1_3b_deep,
-        translation.t64_3b,
-        translation.t128_6b,
-    )
-)
+MODELS = tuple(run.__name__ for run in translation.MULTILINGUAL_RUNS)
 """The five of section 5, smallest first."""
 
 SMALLEST = MODELS[0]
@@ -37,7 +28,7 @@ def seeds(scale: str) -> range:
 
 def model(name: str, scale: str, cluster: Cluster, seed: int) -> TranslationExperiment:
     """Returns one of the five at a sweep's scale."""
-    run = swept(getattr(translation, name)(), scale, cluster)
+    run = scaled_for_sweep(getattr(translation, name)(), scale, cluster)
     return run.model_copy(update={"train": run.train.model_copy(update={"seed": seed})})
 
 
@@ -60,12 +51,12 @@ def baseline(language: str, scale: str, cluster: Cluster, seed: int) -> Translat
 def baselines(scale: str, cluster: Cluster) -> list[Member]:
     """Returns the bilingual baselines of a scale with every seed, in the folders of the sweep ``bilingual``. They run
     last, because the other runs are useful without them."""
-    found = [
+    members = [
         member(BILINGUAL, scale, language, seed, baseline_label(language), baseline(language, scale, cluster, seed))
         for seed in seeds(scale)
         for language in SWEEPS[scale].baselines
     ]
-    return [replace(one, priority=-1) for one in found]
+    return [replace(baseline_member, priority=-1) for baseline_member in members]
 
 
 def baseline_label(language: str) -> str:
@@ -73,8 +64,8 @@ def baseline_label(language: str) -> str:
     return f"bilingual {language}"
 
 
-def member(sweep: str, scale: str, what: str, seed: int, label: str, experiment: TranslationExperiment) -> Member:
+def member(sweep: str, scale: str, name: str, seed: int, label: str, experiment: TranslationExperiment) -> Member:
     """Returns a member in a sweep's folder, scored by the rule of its scale."""
     rule = SWEEPS[scale]
     scoring = Scoring(rule.beam, rule.max_pairs)
-    return Member(f"{folder_name(sweep, scale)}/{what}-{seed}", label, experiment, scoring)
+    return Member(f"{folder_name(sweep, scale)}/{name}-{seed}", label, experiment, scoring)

@@ -18,11 +18,11 @@ POINTS = 200
 def against_bilingual(results: Results) -> Picture | None:
     """Returns the paper's figure: BLEU above the bilingual baseline against training pairs, one line per model."""
     codes = results.baselines
-    if not codes or not results.seed_count:
+    if not codes or not results.multilingual_labels:
         return None
     figure, axis = _figure()
     pairs = [results.train_pairs(code) for code in codes]
-    for label in results.seed_count:
+    for label in results.multilingual_labels:
         lines = _above(results, label, codes)
         if not lines:
             continue
@@ -31,9 +31,8 @@ def against_bilingual(results: Results) -> Picture | None:
         lowest, highest = ([pick(column) for column in zip(*lines, strict=True)] for pick in (min, max))
         axis.fill_between(pairs, lowest, highest, color=drawn.get_color(), alpha=0.12, linewidth=0)
     axis.axhline(0, color="#444", linewidth=1, linestyle="--", label="bilingual")
-    for at, (count, code) in enumerate(
-        zip(pairs, codes, strict=True)
-    ):  # at two heights, because neighbours may be close
+    for at, (count, code) in enumerate(zip(pairs, codes, strict=True)):
+        # at two heights, because neighbours may be close
         axis.annotate(code, (count, 0), textcoords="offset points", xytext=(0, 4 + 10 * (at % 2)), ha="center")
     axis.set_xscale("log")
     axis.set_xlabel("training pairs of the language")
@@ -73,16 +72,12 @@ def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
     """Returns each layer's gradient norm, and each one's kurtosis, a line a run of (label, a line of layers.jsonl)."""
     if not lines:
         return []
-    told = {
+    curves = {
         "norms": ("norm of the layer's gradient", "log", "Gradient norm of each layer at the last recorded step."),
-        "kurtosis": (
-            "excess kurtosis",
-            "symlog",
-            "Excess kurtosis of each layer's output at the last recorded step.",
-        ),
+        "kurtosis": ("excess kurtosis", "symlog", "Excess kurtosis of each layer's output at the last recorded step."),
     }
     pictures = []
-    for name, (heading, scale, caption) in told.items():
+    for name, (heading, scale, caption) in curves.items():
         figure, axis = _figure()
         for label, line in lines:
             values = [float("nan") if value is None else value for value in line[name]]
@@ -97,10 +92,10 @@ def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
 
 def _above(results: Results, label: str, codes: Sequence[str]) -> list[list[float]]:
     """Returns each seed's scores in the languages over the means of their baselines; of seeds that have all of them."""
-    alone = {code: statistics.fmean(results.means(baseline_label(code), [code])) for code in codes}
-    found = {code: results.by_seed(label, [code]) for code in codes}
-    seeds = sorted(set.intersection(*map(set, found.values())))
-    return [[found[code][seed] - alone[code] for code in codes] for seed in seeds]
+    baselines = {code: statistics.fmean(results.means(baseline_label(code), [code])) for code in codes}
+    scores = {code: results.by_seed(label, [code]) for code in codes}
+    seeds = sorted(set.intersection(*map(set, scores.values())))
+    return [[scores[code][seed] - baselines[code] for code in codes] for seed in seeds]
 
 
 def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:

@@ -43,8 +43,8 @@ class Run:
     def score(self, language: str, metric: str = "bleu") -> float | None:
         """Returns the mean of both directions; None without scores."""
         directions = self.scores["directions"]
-        found = [directions[way][metric] for way in (f"en-{language}", f"{language}-en") if way in directions]
-        return statistics.fmean(found) if found else None
+        scores = [directions[pair][metric] for pair in (f"en-{language}", f"{language}-en") if pair in directions]
+        return statistics.fmean(scores) if scores else None
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Results:
     runs: tuple[Run, ...]
     missing: tuple[Member, ...]
 
-    def of(self, label: str) -> list[Run]:
+    def runs_of(self, label: str) -> list[Run]:
         """Returns the runs of a label, by seed."""
         return [run for run in self.runs if run.member.label == label]
 
@@ -65,32 +65,33 @@ class Results:
         return list(dict.fromkeys(run.member.label for run in self.runs))
 
     @cached_property
-    def seed_count(self) -> list[str]:
+    def multilingual_labels(self) -> list[str]:
         """The labels of multilingual runs."""
-        return [label for label in self.labels if len(self.of(label)[0].languages) > 1]
+        return [label for label in self.labels if len(self.runs_of(label)[0].languages) > 1]
 
     @cached_property
     def thirds(self) -> dict[str, Third]:
         """The third of each language, from a multilingual run's scores."""
-        sources = [self.of(label)[0].scores["thirds"] for label in self.seed_count]
+        sources = [self.runs_of(label)[0].scores["thirds"] for label in self.multilingual_labels]
         return {language: third for source in reversed(sources) for language, third in source.items()}
 
     @cached_property
     def languages(self) -> list[str]:
         """The languages of the multilingual runs' scores, sorted by descending number of training pairs."""
-        found = {language for label in self.seed_count for run in self.of(label) for language in run.languages}
-        return sorted(found, key=lambda language: (-self.train_pairs(language), language))
+        runs = [run for label in self.multilingual_labels for run in self.runs_of(label)]
+        languages = {language for run in runs for language in run.languages}
+        return sorted(languages, key=lambda language: (-self.train_pairs(language), language))
 
     @cached_property
     def baselines(self) -> list[str]:
         """The languages with a bilingual baseline."""
-        return [language for language in self.languages if self.of(baseline_label(language))]
+        return [language for language in self.languages if self.runs_of(baseline_label(language))]
 
     def train_pairs(self, language: str) -> int:
         """Returns D_l, the training pairs of a language."""
         for run in self.runs:
-            if found := run.scores["directions"].get(f"en-{language}"):
-                return int(found["train_pairs"])
+            if direction := run.scores["directions"].get(f"en-{language}"):
+                return int(direction["train_pairs"])
         return 0
 
     def in_third(self, third: Third | None, among: Iterable[str] | None = None) -> list[str]:
@@ -105,13 +106,13 @@ class Results:
 
     def by_seed(self, label: str, languages: Sequence[str], metric: str = "bleu") -> dict[int, float]:
         """Returns each scored run's mean over the languages for a label, by seed."""
-        found = {}
-        for run in self.of(label):
+        means = {}
+        for run in self.runs_of(label):
             scores = [run.score(language, metric) for language in languages]
             present = [score for score in scores if score is not None]
             if present and len(present) == len(scores):
-                found[run.member.experiment.train.seed] = statistics.fmean(present)
-        return found
+                means[run.member.experiment.train.seed] = statistics.fmean(present)
+        return means
 
     def means(self, label: str, languages: Sequence[str], metric: str = "bleu") -> list[float]:
         """Returns the same without the seeds."""
@@ -126,14 +127,14 @@ class Results:
 
 def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:
     """Reads the results of a sweep's members, below the folder of all runs."""
-    found, missing = [], []
+    finished, missing = [], []
     for member in members:
         run = _read(member, runs / member.folder)
         if run is None:
             missing.append(member)
         else:
-            found.append(run)
-    return Results(scale, tuple(found), tuple(missing))
+            finished.append(run)
+    return Results(scale, tuple(finished), tuple(missing))
 
 
 def read_record(folder: Path, name: str = "record.json") -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from typing import Literal
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST
 from experiments.sweeps.report.results import THIRDS, Results, Third
 
-Word = Literal["confirmed", "not confirmed", "undecided", "no runs"]
+Outcome = Literal["confirmed", "not confirmed", "undecided", "no runs"]
 
 T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -43,7 +43,7 @@ class Difference:
         return f"{self.value:+.2f}" + (f" ± {self.margin:.2f}" if self.margin is not None else " (one seed)")
 
     @property
-    def word(self) -> Word:
+    def outcome(self) -> Outcome:
         """The verdict on the finding that the difference is above 0."""
         if self.margin is None or abs(self.value) <= self.margin:
             return "undecided"
@@ -56,8 +56,8 @@ class Verdict:
 
     finding: str
     paper: str
-    here: str
-    word: Word
+    measured: str
+    outcome: Outcome
 
 
 def difference(more: Sequence[float], less: Sequence[float], spread: Iterable[Sequence[float]]) -> Difference | None:
@@ -76,13 +76,13 @@ def difference(more: Sequence[float], less: Sequence[float], spread: Iterable[Se
 
 def depth_beats_width(results: Results) -> list[Verdict]:
     """The deep against the wide model of equal size, on low-resource languages."""
-    found = {third: _models(results, DEEP, WIDE, third) for third in THIRDS}
+    differences = {third: _models(results, DEEP, WIDE, third) for third in THIRDS}
     return [
         Verdict(
             "at equal size depth beats width on low-resource languages",
             "deep about +1.9 BLEU in the mean, large on low-resource languages, about equal on high-resource ones",
-            _by_third(found, "deep - wide"),
-            together([found["low"]]),
+            _by_third(differences, "deep - wide"),
+            combined_outcome([differences["low"]]),
         )
     ]
 
@@ -90,15 +90,15 @@ def depth_beats_width(results: Results) -> list[Verdict]:
 def bigger_is_better(results: Results) -> list[Verdict]:
     """The middle model against the smallest, and the largest against the middle one, in every third."""
     middle = DEEP if DEEP in results.requested else WIDE
-    told = {
+    findings = {
         (middle, SMALLEST): ("400M to 1.3B is better everywhere", "400M to 1.3B helps every language"),
         (LARGEST, middle): ("1.3B to 6B is better everywhere", "1.3B to 6B helps further, mostly high-resource ones"),
     }
     verdicts = []
-    for (more, less), (finding, paper) in told.items():
-        found = {third: _models(results, more, less, third) for third in THIRDS}
-        here = f"{_by_third(found, f'{more} - {less}')}; better in {_languages_better(results, more, less)}"
-        verdicts.append(Verdict(finding, paper, here, together(list(found.values()))))
+    for (more, less), (finding, paper) in findings.items():
+        differences = {third: _models(results, more, less, third) for third in THIRDS}
+        measured = f"{_by_third(differences, f'{more} - {less}')}; better in {_languages_better(results, more, less)}"
+        verdicts.append(Verdict(finding, paper, measured, combined_outcome(list(differences.values()))))
     return verdicts
 
 
@@ -108,45 +108,44 @@ def beats_bilingual(results: Results) -> list[Verdict]:
     for label, whose in ((LARGEST, "the largest"), (SMALLEST, "one of the baselines' own size")):
         if label not in results.requested:
             continue
-        found = {}
+        differences = {}
         for third in THIRDS:
-            among = results.in_third(third, results.baselines)
-            groups = [results.means(other, among) for other in results.seed_count] + [results.bilingual_means(among)]
-            found[third] = difference(results.means(label, among), results.bilingual_means(among), groups)
+            languages = results.in_third(third, results.baselines)
+            bilingual = results.bilingual_means(languages)
+            groups = [*(results.means(other, languages) for other in results.multilingual_labels), bilingual]
+            differences[third] = difference(results.means(label, languages), bilingual, groups)
         verdicts.append(
             Verdict(
                 f"one multilingual model ({whose}, {label}) beats the bilingual ones on low-resource languages",
                 "6B beats the baselines on all languages, most on low-resource ones",
-                _by_third(found, "multilingual - bilingual"),
-                together([found["low"]]),
+                _by_third(differences, "multilingual - bilingual"),
+                combined_outcome([differences["low"]]),
             )
         )
     return verdicts
 
 
 def _models(results: Results, more: str, less: str, third: Third) -> Difference | None:
-    among = results.in_third(third)
-    if not among:
+    languages = results.in_third(third)
+    if not languages:
         return None
-    groups = [results.means(label, among) for label in results.seed_count]
-    return difference(results.means(more, among), results.means(less, among), groups)
+    groups = [results.means(label, languages) for label in results.multilingual_labels]
+    return difference(results.means(more, languages), results.means(less, languages), groups)
 
 
-def together(found: Sequence[Difference | None]) -> Word:
+def combined_outcome(differences: Sequence[Difference | None]) -> Outcome:
     """Returns the verdict on a finding of several parts: confirmed if all are, not confirmed if one is not."""
-    present = [one for one in found if one is not None]
+    present = [difference for difference in differences if difference is not None]
     if not present:
         return "no runs"
-    words = {one.word for one in present}
-    if "not confirmed" in words:
+    outcomes = {difference.outcome for difference in present}
+    if "not confirmed" in outcomes:
         return "not confirmed"
-    return "confirmed" if words == {"confirmed"} and len(present) == len(found) else "undecided"
+    return "confirmed" if outcomes == {"confirmed"} and len(present) == len(differences) else "undecided"
 
 
-def _by_third(
-    found: dict[str, Difference | None] | dict[Literal["high", "middle", "low"], Difference | None], what: str
-) -> str:
-    parts = [f"{third} {one if one is not None else 'missing'}" for third, one in found.items()]
+def _by_third(differences: dict[Third, Difference | None], what: str) -> str:
+    parts = [f"{third} {difference or 'missing'}" for third, difference in differences.items()]
     return f"{what}, BLEU: {', '.join(parts)}"
 
 

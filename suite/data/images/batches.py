@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import overload
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,16 +61,16 @@ class ImageBatches:
 
     def rows(self, step: int) -> list[int]:
         """Returns the rows of a step's training images, in order."""
-        total, count = self._data.facts.counts[TRAIN], self._train.batch_images
+        total, count = self._data.info.counts[TRAIN], self._train.batch_images
         places = range(step * count, (step + 1) * count)
         return [int(self._shuffled(place // total)[place % total]) for place in places]
 
-    def held_out(self, images: bool = True) -> HeldOut:
+    def held_out(self, images: bool = True) -> Sequence[MiniBatch]:
         """Returns the test images in order, or the first ``train.test_images`` of them, without augmentation."""
-        total = min(self._train.test_images or self._data.facts.counts[TEST], self._data.facts.counts[TEST])
+        total = min(self._train.test_images or self._data.info.counts[TEST], self._data.info.counts[TEST])
         size = self._train.batch_images
         rows = [range(first, min(total, first + size)) for first in range(0, total, size)]
-        return HeldOut(rows, lambda batch_rows: self._test_batch(batch_rows, images))
+        return _HeldOut(rows, lambda batch_rows: self._test_batch(batch_rows, images))
 
     def _test_batch(self, rows: range, images: bool) -> MiniBatch:
         parts = sizes(len(rows), self._micro_batches)
@@ -82,7 +82,7 @@ class ImageBatches:
 
     def _shuffle(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(mix(3, self._train.seed, epoch))
-        return torch.randperm(self._data.facts.counts[TRAIN], generator=generator)
+        return torch.randperm(self._data.info.counts[TRAIN], generator=generator)
 
     def _chances(self, step: int) -> Tensor:
         """Returns random numbers from 0 to 1 for each image of a step, (N, _CHANCES)."""
@@ -100,7 +100,7 @@ class ImageBatches:
         return cut_out(images, chances[:, 5:7], settings.cutout) if settings.cutout else images
 
 
-class HeldOut(Sequence[MiniBatch]):
+class _HeldOut(Sequence[MiniBatch]):
     """Mini-batches that are read on access, so a test set need not fit in memory."""
 
     def __init__(self, rows: Sequence[range], read: Callable[[range], MiniBatch]) -> None:
@@ -109,13 +109,9 @@ class HeldOut(Sequence[MiniBatch]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, at: int) -> MiniBatch: ...
-    @overload
-    def __getitem__(self, at: slice) -> HeldOut: ...
-    def __getitem__(self, at: int | slice) -> MiniBatch | HeldOut:
-        """Reads one mini-batch, or returns a slice of them unread."""
-        return HeldOut(self._rows[at], self._read) if isinstance(at, slice) else self._read(self._rows[at])
+    def __getitem__(self, at: Any) -> Any:
+        """Reads one mini-batch."""
+        return self._read(self._rows[at])
 
 
 def shifted(images: Tensor, chances: Tensor) -> Tensor:

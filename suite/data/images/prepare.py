@@ -23,7 +23,7 @@ from suite.data.images.sets import (
     read_hub,
     read_images,
 )
-from suite.data.images.transforms import Facts, ImageData, decoded, prints_of
+from suite.data.images.transforms import ImageData, ImageSetInfo, decoded, prints_of
 from suite.data.wheels import UnreachableError
 from suite.errors import DataError
 from suite.log import Log
@@ -86,9 +86,9 @@ def _build(source: str, building: Path, cache: Path, log: Log) -> None:
     else:
         log(f"reading {source} from the hub")
         splits, image_column, label_column = read_hub(source)
-    facts = _facts(source, splits, image_column, label_column)
-    ImageData(facts, splits).write_facts(building)
-    counts = " and ".join(f"{count:,} {name}" for name, count in facts.counts.items())
+    info = _inspect(source, splits, image_column, label_column)
+    ImageData(info, splits).write_info(building)
+    counts = " and ".join(f"{count:,} {name}" for name, count in info.counts.items())
     log(f"prepared {counts} images of {source} in {time.monotonic() - start:.0f} s")
 
 
@@ -107,7 +107,7 @@ def _tables(splits: dict[str, Images]) -> dict[str, Any]:
     return tables
 
 
-def _facts(source: str, splits: dict[str, Any], image_column: str, label_column: str) -> Facts:
+def _inspect(source: str, splits: dict[str, Any], image_column: str, label_column: str) -> ImageSetInfo:
     labels = {name: np.array(rows[label_column][:]) for name, rows in splits.items()}
     for name, values in labels.items():
         if len(values) == 0:
@@ -129,11 +129,11 @@ def _facts(source: str, splits: dict[str, Any], image_column: str, label_column:
         sums, squares, count = sums + values.sum(0), squares + (values**2).sum(0), count + len(values)
     mean = sums / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 1e-6))
-    of_class = np.bincount(labels[TEST][labels[TEST] >= 0], minlength=classes)
-    return Facts(
+    class_counts = np.bincount(labels[TEST][labels[TEST] >= 0], minlength=classes)
+    return ImageSetInfo(
         source, not is_local(source), image_column, label_column, channels, classes,
         {name: len(values) for name, values in labels.items()}, prints_of(splits),
-        tuple((of_class / of_class.sum()).tolist()), tuple(mean.tolist()), tuple(deviation.tolist()),
+        tuple((class_counts / class_counts.sum()).tolist()), tuple(mean.tolist()), tuple(deviation.tolist()),
     )  # fmt: skip
 
 
@@ -144,20 +144,20 @@ def _spread(count: int, limit: int) -> list[int]:
 
 def find_faults(data: ImageData, settings: ImageSettings, channels: int, classes: int) -> list[str]:
     """Returns each reason why the images do not fit a model."""
-    facts, faults = data.facts, []
-    if facts.channels != channels:
-        faults.append(f"its images have {facts.channels} channels, model.channels is {channels}; make them equal")
+    info, faults = data.info, []
+    if info.channels != channels:
+        faults.append(f"its images have {info.channels} channels, model.channels is {channels}; make them equal")
     for name, rows in data.splits.items():
-        labels = np.array(rows[facts.label_column][:])
+        labels = np.array(rows[info.label_column][:])
         wrong = np.flatnonzero((labels < 0) | (labels >= classes))
         if len(wrong):
             faults.append(
                 f"{name} image {wrong[0]} has the label {labels[wrong[0]]}, and {len(wrong) - 1} others have a label "
                 f"outside 0 to {classes - 1}; "
-                + (f"set model.classes={facts.classes}" if labels.min() >= 0 else "labels must not be negative")
+                + (f"set model.classes={info.classes}" if labels.min() >= 0 else "labels must not be negative")
             )
         if settings.fit == "exact":
-            faults += _sizes(rows, facts.image_column, name, settings.size)
+            faults += _sizes(rows, info.image_column, name, settings.size)
     if settings.cutout >= 2 * settings.size:
         faults.append(f"images.cutout={settings.cutout} covers a whole image of size {settings.size}; make it smaller")
     return faults

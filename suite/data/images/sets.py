@@ -127,7 +127,8 @@ def _idx(folder: Path, name: str) -> Bytes:
     """Reads one file of MNIST's format: two zeros, the type 8 (bytes), the axes, their sizes, the values."""
     path = next((p for p in (folder / f"{name}.gz", folder / name) if p.exists()), None)
     if path is None:
-        raise DataError(f"{folder} has no {name}.gz; MNIST's layout has four files: {', '.join(_names())}")
+        names = ", ".join(name for pair in _LAYOUT.values() for name in pair)
+        raise DataError(f"{folder} has no {name}.gz; MNIST's layout has four files: {names}")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if raw[:3] != bytes((0, 0, 8)):
@@ -137,10 +138,6 @@ def _idx(folder: Path, name: str) -> Bytes:
         return values.reshape(shape)
     except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}); fetch it again") from error
-
-
-def _names() -> list[str]:
-    return [name for pair in _LAYOUT.values() for name in pair]
 
 
 def _fashion(cache: Path, log: Log) -> Path:
@@ -180,11 +177,7 @@ def _run(command: list[str], folder: Path) -> None:
 def _wheels(cache: Path, log: Log) -> list[Path]:
     # mnist and digits share these wheels, and each set has its own lock
     with filelock.FileLock(cache / "image-wheels.lock", timeout=_FETCH_SECONDS):
-        return _fetched(cache, log)
-
-
-def _fetched(cache: Path, log: Log) -> list[Path]:
-    return fetch_wheels(cache / "image-wheels", REQUIREMENTS, "packages with images (11 MB)", log, _PLATFORM)
+        return fetch_wheels(cache / "image-wheels", REQUIREMENTS, "packages with images (11 MB)", log, _PLATFORM)
 
 
 def _read_csv(wheels: list[Path], name: str, size: int, brightest: int) -> Images:

@@ -20,12 +20,12 @@ from suite.data.images.sets import TEST, TRAIN, read_hub
 from suite.errors import DataError
 from suite.settings import ImageSettings
 
-FACTS = "images.json"
+INFO_FILE = "images.json"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts about a prepared set. ``mean`` and ``deviation`` are per channel, of the training pixels from 0 to 1."""
+class ImageSetInfo:
+    """A prepared set. ``mean`` and ``deviation`` are per channel, of the training pixels from 0 to 1."""
 
     source: str
     hub: bool
@@ -46,54 +46,54 @@ class Facts:
 class ImageData:
     """Images ready to train on."""
 
-    facts: Facts
+    info: ImageSetInfo
     splits: dict[str, Any]
 
     @classmethod
     def open(cls, folder: Path) -> ImageData:
         """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
-        read: dict[str, Any] = json.loads((folder / FACTS).read_text())
-        facts = Facts(**read | {name: tuple(read[name]) for name in ("shares", "mean", "deviation")})
-        if facts.hub:
-            splits = read_hub(facts.source)[0]
-            if prints_of(splits) != facts.prints:
+        read: dict[str, Any] = json.loads((folder / INFO_FILE).read_text())
+        info = ImageSetInfo(**read | {name: tuple(read[name]) for name in ("shares", "mean", "deviation")})
+        if info.hub:
+            splits = read_hub(info.source)[0]
+            if prints_of(splits) != info.prints:
                 raise DataError(
-                    f"{facts.source} on the hub has changed since {folder} was prepared; delete that folder to use the "
+                    f"{info.source} on the hub has changed since {folder} was prepared; delete that folder to use the "
                     "new version"
                 )
-            return cls(facts, splits)
+            return cls(info, splits)
         import datasets
 
-        return cls(facts, {name: datasets.load_from_disk(str(folder / name)) for name in (TRAIN, TEST)})
+        return cls(info, {name: datasets.load_from_disk(str(folder / name)) for name in (TRAIN, TEST)})
 
-    def write_facts(self, folder: Path) -> None:
+    def write_info(self, folder: Path) -> None:
         """Writes what ``open`` reads."""
-        (folder / FACTS).write_text(json.dumps(asdict(self.facts), indent=1))
+        (folder / INFO_FILE).write_text(json.dumps(asdict(self.info), indent=1))
 
     def labels(self, split: str, rows: Sequence[int]) -> Tensor:
         """Returns the labels of rows, (len(rows),) int64."""
-        column = self.splits[split].select_columns([self.facts.label_column])
-        return torch.tensor(column[list(rows)][self.facts.label_column], dtype=torch.int64)
+        column = self.splits[split].select_columns([self.info.label_column])
+        return torch.tensor(column[list(rows)][self.info.label_column], dtype=torch.int64)
 
     def pixels(self, split: str, rows: Sequence[int], settings: ImageSettings, parts: Tensor | None = None) -> Tensor:
         """Returns (len(rows), channels, size, size) uint8; with ``parts``, of a part of each image (``part_of``).
 
         Raises DataError for an image that is damaged or has the wrong size.
         """
-        images = decoded(self.splits[split], self.facts.image_column, rows, f"{split} image")
-        mode = "L" if self.facts.channels == 1 else "RGB"
+        images = decoded(self.splits[split], self.info.image_column, rows, f"{split} image")
+        mode = "L" if self.info.channels == 1 else "RGB"
         arrays = []
         for at, image in enumerate(images):
             if parts is not None:
                 image = part_of(image, parts[at].tolist(), settings.size)
             arrays.append(np.asarray(fitted(image, settings, f"{split} image {rows[at]}").convert(mode)))
         stacked = torch.from_numpy(np.stack(arrays))
-        return stacked.unsqueeze(1) if self.facts.channels == 1 else stacked.permute(0, 3, 1, 2)
+        return stacked.unsqueeze(1) if self.info.channels == 1 else stacked.permute(0, 3, 1, 2)
 
     def standardised(self, pixels: Tensor) -> Tensor:
         """Returns pixels as floats with mean 0 and deviation 1 over the training set."""
         shape = (1, -1, 1, 1)
-        mean, deviation = torch.tensor(self.facts.mean).view(shape), torch.tensor(self.facts.deviation).view(shape)
+        mean, deviation = torch.tensor(self.info.mean).view(shape), torch.tensor(self.info.deviation).view(shape)
         return (pixels.float() / 255 - mean) / deviation
 
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import torch
 from torch import Tensor
 
-from suite.data.text.cutting import cut_evenly, padded
+from suite.data.text.cutting import cut_evenly, pad_to_rectangle, padded
 from suite.data.text.sampling import Draw, PairSampler
 from suite.data.text.splitting import TRAIN, VALID
 from suite.data.text.text import TextData
@@ -146,8 +145,7 @@ def _tensors(examples: Sequence[Example]) -> tuple[Tensors, Tensors]:
 
 def _rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
     """Returns the rows as one int64 tensor (rows, padded width), filled with the padding id."""
-    width = padded(max(map(len, rows)))
-    return torch.tensor([[*row, *[PAD_ID] * (width - len(row))] for row in rows], dtype=torch.int64)
+    return pad_to_rectangle(rows, PAD_ID, padded(max(map(len, rows))))
 
 
 def _mini_batch(parts: Sequence[tuple[Tensors, Tensors]], labels: int, offset: int) -> MiniBatch:

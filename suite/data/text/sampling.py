@@ -62,9 +62,9 @@ class PairSampler:
         """Yields an infinite sequence of draws, always the same for the same (seed, step), in O(1) per draw."""
         random = np.random.Generator(np.random.Philox(key=np.array([self._seed, step], dtype=np.uint64)))
         while True:
-            of_language, of_row, of_direction = random.random((3, _BLOCK))
-            languages = np.searchsorted(self._bounds, of_language, side="right")
-            rows = self._starts[languages] + (of_row * self._sizes[languages]).astype(np.int64)
-            from_english = (of_direction < 0.5).tolist()
+            language_draws, row_draws, direction_draws = random.random((3, _BLOCK))
+            languages = np.searchsorted(self._bounds, language_draws, side="right")
+            rows = self._starts[languages] + (row_draws * self._sizes[languages]).astype(np.int64)
+            from_english = (direction_draws < 0.5).tolist()
             for draw in zip(languages.tolist(), rows.tolist(), from_english, strict=True):
                 yield Draw(*draw)

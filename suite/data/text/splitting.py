@@ -25,9 +25,9 @@ _WORD = re.compile(r"[^\W_]+")
 class Share:
     """Size limits of one held-out split."""
 
-    of_language: float  # largest share of a language's pairs
+    language_share: float  # largest share of a language's pairs
     groups: int  # largest number of groups
-    floor: int  # pairs that each language should have, if of_language allows
+    floor: int  # pairs that each language should have, if language_share allows
 
 
 SHARES = {TEST: Share(0.12, 2000, 50), VALID: Share(0.04, 500, 16)}
@@ -88,7 +88,7 @@ def _held_out(
     order: Sequence[str], counts: Mapping[str, Mapping[str, int]], sizes: Mapping[str, int], share: Share
 ) -> set[str]:
     """Returns the keys to hold out: first until every language reaches its floor, then as many as the limits allow."""
-    room = {language: math.floor(size * share.of_language) for language, size in sizes.items()}
+    room = {language: math.floor(size * share.language_share) for language, size in sizes.items()}
     short = {language: min(share.floor, cap) for language, cap in room.items()}
     taken: set[str] = set()
 

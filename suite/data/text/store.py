@@ -6,7 +6,6 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from suite.data.text.cleaning import Sentences
@@ -28,21 +27,11 @@ class _Ragged:
         return pa.ListArray.from_arrays(pa.array(self.starts), pa.array(self.values))
 
 
-def tokenised(
-    sentences: Sentences, tokenizer: PreTrainedTokenizerFast, max_length: int, with_text: bool
-) -> tuple[Dataset, list[int]]:
-    """Returns the rows, grouped by language in sorted order, and the number of rows of each language.
-
-    Drops pairs with a side longer than ``max_length`` tokens, special tokens included.
-    """
-    table, sizes = token_table(sentences, tokenizer, max_length, with_text)
-    return Dataset(table), sizes
-
-
 def token_table(
     sentences: Sentences, tokenizer: PreTrainedTokenizerFast, max_length: int, with_text: bool, first: int = 0
 ) -> tuple[pa.Table, list[int]]:
-    """Returns the rows of sentences and the number of rows of each language. The first language has index ``first``.
+    """Returns the rows, grouped by language in sorted order, and the number of rows of each language. The first
+    language has index ``first``.
 
     Drops pairs with a side longer than ``max_length`` tokens, special tokens included.
     """

@@ -20,7 +20,7 @@ from suite.data.text.splitting import SPLITS, TRAIN
 from suite.data.text.tokenizer import ENGLISH, language_token
 from suite.errors import SettingError, nearest
 
-FACTS, TOKENIZER = "text.json", "tokenizer"
+INFO_FILE, TOKENIZER = "text.json", "tokenizer"
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class TextData:
     @classmethod
     def open(cls, folder: Path) -> TextData:
         """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
-        facts = json.loads((folder / FACTS).read_text())
+        info = json.loads((folder / INFO_FILE).read_text())
         return cls(
-            corpus=facts["corpus"],
-            languages=tuple(facts["languages"]),
-            sizes={split: tuple(facts["sizes"][split]) for split in SPLITS},
+            corpus=info["corpus"],
+            languages=tuple(info["languages"]),
+            sizes={split: tuple(info["sizes"][split]) for split in SPLITS},
             tokenizer=PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER),
             splits={split: load_from_disk(str(folder / split), keep_in_memory=False) for split in SPLITS},
         )

@@ -54,7 +54,7 @@ def ties_of(layer: nn.Module) -> dict[str, str]:
     return dict(getattr(layer, "tied", {}))
 
 
-_NOT_FUNCTION = {*vars(nn.Module()), "training", "tied", "pops", "stashes"}
+_NOT_FUNCTION = {*vars(nn.Module()), "training", "tied", "pops", "stashes", "reset_parameters"}
 
 
 def structure_key(layer: nn.Module) -> Hashable:

@@ -75,13 +75,10 @@ class LayerCost:
         return self.forward_s + self.recompute_s + self.backward_s
 
 
-def check_costs(costs: Sequence[LayerCost | None], layers: int) -> None:
-    """Raises SettingError, with every fault, when a cost is missing or a number in it is negative or not finite."""
-    faults = [] if len(costs) == layers else [f"there are costs of {len(costs)} layers, the model has {layers}"]
+def check_costs(costs: Sequence[LayerCost]) -> None:
+    """Raises SettingError, with every fault, when a number in a cost is negative or not finite."""
+    faults = []
     for index, cost in enumerate(costs):
-        if cost is None:
-            faults.append(f"layer {index} has no cost")
-            continue
         numbers = asdict(cost)
         for at, popped in enumerate(numbers.pop("skip_inputs")):
             numbers |= {f"pops {at}, {name}": value for name, value in popped.items()}
@@ -93,6 +90,6 @@ def check_costs(costs: Sequence[LayerCost | None], layers: int) -> None:
             faults.append(f"layer {index} pops skips that were stashed {', '.join(map(str, far))} layers before it")
     if faults:
         raise SettingError(
-            f"a plan needs one cost a layer, each number finite and not negative; {'; '.join(faults)}; "
+            f"a plan needs costs whose numbers are finite and not negative; {'; '.join(faults)}; "
             "measure or estimate them again"
         )

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from suite.errors import SettingError, nearest
-from suite.pipeline.planning.simulate import Link
+from suite.pipeline.planning.simulate import Link, Links
 
 GIB = 2**30
 TERA, GIGA = 1e12, 1e9
@@ -49,6 +49,22 @@ class Device:
     def messages(self) -> Link:
         """The link to the neighbouring stage."""
         return Link(self.link_latency_s, self.link)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices of a plan: bytes of each, bytes of a worker process, and the links between them."""
+
+    memory_limit_bytes: int
+    """The bytes of each device that a plan may use."""
+    process_bytes: int = 0
+    link: Link | Links = field(default_factory=Link)
+    reduce_bytes_per_s: float = float("inf")
+    """Of the gradient all-reduce over replicas."""
+    cores: int | None = None
+    """How many workers compute at once, where several share a device; None: all."""
+    reserve: int = 0
+    """Bytes of each device beyond the limit, left free."""
 
 
 _TPU_V3 = Device("TPUv3", 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA)

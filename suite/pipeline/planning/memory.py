@@ -1,186 +1,26 @@
-"""Bytes a stage needs, from the costs of its layers: static memory, and the peak over its actions.
+"""Bytes of any cell of consecutive layers, from the costs of its layers; its peak also in closed form.
 
-    weights, gradients, optimizer state          always
-    inputs of a micro-batch                      from its F to the end of its B or W: fill-drain holds M at its peak
-    activations of a micro-batch                 from its R (or an F with graph) to its B or I: recomputed ones one at a
-                                                 time
-    deferred weight gradients                    from I to W
-    peaks of forward, recompute, backward        while they run
-    messages                                     received ahead, or sent and in flight (``runtime.p2p``)
-
-Section 2.3 of the paper counts N + L/K * N/M: the second and third row. The others complete the estimate.
+``suite.pipeline.planning.stage_memory`` has the peak over a stage's actions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.skip_costs import SkipCost, duplicate_gradient_bytes, skip_costs
-from suite.pipeline.schedule.action import Action, virtual_stages_of
-from suite.pipeline.schedule.flow_control import MAX_INFLIGHT_SENDS, PREPOSTED_RECVS, max_inflight_sends
+from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, Ints
+from suite.pipeline.schedule.flow_control import PREPOSTED_RECVS
 from suite.settings import OptimizerSettings
-
-Ints = NDArray[np.int64]
 
 UNCOUNTED_BYTES = 1 << 20
 """Bytes not counted individually: metadata, targets, losses, the allocator's rounding."""
 
 FROZEN_BYTES = 4
 """Bytes of a frozen value: the weight, in fp32."""
-
-
-@dataclass(frozen=True, slots=True)
-class CellMemory:
-    """Memory of one cell in bytes; all but ``fixed_bytes`` for one micro-batch."""
-
-    fixed_bytes: int
-    """Weights, gradients, optimizer state, recorded moments of norms, and the process itself."""
-    input_bytes: int
-    activation_bytes: int
-    forward_peak_bytes: int
-    graph_peak_bytes: int
-    backward_peak_bytes: int
-    update_peak_bytes: int
-    sent_activation_bytes: int
-    """Sent by a forward to later cells."""
-    received_gradient_bytes: int
-    """Received by a backward from later cells."""
-    sent_gradient_bytes: int
-    """Sent by a backward to previous cells."""
-    deferred_bytes: int = 0
-    """Held from ``I`` to ``W``."""
-    far_message_bytes: int = 0
-    """Skips in flight to cells beyond the next, and their gradients to cells before the previous one, that are not
-    counted with the neighbours' messages; at any time."""
-
-
-def peak_bytes(actions: Sequence[Action], *cells: CellMemory, max_inflight_sends: int = MAX_INFLIGHT_SENDS) -> int:
-    """Returns the peak bytes while a stage of these cells runs its actions and then the update.
-
-    ``PREPOSTED_RECVS`` messages a direction are allocated ahead; the last ``max_inflight_sends`` that a cell sent may
-    still be in flight.
-    """
-    walk = np.array(
-        [(ord(action.kind), action.micro_batch, action.virtual_stage) for action in actions], dtype=np.int64
-    )
-    walk = walk.reshape(-1, 3).T
-    per_cell = [_cell_bytes(walk, virtual_stage, cell, max_inflight_sends) for virtual_stage, cell in enumerate(cells)]
-    total = np.sum([between for between, _ in per_cell], axis=0)
-    peak = int(total[0])
-    for virtual_stage, (between, during) in enumerate(per_cell):
-        of_cell = walk[2] == virtual_stage
-        peak = max(peak, int((total[:-1] - between[:-1] + during)[of_cell].max(initial=0)))
-    return sum(cell.fixed_bytes for cell in cells) + max(peak, max(cell.update_peak_bytes for cell in cells))
-
-
-def _cell_bytes(walk: Ints, virtual_stage: int, cell: CellMemory, max_inflight_sends: int) -> tuple[Ints, Ints]:
-    """Returns the bytes of one cell between the actions of its stage, (actions + 1,), and during each, (actions,).
-
-    ``walk``, (3, actions), holds kinds, micro-batches and virtual stages. Ignore values during other
-    cells' actions.
-    """
-    kind, micro_batch, virtual_stages = walk
-    forward, recompute, backward_input, full_backward, backward_weight = (
-        (kind == ord(letter)) & (virtual_stages == virtual_stage) for letter in "FRIBW"
-    )
-    recomputed, backward = np.isin(micro_batch, micro_batch[recompute]), backward_input | full_backward
-
-    def count(begins: NDArray[np.bool_], ends: NDArray[np.bool_] | None = None) -> Ints:
-        changes = begins.astype(np.int64) - (0 if ends is None else ends)
-        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(changes)))
-
-    inputs = count(forward, backward_weight | full_backward)
-    held = count(recompute | (forward & ~recomputed), backward) * cell.activation_bytes
-    held += count(backward_input, backward_weight) * cell.deferred_bytes + cell.far_message_bytes
-    sends = forward | backward
-    size = np.where(forward, cell.sent_activation_bytes, cell.sent_gradient_bytes)[sends]
-    sizes, number = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(size))), count(sends)
-    held += sizes[number] - sizes[np.maximum(0, number - max_inflight_sends)]
-    ahead = np.minimum(PREPOSTED_RECVS, forward.sum() - count(forward)) * cell.input_bytes
-    ahead += np.minimum(PREPOSTED_RECVS, backward.sum() - count(backward)) * cell.received_gradient_bytes
-    # deferred gradients replace the activations that the backward frees
-    split = np.where(backward_input, max(0, cell.deferred_bytes - cell.activation_bytes), 0)
-    peak = np.where(forward & recomputed, cell.forward_peak_bytes, cell.graph_peak_bytes)
-    peak = np.where(backward, cell.backward_peak_bytes + split + cell.received_gradient_bytes, peak)
-    peak = np.where(backward_weight, cell.backward_peak_bytes, peak)
-    during = held[:-1] + ahead[1:] + (inputs[:-1] + forward) * cell.input_bytes + peak
-    return held + ahead + inputs * cell.input_bytes, during
-
-
-@dataclass(frozen=True, slots=True)
-class InFlightPeaks:
-    """The most micro-batches of a cell in flight at once, over all cells of a schedule."""
-
-    micro_batches: int
-    inputs: int
-    graphs: int
-    deferred: int = 0
-    fill_then_drain: bool = True
-    """Whether all forwards come before all backwards, and these start at the last micro-batch. Then sent gradients
-    replace freed inputs, and the kept graphs are those of the last forwards."""
-    max_inflight_sends: int = MAX_INFLIGHT_SENDS
-    """The most sends of a cell in flight to a neighbour."""
-    several_on: int = 0
-    """K, where stages hold several cells; 0 where each holds one."""
-
-    @property
-    def waiting_micro_batches(self) -> int:
-        """The least number of micro-batches that are not in flight in a cell."""
-        return self.micro_batches - self.inputs
-
-    @staticmethod
-    def of(schedule: Sequence[Sequence[Action]], micro_batches: int) -> InFlightPeaks:
-        """Returns the peaks of a schedule."""
-        virtual_stages = virtual_stages_of(schedule)
-        peaks = [
-            _peaks_of_cell(actions, virtual_stage)
-            for actions in _distinct(schedule)
-            for virtual_stage in range(virtual_stages)
-        ]
-        inputs, graphs, deferred = (
-            max(column, default=0) for column in zip(*(peak[:3] for peak in peaks), strict=True)
-        )
-        return InFlightPeaks(
-            micro_batches,
-            inputs,
-            graphs,
-            deferred,
-            fill_then_drain=not deferred and all(peak[3] for peak in peaks),
-            max_inflight_sends=max_inflight_sends(len(schedule), virtual_stages),
-            several_on=len(schedule) if virtual_stages > 1 else 0,
-        )
-
-
-def _distinct(schedule: Sequence[Sequence[Action]]) -> list[Sequence[Action]]:
-    return list({tuple(actions): actions for actions in schedule}.values())
-
-
-def _peaks_of_cell(actions: Sequence[Action], virtual_stage: int) -> tuple[int, int, int, bool]:
-    recomputed = {
-        action.micro_batch for action in actions if action.kind == "R" and action.virtual_stage == virtual_stage
-    }
-    inputs = graphs = deferred = 0
-    peak = [0, 0, 0]
-    fill_then_drain, last_backward = True, None
-    for action in actions:
-        if action.virtual_stage != virtual_stage:
-            continue
-        kind, i = action.kind, action.micro_batch
-        if last_backward is not None:
-            fill_then_drain = fill_then_drain and not (kind == "F" or (kind in "IB" and i > last_backward))
-        last_backward = i if kind in "IB" else last_backward
-        inputs += kind == "F"
-        graphs += kind == "R" or (kind == "F" and i not in recomputed)
-        peak = [max(pair) for pair in zip(peak, (inputs, graphs, deferred), strict=True)]
-        inputs -= kind in "BW"
-        graphs -= kind in "IB"
-        deferred += (kind == "I") - (kind == "W")
-    return peak[0], peak[1], peak[2], fill_then_drain
 
 
 def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
@@ -233,11 +73,6 @@ class MemoryModel:
         self._grad_peak = _RangeMaximum(output_gradients + duplicates)
         self._far = _RangeMaximum(self._summed(self._max_far_activations)[1:])
         self._far_back = self._summed(self._max_far_gradients)
-
-    def cell(self, begin: int, end: int) -> CellMemory:
-        """Returns the bytes of the cell of layers ``begin`` to ``end``, exclusive, in a partition of up to 3 cells."""
-        cells = [range(begin), range(begin, end), range(end, self._layers)]
-        return self.in_partition([cell for cell in cells if cell], 1 if begin else 0)
 
     def in_partition(self, cells: Sequence[range], k: int) -> CellMemory:
         """Returns the bytes of one of these cells. A skip to another cell of the same stage needs no message."""

@@ -23,7 +23,7 @@ from suite.pipeline.planning.skip_costs import cut_costs
 from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
 from suite.pipeline.runtime.shape_inference import ShapeInference
 from suite.pipeline.runtime.skip import CellBoundary, Skip, SkipLayout, Stash, find_skips, pops_of, stashes_of
-from suite.pipeline.runtime.stage import SavedMicroBatch, Stage
+from suite.pipeline.runtime.stage import CellMicroBatch, Stage
 from suite.pipeline.runtime.weight_grad import DeferredGrads
 
 Update = Callable[[], None]
@@ -89,7 +89,7 @@ def _walk(
     skips, structures = find_skips(layers), [structure_key(layer) for layer in layers]
     targets = tuple(tensor.to(device) for tensor in data.targets)
     tensors = tuple(tensor.to(device) for tensor in data.inputs)
-    cuts = ShapeInference(layers, precision == "bf16").infer_all(CutSpec(tuple(map(TensorSpec.of, tensors))))
+    cuts = ShapeInference(layers, precision == "bf16").infer_all(CutSpec.of(tensors))
     stash: Stash = {}
     known: dict[Hashable, tuple[dict[str, Any], Tensors, Tensors]] = {}
     found = []
@@ -189,7 +189,7 @@ class _MeasuredLayer:
 
     def outputs(self) -> tuple[Tensors, Stash]:
         """Returns the next layer's inputs, and skips; ``requires_grad`` says which need a gradient."""
-        outputs, _ = self._graph(SavedMicroBatch(self._inputs))
+        outputs, _ = self._graph(self._new_micro_batch())
         if self._leaving is None:
             return (), {}
         free = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
@@ -228,7 +228,7 @@ class _MeasuredLayer:
             parameter.grad = torch.zeros_like(parameter)
         with MemoryTracker(device) as forward:
             self._forward()
-        saved = SavedMicroBatch(self._inputs)
+        saved = self._new_micro_batch()
         with MemoryTracker(device) as graph:
             outputs = self._graph(saved)[0]  # all of them, also those without a gradient
         del outputs
@@ -257,21 +257,24 @@ class _MeasuredLayer:
             del saved, gradients
         return max(0, standing.change)
 
+    def _new_micro_batch(self) -> CellMicroBatch:
+        return CellMicroBatch(self._inputs, self._arriving, self._leaving)
+
     def _forward(self) -> Any:
         with torch.no_grad():
-            return self._stage.forward(self._inputs, self._arriving, self._leaving, self._targets, 0, 0)
+            return self._stage.forward(self._new_micro_batch(), self._targets)
 
-    def _graph(self, saved: SavedMicroBatch) -> tuple[Tensors, Tensor | None]:
-        found = self._stage.forward_with_graph(saved, self._arriving, self._leaving, self._targets, 0, 0)
+    def _graph(self, saved: CellMicroBatch) -> tuple[Tensors, Tensor | None]:
+        found = self._stage.forward_with_graph(saved, self._targets)
         self._objective = found[0][0].dtype  # used only in the last cell
         return found
 
-    def _recomputed(self) -> tuple[SavedMicroBatch, Tensors]:
-        saved = SavedMicroBatch(self._inputs)
+    def _recomputed(self) -> tuple[CellMicroBatch, Tensors]:
+        saved = self._new_micro_batch()
         self._graph(saved)
         return saved, self._gradients(saved)
 
-    def _gradients(self, saved: SavedMicroBatch) -> Tensors:
+    def _gradients(self, saved: CellMicroBatch) -> Tensors:
         """Returns a gradient for each output edge."""
         assert saved.output_edges is not None
         device = self._stage.device
@@ -279,17 +282,17 @@ class _MeasuredLayer:
             return (torch.full((), 1e-3, dtype=self._objective, device=device),)
         return tuple(spec.empty(device).fill_(1e-3) for spec in self._leaving.tensors if spec.needs_gradient)
 
-    def _backward(self, saved: SavedMicroBatch, gradients: Tensors, deferred: list[DeferredGrads]) -> Tensors:
+    def _backward(self, saved: CellMicroBatch, gradients: Tensors, deferred: list[DeferredGrads]) -> Tensors:
         """Runs a backward; gradients that it defers are appended to ``deferred``."""
         if not self.defers:
-            return self._stage.backward(saved, gradients, self._arriving)
-        returned, grads = self._stage.backward_input(saved, gradients, self._arriving)
+            return self._stage.backward(saved, gradients)
+        returned, grads = self._stage.backward_input(saved, gradients)
         deferred.append(grads)
         return returned
 
     def _round(self, update: Update) -> tuple[float, ...]:
         repeats = CUDA_REPEATS if self._stage.device.type == "cuda" else 1
-        saved = [SavedMicroBatch(self._inputs) for _ in range(repeats)]
+        saved = [self._new_micro_batch() for _ in range(repeats)]
         forward = self._time(lambda: [self._forward() for _ in saved])
         recompute = self._time(lambda: [self._graph(micro_batch) for micro_batch in saved])
         gradients = [self._gradients(micro_batch) for micro_batch in saved]

@@ -82,6 +82,11 @@ class CutSpec:
     main: Boundary
     skips: tuple[OpenSkip, ...] = ()
 
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> CutSpec:
+        """Returns the cut of some tensors, without skips."""
+        return CutSpec(tuple(map(TensorSpec.of, tensors)))
+
     @property
     def distinct_tensors(self) -> Boundary:
         """Each tensor once."""
@@ -143,8 +148,8 @@ def to_bf16(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
     This happens between any two layers, whether or not a cell ends there, so results do not depend on K.
     """
-    narrowed = {id(t): t.to(torch.bfloat16) if t.dtype == torch.float32 else t for t in tensors}
-    return tuple(narrowed[id(tensor)] for tensor in tensors)
+    cast = {id(t): t.to(torch.bfloat16) if t.dtype == torch.float32 else t for t in tensors}
+    return tuple(cast[id(tensor)] for tensor in tensors)
 
 
 def cast_to_boundary(tensors: Sequence[Tensor], boundary: Boundary) -> tuple[Tensor, ...]:

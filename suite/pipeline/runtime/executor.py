@@ -20,12 +20,12 @@ from suite.errors import StallError
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.boundary import BoundaryMetadata, CutSpec, TensorSpec, cast_to_boundary
+from suite.pipeline.runtime.boundary import BoundaryMetadata, CutSpec, cast_to_boundary
 from suite.pipeline.runtime.gradient_reducer import GradientReducer
 from suite.pipeline.runtime.p2p import P2PCommunicator, RecvQueues
 from suite.pipeline.runtime.recorder import Mark, Recorder
 from suite.pipeline.runtime.skip import CellBoundary, SkipLayout
-from suite.pipeline.runtime.stage import SavedMicroBatch, Stage
+from suite.pipeline.runtime.stage import CellMicroBatch, Stage
 from suite.pipeline.runtime.weight_grad import DeferredGrads
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action, last_grad_actions, recomputed_in
@@ -52,12 +52,13 @@ class CellLinks:
 class CellState:
     """One mini-batch in one cell."""
 
-    inputs: Sequence[CellBoundary]
-    outputs: Sequence[CellBoundary]
-    """Empty in the last cell."""
+    input_boundaries: Sequence[CellBoundary]
+    output_boundaries: Sequence[CellBoundary | None]
+    """By micro-batch; None in the last cell."""
     activations: RecvQueues | None = None
     gradients: RecvQueues | None = None
-    saved: dict[int, SavedMicroBatch] = field(default_factory=dict)
+    micro_batches: dict[int, CellMicroBatch] = field(default_factory=dict)
+    """Those between forward and backward."""
     deferred: dict[int, DeferredGrads] = field(default_factory=dict)
 
 
@@ -71,7 +72,7 @@ class StepState:
     actions: list[Action]
     recomputed: set[tuple[int, int]]
     last_grad_actions: set[Action]
-    cells: list[CellState]
+    cells: list[CellState] = field(default_factory=list)
     inputs: Sequence[Tensors] | None = None
     targets: Sequence[Tensors] | None = None
     scale: float = 0.0
@@ -123,7 +124,7 @@ class Executor:
         call this ahead of time."""
         if self.coord.is_first and not self._is_last_cell(0):
             for tensors in batch.inputs:
-                self.stage.infer_output(CutSpec(tuple(map(TensorSpec.of, tensors))))
+                self.stage.infer_output(CutSpec.of(tensors))
 
     def evaluate(self, batch: MiniBatch | None, step: int = 0) -> LossSums:
         """Runs the forwards only, with dropout off."""
@@ -131,9 +132,6 @@ class Executor:
         return self._run(batch, step, train=False)
 
     def _run(self, batch: MiniBatch | None, step: int, train: bool) -> LossSums:
-        for cell_links in self.links:
-            if cell_links.p2p is not None:
-                cell_links.p2p.recorder = self.recorder
         status_step = step if train else None
         self.status.begin("open", status_step)
         try:
@@ -168,15 +166,7 @@ class Executor:
         )
         metadata = self._recv_metadata(0, batch)
         actions = self.schedule_config.actions(coord.stages, len(metadata.cuts), train)[coord.stage]
-        state = StepState(
-            step,
-            metadata.offset,
-            train,
-            actions,
-            recomputed_in(actions),
-            last_grad_actions(actions),
-            [],
-        )
+        state = StepState(step, metadata.offset, train, actions, recomputed_in(actions), last_grad_actions(actions))
         self._start_cell(state, metadata)
         if batch is not None:
             assert len(batch) == len(metadata.cuts), (
@@ -190,13 +180,11 @@ class Executor:
     def _recv_metadata(self, virtual_stage: int, batch: MiniBatch | None) -> BoundaryMetadata:
         """Returns the metadata of a cell's input boundary."""
         cell_links = self.links[virtual_stage]
-        if self.coord.is_first and virtual_stage == 0:
+        if self._is_first_cell(virtual_stage):
             assert batch is not None
-            cuts = tuple(CutSpec(tuple(map(TensorSpec.of, tensors))) for tensors in batch.inputs)
-            return BoundaryMetadata(cuts, batch.offset)
+            return BoundaryMetadata(tuple(map(CutSpec.of, batch.inputs)), batch.offset)
         assert cell_links.p2p is not None
-        with self.recorder.waiting() if self.recorder is not None else nullcontext():
-            return cell_links.p2p.recv_metadata(cell_links.skips.names)
+        return cell_links.p2p.recv_metadata(cell_links.skips.names)
 
     def _start_cell(self, state: StepState, metadata: BoundaryMetadata | None = None) -> None:
         """Starts the next cell: receives its metadata, sends that of the cell behind it, posts the first receives."""
@@ -204,10 +192,10 @@ class Executor:
         cell_links, metadata = self.links[virtual_stage], metadata or self._recv_metadata(virtual_stage, None)
         p2p, skip_layout = cell_links.p2p, cell_links.skips
         is_last = self._is_last_cell(virtual_stage)
-        output_cuts = [] if is_last else [self.stage.infer_output(cut, virtual_stage) for cut in metadata.cuts]
         inputs = [skip_layout.input_boundary(cut) for cut in metadata.cuts]
+        output_cuts = [] if is_last else [self.stage.infer_output(cut, virtual_stage) for cut in metadata.cuts]
         outputs = [skip_layout.output_boundary(cut) for cut in output_cuts]
-        cell = CellState(inputs, outputs)
+        cell = CellState(inputs, outputs or [None] * len(inputs))
         state.cells.append(cell)
         if p2p is None:
             return
@@ -217,9 +205,13 @@ class Executor:
             if state.train:
                 order = [a.micro_batch for a in state.actions if a.direction < 0 and a.virtual_stage == virtual_stage]
                 cell.gradients = p2p.post_gradient_recvs([(i, outputs[i]) for i in order], state.step)
-        if not (self.coord.is_first and virtual_stage == 0):
+        if not self._is_first_cell(virtual_stage):
             order = [a.micro_batch for a in state.actions if a.kind == "F" and a.virtual_stage == virtual_stage]
             cell.activations = p2p.post_activation_recvs([(i, inputs[i]) for i in order], state.step)
+
+    def _is_first_cell(self, virtual_stage: int) -> bool:
+        """Whether this cell begins with the mini-batch's inputs."""
+        return self.coord.is_first and virtual_stage == 0
 
     def _is_last_cell(self, virtual_stage: int) -> bool:
         """Whether this cell ends with the loss."""
@@ -230,66 +222,55 @@ class Executor:
         return tuple(tensor.to(self.stage.device, non_blocking=True) for tensor in tensors)
 
     def _forward(self, state: StepState, action: Action) -> None:
-        i, cell = action.micro_batch, state.cells[action.virtual_stage]
+        i, v, cell = action.micro_batch, action.virtual_stage, state.cells[action.virtual_stage]
         if cell.activations is not None:
-            inputs = self._recv(cell.activations, i)
+            inputs = cell.activations.recv(i)
         else:
             assert state.inputs is not None
             inputs = self._to_device(state.inputs[i])
         start = self._mark()
-        saved = SavedMicroBatch(inputs)
+        boundary = cell.output_boundaries[i]
+        micro_batch = CellMicroBatch(inputs, cell.input_boundaries[i], boundary, state.step, state.offset + i, v)
         if state.train:
-            cell.saved[i] = saved
-        if state.train and (action.virtual_stage, i) not in state.recomputed:
-            outputs, metric = self._forward_with_graph(state, action)
+            cell.micro_batches[i] = micro_batch
+        if state.train and (v, i) not in state.recomputed:
+            outputs, metric = self.stage.forward_with_graph(micro_batch, self._targets(state, action))
         else:
             with torch.no_grad():
-                outputs, metric = self.stage.forward(
-                    inputs, cell.inputs[i], *self._target(state, action), state.step, state.offset + i,
-                    action.virtual_stage,
-                )  # fmt: skip
+                outputs, metric = self.stage.forward(micro_batch, self._targets(state, action))
         self._record(action, start)
-        if metric is not None:
-            if self.status.faults is not None:
-                outputs = (self.status.faults.spoil_loss(outputs[0]),)
+        if boundary is None:
+            assert metric is not None
             state.results[i] = (outputs[0].detach(), metric)
         else:
-            p2p, boundary = self.links[action.virtual_stage].p2p, cell.outputs[i]
+            p2p = self.links[v].p2p
             assert p2p is not None
             p2p.send_activations(cast_to_boundary(outputs, boundary.tensors), boundary, i, state.step)
 
     def _recompute(self, state: StepState, action: Action) -> None:
         start = self._mark()
-        self._forward_with_graph(state, action)
+        micro_batch = state.cells[action.virtual_stage].micro_batches[action.micro_batch]
+        self.stage.forward_with_graph(micro_batch, self._targets(state, action))
         self._record(action, start)
-
-    def _forward_with_graph(self, state: StepState, action: Action) -> tuple[Tensors, Tensor | None]:
-        i, cell = action.micro_batch, state.cells[action.virtual_stage]
-        return self.stage.forward_with_graph(
-            cell.saved[i], cell.inputs[i], *self._target(state, action), state.step, state.offset + i,
-            action.virtual_stage,
-        )  # fmt: skip
 
     def _backward(self, state: StepState, action: Action) -> None:
         i, cell = action.micro_batch, state.cells[action.virtual_stage]
-        saved = cell.saved.pop(i)
+        micro_batch = cell.micro_batches.pop(i)
         if cell.gradients is not None:
-            gradients = self._recv(cell.gradients, i)
+            gradients = cell.gradients.recv(i)
         else:
             objective = state.results[i][0]
             gradients = (torch.full_like(objective, state.scale),)
         start = self._mark()
         if action.kind == "I":
-            returned, cell.deferred[i] = self.stage.backward_input(
-                saved, gradients, cell.inputs[i], action.virtual_stage
-            )
+            input_gradients, cell.deferred[i] = self.stage.backward_input(micro_batch, gradients)
         else:
             with self._overlap_reduction(state, action):
-                returned = self.stage.backward(saved, gradients, cell.inputs[i])
+                input_gradients = self.stage.backward(micro_batch, gradients)
         self._record(action, start)
         p2p = self.links[action.virtual_stage].p2p
-        if p2p is not None and not (self.coord.is_first and action.virtual_stage == 0):
-            p2p.send_gradients(returned, cell.inputs[i], i, state.step)
+        if p2p is not None and not self._is_first_cell(action.virtual_stage):
+            p2p.send_gradients(input_gradients, micro_batch.input_boundary, i, state.step)
 
     def _overlap_reduction(self, state: StepState, action: Action) -> AbstractContextManager[None]:
         """A context that reduces gradients over replicas during a cell's last backward; does nothing in others."""
@@ -305,12 +286,6 @@ class Executor:
                 self.reducer.mark_ready([parameter])
         self._record(action, start)
 
-    def _recv(self, queues: RecvQueues, micro_batch: int) -> Tensors:
-        if self.recorder is None:
-            return queues.recv(micro_batch)
-        with self.recorder.waiting():
-            return queues.recv(micro_batch)
-
     def _mark(self) -> Mark:
         return self.recorder.mark() if self.recorder is not None else None
 
@@ -318,13 +293,12 @@ class Executor:
         if self.recorder is not None:
             self.recorder.record(action.kind, action.micro_batch, start, action.virtual_stage)
 
-    def _target(self, state: StepState, action: Action) -> tuple[CellBoundary | None, Tensors]:
-        """Returns (output boundary, ()) of a cell; for the last cell (None, targets of the loss)."""
-        i = action.micro_batch
+    def _targets(self, state: StepState, action: Action) -> Tensors:
+        """Returns the targets of a micro-batch for the last cell, () for all others."""
         if not self._is_last_cell(action.virtual_stage):
-            return state.cells[action.virtual_stage].outputs[i], ()
+            return ()
         assert state.targets is not None
-        return None, self._to_device(state.targets[i])
+        return self._to_device(state.targets[action.micro_batch])
 
 
 _HANDLERS = {

@@ -1,4 +1,4 @@
-"""Injects the faults of a test's plan into workers. Without a plan there are no hooks.
+"""Injects planned faults into workers, for tests: wraps a worker's parts from outside. Without a plan it does nothing.
 
     GPIPE_FAULTS='[{"fault": "kill", "stage": 1, "step": 3, "action": "B2"}]'       or the name of a file that holds it
 
@@ -21,7 +21,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -30,9 +30,13 @@ from pydantic import TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 
 from suite.errors import SettingError
-from suite.pipeline.model.layers import Tensors
+from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.model.topology import RankCoord
-from suite.settings import Frozen
+from suite.pipeline.runtime.p2p import P2PCommunicator
+from suite.pipeline.runtime.stage import CellMicroBatch, Stage
+from suite.pipeline.runtime.worker_status import WorkerStatus
+from suite.pipeline.schedule.action import Action
+from suite.settings import FrozenRecord
 
 VARIABLE = "GPIPE_FAULTS"
 
@@ -41,7 +45,7 @@ class InjectedError(Exception):
     """An exception that a plan requests."""
 
 
-class Fault(Frozen):
+class Fault(FrozenRecord):
     """One planned fault; a field that is None matches everything."""
 
     fault: Literal["kill", "stop", "exit", "raise", "sleep", "delay", "nan", "inf", "full", "torn"]
@@ -66,8 +70,8 @@ class Fault(Frozen):
         return self
 
 
-def plan_text() -> str:
-    """Returns the plan in GPIPE_FAULTS or in the file that it names; empty without one."""
+def read_fault_plan() -> str:
+    """Returns the JSON text in GPIPE_FAULTS or in the file that it names; empty without one."""
     text = os.environ.get(VARIABLE, "").strip()
     if not text or text.startswith("["):
         return text
@@ -77,81 +81,83 @@ def plan_text() -> str:
         raise SettingError(f"{VARIABLE} is neither a list of faults nor a file of one: {error}") from None
 
 
-def read_plan(text: str) -> list[Fault]:
+def parse_faults(plan: str) -> list[Fault]:
     """Returns the faults of a plan. Raises SettingError for an invalid one."""
     try:
-        return TypeAdapter(list[Fault]).validate_json(text)
+        return TypeAdapter(list[Fault]).validate_json(plan)
     except ValidationError as error:
         message = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise SettingError(f"{VARIABLE} holds no plan of faults: {message}") from None
 
 
-def planned_faults(text: str, coord: RankCoord, attempt: int, checkpoints: Path) -> FaultInjector | None:
-    """Returns the injector of a worker's faults, or None. Raises SettingError for an invalid plan."""
-    if not text:
-        return None
+def inject_faults(plan: str, coord: RankCoord, attempt: int, checkpoints: Path, status: WorkerStatus) -> None:
+    """Prepares the planned faults of one attempt of this worker, and injects those at ``start``.
+
+    Call it before the worker is assembled; the stage is found through ``status``. Raises SettingError for an invalid
+    plan.
+    """
     faults = [
         fault
-        for fault in read_plan(text)
+        for fault in parse_faults(plan)
         if fault.attempt in (None, attempt)
         and fault.replica in (None, coord.replica)
         and fault.stage in (None, coord.stage)
     ]
-    return FaultInjector(faults, coord, checkpoints) if faults else None
+    if not faults:
+        return
+    delays = [fault.seconds for fault in faults if fault.fault == "delay"]
+    if delays:
+        _delay_sends(max(delays), random.Random(coord.rank))
+    _FaultInjector(faults, checkpoints, status).wrap_begin()
+    status.begin("start", None)
 
 
-class FaultInjector:
-    """The faults of one worker in one attempt; each is injected once, except delays, nan and inf."""
+def _delay_sends(max_delay_s: float, generator: random.Random) -> None:
+    """Delays each message of this process by a random time."""
+    send = P2PCommunicator._send
 
-    def __init__(self, plan: Sequence[Fault], coord: RankCoord, checkpoints: Path) -> None:
-        self._pending = [fault for fault in plan if fault.fault not in ("delay", "nan", "inf")]
-        self._corruptions = [fault for fault in plan if fault.fault in ("nan", "inf")]
-        delays = [fault.seconds for fault in plan if fault.fault == "delay"]
-        self.latest = max(delays, default=0.0)
-        """The longest delay of a message, in seconds."""
-        self._layers: Mapping[int, nn.Module] = {}
-        self._now: tuple[str, int | None] = ("start", None)
-        self._checkpoints = checkpoints
-        self._random = random.Random(coord.rank)
+    def delayed_send(*args: Any) -> None:
+        time.sleep(generator.uniform(0.0, max_delay_s))
+        send(*args)
 
-    def arm(self, layers: Mapping[int, nn.Module]) -> None:
-        """Sets the layers of the stage and installs the hooks on them."""
-        self._layers = layers
-        for fault in self._corruptions:
-            if fault.layer is not None and fault.layer in layers:
-                self._install_hook(fault, layers[fault.layer])
+    P2PCommunicator._send = delayed_send  # type: ignore[assignment, method-assign]  # one worker per process
 
-    def _install_hook(self, fault: Fault, layer: nn.Module) -> None:
-        def on_output(module: nn.Module, inputs: Tensors, output: Tensor | Tensors) -> Tensor | Tensors | None:
-            if not _matches(fault, *self._now):
-                return None
-            return (
-                _corrupted(output, fault)
-                if isinstance(output, Tensor)
-                else tuple(_corrupted(tensor, fault) for tensor in output)
-            )
 
-        def on_input(module: nn.Module, inputs: Tensors) -> None:
-            if inputs[0].requires_grad:
-                inputs[0].register_hook(lambda grad: _corrupted(grad, fault) if _matches(fault, *self._now) else None)
+class _FaultInjector:
+    """The faults of one worker in one attempt except delays; each is injected once, except nan and inf."""
 
-        if fault.of == "activation":
-            layer.register_forward_hook(on_output)
-        else:
-            layer.register_forward_pre_hook(on_input)
+    def __init__(self, faults: Sequence[Fault], checkpoints: Path, status: WorkerStatus) -> None:
+        self._pending = [fault for fault in faults if fault.fault not in ("delay", "nan", "inf")]
+        self._corruptions = [fault for fault in faults if fault.fault in ("nan", "inf")]
+        self._checkpoints, self._status = checkpoints, status
 
-    def strike(self, action: str, step: int | None) -> None:
-        """Injects the faults planned for an action."""
-        self._now = action, step
-        for fault in [fault for fault in self._pending if _matches(fault, action, step)]:
-            self._pending.remove(fault)
-            # tests read the time; flushed because the process may end right now
-            with suppress(OSError):
-                print(f"fault {fault.fault} at {action} of step {step}, {time.time():.3f}", file=sys.stderr, flush=True)
-            if fault.layer is None:
-                self._inject(fault)
-            else:
-                self._inject_at_layer(fault, fault.layer)
+    def wrap_begin(self) -> None:
+        """Makes faults strike after the status has recorded the action; hooks the stage once it is built."""
+        begin = self._status.begin
+
+        def begin_with_faults(what: Action | str, step: int | None) -> None:
+            begin(what, step)
+            stage = self._status.stage
+            while stage is not None and self._corruptions:
+                self._install_corruption(self._corruptions.pop(0), stage)
+            for fault in [fault for fault in self._pending if self._matches(fault)]:
+                self._pending.remove(fault)
+                # tests read the time; flushed because the process may end right now
+                with suppress(OSError):
+                    print(
+                        f"fault {fault.fault} at {what} of step {step}, {time.time():.3f}", file=sys.stderr, flush=True
+                    )
+                if fault.layer is None:
+                    self._inject(fault)
+                else:
+                    assert stage is not None, "the stage has no layers yet"
+                    self._inject_before(fault, stage.layer(fault.layer))
+
+        self._status.begin = begin_with_faults  # type: ignore[method-assign]
+
+    def _matches(self, fault: Fault) -> bool:
+        """Whether a fault is planned for the current action."""
+        return fault.action in (None, str(self._status.action)) and fault.step in (None, self._status.step)
 
     def _inject(self, fault: Fault) -> None:
         if fault.fault == "torn":
@@ -172,29 +178,48 @@ class FaultInjector:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes fail as on a full disk, without killing the process
             resource.setrlimit(resource.RLIMIT_FSIZE, (fault.bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    def _inject_at_layer(self, fault: Fault, layer: int) -> None:
+    def _inject_before(self, fault: Fault, layer: nn.Module) -> None:
         def once(*_: Any) -> None:
             handle.remove()
             self._inject(fault)
 
-        handle = self._layers[layer].register_forward_pre_hook(once)
+        handle = layer.register_forward_pre_hook(once)
 
-    def delay_message(self) -> None:
-        """Delays a message before it is sent."""
-        if self.latest:
-            time.sleep(self._random.uniform(0.0, self.latest))
+    def _install_corruption(self, fault: Fault, stage: Stage) -> None:
+        if fault.of == "loss":
+            self._corrupt_loss(fault, stage)
+        elif fault.layer in stage.indices:
+            self._corrupt_layer(fault, stage.layer(fault.layer))
 
-    def spoil_loss(self, objective: Tensor) -> Tensor:
-        """Returns a micro-batch's objective, corrupted if that is planned."""
-        for fault in self._corruptions:
-            if fault.of == "loss" and _matches(fault, *self._now):
-                objective = _corrupted(objective, fault)
-        return objective
+    def _corrupt_layer(self, fault: Fault, layer: nn.Module) -> None:
+        def on_output(module: nn.Module, inputs: Tensors, output: Tensor | Tensors) -> Tensor | Tensors | None:
+            if not self._matches(fault):
+                return None
+            corrupted = tuple(_corrupted(tensor, fault) for tensor in as_tuple(output))
+            return corrupted[0] if isinstance(output, Tensor) else corrupted
+
+        def on_input(module: nn.Module, inputs: Tensors) -> None:
+            if inputs[0].requires_grad:
+                inputs[0].register_hook(lambda grad: _corrupted(grad, fault) if self._matches(fault) else None)
+
+        if fault.of == "activation":
+            layer.register_forward_hook(on_output)
+        else:
+            layer.register_forward_pre_hook(on_input)
+
+    def _corrupt_loss(self, fault: Fault, stage: Stage) -> None:
+        """Corrupts the value of the objective, but not its gradient. No module returns it if the last layer has
+        ``score``, so the stage's forward is wrapped."""
+        forward = stage.forward
+
+        def corrupted_forward(micro_batch: CellMicroBatch, targets: Tensors = ()) -> tuple[Tensors, Tensor | None]:
+            outputs, metric = forward(micro_batch, targets)
+            if metric is not None and self._matches(fault):
+                outputs = (outputs[0] + _corrupted(outputs[0].detach(), fault),)
+            return outputs, metric
+
+        stage.forward = corrupted_forward  # type: ignore[method-assign]
 
 
 def _corrupted(tensor: Tensor, fault: Fault) -> Tensor:
     return tensor * (math.nan if fault.fault == "nan" else math.inf) if tensor.is_floating_point() else tensor
-
-
-def _matches(fault: Fault, action: str, step: int | None) -> bool:
-    return fault.action in (None, action) and fault.step in (None, step)

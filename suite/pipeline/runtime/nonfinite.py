@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,6 @@ from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.schedule.action import Action
 
 Inspect = Callable[[Tensor | None], None]
-
-
-class Hook(Protocol):
-    """A removable hook."""
-
-    def remove(self) -> None:
-        """Removes the hook."""
 
 
 @dataclass(frozen=True, order=True)
@@ -56,50 +49,43 @@ class NonFiniteRecord:
 def find_nonfinite(executor: Executor) -> Iterator[list[NonFiniteRecord]]:
     """A context in which an executor's layers are inspected; yields the list of records."""
     records: list[NonFiniteRecord] = []
-    hooks = list(_hooks(executor, records))
-    try:
+    with ExitStack() as stack:
+        for remove_hook in _install_hooks(executor, records):
+            stack.callback(remove_hook)
         yield records
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
-def _hooks(executor: Executor, records: list[NonFiniteRecord]) -> Iterator[Hook]:
+def _install_hooks(executor: Executor, records: list[NonFiniteRecord]) -> Iterator[Callable[[], object]]:
+    """Installs the hooks one by one; yields the function that removes each."""
     stage = executor.stage
     for index, layer in zip(stage.indices, stage.layers, strict=True):
         name = type(layer).__name__
         on_inputs = _on_inputs(_inspector(executor, records, True, index, f"{name}, its input's gradient"))
-        yield layer.register_forward_pre_hook(on_inputs)
+        yield layer.register_forward_pre_hook(on_inputs).remove
         if hasattr(layer, "score"):
-            yield _ScoreHook(layer, on_inputs)
-        yield layer.register_forward_hook(
-            _on_output(_inspector(executor, records, False, index, f"{name}, its output"))
-        )
+            yield _hook_score(layer, on_inputs)
+        on_output = _on_output(_inspector(executor, records, False, index, f"{name}, its output"))
+        yield layer.register_forward_hook(on_output).remove
         for part, parameter in layer.named_parameters():
-            if not parameter.requires_grad:  # frozen: it gets no gradient
-                continue
-            yield parameter.register_hook(_inspector(executor, records, True, index, f"{name}, the gradient of {part}"))
+            if parameter.requires_grad:  # a frozen one gets no gradient
+                inspect = _inspector(executor, records, True, index, f"{name}, the gradient of {part}")
+                yield parameter.register_hook(inspect).remove
     if stage.loss is not None:
         last = stage.indices[-1]
         inspect = _inspector(executor, records, False, last, f"{type(stage.layers[-1]).__name__} or the loss behind it")
-        yield stage.loss.register_forward_hook(_on_output(inspect))
+        yield stage.loss.register_forward_hook(_on_output(inspect)).remove
 
 
-class _ScoreHook:
-    """A hook before a last layer's ``score``, which replaces its ``forward``."""
+def _hook_score(layer: nn.Module, before: Callable[[nn.Module, Any], None]) -> Callable[[], object]:
+    """Calls ``before`` before a last layer's ``score``, which replaces its ``forward``; returns how to undo it."""
+    score = cast(Callable[..., Any], layer.score)
 
-    def __init__(self, layer: nn.Module, before: Callable[[nn.Module, Any], None]) -> None:
-        self._layer, score = layer, cast(Callable[..., Any], layer.score)
+    def inspected_score(loss: nn.Module, inputs: Any, targets: Any) -> Any:
+        before(layer, inputs)
+        return score(loss, inputs, targets)
 
-        def inspected_score(loss: nn.Module, inputs: Any, targets: Any) -> Any:
-            before(layer, inputs)
-            return score(loss, inputs, targets)
-
-        layer.__dict__["score"] = inspected_score
-
-    def remove(self) -> None:
-        """Restores the class's ``score``."""
-        del self._layer.__dict__["score"]
+    layer.__dict__["score"] = inspected_score
+    return lambda: layer.__dict__.pop("score")
 
 
 def _on_inputs(inspect: Inspect) -> Callable[[nn.Module, Any], None]:

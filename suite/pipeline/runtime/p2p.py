@@ -18,7 +18,6 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -30,11 +29,10 @@ from suite.errors import NeighbourLostError, StallError
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import CellPair, Group, ProcessGroups, RankCoord
 from suite.pipeline.runtime.boundary import BoundaryMetadata, TensorSpec, contiguous_view
-from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.runtime.skip import CellBoundary
-from suite.pipeline.schedule.flow_control import MAX_INFLIGHT_SENDS, PREPOSTED_RECVS
+from suite.pipeline.schedule.flow_control import PREPOSTED_RECVS
 
-_TENSORS_A_MESSAGE = 64
+_MAX_TENSORS_PER_MESSAGE = 64
 
 
 @dataclass
@@ -86,6 +84,41 @@ def as_stall_error(error: RuntimeError, what: str, seconds: float) -> RuntimeErr
     if re.search("connection|broken pipe|socket|remote", text):
         return NeighbourLostError(f"lost the connection while waiting for {what}; that process has ended, see its log")
     return error
+
+
+def recv_into(tensor: Tensor, source: int, group: Group, tag: int, deadline: Deadline, what: str) -> None:
+    """Receives one tensor; waits for it as ``wait`` does."""
+    work = dist.irecv(tensor, source, group=group, tag=tag)
+    if work is not None:
+        wait(work, deadline, what, tensor.device)
+
+
+class InflightSends:
+    """Messages sent and not known to be received yet, oldest first; their tensors are held until then."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._messages: deque[tuple[list[tuple[dist.Work, Tensor]], str]] = deque()
+
+    def post(self, tensors: Sequence[Tensor], target: int, group: Group, tag: int, what: str) -> None:
+        """Starts a send with one tag for each tensor, from ``tag`` on; empty tensors are not sent. ``what`` says what a
+        wait for it waits for."""
+        works = []
+        for at, tensor in enumerate(tensors):
+            if tensor.numel() == 0:
+                continue
+            tensor = contiguous_view(tensor)
+            work = dist.isend(tensor, target, group=group, tag=tag + at)
+            if work is not None:
+                works.append((work, tensor))
+        self._messages.append((works, what))
+
+    def drain(self, keep: int = 0) -> None:
+        """Waits until at most ``keep`` messages are in flight."""
+        while len(self._messages) > keep:
+            works, what = self._messages.popleft()
+            for work, tensor in works:
+                wait(work, self._deadline, what, tensor.device)
 
 
 class RecvQueue:
@@ -180,17 +213,13 @@ class P2PCommunicator:
 
     def __init__(
         self, coord: RankCoord, groups: ProcessGroups, device: torch.device, deadline: Deadline, local: LocalMessages,
-        virtual_stage: int = 0, max_inflight_sends: int = MAX_INFLIGHT_SENDS,
+        virtual_stage: int, max_inflight_sends: int,
     ) -> None:  # fmt: skip
         """All cells of a stage share ``local``. At most ``max_inflight_sends`` sends to a neighbour are in flight."""
         self.coord, self.groups, self.device, self.deadline = coord, groups, device, deadline
         self._local = local
         self.cell, self._max_inflight_sends = virtual_stage * coord.stages + coord.stage, max_inflight_sends
-        self.recorder: Recorder | None = None
-        """Records waits for sends; the executor records those for receives."""
-        self.delay: Callable[[], None] | None = None
-        """Called before each send; delays it in fault-injection tests."""
-        self._sent: dict[int, deque[tuple[list[tuple[dist.Work, Tensor]], str]]] = {}
+        self._sends: dict[int, InflightSends] = {}
 
     def send_metadata(self, metadata: BoundaryMetadata, names: Sequence[str]) -> None:
         """Sends the next cell the metadata of this mini-batch; ``names`` are the model's skips."""
@@ -200,11 +229,12 @@ class P2PCommunicator:
 
     def recv_metadata(self, names: Sequence[str]) -> BoundaryMetadata:
         """Returns the previous cell's metadata. Raises StallError when it does not arrive in time."""
-        what = f"the metadata of {self._describe(self.cell - 1)}"
+        peer, what = self.cell - 1, f"the metadata of {self._describe(self.cell - 1)}"
+        source, group = self._rank(peer), self._group("activations", peer)
         length = torch.zeros(1, dtype=torch.int64)
-        self._receive(length, 0, what)
+        recv_into(length, source, group, 0, self.deadline, what)
         vector = torch.zeros(int(length), dtype=torch.int64)
-        self._receive(vector, 1, what)
+        recv_into(vector, source, group, 1, self.deadline, what)
         return BoundaryMetadata.decode(vector, names)
 
     def post_activation_recvs(self, messages: Sequence[tuple[int, CellBoundary]], step: int) -> RecvQueues:
@@ -259,17 +289,8 @@ class P2PCommunicator:
     def flush(self) -> None:
         """Waits until all sends are complete, so that their memory is free."""
         assert not self._local, f"tensors between cells of this stage were not received: {sorted(self._local)}"
-        for sent in self._sent.values():
-            self._wait_for_oldest(sent, keep=0)
-
-    def _wait_for_oldest(self, sent: deque[tuple[list[tuple[dist.Work, Tensor]], str]], keep: int) -> None:
-        if len(sent) <= keep:
-            return
-        with self.recorder.waiting() if self.recorder is not None else nullcontext():
-            while len(sent) > keep:
-                works, what = sent.popleft()
-                for work, tensor in works:
-                    wait(work, self.deadline, f"{what} to be received by their target stage", tensor.device)
+        for sends in self._sends.values():
+            sends.drain()
 
     def _send_or_keep(
         self, tensors: Sequence[Tensor], peer: int, kind: str, micro_batch: int, step: int, what: str
@@ -281,20 +302,10 @@ class P2PCommunicator:
             self._send(tensors, peer, self._group(kind, peer), _tag(step, micro_batch, 0), what)
 
     def _send(self, tensors: Sequence[Tensor], peer: int, group: Group, tag: int, what: str) -> None:
-        if self.delay is not None:
-            self.delay()
-        works = []
-        for at, tensor in enumerate(tensors):
-            if tensor.numel() == 0:
-                continue
-            tensor = contiguous_view(tensor)
-            work = dist.isend(tensor, self._rank(peer), group=group, tag=tag + at)
-            if work is not None:
-                works.append((work, tensor))
         distance = abs(peer - self.cell)
-        sent = self._sent.setdefault(0 if distance == 1 else peer - self.cell, deque())
-        sent.append((works, what))
-        self._wait_for_oldest(sent, keep=self._max_inflight_sends + distance - 1)
+        sends = self._sends.setdefault(0 if distance == 1 else peer - self.cell, InflightSends(self.deadline))
+        sends.post(tensors, self._rank(peer), group, tag, f"{what} to be received by their target stage")
+        sends.drain(self._max_inflight_sends + distance - 1)
 
     def _rank(self, peer: int) -> int:
         return self.coord.rank_of(self.coord.replica, peer % self.coord.stages)
@@ -312,14 +323,8 @@ class P2PCommunicator:
             f", its cell {virtual_stage}" if virtual_stage or self.cell >= self.coord.stages else ""
         )
 
-    def _receive(self, tensor: Tensor, tag: int, what: str) -> None:
-        peer = self.cell - 1
-        work = dist.irecv(tensor, self._rank(peer), group=self._group("activations", peer), tag=tag)
-        if work is not None:
-            wait(work, self.deadline, what, tensor.device)
-
 
 def _tag(step: int, micro_batch: int, tensor: int) -> int:
     """Returns a tag for (step, micro-batch, tensor) above the two of metadata; pair and direction have own groups."""
-    assert tensor < _TENSORS_A_MESSAGE, f"more than {_TENSORS_A_MESSAGE} tensors in one boundary"
-    return 2 + tensor + _TENSORS_A_MESSAGE * (micro_batch % 4096 + 4096 * (step % 1024))
+    assert tensor < _MAX_TENSORS_PER_MESSAGE, f"more than {_MAX_TENSORS_PER_MESSAGE} tensors in one boundary"
+    return 2 + tensor + _MAX_TENSORS_PER_MESSAGE * (micro_batch % 4096 + 4096 * (step % 1024))

@@ -6,8 +6,6 @@ A span begins when an action's message has arrived and ends with its last comput
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,13 +26,10 @@ class Recorder:
         self._zero: tuple[float, Mark] = (0.0, None)
         self.began = 0.0
         """When the step began."""
-        self.waited = 0.0
-        """Seconds of this step that the host waited for messages."""
 
     def begin(self) -> float:
         """Clears the spans and begins a step; returns the time."""
         self._recorded.clear()
-        self.waited = 0.0
         if self._cuda:
             torch.cuda.synchronize(self._device)
         self.began = time.monotonic()
@@ -53,15 +48,6 @@ class Recorder:
     def record(self, kind: Kind, micro_batch: int, start: Mark, virtual_stage: int = 0) -> None:
         """Records an action from ``start`` to now; ``micro_batch`` is -1 for one that belongs to all."""
         self._recorded.append((kind, micro_batch, start, self.mark(), virtual_stage))
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A context in which the host waits for others."""
-        begin = time.monotonic()
-        try:
-            yield
-        finally:
-            self.waited += time.monotonic() - begin
 
     def spans(self) -> list[Span]:
         """Returns the spans since ``begin``; waits for a GPU."""

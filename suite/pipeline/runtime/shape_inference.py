@@ -6,6 +6,7 @@ Results are cached by layer structure and input specs: of a stack of equal layer
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -21,9 +22,9 @@ _MAX_CACHED = 20_000
 class ShapeInference:
     """Infers the cuts behind consecutive meta-device layers."""
 
-    def __init__(self, layers: Sequence[nn.Module], narrow: bool = False) -> None:
-        """With ``narrow``, fp32 outputs of every layer become bf16 (``suite.pipeline.runtime.boundary.to_bf16``)."""
-        self._layers, self._narrow = layers, narrow
+    def __init__(self, layers: Sequence[nn.Module], bf16: bool = False) -> None:
+        """With ``bf16``, fp32 outputs of every layer become bf16 (``suite.pipeline.runtime.boundary.to_bf16``)."""
+        self._layers, self._bf16 = layers, bf16
         self._structures = [structure_key(layer) for layer in layers]
         self._cache: dict[Hashable, tuple[Boundary, tuple[OpenSkip, ...]]] = {}
 
@@ -46,24 +47,21 @@ class ShapeInference:
             self._cache.clear()
         cached = self._cache.get(key)  # another thread may call this too
         if cached is None:
-            cached = self._cache[key] = _run_on_meta(layer, cut.main, popped, self._narrow)
+            cached = self._cache[key] = _run_on_meta(layer, cut.main, popped, self._bf16)
         main, stashed = cached
         passing = [skip.as_own_tensor() for skip in open_skips.values()]
-        new = [
-            OpenSkip(name, skip.spec, skip.same_as_output)
-            for name, skip in zip(stashes_of(layer), stashed, strict=True)
-        ]
+        new = [replace(skip, name=name) for name, skip in zip(stashes_of(layer), stashed, strict=True)]
         return CutSpec(main, (*passing, *new))
 
 
 def _run_on_meta(
-    layer: nn.Module, main: Boundary, popped: Boundary, narrow: bool
+    layer: nn.Module, main: Boundary, popped: Boundary, bf16: bool
 ) -> tuple[Boundary, tuple[OpenSkip, ...]]:
     """Runs one layer; returns the next one's inputs, and the stashed skips without names."""
     tensors = [spec.empty(torch.device("meta")).requires_grad_(spec.needs_gradient) for spec in (*main, *popped)]
     with torch.enable_grad():
         results, count = as_tuple(layer(*tensors)), len(stashes_of(layer))
-    if narrow:
+    if bf16:
         results = to_bf16(results)
     outputs = results[: len(results) - count]
     stashed = (

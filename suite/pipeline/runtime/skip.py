@@ -35,12 +35,12 @@ def stashes_of(layer: nn.Module) -> tuple[str, ...]:
     return tuple(getattr(layer, "stashes", ()))
 
 
-def call(layer: nn.Module, tensors: Tensors, stash: Stash, narrow: bool = False) -> Tensors:
-    """Runs one layer, with its skips from and to ``stash``; returns the next layer's inputs, as bf16 with
-    ``narrow``."""
+def call(layer: nn.Module, tensors: Tensors, stash: Stash, bf16: bool = False) -> Tensors:
+    """Runs one layer, with its skips from and to ``stash``; returns the next layer's inputs, with ``bf16`` cast to
+    it (``to_bf16``)."""
     popped = [stash.pop(name) for name in pops_of(layer)]
     outputs, stashes = as_tuple(layer(*tensors, *popped)), stashes_of(layer)
-    if narrow:
+    if bf16:
         outputs = to_bf16(outputs)
     if not stashes:
         return outputs

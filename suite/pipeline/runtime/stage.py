@@ -22,15 +22,22 @@ from suite.pipeline.runtime.weight_grad import DeferredGrads, WeightGradStore, w
 
 
 @dataclass
-class SavedMicroBatch:
-    """What a stage saves of a micro-batch between its forward and its backward.
+class CellMicroBatch:
+    """One micro-batch in one cell, and what is saved of it between its forward and its backward.
 
-    After a forward without graph only ``inputs``; with a graph also ``output_edges``, where the backward starts: one
-    for each boundary tensor with ``needs_gradient``, None if autograd has none for it. The outputs themselves can be
-    freed once they are sent.
+    After a forward without graph that is only ``inputs``; with a graph also ``output_edges``, where the backward
+    starts: one for each boundary tensor with ``needs_gradient``, None if autograd has none for it. The outputs
+    themselves can be freed once they are sent.
     """
 
     inputs: Tensors
+    input_boundary: CellBoundary
+    output_boundary: CellBoundary | None
+    """None in the last cell, which ends with the loss."""
+    step: int = 0
+    index: int = 0
+    """Of the micro-batch in the whole mini-batch, for the seeds."""
+    virtual_stage: int = 0
     output_edges: tuple[GradientEdge | None, ...] | None = None
 
 
@@ -76,100 +83,89 @@ class Stage:
         """Returns the parameters of one cell, in the order of its layers."""
         return self._cells[virtual_stage].parameters()
 
+    def layer(self, index: int) -> nn.Module:
+        """Returns the layer with an index in the model."""
+        return self.layers[self.indices.index(index)]
+
+    def named_parameters(self) -> dict[tuple[int, str], nn.Parameter]:
+        """Returns all parameters by (layer, name), cell by cell."""
+        return {
+            (index, name): parameter
+            for index, layer in zip(self.indices, self.layers, strict=True)
+            for name, parameter in layer.named_parameters()
+        }
+
     def infer_output(self, cut: CutSpec, virtual_stage: int = 0) -> CutSpec:
         """Returns the cut behind a cell whose input cut is ``cut``."""
         return self._shapes[virtual_stage].infer_output(cut)
 
-    def forward(
-        self,
-        inputs: Tensors,
-        input_boundary: CellBoundary,
-        output_boundary: CellBoundary | None,
-        targets: Tensors,
-        step: int,
-        micro_batch: int,
-        virtual_stage: int = 0,
-    ) -> tuple[Tensors, Tensor | None]:
-        """Runs a cell on one micro-batch; ``micro_batch`` counts over the whole mini-batch, for the seeds.
+    def forward(self, micro_batch: CellMicroBatch, targets: Tensors = ()) -> tuple[Tensors, Tensor | None]:
+        """Runs a cell; only the last one needs ``targets``.
 
-        Returns the output boundary's tensors and None; from the last cell, where ``output_boundary`` is None, the
-        objective as a 1-tuple and the metric.
+        Returns the output boundary's tensors and None; from the last cell the objective as a 1-tuple and the metric.
         """
-        tensors, stash = input_boundary.unpack(inputs)
-        self.running_stats.begin(micro_batch)
+        cell, output_boundary = self.cells[micro_batch.virtual_stage], micro_batch.output_boundary
+        tensors, stash = micro_batch.input_boundary.unpack(micro_batch.inputs)
+        self.running_stats.begin(micro_batch.index)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
-            for index, layer in zip(self.cells[virtual_stage], self._cells[virtual_stage], strict=True):
+            for index, layer in zip(cell, self._cells[micro_batch.virtual_stage], strict=True):
                 self.current_layer = index
-                set_seed(layer_seed(self.seed, step, micro_batch, index), self.device)
-                if output_boundary is None and index == self.cells[virtual_stage][-1]:
+                set_seed(layer_seed(self.seed, micro_batch.step, micro_batch.index, index), self.device)
+                if output_boundary is None and index == cell[-1]:
                     assert self.loss is not None
                     popped = tuple(stash.pop(name) for name in pops_of(layer))
                     objective, metric = loss_of(layer, self.loss, (*tensors, *popped), targets)
                     self.current_layer = None
                     return (objective,), metric.detach()
-                tensors = call(layer, tensors, stash, narrow=self._mixed)
+                tensors = call(layer, tensors, stash, bf16=self._mixed)
         self.current_layer = None
         assert output_boundary is not None
         return output_boundary.pack(tensors, stash), None
 
-    def forward_with_graph(
-        self,
-        saved: SavedMicroBatch,
-        input_boundary: CellBoundary,
-        output_boundary: CellBoundary | None,
-        targets: Tensors,
-        step: int,
-        micro_batch: int,
-        virtual_stage: int = 0,
-    ) -> tuple[Tensors, Tensor | None]:
+    def forward_with_graph(self, micro_batch: CellMicroBatch, targets: Tensors = ()) -> tuple[Tensors, Tensor | None]:
         """Runs a cell with a graph, from leaf inputs, and saves the edges where its backward starts.
 
         A first forward with graph and a recompute both use this, so they are bit-identical.
         """
-        saved.inputs = tuple(
+        micro_batch.inputs = tuple(
             tensor.detach().requires_grad_() if spec.needs_gradient else tensor
-            for tensor, spec in zip(saved.inputs, input_boundary.tensors, strict=True)
+            for tensor, spec in zip(micro_batch.inputs, micro_batch.input_boundary.tensors, strict=True)
         )
         with torch.enable_grad():
-            outputs, metric = self.forward(
-                saved.inputs, input_boundary, output_boundary, targets, step, micro_batch, virtual_stage
-            )
-            if output_boundary is not None:
-                outputs = cast_to_boundary(outputs, output_boundary.tensors)
-        differentiable = (
-            outputs
-            if output_boundary is None
-            else tuple(
-                tensor for tensor, spec in zip(outputs, output_boundary.tensors, strict=True) if spec.needs_gradient
-            )
-        )
-        saved.output_edges = tuple(
+            outputs, metric = self.forward(micro_batch, targets)
+            differentiable = outputs
+            if micro_batch.output_boundary is not None:
+                specs = micro_batch.output_boundary.tensors
+                outputs = cast_to_boundary(outputs, specs)
+                differentiable = tuple(
+                    tensor for tensor, spec in zip(outputs, specs, strict=True) if spec.needs_gradient
+                )
+        micro_batch.output_edges = tuple(
             get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in differentiable
         )
         return outputs, metric
 
-    def backward(self, saved: SavedMicroBatch, gradients: Tensors, input_boundary: CellBoundary) -> Tensors:
+    def backward(self, micro_batch: CellMicroBatch, gradients: Tensors) -> Tensors:
         """Adds this micro-batch's gradients to the parameters'; returns the gradients of the inputs that need one.
 
         An input without influence on the outputs gets zeros: the previous stage still waits for its gradient.
         """
-        assert saved.output_edges is not None, "backward before forward"
-        live = [(edge, grad) for edge, grad in zip(saved.output_edges, gradients, strict=True) if edge is not None]
+        edges = micro_batch.output_edges
+        assert edges is not None, "backward before forward"
+        live = [(edge, grad) for edge, grad in zip(edges, gradients, strict=True) if edge is not None]
         if live:
             torch.autograd.backward([edge for edge, _ in live], [grad for _, grad in live])
         return tuple(
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for tensor, spec in zip(saved.inputs, input_boundary.tensors, strict=True)
+            for tensor, spec in zip(micro_batch.inputs, micro_batch.input_boundary.tensors, strict=True)
             if spec.needs_gradient
         )
 
-    def backward_input(
-        self, saved: SavedMicroBatch, gradients: Tensors, input_boundary: CellBoundary, virtual_stage: int = 0
-    ) -> tuple[Tensors, DeferredGrads]:
+    def backward_input(self, micro_batch: CellMicroBatch, gradients: Tensors) -> tuple[Tensors, DeferredGrads]:
         """As ``backward``, but defers weight gradients; also returns the calls that add them."""
         returned: list[Tensors] = []
-        deferred = self._weight_grads[virtual_stage].run_deferred(
-            lambda: returned.append(self.backward(saved, gradients, input_boundary))
+        deferred = self._weight_grads[micro_batch.virtual_stage].run_deferred(
+            lambda: returned.append(self.backward(micro_batch, gradients))
         )
         return returned[0], deferred
 

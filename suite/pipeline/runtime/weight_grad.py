@@ -29,10 +29,6 @@ class DeferredGrad:
     module: nn.Module
     add: Callable[[], None]
 
-    def __call__(self) -> None:
-        """Adds them."""
-        self.add()
-
 
 DeferredGrads = list[DeferredGrad]
 """The calls of one backward, in order."""
@@ -74,7 +70,7 @@ class WeightGradStore:
         yield from (parameter for parameter in self._parameters if id(parameter) not in missing)
         while deferred:
             grad = deferred.pop(0)
-            grad()
+            grad.add()
             for parameter in grad.module.parameters():
                 missing[id(parameter)] -= 1
                 if not missing[id(parameter)]:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from suite.pipeline.runtime.fault_injection import FaultInjector
 from suite.pipeline.runtime.p2p import Deadline
 from suite.pipeline.schedule.action import Action
 
@@ -24,18 +23,17 @@ if TYPE_CHECKING:
 FIRST_ACTION_TIMEOUT_S = 300.0
 """Seconds an action may take before a step's length is known: workers start, compile and read at different speeds."""
 
-SHORTEST_PATIENCE, STEPS_A_PATIENCE = 8.0, 4.0
+MIN_ACTION_TIMEOUT_S, ACTION_TIMEOUT_STEPS = 8.0, 4.0
 """Afterwards: seconds, and steps, that an action may take. A stall is reported within ten seconds or five steps,
 polling included."""
 
 
 @dataclass
 class WorkerStatus:
-    """One worker's current state. ``faults`` are injected by tests; None in every other run."""
+    """One worker's current state."""
 
     deadline: Deadline = field(default_factory=lambda: Deadline(FIRST_ACTION_TIMEOUT_S))
     """Of messages; it knows which one the worker waits for."""
-    faults: FaultInjector | None = None
     on_change: Callable[[], None] | None = None
     """Called at every change."""
     stage: Stage | None = None
@@ -61,8 +59,6 @@ class WorkerStatus:
         self.actions_begun += 1
         if self.on_change is not None:
             self.on_change()
-        if self.faults is not None:
-            self.faults.strike(str(what), step)
 
     @contextmanager
     def waiting_for(self, what: str, timeout_s: float = 0.0) -> Iterator[None]:
@@ -106,4 +102,4 @@ class WorkerStatus:
         """Records a step's duration. The timeout follows the slowest recent step."""
         self.steps_done += 1
         self._longest_step_s = max(seconds, 0.9 * self._longest_step_s)
-        self.action_timeout_s = max(SHORTEST_PATIENCE, STEPS_A_PATIENCE * self._longest_step_s)
+        self.action_timeout_s = max(MIN_ACTION_TIMEOUT_S, ACTION_TIMEOUT_STEPS * self._longest_step_s)

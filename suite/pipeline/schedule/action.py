@@ -20,6 +20,32 @@ KINDS = "FRIBW"
 
 
 @dataclass(frozen=True, slots=True)
+class Effect:
+    """What an action of some kind does in its cell, as changes of what the cell holds of the action's micro-batch."""
+
+    direction: int = 0
+    """Of its messages: 1 activations to the next cell, -1 gradients to the previous one, 0 it sends none."""
+    inputs: int = 0
+    """1: it saves the inputs; -1: it frees them, because all weight gradients of the micro-batch are added."""
+    graphs: int = 0
+    """1: it makes a graph, a forward only if no recompute follows; -1: it frees the graph."""
+    deferred: int = 0
+    """1: it defers weight gradients; -1: it adds the deferred ones."""
+
+
+EFFECTS: dict[str, Effect] = {
+    "F": Effect(direction=1, inputs=1, graphs=1),
+    "R": Effect(graphs=1),
+    "I": Effect(direction=-1, graphs=-1, deferred=1),
+    "B": Effect(direction=-1, inputs=-1, graphs=-1),
+    "W": Effect(inputs=-1, deferred=-1),
+}
+"""The effect of each kind of action."""
+
+_DIRECTIONS = {kind: effect.direction for kind, effect in EFFECTS.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
     """One thing a stage does with one micro-batch; prints as ``F3`` and parses back."""
 
@@ -30,8 +56,12 @@ class Action:
 
     @property
     def direction(self) -> int:
-        """Of its messages: 1 activations to the next cell, -1 gradients to the previous one, 0 it sends none."""
-        return 1 if self.kind == "F" else -1 if self.kind in "IB" else 0
+        """The direction of its messages (``Effect``); 0 also for an unknown kind."""
+        return _DIRECTIONS.get(self.kind, 0)
+
+    def cell(self, stage: int, stages: int) -> int:
+        """Returns the index of its cell, v * K + k for the v-th cell of stage k."""
+        return self.virtual_stage * stages + stage
 
     def __str__(self) -> str:
         return f"{self.kind}{self.micro_batch}" + (f".{self.virtual_stage}" if self.virtual_stage else "")
@@ -61,4 +91,4 @@ def recomputed_in(actions: Sequence[Action]) -> set[tuple[int, int]]:
 
 def last_grad_actions(actions: Sequence[Action]) -> set[Action]:
     """Returns for each cell of a stage the last action that adds to weight gradients."""
-    return set({action.virtual_stage: action for action in actions if action.kind in "BW"}.values())
+    return set({action.virtual_stage: action for action in actions if EFFECTS[action.kind].inputs < 0}.values())

@@ -16,7 +16,7 @@ from suite.pipeline.schedule.schedules import (
     one_forward_one_backward,
     zero_bubble,
 )
-from suite.pipeline.schedule.validate import check
+from suite.pipeline.schedule.validate import validate
 from suite.settings import PipelineSettings, ScheduleName
 
 MIN_VIRTUAL_STAGES = 2
@@ -46,7 +46,7 @@ class ScheduleConfig:
     @property
     def defers_weight_grads(self) -> bool:
         """Whether weight gradients are deferred."""
-        return self.schedule == "zero_bubble"
+        return any(action.kind == "W" for action in self.without_recompute(stages=2, micro_batches=1)[0])
 
     def actions(self, stages: int, micro_batches: int, train: bool = True) -> Schedule:
         """Returns the validated schedule of K stages and M micro-batches."""
@@ -92,7 +92,7 @@ def _actions(
         if train
         else forward_only(stages, micro_batches, schedule_config.virtual_stages)
     )
-    check(schedule, micro_batches, train)
+    validate(schedule, micro_batches, train)
     return tuple(map(tuple, schedule))
 
 

@@ -138,7 +138,7 @@ def _greedy(
     last = max((action.virtual_stage for action in forwards), default=0) * stages + stages - 1
 
     def has_arrived(action: Action, k: int, unit: int) -> bool:
-        cell, i = action.virtual_stage * stages + k, action.micro_batch
+        cell, i = action.cell(k, stages), action.micro_batch
         if action.kind == "F":
             return cell == 0 or ends.get((1, cell - 1, i), unit + 1) <= unit
         return ends.get((1, cell, i) if cell == last else (-1, cell + 1, i), unit + 1) <= unit
@@ -165,7 +165,7 @@ def _greedy(
                 idle = False
                 actions.append(action)
                 counts[k][action.direction] += 1
-                ends[action.direction, action.virtual_stage * stages + k, action.micro_batch] = unit + 1
+                ends[action.direction, action.cell(k, stages), action.micro_batch] = unit + 1
         if idle:
             done = ", ".join(f"{len(actions)} of stage {k}" for k, actions in enumerate(schedule))
             raise SettingError(f"no stage can continue after {done}, of {length} actions each; raise the limits")

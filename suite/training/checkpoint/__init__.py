@@ -9,8 +9,14 @@ A folder without a manifest that matches its files is not a checkpoint: it is lo
 """
 
 from suite.training.checkpoint.audit import Audit, audit
-from suite.training.checkpoint.loading import load_optimizer, load_values
-from suite.training.checkpoint.reading import Checkpoint, folders_of, list_checkpoints, newest_valid
+from suite.training.checkpoint.reading import (
+    Checkpoint,
+    folders_of,
+    list_checkpoints,
+    load_optimizer,
+    load_values,
+    newest_valid,
+)
 from suite.training.checkpoint.storage import Storage
 from suite.training.checkpoint.writing import Saver
 

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import save
 from torch import Tensor
 
+from suite.log import Log
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
 from suite.training.checkpoint.retention import mark_good, rotate
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
@@ -45,7 +46,7 @@ class Publication:
     notes: dict[str, Any]
     proven: int | None
     """Step of the previous checkpoint, if a finite step followed it."""
-    log: Callable[[str], None]
+    log: Log
 
 
 class AsyncSave:

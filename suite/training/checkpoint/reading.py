@@ -1,10 +1,12 @@
-"""Finds the newest valid checkpoint. Each file is read once, so the bytes with the right digest are the bytes that are
-parsed. Only safetensors and JSON are parsed.
+"""Finds the newest valid checkpoint, and loads a stage and its optimizer from it.
+
+Each file is read once, so the bytes with the right digest are the bytes that are parsed. Only safetensors and JSON are
+parsed. Tensors that do not match the stage are rejected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,12 @@ from safetensors.torch import load
 from torch import Tensor
 
 from suite.errors import CheckpointError
+from suite.log import Log
+from suite.pipeline.runtime.stage import Stage
 from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest, layer_file
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
+from suite.training.deepspeed_state import State
+from suite.training.optimizer import StageOptimizer
 
 PARTS = ("value/", "state/")
 
@@ -138,7 +144,7 @@ def _without_manifest(storage: Storage, folder: str, retry: bool) -> Checkpoint 
     return UNFINISHED if any(name.startswith(BEGUN) for name in names) else f"its {MANIFEST} is missing"
 
 
-def list_checkpoints(location: str | Path, log: Callable[[str], None]) -> list[Checkpoint]:
+def list_checkpoints(location: str | Path, log: Log) -> list[Checkpoint]:
     """Returns the checkpoints below a folder or URL that have a valid manifest, newest first, and logs the others.
     Empty if no save ever finished.
 
@@ -160,7 +166,7 @@ def _none_usable(location: str | Path, bad: list[str]) -> CheckpointError:
     )
 
 
-def _with_manifest(storage: Storage, log: Callable[[str], None], bad: list[str]) -> list[Checkpoint]:
+def _with_manifest(storage: Storage, log: Log, bad: list[str]) -> list[Checkpoint]:
     """Like ``list_checkpoints``; adds to ``bad`` the unusable ones that are no interrupted saves, with the reason."""
     checkpoints = []
     for folder, entry in survey(storage):
@@ -175,9 +181,7 @@ def _with_manifest(storage: Storage, log: Callable[[str], None], bad: list[str])
     return checkpoints
 
 
-def newest_valid(
-    location: str | Path, layers: Sequence[int], count: int, log: Callable[[str], None]
-) -> Checkpoint | None:
+def newest_valid(location: str | Path, layers: Sequence[int], count: int, log: Log) -> Checkpoint | None:
     """Returns the newest valid checkpoint with this worker's layers; None if no save ever finished. All workers must
     call it and get the same checkpoint.
 
@@ -210,7 +214,7 @@ def newest_valid(
     return None
 
 
-def _candidates(storage: Storage, log: Callable[[str], None]) -> tuple[list[tuple[str, Manifest]], list[str]]:
+def _candidates(storage: Storage, log: Log) -> tuple[list[tuple[str, Manifest]], list[str]]:
     """Returns the checkpoints that rank 0 lists, and the faults of finished but unusable ones. An error of rank 0 is
     raised on all workers."""
     shared: list[Any] = [None]
@@ -237,3 +241,58 @@ def _tensors(data: bytes) -> dict[str, Tensor]:
     if unknown:
         raise DamagedError(f"it has unexpected tensors: {', '.join(unknown)}")
     return tensors
+
+
+def load_values(checkpoint: Checkpoint, stage: Stage, indices: Sequence[int] | None = None) -> None:
+    """Loads the parameters and buffers of a stage, or only of its layers in ``indices``.
+
+    Raises CheckpointError when they belong to another model.
+    """
+    for index, layer in zip(stage.indices, stage.layers, strict=True):
+        if indices is not None and index not in indices:
+            continue
+        stored = _part(checkpoint.layers[index], "value/")
+        own = layer.state_dict()
+        differences = _differences(stored, own)
+        if differences:
+            raise CheckpointError(
+                f"layer {index} of {checkpoint} does not match this model: {', '.join(differences)}; "
+                "resume with the settings of the run that wrote it"
+            )
+        layer.load_state_dict(stored)
+
+
+def load_optimizer(checkpoint: Checkpoint, optimizer: StageOptimizer) -> None:
+    """Loads the optimizer state of its stage's parameters; with ZeRO, this worker's shard of it.
+
+    Raises CheckpointError for the state of another optimizer, and for the state of frozen or unknown parameters.
+    """
+    for index, layer in zip(optimizer.stage.indices, optimizer.stage.layers, strict=True):
+        stored = _part(checkpoint.layers[index], "state/")
+        for name in (name for name, parameter in layer.named_parameters() if parameter.requires_grad):
+            keys = [key for key in stored if key.rpartition("/")[0] == name]
+            state: State = {key.removeprefix(f"{name}/"): stored.pop(key) for key in keys}
+            if state:
+                optimizer.load_state((index, name), state)
+        if stored:
+            raise CheckpointError(
+                f"layer {index} of {checkpoint} has optimizer state for parameters that this model does not train: "
+                f"{', '.join(sorted(stored))}; resume with the settings of the run that wrote it"
+            )
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _differences(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """Describes each difference in names, shapes and types in a few words."""
+    differences = [f"{name} is extra" for name in sorted(stored.keys() - own.keys())]
+    differences += [f"{name} is missing" for name in sorted(own.keys() - stored.keys())]
+    for name in sorted(stored.keys() & own.keys()):
+        saved, current = stored[name], own[name]
+        if saved.shape != current.shape:
+            differences.append(f"{name} is {tuple(saved.shape)}, the model has {tuple(current.shape)}")
+        elif saved.dtype != current.dtype:
+            differences.append(f"{name} is {saved.dtype}, the model has {current.dtype}")
+    return differences

@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from suite.errors import CheckpointError
-from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.stage import Stage
+from suite.log import Log
 from suite.training.checkpoint.async_save import AsyncSave, Publication, Snapshot, folder_of
 from suite.training.checkpoint.storage import Storage
 from suite.training.optimizer import StageOptimizer
@@ -39,16 +38,15 @@ class Saver:
     """Saves one worker's part of the state; on rank 0 also publishes the checkpoint."""
 
     def __init__(
-        self, storage: Storage, stage: Stage, optimizer: StageOptimizer, coord: RankCoord,
-        notes: Callable[[int], dict[str, Any]], log: Callable[[str], None], start: int = 0,
-        deadline_s: float = DEADLINE_S,
+        self, storage: Storage, optimizer: StageOptimizer, notes: Callable[[int], dict[str, Any]],
+        log: Log, start: int = 0, deadline_s: float = DEADLINE_S,
     ) -> None:  # fmt: skip
         """``notes`` returns the manifest's notes for the units seen; only rank 0 uses ``log``. ``start`` is the step of
         the checkpoint that the run resumed from, 0 for none.
 
         Raises CheckpointError when the location of the checkpoints cannot be listed.
         """
-        self._storage, self._stage, self._optimizer, self._coord = storage, stage, optimizer, coord
+        self._storage, self._optimizer, self._coord = storage, optimizer, optimizer.coord
         self._notes, self._log, self._deadline_s = notes, log, deadline_s
         self._save: AsyncSave | None = None
         self._saving_step: int | None = None
@@ -57,7 +55,7 @@ class Saver:
         self._failures, self._last_fault = 0, ""
         self._stale: set[str] = set()
         """Folders of steps after the resumed one. Each is removed before it is written again."""
-        if coord.rank == 0:
+        if self._coord.rank == 0:
             try:
                 self._stale = {name for name in storage.folders() if int(name) > start}
             except OSError as error:
@@ -142,7 +140,8 @@ class Saver:
     def _snapshot(self) -> Snapshot:
         """Copies the first replica's layers to host memory, with optimizer state gathered over all replicas."""
         snapshot: Snapshot = {}
-        for index, layer in zip(self._stage.indices, self._stage.layers, strict=True):
+        stage = self._optimizer.stage
+        for index, layer in zip(stage.indices, stage.layers, strict=True):
             tensors = {f"value/{name}": value for name, value in layer.state_dict().items()}
             for name, _ in layer.named_parameters():
                 state = self._optimizer.state((index, name))

@@ -1,4 +1,4 @@
-"""An experiment's record: it agrees with itself, refuses what it does not know, and survives its file exactly."""
+"""An experiment is consistent, refuses unknown settings, and survives its file exactly."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def records(draw: st.DrawFn) -> Experiment:
 
 @settings(max_examples=150, deadline=None)
 @given(records())
-def test_its_file_gives_it_back_exactly(record: Experiment) -> None:
+def test_the_toml_round_trip_is_exact(record: Experiment) -> None:
     assert read_experiment(record.to_toml()) == record
 
 
-def test_none_in_the_file_is_none_even_where_the_default_is_not() -> None:
+def test_none_survives_the_file_even_if_the_default_is_not_none() -> None:
     assert OptimizerSettings().max_grad_norm is not None
     record = t12_400m().with_settings("optimizer.max_grad_norm=none model.logit_clip=none")
     again = read_experiment(record.to_toml())
@@ -98,7 +98,7 @@ def test_build_gives_layers_without_memory_and_the_loss() -> None:
         (t12_400m().to_toml().replace("[tracking]", "tracking = 3"), "tracking"),
     ],
 )
-def test_a_damaged_file_is_refused_by_its_fault(text: str, message: str) -> None:
+def test_a_damaged_file_is_refused_with_its_fault(text: str, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         read_experiment(text)
 
@@ -107,7 +107,7 @@ def changed(**sections: Any) -> Experiment:
     return TranslationExperiment(**{**dict(t12_400m()), **sections})
 
 
-def test_wrong_types_and_names_are_refused_in_code_too() -> None:
+def test_wrong_types_and_names_are_also_refused_in_code() -> None:
     shape: Any = t12_400m().model
     with pytest.raises(ValidationError, match="heads"):
         changed(model=replace(shape, heads=2.5))
@@ -185,8 +185,8 @@ def test_a_bad_setting_is_one_sentence_naming_it(setting: str, message: str) -> 
 
 
 @pytest.mark.parametrize("quote", "'\"")
-def test_a_value_with_blanks_stands_in_quotes(quote: str) -> None:
-    found = t12_400m().with_settings(f"train.steps=5  train.checkpoint_dir={quote}/my disk/runs{quote}")
-    assert (found.train.steps, found.train.checkpoint_dir) == (5, "/my disk/runs")
+def test_a_value_with_spaces_needs_quotes(quote: str) -> None:
+    experiment = t12_400m().with_settings(f"train.steps=5  train.checkpoint_dir={quote}/my disk/runs{quote}")
+    assert (experiment.train.steps, experiment.train.checkpoint_dir) == (5, "/my disk/runs")
     printed = _merged("train.steps=5", f"train.checkpoint_dir={quote}/my disk/runs{quote}")  # as a plan's remedy has it
-    assert t12_400m().with_settings(printed) == found
+    assert t12_400m().with_settings(printed) == experiment

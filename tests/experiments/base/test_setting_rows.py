@@ -1,4 +1,4 @@
-"""Every setting that can be typed is described, and its value is printed as it can be typed again."""
+"""Every setting has a description, and its printed value can be typed again."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What stands for a run in its plan: the same key for the same costs, and micro-batches of the run's own text."""
+"""Workloads: equal keys for equal costs, and samples of the run's own text."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "trace=true tracking.wandb=disabled",
     ],
 )
-def test_translations_of_the_same_costs_have_one_key(settings: str) -> None:
+def test_translations_of_equal_costs_have_equal_keys(settings: str) -> None:
     one, other = translation(), translation(settings)
     assert other.key() == one.key()
     assert costs(other) == costs(one)
@@ -79,13 +79,13 @@ def test_translations_of_the_same_costs_have_one_key(settings: str) -> None:
         "model.layers=3",
     ],
 )
-def test_translations_of_other_costs_have_another_key(settings: str) -> None:
+def test_translations_of_different_costs_have_different_keys(settings: str) -> None:
     one, other = translation(), translation(settings)
     assert other.key() != one.key()
     assert costs(other) != costs(one)
 
 
-def test_real_text_and_rows_of_longest_sentences_have_different_keys(text: Path) -> None:
+def test_real_text_and_rows_of_full_length_have_different_keys(text: Path) -> None:
     assert translation(text=text).key() != translation().key()
 
 
@@ -94,7 +94,7 @@ def language(micro_batches: int = 8, optimizer: Any = None, shape: LanguageModel
     return LanguageModel(shape, settings, optimizer or OptimizerSettings())
 
 
-def test_language_models_have_one_key_for_the_same_costs_only() -> None:
+def test_language_models_have_equal_keys_only_for_equal_costs() -> None:
     one = language()
     for same in (
         language(stages=3),
@@ -120,7 +120,7 @@ def test_a_language_model_is_sampled_by_full_sequences() -> None:
     assert sample.largest is sample.typical
 
 
-def test_less_of_a_mini_batch_and_the_setting_that_makes_it_so() -> None:
+def test_a_share_of_a_mini_batch_names_its_setting() -> None:
     model, setting = language().with_share(0.25)
     assert (model.examples, model.batch, setting) == (8, 8 * 12, "batch.sequences=8")
     assert language().with_settings(setting) == model
@@ -129,7 +129,7 @@ def test_less_of_a_mini_batch_and_the_setting_that_makes_it_so() -> None:
     assert Translation(translation().experiment.with_settings(setting)) == work
 
 
-def test_without_text_the_sample_is_rows_of_longest_sentences() -> None:
+def test_without_text_the_sample_has_rows_of_full_length() -> None:
     paper = Translation(find("t128_6b")).sample()
     # 4,000,000 tokens in 8 x 256 micro-batches: 1953.1 each, which 16 rows of 128 hold
     assert paper.largest.inputs[0].shape == paper.largest.inputs[1].shape == (16, 128)
@@ -148,7 +148,7 @@ def places(one: MicroBatch) -> int:
     return sum(tensor.numel() for tensor in one.inputs)
 
 
-def test_a_sample_of_real_text_is_typical_and_the_largest_of_what_training_sees(text: Path) -> None:
+def test_a_sample_of_real_text_has_typical_and_largest_micro_batches(text: Path) -> None:
     work = translation(text=text)
     train, pipeline = work.experiment.train, work.pipeline
     batches = TranslationBatches(TextData.open(text), work.experiment.text, train, 1, pipeline.micro_batches)
@@ -167,7 +167,7 @@ def test_a_sample_of_real_text_is_typical_and_the_largest_of_what_training_sees(
         assert int(target.max()) < 1200
 
 
-def test_a_sample_covers_all_replicas_not_the_first_with_its_short_sentences(text: Path) -> None:
+def test_a_sample_covers_all_replicas_and_not_only_the_first(text: Path) -> None:
     one = translation("pipeline.micro_batches=8", text).sample()
     several = translation("pipeline.micro_batches=2 pipeline.replicas=4", text).sample()
     for name in ("typical", "largest"):

@@ -1,4 +1,4 @@
-"""Every peer computes, in real processes, the gradients of one process that has the whole model; ours do too."""
+"""Every entrant computes, in real processes, the gradients of one process with the whole model."""
 
 import importlib.util
 import io
@@ -11,16 +11,16 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from experiments.benchmark.cases import TOLERANCE, Case
 from experiments.benchmark.peers.cell import Cell
 from experiments.benchmark.peers.roster import PEERS
-from experiments.benchmark.peers.torch_pipelining import refuse_split
-from experiments.benchmark.peers.work import Sentences, Sleepers
+from experiments.benchmark.peers.torch_pipelining import split_backward_refusal
+from experiments.benchmark.peers.workload import SyntheticWork, TranslationWork
 from launch.benchmarks import peers as bench
 from launch.benchmarks.entrants import ENTRANTS
 from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.planning.costs import LayerCost
 
-SLEEPERS = Sleepers(3, 6, forward_s=0.0, shape=(2, 3, 4))
-REPLICAS = Sleepers(2, 2, replicas=2, forward_s=0.0, parameters=300, shape=(2, 3, 4))
-SENTENCES = Sentences(2, 4, layers=2, width=32, feed_forward=64, heads=1, vocabulary=50, time=8, each=2)
+SLEEPERS = SyntheticWork(3, 6, forward_s=0.0, shape=(2, 3, 4))
+REPLICAS = SyntheticWork(2, 2, replicas=2, forward_s=0.0, parameters=300, shape=(2, 3, 4))
+SENTENCES = TranslationWork(2, 4, layers=2, width=32, feed_forward=64, heads=1, vocabulary=50, time=8, each=2)
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +29,12 @@ def here(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("work", [SLEEPERS, REPLICAS, SENTENCES], ids=["sleeping", "replicas", "translation"])
-def test_all_contenders_have_the_gradients_of_one_process(work):
+def test_all_entrants_have_the_gradients_of_one_process(work):
     layers, _ = work.build()
-    costs = [LayerCost(1.0, 1.0, 2.0, 0.0, 1, 8, 8, 8, 8, 8, 8, 8)] * len(layers)  # they decide cells and limit alone
-    found = bench.run(Case(work, rounds=1), ENTRANTS, Console(file=io.StringIO()), costs)
-    scores = {score.entrant: score for score in found.scores}
-    assert set(scores) == {one.name for one in ENTRANTS if not one.works or work.name in one.works}
+    costs = [LayerCost(1.0, 1.0, 2.0, 0.0, 1, 8, 8, 8, 8, 8, 8, 8)] * len(layers)  # decide only cells and limit
+    result = bench.run(Case(work, rounds=1), ENTRANTS, Console(file=io.StringIO()), costs)
+    scores = {score.entrant: score for score in result.scores}
+    assert set(scores) == {entrant.name for entrant in ENTRANTS if work.name in (entrant.workloads or [work.name])}
     for entrant in ENTRANTS:
         if entrant.name not in scores:
             continue
@@ -46,11 +46,11 @@ def test_all_contenders_have_the_gradients_of_one_process(work):
         assert score.difference <= TOLERANCE, score
         assert not score.wrong
         assert [len(steps) for steps in score.rounds] == [1]
-        assert (score.peak is not None) == entrant.peak
-    assert found.wrong == []
+        assert (score.peak_bytes is not None) == entrant.peak
+    assert result.wrong == []
 
 
-def test_the_peers_are_these_with_rebuild_and_without():
+def test_these_peers_run_with_and_without_recompute():
     kinds = {(peer.name.partition(",")[0], peer.recomputes) for peer in PEERS if peer.name.partition(",")[0]}
     for name in ("torch GPipe", "torch 1F1B", "torch interleaved 1F1B", "DeepSpeed 1F1B", "torchgpipe"):
         assert {(name, True), (name, False)} <= kinds
@@ -58,7 +58,7 @@ def test_the_peers_are_these_with_rebuild_and_without():
     assert ("torch ZBV zero-bubble", False) in kinds
 
 
-def test_torchgpipe_says_when_it_is_not_installed(monkeypatch):
+def test_torchgpipe_reports_that_it_is_not_installed(monkeypatch):
     torchgpipe = next(peer for peer in PEERS if peer.name == "torchgpipe")
     if importlib.util.find_spec("torchgpipe") is None:
         assert "pip install" in torchgpipe.refuse(SLEEPERS)
@@ -68,7 +68,7 @@ def test_torchgpipe_says_when_it_is_not_installed(monkeypatch):
 
 
 def test_why_zero_bubble_has_no_row_for_translation():
-    """When this fails, PyTorch has mended its split backward: take ``refuse_split`` away."""
+    """When this fails, PyTorch has fixed its split backward: remove ``split_backward_refusal``."""
     layers, _ = SENTENCES.build()
     cell = Cell(layers, range(2, 4))  # the encoder's last layer, then the target's embedding
     x, visible = torch.randn(2, 8, 32, requires_grad=True), torch.ones(2, 8, dtype=torch.bool)
@@ -88,5 +88,5 @@ def test_why_zero_bubble_has_no_row_for_translation():
     whole, split = backward(False), backward(True)
     lost = [key for key in whole if not torch.allclose(whole[key], split[key], atol=1e-5)]
     assert lost == [(3, "weight")]
-    assert "embedding" in refuse_split(SENTENCES)
-    assert refuse_split(SLEEPERS) is None
+    assert "embedding" in split_backward_refusal(SENTENCES)
+    assert split_backward_refusal(SLEEPERS) is None

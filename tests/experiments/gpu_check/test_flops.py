@@ -1,4 +1,4 @@
-"""Operations by formula against operations counted: torch's counter, and the suite's own meter."""
+"""Operations by formula compared with counted ones: torch's counter, and the suite's own meter."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from experiments.gpu_check.flops import Rows, forward_flops, hardware_flops, mod
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape, layers
 from suite.pipeline.model.layers import as_tuple
-from suite.pipeline.planning.op_cost import OpCostMode
+from suite.pipeline.planning.estimate import OpCostMode
 
 SHAPE = TransformerShape(2, 24, 40, 3, 50, head_width=8)
 ROWS = Rows(3, 7, 5)
@@ -23,7 +23,7 @@ def run(made):
     return TranslationLoss(0.1)(*tensors, target)[0]
 
 
-def test_the_formula_is_what_torch_counts_forward_and_backward():
+def test_the_formula_equals_torchs_count_forward_and_backward():
     made = layers(SHAPE)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
         objective = run(made)
@@ -42,13 +42,13 @@ def test_the_meter_counts_the_same_forward():
     assert op_cost.seconds == forward_flops(made, SHAPE, ROWS)
 
 
-def test_rebuilds_count_in_hardware_operations_alone():
+def test_recomputes_count_only_as_hardware_operations():
     assert model_flops(10.0, 4) == 120
     assert hardware_flops(10.0, 4, recomputed=3) == 150
     assert hardware_flops(10.0, 4, recomputed=0) == model_flops(10.0, 4)
 
 
-def test_six_operations_a_parameter_and_token_are_most_of_a_deep_model():
+def test_six_operations_per_parameter_and_token_are_most_of_a_deep_model():
     shape = TransformerShape(64, 1024, 16384, 32, 64_000)
     with torch.device("meta"):
         made = layers(shape)

@@ -1,4 +1,4 @@
-"""The runs on images: the paper's numbers, the laptop's, names for the plan, settings that contradict each other."""
+"""The runs on images: the paper's numbers, the laptop's, names for the plan, contradicting settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.images.runs import EPOCH
 from experiments.images.workload import Classification, find_amoebanet
-from experiments.planning.planner import estimated_costs, make
+from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.registry import find, read_experiment, resolve
 from experiments.scaling.scales import changes
 from experiments.tasks import workload
@@ -30,7 +30,7 @@ def test_the_papers_run_has_the_papers_numbers() -> None:
     assert run.shrunk == ()
 
 
-def test_its_laptop_scale_keeps_the_depth_and_says_every_change() -> None:
+def test_its_laptop_scale_keeps_the_depth_and_lists_every_change() -> None:
     paper = find("amoebanet_imagenet")
     small, line = resolve("amoebanet_imagenet", "laptop", LAPTOP)
     assert small.model.layers == 18
@@ -41,7 +41,7 @@ def test_its_laptop_scale_keeps_the_depth_and_says_every_change() -> None:
     assert small.with_settings("") == small
 
 
-def test_a_run_made_for_a_laptop_stays_as_it_is() -> None:
+def test_a_run_for_a_laptop_stays_unchanged() -> None:
     run = find("amoebanet_fashion")
     for scale in ("auto", "laptop"):
         chosen, line = resolve("amoebanet_fashion", scale, LAPTOP)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def test_a_run_made_for_a_laptop_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["amoebanet_fashion", "amoebanet_imagenet"])
-def test_its_file_gives_it_back_exactly(name: str) -> None:
+def test_the_toml_round_trip_is_exact(name: str) -> None:
     run = find(name).with_settings("train.test_images=none optimizer.max_grad_norm=none")
     assert read_experiment(run.to_toml()) == run
 
@@ -67,24 +67,24 @@ def test_a_cosine_ends_with_the_run() -> None:
     assert run.with_settings("optimizer.lr_decay=inverse_sqrt train.steps=90").optimizer.lr_decay_steps == 570
 
 
-def test_a_plan_that_does_not_fit_offers_none_that_a_norm_refuses() -> None:
+def test_a_refused_plan_suggests_none_that_batchnorm_refuses() -> None:
     small = "train.batch_images=16 pipeline.micro_batches=4 images.size=4 pipeline.stages=1"
     work = workload(find("amoebanet_fashion").with_settings(small))
-    with pytest.raises(PlanError) as told:
-        make(work, Cluster(1, 5 << 20, "gpu"), estimated_costs)
-    assert "micro_batches=16" not in str(told.value)
+    with pytest.raises(PlanError) as error:
+        plan_workload(work, Cluster(1, 5 << 20, "gpu"), estimated_costs)
+    assert "micro_batches=16" not in str(error.value)
     one_each = work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": 16}))
     with pytest.raises(PlanError, match="BatchNorm needs two values per channel"):
-        make(one_each, Cluster(1, 1 << 40, "gpu"), estimated_costs)
+        plan_workload(one_each, Cluster(1, 1 << 40, "gpu"), estimated_costs)
 
 
-def test_on_one_gpu_it_has_one_stage_and_says_so() -> None:
+def test_on_one_gpu_it_has_one_stage_and_reports_this() -> None:
     chosen, line = resolve("amoebanet_fashion", "auto", Cluster(1, 80 * GIB, "gpu"))
     assert chosen.pipeline.stages == 1
     assert line == "amoebanet_fashion unchanged, shrunk: pipeline.stages 2 -> 1"
 
 
-def test_norms_need_two_values_a_channel() -> None:
+def test_batchnorm_needs_two_values_per_channel() -> None:
     run = find("amoebanet_fashion")
     assert run.with_settings("train.batch_images=4 pipeline.micro_batches=4").faults() == []  # 7 x 7 places
     with pytest.raises(SettingError, match=r"which is 1 x 1 in the last layers.*set pipeline.micro_batches=2 or fewer"):
@@ -112,14 +112,14 @@ def test_any_amoebanet_is_planned_by_name() -> None:
     cluster = parse_cluster("4x8GiB", LAPTOP)
     work = find_amoebanet("amoebanet_18x208", cluster.devices)
     assert isinstance(work, Classification)
-    planned = make(work, cluster, estimated_costs)
+    planned = plan_workload(work, cluster, estimated_costs)
     assert len(planned.plan.layers_per_cell) == 4
     assert planned.as_dict()["images_per_second"] == pytest.approx(128 / planned.step_s)
     assert any("images/s" in line for line in planned.lines())
     assert planned.parameters == 81_505_540
 
 
-def test_names_that_are_no_amoebanet() -> None:
+def test_other_names_are_not_amoebanets() -> None:
     assert find_amoebanet("amoebanet_18", 4) is None
     assert find_amoebanet("amoebanet_fashion", 4) is None
     with pytest.raises(SettingError, match="layers must be three equal groups"):

@@ -18,7 +18,7 @@ FARM = Cluster(devices=128, bytes_per_device=16 * GIB, kind="gpu")
 NAMES = ["t12_400m", "t24_1_3b_wide", "t48_1_3b_deep", "t64_3b", "t128_6b"]
 
 
-def test_the_five_runs_of_section_5_are_there_and_two_on_images() -> None:
+def test_there_are_five_runs_of_section_5_and_two_on_images() -> None:
     assert list(experiments()) == [*NAMES, "amoebanet_fashion", "amoebanet_imagenet"]
     assert all(find(name).name == name for name in experiments())
 
@@ -46,7 +46,7 @@ def test_paper_scale_has_the_papers_numbers(name: str, numbers: tuple[int, int, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_laptop_keeps_depth_and_says_every_change(name: str) -> None:
+def test_laptop_keeps_depth_and_lists_every_change(name: str) -> None:
     paper = find(name)
     small, line = resolve(name, "laptop", LAPTOP)
     assert small.scale == "laptop"
@@ -73,7 +73,7 @@ def test_one_rule_keeps_the_runs_proportions() -> None:
     assert wide == pytest.approx(deep, rel=1e-2)
 
 
-def test_laptop_uses_the_cores_there_are_but_stays_a_pipeline() -> None:
+def test_laptop_uses_the_available_cores_but_stays_a_pipeline() -> None:
     for cores, stages in ((1, 2), (2, 2), (4, 4), (64, 16)):
         small, _ = resolve("t128_6b", "laptop", Cluster(cores, GIB, "cpu"))
         assert small.pipeline.stages == stages
@@ -84,7 +84,7 @@ def test_one_gpu_gets_one_stage() -> None:
     assert (small.scale, small.pipeline.stages) == ("laptop", 1)
 
 
-def test_what_a_person_sets_is_what_is_said_and_recorded() -> None:
+def test_the_users_settings_are_printed_and_recorded() -> None:
     small, line = resolve("t128_6b", "auto", LAPTOP, "train.steps=7 text.corpus=django")
     assert "train.steps 100000 -> 7" in line
     assert "train.steps 100000 -> 7" in small.shrunk
@@ -101,7 +101,7 @@ def test_auto_takes_settings_that_only_the_small_scale_allows() -> None:
         resolve("t128_6b", "auto", LAPTOP, "train.no_such=1")
 
 
-def test_an_unknown_name_gets_the_nearest() -> None:
+def test_an_unknown_name_is_refused_with_the_closest() -> None:
     with pytest.raises(SettingError, match="there is no experiment t128_b6; did you mean t128_6b"):
         resolve("t128_b6", "auto", LAPTOP)
 
@@ -138,7 +138,7 @@ def test_paper_without_devices_is_refused_with_numbers() -> None:
         ("t64_3b", Cluster(1024, 6 * GIB, "gpu"), "", "pipeline.stages=16"),
     ],
 )  # fmt: skip
-def test_the_advice_of_a_refusal_is_good(name: str, cluster: Cluster, settings: str, expected: str) -> None:
+def test_the_advice_of_a_refusal_works(name: str, cluster: Cluster, settings: str, expected: str) -> None:
     with pytest.raises(PlacementError, match=f"there are {cluster}") as fault:
         resolve(name, "paper", cluster, settings)
     advice = str(fault.value).split('"')[1]
@@ -151,7 +151,7 @@ def test_the_advice_of_a_refusal_is_good(name: str, cluster: Cluster, settings: 
     ("name", "settings"),
     [("t128_6b", ""), ("t12_400m", "pipeline.micro_batches=100")],
 )
-def test_the_devices_that_are_said_to_be_needed_are_enough(name: str, settings: str) -> None:
+def test_the_devices_that_a_refusal_names_are_enough(name: str, settings: str) -> None:
     _, line = resolve(name, "auto", LAPTOP, settings)
     count, size = re.search(r"needs (\d+) GPUs .*? with (\d+\.\d) GiB each", line).groups()  # type: ignore[union-attr]
     enough = Cluster(int(count), int(float(size) * GIB), "gpu")
@@ -160,7 +160,7 @@ def test_the_devices_that_are_said_to_be_needed_are_enough(name: str, settings: 
     assert resolve(name, "auto", fewer, settings)[0].scale == "laptop"
 
 
-def test_settings_count_before_the_choice_and_after_the_shrinking() -> None:
+def test_settings_apply_before_the_choice_and_after_the_shrinking() -> None:
     quarter = Cluster(32, 80 * GIB, "gpu")
     large, _ = resolve("t128_6b", "auto", quarter, "pipeline.replicas=2 pipeline.micro_batches=1024")
     assert (large.scale, large.pipeline.replicas) == ("paper", 2)

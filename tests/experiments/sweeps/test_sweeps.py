@@ -1,4 +1,4 @@
-"""What the sweeps run: that members differ in what is compared and in nothing else, at every scale."""
+"""Members of a sweep differ only in what is compared, at every scale."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_batches_keep_the_papers_ratios_at_equal_steps_and_at_equal_tokens(scale
     assert len(set(folders)) == 5 * RULES[scale].seeds  # the middle one is one run
 
 
-def test_sweeps_share_the_runs_that_they_have_in_common():
+def test_sweeps_share_their_common_runs():
     depth, capacity, bilingual = (
         {member.folder for member in members(name, "laptop")} for name in ("depth_width", "capacity", "bilingual")
     )
@@ -93,7 +93,7 @@ def test_sweeps_share_the_runs_that_they_have_in_common():
     assert {folder.split("/")[0] for folder in depth} == {"depth_width-laptop", "bilingual-laptop"}
 
 
-def test_temperatures_differ_in_the_temperature_alone():
+def test_temperature_members_differ_only_in_the_temperature():
     runs = {name: run for name, run in by_label("temperature", "laptop").items() if "bilingual" not in name}
     assert sorted(run.text.temperature for run in runs.values()) == [1.0, 5.0, 100.0]
     base = runs["t12_400m"]
@@ -101,13 +101,13 @@ def test_temperatures_differ_in_the_temperature_alone():
         assert changes(base, run) in ([], [f"text.temperature 5 -> {run.text.temperature:g}"])
 
 
-def test_pipelines_of_the_paper_stay_pipelines_and_the_rest_runs_on_one_core():
+def test_pipelines_of_the_paper_stay_pipelines_and_others_run_on_one_core():
     stages = {name: run.pipeline.stages for name, run in by_label("depth_width", "laptop").items()}
     assert {stages[name] for name in MODELS[1:]} == {2}
     assert {count for name, count in stages.items() if name not in MODELS[1:]} == {1}
 
 
-def test_an_unknown_sweep_or_scale_gets_the_nearest():
+def test_an_unknown_sweep_or_scale_is_refused_with_the_closest():
     with pytest.raises(SettingError, match="there is no sweep 'depth'"):
         find_sweep("depth")
     assert find_scale(SWEEPS["capacity"], "auto", LAPTOP) == "laptop"

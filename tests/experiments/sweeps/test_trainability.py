@@ -1,4 +1,4 @@
-"""The study of deep models: what its members differ in, and a report from records that were made by hand."""
+"""The trainability sweep: how its members differ, and its report of hand-made records."""
 
 import json
 import math
@@ -13,14 +13,15 @@ LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 
 
 @pytest.mark.parametrize("scale", SWEEP.scales)
-def test_members_differ_in_start_clipping_and_rate_alone(scale, tmp_path):
+def test_members_differ_only_in_initialization_clipping_and_rate(scale, tmp_path):
     members = SWEEP.members(scale, LAPTOP, tmp_path)
-    assert len({one.folder for one in members}) == len({one.label for one in members}) == len(CASES) * len(FACTORS)
-    told = set()
+    count = len(CASES) * len(FACTORS)
+    assert len({member.folder for member in members}) == len({member.label for member in members}) == count
+    differences = set()
     base = members[0].experiment
-    for one in members:
-        run = one.experiment
-        told.add(
+    for member in members:
+        run = member.experiment
+        differences.add(
             (
                 run.model.depth_scaled_init,
                 run.model.logit_clip,
@@ -30,12 +31,12 @@ def test_members_differ_in_start_clipping_and_rate_alone(scale, tmp_path):
         optimizer = run.optimizer.model_copy(update={"learning_rate": base.optimizer.learning_rate})
         assert run.model_copy(update={"model": base.model, "optimizer": optimizer}) == base
         assert run.model.layers == base.model.layers
-    assert told == {(start, clip, rate) for start in (True, False) for clip in (30.0, None) for rate in FACTORS}
+    assert differences == {(start, clip, rate) for start in (True, False) for clip in (30.0, None) for rate in FACTORS}
     if scale != "tiny":
         assert base.model.list_length == 131  # the paper's 128, two embeddings and the head
 
 
-def test_the_report_says_what_is_there_and_what_is_missing(tmp_path):
+def test_the_report_lists_finished_and_missing_members(tmp_path):
     first, second = SWEEP.members("laptop", LAPTOP, tmp_path)[:2]
     for member, norm in ((first, 0.5), (second, None)):
         folder = tmp_path / member.folder
@@ -53,6 +54,6 @@ def test_the_report_says_what_is_there_and_what_is_missing(tmp_path):
     assert table.rows[1][5:7] == [None, None]  # no norm was finite
     html, markdown = SWEEP.page("laptop", LAPTOP, tmp_path).write(tmp_path / "report")
     assert html.read_text().count("data:image/png;base64,") == 2
-    told = markdown.read_text()
-    assert f"excluded: {SWEEP.members('laptop', LAPTOP, tmp_path)[2].folder}" in told
-    assert first.folder not in told.partition("excluded: ")[2].partition("\n")[0]
+    text = markdown.read_text()
+    assert f"excluded: {SWEEP.members('laptop', LAPTOP, tmp_path)[2].folder}" in text
+    assert first.folder not in text.partition("excluded: ")[2].partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The tables of AmoebaNet: what is computed is held against arithmetic; for measuring stands the simulator."""
+"""The tables of AmoebaNet: computed numbers are compared with arithmetic; the simulator replaces measurements."""
 
 import json
 import statistics
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from experiments.report.paper import printed
+from experiments.report.paper import paper_numbers
 from experiments.sweeps.transfer import SEEDS, SETS, fine_tuning, run_id, transfer_runs, transfer_table
 from experiments.tables.table1_amoebanet import amoebanet_costs
 from experiments.tables.table1_transformer import columns, fits, largest
@@ -16,18 +16,18 @@ from tests.experiments.tables.test_tables import column, cost, exact
 UNEVEN = [cost(1.0, 2.0)] * 9 + [cost(3.0, 4.0)] * 3 + [cost(0.5, 1.0)] * 12
 
 
-def test_the_plans_cut_is_the_lightest_and_an_even_one_has_as_many_layers_each():
+def test_the_plans_partition_is_the_lightest_and_the_even_one_has_equal_layer_counts():
     planned, even = (split_layers(UNEVEN, 4, 32, 32, even) for even in (False, True))
     assert even.cells == (6, 6, 6, 6)
-    assert planned.heaviest < even.heaviest
+    assert planned.heaviest_over_mean < even.heaviest_over_mean
     weights = [2 * c.forward_s + c.backward_s for c in UNEVEN]
     ends = [(i, j, k) for i in range(1, 22) for j in range(i + 1, 23) for k in range(j + 1, 24)]
     lightest = min(max(sum(weights[a:b]) for a, b in pairwise((0, *inner, 24))) for inner in ends)
-    assert planned.heaviest * sum(weights) / 4 == pytest.approx(lightest)
+    assert planned.heaviest_over_mean * sum(weights) / 4 == pytest.approx(lightest)
     for one in (planned, even):
         assert sum(one.cells) == 24
         assert statistics.fmean(forward for forward, _ in one.seconds) == pytest.approx(0.040)
-    assert planned.slowed == even.slowed
+    assert planned.slowdown == even.slowdown
 
 
 def test_table_2_of_an_even_network_is_the_closed_form():
@@ -36,18 +36,19 @@ def test_table_2_of_an_even_network_is_the_closed_form():
     assert speeds[2, 1] == 1.0
     assert speeds[8, 32] / speeds[2, 32] == pytest.approx(65 / 18.5, rel=0.01)
     assert column(table, "heaviest / mean cell") == pytest.approx([1.0] * 9)
-    assert [row[8] for row in table.rows] == [speed for row in printed("table2.amoebanet")["speed"] for speed in row]
+    printed = paper_numbers("table2.amoebanet")["speed"]
+    assert [row[8] for row in table.rows] == [speed for row in printed for speed in row]
 
 
 def test_table_2_measures_the_networks_own_micro_batches():
-    asked = []
+    measured = []
 
     def costs(work):
-        asked.append((work.name, work.sample().largest.inputs[0].shape))
+        measured.append((work.name, work.sample().largest.inputs[0].shape))
         return UNEVEN
 
     table = partition_table(exact, costs)
-    assert asked == [("amoebanet_18x256", (4, 3, 224, 224))]
+    assert measured == [("amoebanet_18x256", (4, 3, 224, 224))]
     for even, planned in zip(table.rows[::2], table.rows[1::2], strict=True):
         assert planned[3] <= even[3]
         assert planned[7] == pytest.approx(even[5] / planned[5])
@@ -55,7 +56,7 @@ def test_table_2_measures_the_networks_own_micro_batches():
 
 
 def test_the_papers_networks_fit_its_devices_at_its_bytes_and_twice_as_wide_ones_do_not():
-    numbers = printed("table1.amoebanet")
+    numbers = paper_numbers("table1.amoebanet")
     limit = numbers["device_gib"] * 2**30
     pipeline = columns("amoebanet", 128)[2].pipeline
     assert pipeline.stages == numbers["K"][2] == 2
@@ -65,7 +66,7 @@ def test_the_papers_networks_fit_its_devices_at_its_bytes_and_twice_as_wide_ones
     assert largest(lambda units: units <= 37) == 37
 
 
-def test_the_sweep_has_five_runs_a_row_that_differ_in_their_start_alone(tmp_path):
+def test_the_sweep_has_five_runs_per_row_that_differ_only_in_their_initialization(tmp_path):
     runs = list(transfer_runs(tmp_path))
     assert len(runs) == 1 + 2 * 2 * 5
     assert len({run.folder for run in runs}) == len(runs)
@@ -80,7 +81,7 @@ def test_the_sweep_has_five_runs_a_row_that_differ_in_their_start_alone(tmp_path
         assert not tuned.images.flip
 
 
-def test_table_4_is_means_and_deviations_over_the_finished_runs(tmp_path):
+def test_table_4_has_means_and_deviations_over_the_finished_runs(tmp_path):
     empty = transfer_table(tmp_path)
     assert empty.rows[0][:2] == ["mnist", None]
     assert "make sweep NAME=transfer" in empty.notes[0]

@@ -1,11 +1,11 @@
-"""The paper's tables: what is computed is held against arithmetic; for measuring stands the simulator."""
+"""The paper's tables: computed numbers are compared with arithmetic; the simulator replaces measurements."""
 
 import csv
 import io
 
 import pytest
 
-from experiments.report.paper import printed
+from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, readable
 from experiments.tables.breakdown import PARTS, breakdown_table, shares
 from experiments.tables.table1_transformer import memory_table
@@ -39,8 +39,8 @@ def column(table: Table, heading: str) -> list:
     return [row[list(table.headings).index(heading)] for row in table.rows]
 
 
-def test_the_papers_rows_of_table_1_contradict_themselves_no_more():
-    numbers = printed("table1.transformer")
+def test_the_papers_rows_of_table_1_are_consistent():
+    numbers = paper_numbers("table1.transformer")
     for parameters, gib in zip(numbers["parameters"], numbers["parameter_gib"], strict=True):
         assert parameters * numbers["bytes_per_parameter"] / 2**30 == pytest.approx(gib, rel=5e-3)
 
@@ -59,7 +59,7 @@ def test_table_1_fits_its_devices_and_no_larger_model_would():
     assert all(ours > paper for ours, paper in zip(largest[6:], column(table, "L (paper)")[6:], strict=True))
 
 
-def test_table_2_with_a_perfect_executor_is_the_closed_form():
+def test_table_2_of_a_perfect_executor_is_the_closed_form():
     table = table_2(exact)
     equal = [row for row in table.rows if row[2] == "equal"]
     speeds = {(row[0], row[1]): (row[6], row[8]) for row in equal}
@@ -109,33 +109,33 @@ def test_shares_of_a_step_by_hand():
             [("F", 0, 2, 3), ("B", 0, 3, 5), ("U", -1, 8, 9)],
         ]
     )
-    found = shares(timeline)
-    assert set(found) == set(PARTS)
-    assert sum(found.values()) == pytest.approx(1.0)
-    assert found["compute"] == pytest.approx(6 / 18)
-    assert found["update"] == pytest.approx(2 / 18)
-    assert found["bubble"] == pytest.approx(6 / 18)  # even and instant: 6 seconds of which each stage works 3
-    assert found["imbalance"] == pytest.approx(0)
-    assert found["communication"] == pytest.approx(4 / 18)  # a second each way, in which both wait
-    assert found["recompute"] == 0
+    parts = shares(timeline)
+    assert set(parts) == set(PARTS)
+    assert sum(parts.values()) == pytest.approx(1.0)
+    assert parts["compute"] == pytest.approx(6 / 18)
+    assert parts["update"] == pytest.approx(2 / 18)
+    assert parts["bubble"] == pytest.approx(6 / 18)  # even and instant: 6 seconds of which each stage works 3
+    assert parts["imbalance"] == pytest.approx(0)
+    assert parts["communication"] == pytest.approx(4 / 18)  # a second each way, in which both wait
+    assert parts["recompute"] == 0
 
 
-def test_imbalance_is_what_a_heavier_stage_costs():
+def test_imbalance_is_the_cost_of_a_heavier_stage():
     timeline = step(
         [
             [("F", 0, 0, 1), ("F", 1, 1, 2), ("B", 1, 8, 9), ("B", 0, 11, 12)],
             [("F", 0, 1, 4), ("F", 1, 4, 7), ("B", 1, 7, 8), ("B", 0, 10, 11)],
         ]
     )
-    found = shares(timeline)
-    assert found["imbalance"] == pytest.approx(1 / 12)  # F 1 and 3 need 10 seconds, F 2 and 2 would need 9, of 12
-    assert sum(found.values()) == pytest.approx(1.0)
+    parts = shares(timeline)
+    assert parts["imbalance"] == pytest.approx(1 / 12)  # F 1 and 3 need 10 seconds, F 2 and 2 would need 9, of 12
+    assert sum(parts.values()) == pytest.approx(1.0)
     table = breakdown_table("a/b", [StepTrace(0, 0, 0.0, timeline)], [3, 4])
     assert column(table, "part") == list(PARTS)
     assert sum(column(table, "share (measured)")) == pytest.approx(1.0)
 
 
-def test_a_table_is_written_to_be_read_and_to_be_computed_with(tmp_path):
+def test_a_table_is_rounded_in_markdown_and_exact_in_csv(tmp_path):
     table = Table("t", "Title", ("what", "number"), [["a", 1234.5678], ["b", None]], ["a note"])
     markdown, raw = (path.read_text() for path in table.write(tmp_path))
     assert "| a | 1,235 |" in markdown

@@ -1,4 +1,4 @@
-"""Which parts of an attempt on a cluster the next one reuses."""
+"""Which parts of an attempt on a cluster the next one reuses, and why it failed; without a cluster."""
 
 import os
 import time
@@ -8,10 +8,10 @@ import pytest
 import ray
 
 from launch.backends import ray_train
-from launch.backends.ray_train import RayTrainBackend
+from launch.backends.ray_train import RayTrainLauncher, root_cause
 from launch.storage_sync import data_transfer
 from launch.storage_sync.data_transfer import FolderReceiver
-from suite.errors import WorkerError
+from suite.errors import NeighbourLostError, WorkerDiedError, WorkerError
 from suite.pipeline.planning.placement import Node, place
 
 
@@ -22,8 +22,8 @@ class Part:
         self.complete = self.alive = True
         self.workers, self.ended = 2, False
 
-    def __enter__(self):
-        return self
+    def start(self):
+        pass
 
     def end(self, skip_last_copy=False):
         self.ended = True
@@ -37,7 +37,7 @@ def session(monkeypatch):
     monkeypatch.setattr(ray_train, "checkpoint_location", lambda run, experiment: "s3://bucket")
     nodes = [Node("1", "a", 2, 2)]
     connection = SimpleNamespace(nodes=lambda kind: nodes, nodes_and_silent=lambda kind: (nodes, []))
-    made = RayTrainBackend(connection, False, place(nodes, 2, 1), print)
+    made = RayTrainLauncher(connection, False, place(nodes, 2, 1), print)
     job = SimpleNamespace(run=None, folder=None, data=None)
     experiment = SimpleNamespace(pipeline=SimpleNamespace(stages=2, replicas=1))
 
@@ -72,10 +72,7 @@ def test_agents_that_ended_are_not_reused(session):
 
 
 def test_a_receiver_that_does_not_start_is_reported(tmp_path, monkeypatch):
-    def get(call, timeout):
-        raise ray.exceptions.GetTimeoutError("late")
-
-    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda calls, num_returns, timeout: ([], calls))
     monkeypatch.setattr(data_transfer, "START_S", 7.0)
 
     class Receiver:
@@ -96,3 +93,39 @@ def test_a_receiver_removes_drafts_of_its_folder_that_a_killed_driver_left(tmp_p
             os.utime(path, (now - 90000, now - 90000))
     FolderReceiver(str(folder))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text-1[a].draft-new", "text-1a.draft-old"]
+
+
+class WorkerGroupError(Exception):
+    """Like Ray Train's: has the failures by rank."""
+
+    def __init__(self, failures):
+        super().__init__("many lines of Ray's own")
+        self.worker_failures = failures
+
+
+class ActorDiedError(Exception):
+    """Like the one that Ray raises for a killed process."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (NeighbourLostError("lost 1"), NeighbourLostError, "^lost 1$"),
+        (WorkerGroupError({1: ActorDiedError("a\nb")}), WorkerDiedError, "worker 1 .* its process ended"),
+        (WorkerGroupError({2: ActorDiedError("a"), 1: KeyError("x\ny")}), WorkerDiedError, "worker 1 .* KeyError: "),
+        (WorkerGroupError({}), WorkerError, "many lines of Ray's own"),
+    ],
+)
+def test_the_root_cause_is_one_sentence(error, kind, message):
+    cause = root_cause(error)
+    assert type(cause) is kind
+    with pytest.raises(kind, match=message):
+        raise cause
+    assert "\n" not in str(cause)
+
+
+def test_a_preempted_node_is_distinguished_from_a_death():
+    death = ActorDiedError("gone")
+    death.preempted = True
+    cause = root_cause(WorkerGroupError({1: death}))
+    assert (type(cause), cause.rank, cause.kind) == (WorkerDiedError, 1, "preemption")

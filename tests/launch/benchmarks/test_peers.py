@@ -16,7 +16,7 @@ from experiments.benchmark import cases
 from experiments.benchmark.cases import CASES, HEADINGS, Case, Result, Score, order, refused, step_time_lower_bound_s
 from experiments.benchmark.peers.one_process import OneProcess
 from experiments.benchmark.peers.peer import Entrant
-from experiments.benchmark.peers.work import Sleepers
+from experiments.benchmark.peers.workload import SyntheticWork
 from experiments.tables.table2_transformer import closed_form
 from launch import cli
 from launch.benchmarks import entrants
@@ -25,7 +25,7 @@ from launch.benchmarks.worker import Observation
 from suite.errors import SettingError
 from suite.pipeline.planning.costs import LayerCost
 
-TINY = Case(Sleepers(2, 3, forward_s=0.0, shape=(2, 3, 4)), rounds=2, steps=2)
+TINY = Case(SyntheticWork(2, 3, forward_s=0.0, shape=(2, 3, 4)), rounds=2, steps=2)
 
 
 class Faulty(OneProcess):
@@ -80,7 +80,7 @@ def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypa
     assert {"cpu", "cores", "threads_a_process", "torch", "deepspeed", "python"} <= record["machine"].keys()
     (case,) = record["cases"]
     assert (case["K"], case["M"], case["R"], case["cells"]) == (2, 3, 1, [2, 2])
-    rows = {row["contender"]: row for row in case["contenders"]}
+    rows = {row["entrant"]: row for row in case["entrants"]}
     assert {name for name, row in rows.items() if row["wrong"]} == set(FAULTS)
     assert all(len(row["rounds"]) == 2 and all(len(steps) == 2 for steps in row["rounds"]) for row in rows.values())
     assert rows["missing"]["gradient_difference"] is None
@@ -89,13 +89,13 @@ def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypa
     table = (bench.FOLDER / "bench-sleeping-k2-m3.md").read_text()
     assert table.count("WRONG GRADIENTS") == len(FAULTS)
     with (bench.FOLDER / "bench-sleeping-k2-m3.csv").open() as file:
-        assert [row["contender"] for row in csv.DictReader(file)][:2] != ["right", "scaled"]  # ours come first
+        assert [row["entrant"] for row in csv.DictReader(file)][:2] != ["right", "scaled"]  # ours come first
 
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_right_contest_ends_well_and_prints_its_progress(monkeypatch, apart):
     monkeypatch.setattr(entrants, "ENTRANTS", (entrants.OURS[0], Entrant("right", OneProcess, False)))
-    monkeypatch.setitem(CASES, "tiny", (replace(TINY, apart=apart),))
+    monkeypatch.setitem(CASES, "tiny", (replace(TINY, fresh_processes=apart),))
     screen = io.StringIO()
     assert bench.bench("tiny", Console(file=screen, soft_wrap=True)) == []
     assert ("2 entrants built and their gradients compared" in screen.getvalue()) == (not apart)
@@ -103,10 +103,10 @@ def test_a_right_contest_ends_well_and_prints_its_progress(monkeypatch, apart):
     assert "suite fill-drain, recomputed" in screen.getvalue()
     (case,) = json.loads((bench.FOLDER / "bench.json").read_text())["cases"]
     assert case["apart"] == apart
-    assert [[len(steps) for steps in row["rounds"]] for row in case["contenders"]] == [[2, 2], [2, 2]]
+    assert [[len(steps) for steps in row["rounds"]] for row in case["entrants"]] == [[2, 2], [2, 2]]
 
 
-def test_two_rounds_of_a_contender_are_as_bad_as_the_worse():
+def test_two_rounds_of_an_entrant_are_as_bad_as_the_worse():
     nan = float("nan")
     once = Observation({(0, "a"): 1.0, (0, "b"): 3.0, (1, "c"): 0.0, (1, "d"): nan}, 5, ((1.0,),))
     again = Observation({(0, "a"): 2.0, (0, "b"): 1.0, (1, "d"): 0.0}, 7, ((2.0,),))
@@ -134,11 +134,11 @@ def test_the_limit_of_equal_stages_is_the_closed_form():
 
 
 def test_ratios_by_hand():
-    mine = Score("mine", True, True, ((2.0,), (1.0,), (3.0,)), peak=100, difference=1e-7, lower_bound_s=1.0)
-    quick = Score("quick", False, False, ((1.0,),), peak=900, difference=1e-7, lower_bound_s=0.5)
-    lean = Score("lean", False, False, ((1.5,),), peak=90, difference=1e-7, lower_bound_s=0.5)
-    alike = Score("alike", False, True, ((4.0,),), peak=500, difference=1e-7, lower_bound_s=0.5)
-    cheat = Score("cheat", False, True, ((0.1,),), peak=10, difference=0.5, lower_bound_s=0.5)
+    mine = Score("mine", True, True, ((2.0,), (1.0,), (3.0,)), peak_bytes=100, difference=1e-7, lower_bound_s=1.0)
+    quick = Score("quick", False, False, ((1.0,),), peak_bytes=900, difference=1e-7, lower_bound_s=0.5)
+    lean = Score("lean", False, False, ((1.5,),), peak_bytes=90, difference=1e-7, lower_bound_s=0.5)
+    alike = Score("alike", False, True, ((4.0,),), peak_bytes=500, difference=1e-7, lower_bound_s=0.5)
+    cheat = Score("cheat", False, True, ((0.1,),), peak_bytes=10, difference=0.5, lower_bound_s=0.5)
     unseen = Score("unseen", False, False, ((0.9,),), difference=0.0, lower_bound_s=0.5)
     absent = refused(Entrant("absent", OneProcess, False), "it is not here")
     result = Result(TINY, (2, 2), (cost(1.0, 2.0),) * 4, (quick, mine, absent, alike, cheat, lean, unseen))

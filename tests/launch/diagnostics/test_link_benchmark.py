@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.backends.processes import run_processes
-from launch.diagnostics.link_actors import LinkActor
-from launch.diagnostics.link_benchmark import LinkTask
+from launch.diagnostics.link_benchmark import LinkActor, LinkTask
 
 HOST = "127.0.0.1"
 

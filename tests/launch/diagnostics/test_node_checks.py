@@ -13,18 +13,17 @@ from rich.console import Console
 
 from launch.backends.link_cache import file_of, read_links, write_links
 from launch.diagnostics import command as doctor
-from launch.diagnostics import cross_node_checks, link_actors, link_report, node_checks, node_facts
+from launch.diagnostics import cross_node_checks, link_benchmark, link_report, node_checks, node_facts
 from launch.diagnostics.clocks import Skew, skew
 from launch.diagnostics.node_checks import MIB
-from launch.diagnostics.node_probe import NodeProbe
-from launch.diagnostics.nodes import LocalProbe, Node
+from launch.diagnostics.probes import LocalProbe, Node
 from suite.errors import CheckpointError, PlacementError
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.simulate import Link
 from tests.slow.planted import ROOT
 
 PATIENCE_S = 40.0
-FACTS = node_facts.Facts(
+FACTS = node_facts.NodeFacts(
     host="a",
     python="3.11.7",
     versions=dict.fromkeys(node_facts.PACKAGES, "1.0"),
@@ -163,7 +162,7 @@ def test_a_skew_within_its_bound_is_none():
 
 
 def measured(**rates):
-    return link_actors.LinkMeasurements({tuple(names): Link(1e-4, rate) for names, rate in rates.items()}, None)
+    return link_benchmark.LinkMeasurements({tuple(names): Link(1e-4, rate) for names, rate in rates.items()}, None)
 
 
 def test_links_that_are_slow_or_unlike_the_others():
@@ -172,7 +171,7 @@ def test_links_that_are_slow_or_unlike_the_others():
     assert one.found.startswith("b - c: 0.1 ms, 300 MB/s")
     (one,) = unwell_of(link_report.findings_of(measured(ab=0.05e9), None))
     assert one.found.startswith("a - b: 0.1 ms, 50 MB/s")
-    late = link_actors.LinkMeasurements({("a", "b"): Link(0.03, 1e9)}, None)
+    late = link_benchmark.LinkMeasurements({("a", "b"): Link(0.03, 1e9)}, None)
     (one,) = unwell_of(link_report.findings_of(late, None))
     assert one.found.startswith("a - b: 30 ms")
 
@@ -210,11 +209,11 @@ def test_links_that_are_not_whole_are_none(tmp_path, text):
 
 def test_every_pair_of_few_nodes_and_a_ring_of_many():
     few = [node for node in NODES for _ in range(2)]
-    task, names = link_actors.plan(few)
+    task, names = link_benchmark.plan(few)
     assert sorted(names.values()) == [("a", "a"), ("a", "b"), ("a", "c"), ("b", "b"), ("b", "c"), ("c", "c")]
     assert task.reduced == (0, 2, 4)
     many = [Node(f"n{at}", "", f"n{at}") for at in range(20)]
-    task, names = link_actors.plan(many)
+    task, names = link_benchmark.plan(many)
     assert len(task.pairs) == 20
     assert {name for pair in names.values() for name in pair} == {node.name for node in many}
 
@@ -237,10 +236,9 @@ def test_a_storage_that_is_not_there_is_a_fault_of_this_machine(tmp_path):
 
 def test_a_machine_that_does_not_answer_is_told_in_time():
     here = LocalProbe()
-    monkey = threading.Event()
-    here._probe.clock = monkey.wait
-    answers, silent = here.ask(here.nodes, "clock", lambda node: (), 0.2)
-    monkey.set()
+    answered = threading.Event()
+    answers, silent = here.ask(here.nodes, answered.wait, lambda node: (), 0.2)
+    answered.set()
     assert (answers, list(silent.values())) == ({}, ["no answer in 0.2 s"])
 
 
@@ -274,10 +272,9 @@ class TwoNodes:
 
     def __init__(self):
         self.nodes = [Node("a", "127.0.0.1"), Node("b", "127.0.0.2")]
-        self.probes = {node: NodeProbe(node.address) for node in self.nodes}
 
-    def ask(self, nodes, call, arguments, seconds):
-        return {node: getattr(self.probes[node], call)(*arguments(node)) for node in nodes}, {}
+    def ask(self, nodes, function, arguments, seconds):
+        return {node: function(*arguments(node)) for node in nodes}, {}
 
 
 def test_two_nodes_reach_each_other_and_their_clocks_agree():

@@ -1,4 +1,4 @@
-"""The check of a GPU, all of its code, at tiny sizes on the CPU: what it writes, and that it finds faults."""
+"""The GPU check, run on the CPU at tiny sizes: its files, and that it finds faults."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from launch.gpu_check.single_stage import SingleStageTrainer
 from launch.gpu_check.work import MeanSquare, cell, paper_sizes, whole
 from models.shape import TransformerShape
 from models.transformer import DecoderLayer, EncoderLayer
-from suite.errors import NumbersError
+from suite.errors import NonFiniteError
 from suite.pipeline.planning import profile
 
 CPU = torch.device("cpu")
@@ -32,8 +32,8 @@ def tiny_sizes():
 
 
 @pytest.fixture(scope="module")
-def found():
-    """The findings, and the lines that were said meanwhile."""
+def examined():
+    """The findings and the logged lines."""
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile, "SECONDS_A_LAYER", 0.0)
@@ -41,12 +41,12 @@ def found():
 
 
 @pytest.fixture(scope="module")
-def written(found, tmp_path_factory):
-    """The folder, the JSON object, the tables shown and the lines said."""
+def written(examined, tmp_path_factory):
+    """The folder, the JSON object, the tables shown and the logged lines."""
     folder = tmp_path_factory.mktemp("check")
     shown: list[Table] = []
     lines: list[str] = []
-    gpu_check.finish(found[0], folder, lines.append, shown.append)
+    gpu_check.finish(examined[0], folder, lines.append, shown.append)
     return folder, json.loads((folder / "gpu-check.json").read_text()), shown, lines
 
 
@@ -90,7 +90,7 @@ def test_the_json_has_every_promised_key(written):
     assert record["measured"]["check_s"] > 0
 
 
-def test_variants_are_told_whether_they_pay_or_why_they_cannot_run(written):
+def test_each_variant_says_whether_it_pays_or_why_it_cannot_run(written):
     _, record, _, _ = written
     rows = {one["name"]: one for one in record["variants"]}
     assert next(iter(rows)) == "eager"
@@ -115,7 +115,7 @@ def test_variants_are_told_whether_they_pay_or_why_they_cannot_run(written):
     assert rows["weights held in bf16 (bound)"]["pays"] is None
 
 
-def test_tables_and_the_kernels_are_written_and_said(found, written):
+def test_tables_and_kernels_are_written_and_logged(examined, written):
     folder, _, shown, lines = written
     text = (folder / "gpu-check.md").read_text()
     assert text.startswith("`a test`")
@@ -127,48 +127,49 @@ def test_tables_and_the_kernels_are_written_and_said(found, written):
         assert kind in text
     assert "addmm" in (folder / "gpu-check-kernels.txt").read_text()
     assert str(folder) in lines[-1]
-    said = "\n".join(found[1])
-    assert all(part in said for part in ("gradients", "bf16 product", "whole T(1, 64, 2)", "variant torch.compile"))
+    logged = "\n".join(examined[1])
+    assert all(part in logged for part in ("gradients", "bf16 product", "whole T(1, 64, 2)", "variant torch.compile"))
 
 
-def test_a_planted_error_of_a_thousandth_is_found_told_and_written(found, monkeypatch, tmp_path):
-    true_walk = gradients.run_batch
-    walks = []
+def test_an_error_of_a_thousandth_is_found_and_written(examined, monkeypatch, tmp_path):
+    original = gradients.run_batch
+    results = []
 
-    def walk(shape, stages, batch):
-        wanted = true_walk(shape, stages, batch)
-        walks.append(wanted)
-        if len(walks) % 2 == 0:  # what the device finds; the first of two is the CPU's
-            worst = wanted[1, "feed.inward.weight"]
+    def run_batch(shape, stages, batch):
+        result = original(shape, stages, batch)
+        results.append(result)
+        if len(results) % 2 == 0:  # the device's; the CPU is first
+            worst = result[1, "feed.inward.weight"]
             worst.view(-1)[worst.abs().argmax()] *= 1.001
-        return wanted
+        return result
 
     sizes = tiny_sizes()
     batch = gradients._make_batch(sizes, 0)
-    monkeypatch.setattr(gradients, "run_batch", walk)
-    spoilt = [gradients.compare(sizes.gradients, dtype, CPU, batch, 1.0) for dtype in gradients.DTYPES]
-    for one in spoilt:
-        assert not one.equal
-        assert (one.worst.layer, one.worst.name) == (1, "feed.inward.weight")
-        assert one.worst.error == pytest.approx(1e-3, rel=1e-2)
-    with pytest.raises(NumbersError, match=r"layer 1, feed\.inward\.weight: by 0\.001 .*do not train on this device"):
-        gpu_check.finish(replace(found[0], gradients=spoilt), tmp_path, print, lambda table: None)
+    monkeypatch.setattr(gradients, "run_batch", run_batch)
+    comparisons = [gradients.compare(sizes.gradients, dtype, CPU, batch, 1.0) for dtype in gradients.DTYPES]
+    for comparison in comparisons:
+        assert not comparison.equal
+        assert (comparison.worst.layer, comparison.worst.name) == (1, "feed.inward.weight")
+        assert comparison.worst.error == pytest.approx(1e-3, rel=1e-2)
+    with pytest.raises(NonFiniteError, match=r"layer 1, feed\.inward\.weight: by 0\.001 .*do not train on this device"):
+        gpu_check.finish(replace(examined[0], gradients=comparisons), tmp_path, print, lambda table: None)
     assert len(json.loads((tmp_path / "gpu-check.json").read_text())["faults"]) == 2
 
 
-def test_what_is_not_a_number_is_a_fault(found, tmp_path):
+def test_a_non_finite_number_is_a_fault(examined, tmp_path):
     bad = gradients.Difference(0, "weight", float("nan"))
-    comparison = replace(found[0].gradients[0], differences=(*found[0].gradients[0].differences, bad))
+    first = examined[0].gradients[0]
+    comparison = replace(first, differences=(*first.differences, bad))
     assert comparison.worst is bad
-    trained = replace(found[0].steps[0], losses=(1.0, float("inf")))
-    spoilt = replace(found[0], gradients=[comparison], steps=[trained])
-    with pytest.raises(NumbersError, match=r"layer 0, weight: by nan.*loss of whole T\(1, 64, 2\) is inf in step 1"):
-        gpu_check.finish(spoilt, tmp_path, print, lambda table: None)
+    trained = replace(examined[0].steps[0], losses=(1.0, float("inf")))
+    faulty = replace(examined[0], gradients=[comparison], steps=[trained])
+    with pytest.raises(NonFiniteError, match=r"layer 0, weight: by nan.*loss of whole T\(1, 64, 2\) is inf in step 1"):
+        gpu_check.finish(faulty, tmp_path, print, lambda table: None)
     assert json.loads((tmp_path / "gpu-check.json").read_text())["steps"][0]["measured"]["losses"] == [1.0, "inf"]
 
 
 def test_gradients_are_those_of_the_whole_model():
-    """The two-stage walk against autograd over the unpartitioned model, so that both devices cannot be wrong alike."""
+    """Compares the two stages with autograd over the unpartitioned model: both devices could have the same error."""
     from suite.pipeline.model.layers import ties_of
     from tests.suite.pipeline.build import unpartitioned
 
@@ -177,11 +178,11 @@ def test_gradients_are_those_of_the_whole_model():
     made, loss = gradients._model(sizes.gradients, torch.float64)
     ties = {(index, name): tie for index, layer in enumerate(made) for name, tie in ties_of(layer).items()}
     staged = gradients.stages_of(sizes.gradients, torch.float64, CPU)
-    staged[1].layers[0].weight.data.copy_(staged[0].layers[0].weight.data)  # the tied copy, as a run has it
-    found = gradients.run_batch(sizes.gradients, staged, batch)
+    staged[1].layers[0].weight.data.copy_(staged[0].layers[0].weight.data)  # the tied copy, as in a run
+    computed = gradients.run_batch(sizes.gradients, staged, batch)
     _, expected = unpartitioned(made, loss, batch, step=0, seed=0)
-    total = sum(found[key] for key in ties)
-    for key, gradient in found.items():
+    total = sum(computed[key] for key in ties)
+    for key, gradient in computed.items():
         torch.testing.assert_close(total if key in ties else gradient, expected[key], rtol=1e-10, atol=1e-14)
 
 
@@ -197,17 +198,17 @@ def test_losses_of_the_steps_fall(kind):
     assert trainer.recompute_equals_forward()
 
 
-def test_a_rebuild_that_is_not_the_forward_is_seen_and_does_not_pay():
-    class Fickle(MeanSquare):
+def test_a_recomputation_that_differs_from_the_forward_does_not_pay():
+    class ChangingLoss(MeanSquare):
         calls = 0
 
         def forward(self, x, *rest):
-            Fickle.calls += 1
+            ChangingLoss.calls += 1
             objective, measure = super().forward(x, *rest)
-            return objective + Fickle.calls, measure
+            return objective + ChangingLoss.calls, measure
 
     sizes = tiny_sizes()
-    work = replace(cell(sizes, EncoderLayer), loss=Fickle())
+    work = replace(cell(sizes, EncoderLayer), loss=ChangingLoss())
     trainer = SingleStageTrainer(work, CPU, sizes.optimizer)
     assert not trainer.recompute_equals_forward()
     plain, other = variants.variants(sizes)[:2]
@@ -224,21 +225,21 @@ def test_without_rich_tables_are_printed_as_markdown(monkeypatch, capsys):
     assert "### A title" in capsys.readouterr().out
 
 
-def test_alone_it_says_that_there_is_no_gpu():
+def test_as_a_module_it_reports_that_there_is_no_gpu():
     done = subprocess.run([sys.executable, "-m", "launch.gpu_check"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("error: gpu-check needs a CUDA device, and torch sees none;")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_of_the_pinned_packages_it_imports_torch_numpy_and_pydantic_alone():
-    refused = (
+def test_it_imports_no_other_pinned_packages_than_torch_numpy_and_pydantic():
+    forbidden = (
         "datasets", "deepspeed", "django", "filelock", "fsspec", "matplotlib", "PIL", "pyarrow", "ray", "rich",
         "safetensors", "tokenizers", "transformers", "typer", "wandb",
     )  # fmt: skip
     code = (
         "import sys, torch, torch.profiler, torch.distributed, torch._subclasses.fake_tensor\n"
-        f"sys.modules.update(dict.fromkeys({refused!r}))  # an import of any of these now fails\n"
+        f"sys.modules.update(dict.fromkeys({forbidden!r}))  # an import of any of these now fails\n"
         "from launch.gpu_check import command, gradients, kernels, tables, variants\n"
         "from launch.gpu_check.work import paper_sizes\n"
         "paper_sizes()\n"

@@ -1,4 +1,4 @@
-"""Scores and translations of a run, from its checkpoint to its files; and what is refused, in a sentence."""
+"""Scores, translations and exports of a run, and their errors."""
 
 import io
 import json
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rich.console import Console
 from safetensors.torch import save
 
 from experiments.base.cluster import Cluster
+from experiments.base.score_settings import ScoreSettings
 from experiments.registry import find
 from launch import cli
 from launch.benchmarks.decoding_speed import decoding_table
@@ -37,11 +39,12 @@ from suite.training.wandb_run import Identity
 from tests.launch.tracking.wandb_parts import parts
 
 QUIET = Console(quiet=True)
+SETTINGS = ScoreSettings(beam=2, languages=("de", "zh-tw"), max_pairs=12, stages=2)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with a run whose weights nobody trained, and one that has no checkpoint."""
+def folder_of_runs(tmp_path_factory):
+    """A folder with a run with random weights, and one without a checkpoint."""
     folder = tmp_path_factory.mktemp("scoring")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -57,7 +60,7 @@ def place(tmp_path_factory):
             made = materialize(layer, 0 if ties_of(layer) else index, torch.device("cpu"))
             values = {f"value/{name}": tensor * 3 for name, tensor in made.state_dict().items()}
             if index == 4:
-                values["value/project.bias"][END_ID] = 5.0  # some texts end before they must
+                values["value/project.bias"][END_ID] = 5.0  # some texts end before the limit
             files[layer_file(index)] = File(bytes=len(save(values)), sha256=digest(save(values)))
             storage.write(f"00000007/{layer_file(index)}", save(values))
         notes = {"vocabulary": data.digest}
@@ -67,16 +70,16 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def there(place, monkeypatch):
-    monkeypatch.chdir(place)
+def _in_folder(folder_of_runs, monkeypatch):
+    monkeypatch.chdir(folder_of_runs)
 
 
 @pytest.fixture(scope="module")
-def scored(place):
+def scored(folder_of_runs):
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        Identity("p", "made", None, (), "abcd").keep(find_run("made").path)  # as if it had been trained with wandb
-        return score_run(find_run("made"), QUIET, beam=2, languages=["de", "zh-tw"], max_pairs=12, stages=2)
+        patch.chdir(folder_of_runs)
+        Identity("p", "made", None, (), "abcd").write(find_run("made").path)  # as if it had been trained with wandb
+        return score_run(find_run("made"), SETTINGS, QUIET)
 
 
 def texts(kind):
@@ -84,7 +87,7 @@ def texts(kind):
     return {path.name: path.read_text(encoding="utf-8").splitlines() for path in sorted(folder.glob(f"*.{kind}"))}
 
 
-def test_scores_stand_in_the_runs_wandb_run(scored):
+def test_scores_are_in_the_runs_wandb_run(scored):
     run = find_run("made").path
     (part,) = parts(run)
     assert part.run["run_id"] == "abcd"
@@ -110,7 +113,7 @@ def test_scores_stand_in_the_runs_wandb_run(scored):
     assert sorted(name.partition("-scores")[0] for name in part.artifacts) == ["run-abcd", "run-abcd"]
 
 
-def test_scores_are_written_as_agreed(scored):
+def test_the_files_of_scores(scored):
     assert json.loads((find_run("made").path / "scores.json").read_text()) == scored
     assert scored | {"step": 7, "split": "test", "beam": 2, "length_penalty": 0.6, "max_pairs": 12} == scored
     assert scored["sentences_per_second"] == pytest.approx(48 / scored["seconds"])
@@ -148,25 +151,29 @@ def test_sacrebleus_command_line_gives_the_same_scores(scored):
 
 
 @pytest.mark.parametrize("verb", ["score", "export"])
-def test_a_run_in_training_and_a_second_at_once_are_refused(scored, verb):
-    """The lock is that of a real second process, and nothing of the first one's files is touched."""
+def test_a_run_in_use_by_another_process_is_rejected(scored, verb):
+    """Another process holds the lock; the files of the run do not change."""
     run = find_run("made")
     name = {"score": "lock", "export": "huggingface.lock"}[verb]
     path = str(run.path / name)
+    use = {
+        "score": partial(score_run, run, ScoreSettings(beam=1, max_pairs=2), QUIET),
+        "export": partial(export, "made", "huggingface", QUIET),
+    }[verb]
     hold = f"import filelock; lock = filelock.FileLock({path!r}); lock.acquire(); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
         before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()}
         with pytest.raises(SettingError, match=f"another process is using run .*{run.path.name}.*; wait until it ends"):
-            score_run(run, QUIET, beam=1, max_pairs=2) if verb == "score" else export("made", "huggingface", QUIET)
+            use()
         assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()} == before
         holder.communicate(b"\n")
 
 
-def test_k_is_no_part_of_the_scores(scored):
+def test_scores_are_equal_for_any_k(scored):
     before = texts("hyp")
     assert len({line for lines in before.values() for line in lines}) > 5
-    again = score_run(find_run("made"), QUIET, beam=2, languages=["de", "zh-tw"], max_pairs=12, stages=1)
+    again = score_run(find_run("made"), SETTINGS.model_copy(update={"stages": 1}), QUIET)
     assert texts("hyp") == before
     assert again["directions"] == scored["directions"]
 
@@ -181,9 +188,9 @@ def test_a_text_is_translated(scored, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "en", lines[at]])
     with pytest.raises(SystemExit) as end:
         cli.main()
-    said = capsys.readouterr()
-    assert (end.value.code or 0, said.err) == (0, "")
-    assert said.out == f"{written[at]}\n"
+    printed = capsys.readouterr()
+    assert (end.value.code or 0, printed.err) == (0, "")
+    assert printed.out == f"{written[at]}\n"
 
 
 def test_the_exported_model_generates_our_greedy_tokens(scored, tmp_path, monkeypatch):
@@ -232,19 +239,19 @@ def test_the_exported_model_generates_our_greedy_tokens(scored, tmp_path, monkey
         (["translate", "made", "--to", "de", "word " * 40], ["tokens", "at most 24"]),
     ],
 )
-def test_a_users_fault_is_one_sentence(arguments, parts, monkeypatch, capsys):
+def test_a_users_error_is_one_sentence(arguments, parts, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
     with pytest.raises(SystemExit) as end:
         cli.main()
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert end.value.code == 2
-    assert said.startswith("error: ")
-    assert len(said.splitlines()) == 1
+    assert printed.startswith("error: ")
+    assert len(printed.splitlines()) == 1
     for part in parts:
-        assert part in said
+        assert part in printed
 
 
-def test_without_being_asked_stages_are_as_few_as_hold_the_weights(monkeypatch):
+def test_by_default_there_are_as_few_stages_as_hold_the_weights(monkeypatch):
     experiment = find_text_run(find_run("made"))
     weights = 4 * count_parameters(experiment.build()[0])
     for share, expected in ((2.0, 1), (1.9, 2), (0.6, 4), (0.1, 4)):
@@ -263,53 +270,53 @@ def copied(name, change=lambda text: text):
     return run
 
 
-def test_a_damaged_checkpoint_is_not_left_out_in_silence():
+def test_a_damaged_checkpoint_is_reported():
     run = copied("damaged")
     shutil.copytree(run.checkpoints / "00000007", run.checkpoints / "00000009")
-    heard = Console(record=True, width=500, file=io.StringIO())
-    written = decode(run, [[1, END_ID]], 1, heard, 1)
+    console = Console(record=True, width=500, file=io.StringIO())
+    written = decode(run, [[1, END_ID]], 1, console, 1)
     assert written.step == 7
-    assert "00000009 is not used: bad manifest" in heard.export_text()
+    assert "00000009 is not used: bad manifest" in console.export_text()
 
 
-def test_a_language_that_was_not_drawn_is_not_one_that_the_model_knows():
-    """The vocabulary has a mark for each language of the corpus; the model learned those it was given."""
+def test_a_language_that_was_not_sampled_is_unknown_to_the_model():
+    """The vocabulary has a token for each language of the corpus; the model learned only those of its settings."""
     run = copied("german", lambda text: text.replace("[text]", '[text]\nlanguages = ["de"]'))
     assert find_text_run(run).text.languages == ("de",)
-    found = score_run(run, QUIET, beam=1, max_pairs=2, stages=1)
+    found = score_run(run, ScoreSettings(beam=1, max_pairs=2, stages=1), QUIET)
     assert set(found["directions"]) == {"en-de", "de-en"}
     with pytest.raises(SettingError, match="the model does not know the language 'fr'"):
-        score_run(run, QUIET, beam=1, languages=["fr"], max_pairs=2, stages=1)
+        score_run(run, ScoreSettings(beam=1, languages=("fr",), max_pairs=2, stages=1), QUIET)
     with pytest.raises(SettingError, match="the model does not know the language 'fr'"):
         translate("german", "fr", "Save the file", QUIET)
 
 
-def typed(monkeypatch, data):
-    """Makes bytes the standard input."""
+def set_stdin(monkeypatch, data):
+    """Replaces the standard input."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="surrogateescape"))
 
 
-def test_many_lines_are_translated_by_one_start_of_the_workers_in_their_order(monkeypatch):
+def test_many_lines_are_translated_in_order_by_one_start_of_the_workers(monkeypatch):
     lines = ["Save the file", "", "Open", "Close the window now", "Delete"]
     alone = []
     for line in lines:
         if line:
-            heard = Console(record=True, width=500, file=io.StringIO())
-            translate("made", "de", line, heard)
-            alone.append(heard.export_text())
+            console = Console(record=True, width=500, file=io.StringIO())
+            translate("made", "de", line, console)
+            alone.append(console.export_text())
     starts = []
     started = decoding.run_processes
     monkeypatch.setattr(decoding, "run_processes", lambda *a, **k: starts.append(1) or started(*a, **k))
     for source in ("text", "standard input"):
-        typed(monkeypatch, "\n".join(lines).encode())
-        heard = Console(record=True, width=500, file=io.StringIO())
-        translate("made", "de", "\n".join(lines) if source == "text" else "", heard)
-        assert heard.export_text() == alone[0] + "\n" + "".join(alone[1:])
+        set_stdin(monkeypatch, "\n".join(lines).encode())
+        console = Console(record=True, width=500, file=io.StringIO())
+        translate("made", "de", "\n".join(lines) if source == "text" else "", console)
+        assert console.export_text() == alone[0] + "\n" + "".join(alone[1:])
     assert len(starts) == 2
 
 
 def test_standard_input_that_is_not_utf_8_is_one_sentence(monkeypatch, capsys):
-    typed(monkeypatch, "Save the file\nDatei öffnen\n".encode("latin-1"))
+    set_stdin(monkeypatch, "Save the file\nDatei öffnen\n".encode("latin-1"))
     monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "de", ""])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -322,36 +329,36 @@ def test_standard_input_that_is_not_utf_8_is_one_sentence(monkeypatch, capsys):
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_without_a_line_on_standard_input_there_is_nothing_to_translate(monkeypatch, closed):
-    typed(monkeypatch, b"\n \n")
+    set_stdin(monkeypatch, b"\n \n")
     if closed:
         monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(SettingError, match="the text to translate is empty"):
         translate("made", "de", "", QUIET)
 
 
-def test_a_line_whose_printing_fails_once_is_printed_and_those_after_it(monkeypatch, tmp_path):
-    logged, heard = [], []
+def test_a_line_that_could_not_be_printed_is_printed_again(monkeypatch, tmp_path):
+    logged, printed = [], []
     monkeypatch.setattr(decoding, "POLL_S", 0.05)
     monkeypatch.setattr(decoding, "log_error", logged.append)
-    task = DecodeTask(find_run("made"), [], 1, 0.6, 1, tmp_path / "progress")
+    task = DecodeTask(find_run("made"), [], 1, 1, tmp_path / "progress")
 
-    def hear(at, tokens):
+    def print_once(at, tokens):
         if at == 1 and not logged:
-            raise BlockingIOError("the terminal takes nothing now")
-        heard.append((at, tokens))
+            raise BlockingIOError("the terminal is busy")
+        printed.append((at, tokens))
 
-    with decoding._progress_polled(task, hear):
+    with decoding._progress_polled(task, print_once):
         task.progress.write_bytes(b"[0, [7]]\n[1, [8, 9]]\n[2, []]\n[3")
         deadline = time.monotonic() + 30
-        while len(heard) < 3 and time.monotonic() < deadline:
+        while len(printed) < 3 and time.monotonic() < deadline:
             time.sleep(0.02)
         with task.progress.open("ab") as file:
             file.write(b", [5]]\n")
-    assert heard == [(0, [7]), (1, [8, 9]), (2, []), (3, [5])]
+    assert printed == [(0, [7]), (1, [8, 9]), (2, []), (3, [5])]
     assert [type(error) for error in logged] == [BlockingIOError]
 
 
-def test_a_print_that_fails_loses_no_line_and_lines_that_were_not_printed_are_told(monkeypatch):
+def test_a_failed_print_loses_no_line_and_missing_lines_are_reported(monkeypatch):
     printed, failures = [], [OSError("no room")]
 
     class Out:
@@ -376,7 +383,7 @@ def test_a_print_that_fails_loses_no_line_and_lines_that_were_not_printed_are_to
         translate("made", "de", "Open\n\nDelete\nSave\nClose", Out())
 
 
-def test_decoding_is_timed_beside_generate_on_the_same_tokens(scored, tmp_path, monkeypatch):
+def test_the_decoding_table_compares_equal_tokens_with_generate(scored, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
     for name, value in (("LANGUAGES", 2), ("PAIRS", 4), ("ROUNDS", 1)):
         monkeypatch.setattr(f"launch.benchmarks.decoding_speed.{name}", value)

@@ -120,9 +120,7 @@ def test_the_doctor_gets_no_key_and_knows_that_there_is_one(monkeypatch):
     environment, package = JobEnvironment(1, "/s", "", "python", {}, ()), Package(Path("a.zip"), 1, "c", ())
     for with_key in (False, True):
         sent.clear()
-        submit._send(
-            Listener(), "j", submit.JobCommand("doctor", ("doctor",)), package, environment, "", with_key=with_key
-        )
+        submit._send(Listener(), "j", submit.JobCommand("doctor", ("doctor",)), package, environment, with_key=with_key)
         assert ("key" in sent) == with_key == (secrets.PLACE in sent[-1]["runtime_env"]["env_vars"])
         assert sent[-1]["runtime_env"]["env_vars"].get("WANDB_MODE") == (None if with_key else "online")
         assert os.environ["WANDB_API_KEY"] not in str(sent)

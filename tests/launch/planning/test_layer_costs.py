@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.planner import estimated_costs, make
+from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.translation.language_model import LanguageModel
 from launch.backends import select
 from launch.backends.select import Backend
@@ -18,8 +18,7 @@ from launch.train.step_check import StepCheck
 from launch.worker.measure import LayerMeasurements
 from models.language_model import LanguageModelShape
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import DEVICES, GIB
-from suite.pipeline.planning.plan import Machine
+from suite.pipeline.planning.devices import DEVICES, GIB, Machine
 from suite.pipeline.planning.simulate import Link
 from suite.settings import PipelineSettings
 
@@ -101,7 +100,7 @@ def test_cached_costs_are_used_with_the_current_memory_limit(measured, tmp_path)
     found = model(work(), replace(THIS, bytes_per_device=3 * GIB))
     assert len(measured) == 1
     assert found.machine.memory_limit_bytes == 3 * GIB
-    assert make(work(), replace(THIS, bytes_per_device=3 * GIB), model).as_dict()["device_bytes"] == 3 * GIB
+    assert plan_workload(work(), replace(THIS, bytes_per_device=3 * GIB), model).as_dict()["device_bytes"] == 3 * GIB
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_costs_that_would_take_too_long_to_measure_are_estimated_and_marked(meas
     monkeypatch.setattr(select, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, fp32=1e9))
     paper = LanguageModel(LanguageModelShape(13), PipelineSettings(stages=2, micro_batches=32))
     model = layer_costs.cost_model(tmp_path, pytest.fail)
-    planned = make(paper, Cluster(2, 64 * GIB, "cpu"), model)
+    planned = plan_workload(paper, Cluster(2, 64 * GIB, "cpu"), model)
     assert measured == []
     assert not planned.layer_costs.measured
     # a block's 24 d^2 + 4 T d operations a token, four times over, at half of 1e9 a second: 7 rounds of 8 copies
@@ -179,7 +178,7 @@ def test_costs_of_several_processes_are_mean_seconds_and_maximum_bytes():
 def test_layers_are_measured_in_processes_of_this_machine(tmp_path):
     """A small real measurement: two processes, the link between them, and a plan from it."""
     model = layer_costs.cost_model(tmp_path, ignore)
-    planned = make(work(), THIS, model)
+    planned = plan_workload(work(), THIS, model)
     assert planned.layer_costs.measured
     assert "simulated from measured layer costs" in planned.lines()[0]
     costs, machine = planned.layer_costs.costs, planned.layer_costs.machine
@@ -226,7 +225,7 @@ def begun(measured, tmp_path):
 
     def begin(factor, steps=range(1, 8)):
         said = []
-        planned = make(work(), THIS, layer_costs.cost_model(tmp_path / "costs", said.append))
+        planned = plan_workload(work(), THIS, layer_costs.cost_model(tmp_path / "costs", said.append))
         check = StepCheck(run, lambda: planned, said.append)
         for step in steps:
             check.step(step, planned.step_s * (9 if step < 3 else factor))

@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from launch.storage_sync import folder_mirror
-from launch.storage_sync.folder_delta import END, MARKER, FileDelta, apply_delta, pack_folder
+from launch.storage_sync.folder_delta import END, MARKER, FileDelta, FolderDelta, apply_delta
 from launch.storage_sync.folder_mirror import FolderMirror, MirrorActor
 from suite.pipeline.planning.placement import Node
 
@@ -33,7 +33,7 @@ def test_a_shared_folder_that_was_not_recognized_gets_no_line_twice(tmp_path):
     (tmp_path / "messages.log").write_text("begun\n")
     (tmp_path / "experiment.draft").write_text("draft")
     actor = MirrorActor(str(tmp_path), "mark")
-    run = pack_folder(tmp_path)
+    run = list(FolderDelta(tmp_path, from_now=False).take())
     (tmp_path / "messages.log").write_text("begun\nsaid since\n")
     (tmp_path / MARKER).write_text("mark")
     actor.receive(run)
@@ -53,7 +53,7 @@ def test_the_marker_is_not_copied(tmp_path):
     (run / MARKER).write_text("mark")
     (run / "plan.txt").write_text("plan")
     actor = MirrorActor(str(there), "mark")
-    actor.receive(pack_folder(run))
+    actor.receive(list(FolderDelta(run, from_now=False).take()))
     assert [path.name for path in there.iterdir()] == ["plan.txt"]
     (there / "messages.log").write_text("said\n")
     assert [delta.path for delta in actor.changes()] == ["messages.log"]

@@ -161,7 +161,7 @@ def test_the_stall_report_shows_where_each_stage_is(what, row):
 
 
 def test_there_is_no_verdict_while_workers_are_being_placed(tmp_path, monkeypatch):
-    monkeypatch.setattr("launch.supervision.watchdog.PERIOD", 0.01)
+    monkeypatch.setattr("launch.supervision.watchdog.PERIOD_S", 0.01)
     monkeypatch.setattr("launch.supervision.watchdog.FIRST_HEARTBEAT_S", 0.05)
     experiment = find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
     job = Job(tmp_path, tmp_path, (1, 1), ScheduleConfig(), False, False)
@@ -199,7 +199,7 @@ def until_it_ends(watch, end):
 
 
 def test_the_watchdog_survives_an_exception_and_the_death_of_its_thread_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("launch.supervision.watchdog.PERIOD", 0.01)
+    monkeypatch.setattr("launch.supervision.watchdog.PERIOD_S", 0.01)
     monkeypatch.setattr("launch.error_log.CACHE", tmp_path / "cache")
     experiment = find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
     watch = Watchdog(Job(tmp_path, tmp_path, (1, 1), ScheduleConfig(), False, False), experiment)

@@ -1,4 +1,4 @@
-"""Members in processes of their own: what each is given, how it is judged, how it is ended. No Ray."""
+"""Members in their own processes: their devices, their outcome, and how they are ended. No Ray."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MACHINE = Cluster(2, GIB, "gpu")
 
 @pytest.fixture
 def members(tmp_path, monkeypatch):
-    """Two that cannot be run: files lie where their folders should be."""
+    """Two members that cannot run: their folders' paths are files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     found = SWEEPS["bilingual"].members("tiny", Cluster(2, GIB, "cpu"), tmp_path / "runs")[-2:]
@@ -42,15 +42,15 @@ def members(tmp_path, monkeypatch):
     return found
 
 
-def until(seen, seconds=60):
+def wait_for(condition, seconds=60):
     end = time.monotonic() + seconds
-    while not (found := seen()):
+    while not (value := condition()):
         assert time.monotonic() < end
         time.sleep(0.02)
-    return found
+    return value
 
 
-def started():
+def member_processes():
     """The members' processes, and the devices each sees."""
     found = {}
     for child in psutil.Process().children():
@@ -62,40 +62,44 @@ def started():
     return found
 
 
-def test_members_on_gpus_are_side_by_side_and_each_sees_its_own(members, tmp_path, monkeypatch):
+def test_members_run_concurrently_on_gpus_of_their_own(members, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     work = SweepTasks(
-        [PendingMember(one, False, False) for one in members], "spawn", MACHINE, tmp_path / "logs", Console(quiet=True)
+        [PendingMember(member, False, False) for member in members],
+        "spawn",
+        MACHINE,
+        tmp_path / "logs",
+        Console(quiet=True),
     )
     thread = threading.Thread(target=work.run, args=(LocalDevicePool(2), {}), daemon=True)
     thread.start()
-    seen = until(lambda: now if len(now := started()) == 2 else None)
+    seen = wait_for(lambda: now if len(now := member_processes()) == 2 else None)
     assert sorted(seen.values()) == ["4", "7"]
     assert all(os.getpgid(pid) == pid for pid in seen)  # a Ctrl-C is the sweep's alone
     thread.join(100)
-    assert len(work.failures) == 4  # the scores were not begun
-    assert all("not started, because" in told for told in work.failures if told.startswith("score"))
+    assert len(work.failures) == 4  # two were not scored
+    assert all("not started, because" in failure for failure in work.failures if failure.startswith("score"))
     logs = [path.read_text() for path in (tmp_path / "logs").glob("*.log")]
     assert len(logs) == 2
     assert all("error: checkpoints cannot be listed: " in log for log in logs)
 
 
-def test_a_killed_member_is_worth_another_try_and_an_ended_crew_starts_none(members, tmp_path):
+def test_a_killed_member_is_retried_and_an_ended_pool_starts_none(members, tmp_path):
     log = tmp_path / "log"
     spec = MemberSpec(
-        "train", members[0].folder, members[0].experiment.to_toml(), "spawn", f"{log}.json", f"{log}.there"
+        "train", members[0].folder, members[0].experiment.to_toml(), "spawn", f"{log}.json", f"{log}.started"
     )
-    crew, failures = ProcessPool(), []
+    pool, failures = ProcessPool(), []
 
     def run():
         try:
-            crew.run(spec, log, {})
+            pool.run(spec, log, {})
         except MemberError as error:
             failures.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    (pid,) = until(started)
+    (pid,) = wait_for(member_processes)
     psutil.Process(pid).kill()
     thread.join(30)
     (error,) = failures
@@ -103,33 +107,33 @@ def test_a_killed_member_is_worth_another_try_and_an_ended_crew_starts_none(memb
     assert "its process ended by SIGKILL" in str(error)
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    until(started)
-    crew.end()
+    wait_for(member_processes)
+    pool.end()
     thread.join(30)
-    assert not started()
+    assert not member_processes()
     run()
     assert str(failures[-1]) == "the sweep is stopping"
     assert failures[-1].verdict == RetryDecision.NO
 
 
-class LateOrder(MemberSpec):
-    """An order that is sent when its process has ended."""
+class LateSpec(MemberSpec):
+    """A spec that is sent after its process has ended."""
 
     def as_line(self):
         (process,) = (child for child in psutil.Process().children() if child.name() == "false")
-        until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+        wait_for(lambda: process.status() == psutil.STATUS_ZOMBIE)
         return super().as_line()
 
 
-def test_a_member_that_ends_before_it_is_told_its_order_is_worth_another_try(members, tmp_path, monkeypatch):
+def test_a_member_that_ends_before_it_gets_its_spec_is_retried(members, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    spec = LateOrder("train", "a/b", members[0].experiment.to_toml(), "spawn", f"{tmp_path}/outcome", f"{tmp_path}/at")
+    spec = LateSpec("train", "a/b", members[0].experiment.to_toml(), "spawn", f"{tmp_path}/outcome", f"{tmp_path}/at")
     with pytest.raises(MemberError, match="its process ended with exit code 1 without a report") as raised:
         ProcessPool().run(spec, tmp_path / "log", {})
     assert raised.value.verdict == RetryDecision.AGAIN
 
 
-def test_an_order_is_a_line(members):
+def test_a_spec_is_one_line(members):
     spec = MemberSpec("score", "a/b", members[0].experiment.to_toml(), "ray", "o", "s", members[0].scoring)
     line = spec.as_line()
     assert line.count("\n") == 1
@@ -137,7 +141,7 @@ def test_an_order_is_a_line(members):
     assert MemberSpec.of_line(replace(spec, scoring=None).as_line()).scoring is None
 
 
-def test_a_member_that_needs_more_than_the_whole_cluster_is_refused_with_the_numbers(members):
+def test_a_member_that_needs_more_devices_than_exist_is_rejected(members):
     wide = replace(members[0], experiment=members[0].experiment.with_settings("pipeline.stages=2 pipeline.replicas=3"))
     pending = [PendingMember(wide, False, False), PendingMember(members[1], False, False)]
     check_needs(pending, 6, "there are 6")
@@ -148,7 +152,7 @@ def test_a_member_that_needs_more_than_the_whole_cluster_is_refused_with_the_num
         check_needs(pending, 5, "there are 5")
 
 
-def test_devices_are_named_as_this_process_sees_them(monkeypatch):
+def test_devices_have_the_names_of_this_process(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert visible((0, 2)) == "0,2"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")

@@ -1,5 +1,4 @@
-"""Several tasks at once: never more devices than there are, by priority and need, nothing passed over for ever, a
-failure takes only what needs it, and what was no user's fault is tried again."""
+"""The scheduler: device limits, order by priority and need, bounded passing over, failures and retries."""
 
 from __future__ import annotations
 
@@ -18,18 +17,18 @@ from suite.errors import (
     BusyError,
     CheckpointError,
     DataError,
-    DiedError,
-    NumbersError,
+    NonFiniteError,
     PlacementError,
     PlanError,
     SettingError,
     StallError,
+    WorkerDiedError,
     WorkerError,
 )
 
 
 class Log(SchedulerListener):
-    """Notes what was at work at the same time, and what is told."""
+    """Records concurrent tasks, devices and events."""
 
     def __init__(self):
         self.lock, self.now, self.most, self.order, self.result = threading.Lock(), 0, 0, [], {}
@@ -53,10 +52,10 @@ class Log(SchedulerListener):
 
         return Task(name, need, work, tuple(after), priority)
 
-    def ended(self, task, error):
+    def ended(self, task, error, attempts):
         self.result[task.name] = error
 
-    def postponed(self, task, error, verdict):
+    def postponed(self, task, error, verdict, attempts):
         self.again.append((task.name, verdict))
 
 
@@ -66,18 +65,18 @@ def waits(*needs, priority=0):
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=12), st.integers(4, 6))
-def test_every_task_is_done_once_in_the_room_there_is(sizes, room):
+def test_every_task_runs_once_within_the_devices(sizes, total):
     log = Log()
-    run_tasks([log.task(str(at), *size) for at, size in enumerate(sizes)], LocalDevicePool(room), log)
+    run_tasks([log.task(str(at), *size) for at, size in enumerate(sizes)], LocalDevicePool(total), log)
     assert sorted(log.order) == sorted(map(str, range(len(sizes))))
-    assert log.most <= room
+    assert log.most <= total
     bad = {str(at) for at, (_, fails) in enumerate(sizes) if fails}
     assert {name for name, error in log.result.items() if error} == bad
     assert all(len(log.devices[str(at)]) == need for at, (need, _) in enumerate(sizes))
-    assert all(0 <= device < room for devices in log.devices.values() for device in devices)
+    assert all(0 <= device < total for devices in log.devices.values() for device in devices)
 
 
-def test_two_that_fit_are_at_work_at_once_on_devices_of_their_own_and_a_third_waits_for_room():
+def test_tasks_that_fit_run_concurrently_on_different_devices_and_another_waits():
     meeting, third = threading.Barrier(2, timeout=20), threading.Event()
     seen, given_out = [], []
 
@@ -94,7 +93,7 @@ def test_two_that_fit_are_at_work_at_once_on_devices_of_their_own_and_a_third_wa
     assert sorted(given_out) == [0, 1, 2, 3]
 
 
-def test_priority_then_need_is_the_order_and_what_comes_after_waits():
+def test_the_order_is_by_priority_then_need_and_a_dependent_task_waits():
     log = Log()
     tasks = [
         log.task("small", 1), log.task("large", 2), log.task("score large", 1, after=["large"]),
@@ -106,7 +105,7 @@ def test_priority_then_need_is_the_order_and_what_comes_after_waits():
     assert log.order[-1] == "baseline"
 
 
-def test_a_failure_takes_what_comes_after_it_and_nothing_else():
+def test_a_failure_only_affects_dependent_tasks():
     log = Log()
     tasks = [
         log.task("a", 1, fails=True), log.task("b", 1, after=["a"]), log.task("c", 1, after=["b"]), log.task("d", 1),
@@ -119,7 +118,7 @@ def test_a_failure_takes_what_comes_after_it_and_nothing_else():
     assert str(log.result["c"]) == "not started, because b failed"
 
 
-def test_a_task_after_one_that_is_not_in_the_list_may_begin():
+def test_a_task_after_one_that_is_not_in_the_list_starts():
     log = Log()
     run_tasks([log.task("score", 1, after=["train"])], LocalDevicePool(2), log)
     assert log.order == ["score"]
@@ -132,10 +131,10 @@ def test_a_task_after_one_that_is_not_in_the_list_may_begin():
         (DataError("x"), RetryDecision.NO),
         (CheckpointError("x"), RetryDecision.NO),
         (PlanError(["x"]), RetryDecision.NO),
-        (NumbersError("x"), RetryDecision.NO),
+        (NonFiniteError("x"), RetryDecision.NO),
         (KeyError("x"), RetryDecision.NO),
         (WorkerError("x"), RetryDecision.AGAIN),
-        (DiedError(0, "killed"), RetryDecision.AGAIN),
+        (WorkerDiedError(0, "killed"), RetryDecision.AGAIN),
         (StallError("x"), RetryDecision.AGAIN),
         (PlacementError("1 of 2 devices is left"), RetryDecision.AGAIN),
         (BusyError("x"), RetryDecision.WHEN_FREE),
@@ -143,59 +142,59 @@ def test_a_task_after_one_that_is_not_in_the_list_may_begin():
         (MemberError("x", RetryDecision.AGAIN), RetryDecision.AGAIN),
     ],
 )
-def test_only_what_is_no_users_fault_is_tried_again(error, verdict):
+def test_only_errors_that_are_not_the_users_are_retried(error, verdict):
     assert decide_retry(error) == verdict
 
 
-def test_what_is_tried_again_is_tried_so_often_and_waiting_for_others_does_not_count(monkeypatch):
+def test_retries_are_limited_and_waiting_for_devices_does_not_count(monkeypatch):
     monkeypatch.setattr(scheduler, "PAUSE_S", 0.0)
     log = Log()
     lost = WorkerError("lost")
     tasks = [
-        log.task("mended", 1, failures=[lost, BusyError("held"), BusyError("held"), BusyError("held"), lost]),
-        log.task("broken", 1, failures=[lost] * 9),
+        log.task("recovers", 1, failures=[lost, BusyError("held"), BusyError("held"), BusyError("held"), lost]),
+        log.task("fails", 1, failures=[lost] * 9),
         log.task("wrong", 1, failures=[SettingError("no")]),
-        log.task("after", 1, after=["mended", "broken"]),
+        log.task("after", 1, after=["recovers", "fails"]),
     ]
     run_tasks(tasks, LocalDevicePool(1), log)
-    assert log.order.count("mended") == 6
-    assert log.order.count("broken") == MAX_ATTEMPTS
+    assert log.order.count("recovers") == 6
+    assert log.order.count("fails") == MAX_ATTEMPTS
     assert log.order.count("wrong") == 1
-    assert (log.result["mended"], log.result["broken"]) == (None, lost)
-    assert str(log.result["after"]) == "not started, because broken failed"
-    assert [verdict for name, verdict in log.again if name == "mended"].count(RetryDecision.WHEN_FREE) == 3
+    assert (log.result["recovers"], log.result["fails"]) == (None, lost)
+    assert str(log.result["after"]) == "not started, because fails failed"
+    assert [verdict for name, verdict in log.again if name == "recovers"].count(RetryDecision.WHEN_FREE) == 3
 
 
-def test_what_failed_comes_back_before_what_is_less_urgent(monkeypatch):
+def test_a_retried_task_starts_before_one_of_lower_priority(monkeypatch):
     monkeypatch.setattr(scheduler, "PAUSE_S", 0.2)
     log = Log()
-    tasks = [log.task("struck", 1, priority=1, failures=[WorkerError("lost")]), log.task("less", 1)]
+    tasks = [log.task("failed", 1, priority=1, failures=[WorkerError("lost")]), log.task("less", 1)]
     run_tasks(tasks, LocalDevicePool(1), log)
-    assert log.order == ["struck", "struck", "less"]
+    assert log.order == ["failed", "failed", "less"]
 
 
-def test_what_our_own_tasks_hold_is_never_said_to_be_others(monkeypatch):
+def test_devices_of_our_own_tasks_are_not_counted_as_others(monkeypatch):
     monkeypatch.setattr(scheduler, "POLL_S", 0.01)
 
-    class Told(Log):
-        sure, most = 0, 0
+    class PollLog(Log):
+        others_min, most = 0, 0
 
         def poll(self, now):
             if self.result:
                 return  # it has ended, and the devices are counted a moment longer
-            self.sure, self.most = max(self.sure, now.others_min), max(self.most, now.others)
+            self.others_min, self.most = max(self.others_min, now.others_min), max(self.most, now.others)
             if self.most:
                 release.set()
 
-    release, log = threading.Event(), Told()
-    run_tasks([Task("a", 2, lambda _: release.wait(20)), log.task("b", 1)], Shared(2, [0, 0, *[2] * 40]), log)
-    assert log.sure == 0  # it holds both and was not seen at work yet
+    release, log = threading.Event(), PollLog()
+    run_tasks([Task("a", 2, lambda _: release.wait(20)), log.task("b", 1)], SharedDevices(2, [0, 0, *[2] * 40]), log)
+    assert log.others_min == 0  # task a holds both, and is not counted yet
     assert log.most == 2
     assert log.result == {"a": None, "b": None}
 
 
-class Shared:
-    """A cluster whose devices others take and give back, look by look."""
+class SharedDevices:
+    """A cluster whose other users hold ``held`` devices, poll by poll."""
 
     def __init__(self, total, held):
         self.total, self.held = total, list(held)
@@ -206,21 +205,21 @@ class Shared:
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.lists(st.integers(0, 6), max_size=4))
-def test_what_others_hold_is_left_to_them_and_all_is_done_in_the_end(needs, held):
+def test_devices_of_others_are_not_used_and_all_tasks_are_done(needs, held):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "POLL_S", 0.005)
         log = Log()
-        run_tasks([log.task(str(at), need) for at, need in enumerate(needs)], Shared(4, held), log)
+        run_tasks([log.task(str(at), need) for at, need in enumerate(needs)], SharedDevices(4, held), log)
     assert sorted(log.result.items()) == [(str(at), None) for at in range(len(needs))]
     assert log.most <= 4
 
 
-def test_a_wait_for_what_others_hold_has_an_end_and_says_the_numbers(monkeypatch):
+def test_a_wait_for_devices_of_others_ends_with_an_error(monkeypatch):
     monkeypatch.setattr(scheduler, "POLL_S", 0.005)
     monkeypatch.setattr(scheduler, "MAX_WAIT_S", 0.05)
     log = Log()
-    run_tasks([log.task("large", 4), log.task("small", 1)], Shared(4, [3] * 1000), log)
-    assert log.result["small"] is None  # the one that fits is not kept waiting
+    run_tasks([log.task("large", 4), log.task("small", 1)], SharedDevices(4, [3] * 1000), log)
+    assert log.result["small"] is None  # it fits and does not wait
     with pytest.raises(PlacementError, match="needs 4 of the cluster's 4 devices, and others have used 3"):
         raise log.result["large"]
 
@@ -229,48 +228,48 @@ TASKS = st.lists(st.tuples(st.integers(1, 8), st.integers(-1, 1)), min_size=1, m
 
 
 @given(TASKS, st.integers(0, 8), st.integers(0, 8), st.dictionaries(st.sampled_from("0123456789"), st.integers(0, 9)))
-def test_what_is_chosen_fits_and_passes_over_only_what_does_not(sizes, free, ours, passed):
+def test_the_chosen_task_fits_and_passes_over_only_tasks_that_do_not(sizes, free, ours, passed):
     due = in_order([Task(str(at), need, print, (), priority) for at, (need, priority) in enumerate(sizes)])
     assert all((a.priority, a.need) >= (b.priority, b.need) for a, b in pairwise(due))
     chosen = choose(due, free, free + ours, passed)
     before = due if chosen is None else due[: due.index(chosen)]
-    waited_long = [one for one in before if one.need <= free + ours and passed.get(one.name, 0) >= MAX_PASSED_OVER]
+    waited_long = [task for task in before if task.need <= free + ours and passed.get(task.name, 0) >= MAX_PASSED_OVER]
     if chosen is None:
-        assert waited_long or not any(one.need <= free for one in due)
+        assert waited_long or not any(task.need <= free for task in due)
     else:
         assert chosen.need <= free
         assert not waited_long
-        assert not any(one.need <= free for one in before)
+        assert not any(task.need <= free for task in before)
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 9)), min_size=1, max_size=40), st.data())
-def test_nothing_is_passed_over_more_often_than_it_may_be_however_tasks_come(arrivals, data):
-    """Played in steps: tasks come one by one, each takes its time; others hold nothing."""
+def test_no_task_is_passed_over_more_often_than_the_limit(arrivals, data):
+    """A simulation in steps: tasks arrive one by one and take several steps; others hold nothing."""
     passed, due, running, chosen = {}, [], [], []
-    coming = [Task(str(at), need, print) for at, (need, _) in enumerate(arrivals)]
+    arriving = [Task(str(at), need, print) for at, (need, _) in enumerate(arrivals)]
     lasts = {str(at): length for at, (_, length) in enumerate(arrivals)}
     for _ in range(500):
-        if coming and (data.draw(st.booleans()) or not (due or running)):
-            due.append(coming.pop(0))
+        if arriving and (data.draw(st.booleans()) or not (due or running)):
+            due.append(arriving.pop(0))
         free = 8 - sum(task.need for task, _ in running)
         assert free >= 0
         order = in_order(due)
         task = choose(order, free, 8, passed)
         if task is not None:
-            for one in order[: order.index(task)]:
-                passed[one.name] = passed.get(one.name, 0) + 1
+            for earlier in order[: order.index(task)]:
+                passed[earlier.name] = passed.get(earlier.name, 0) + 1
             due.remove(task)
             running.append((task, lasts[task.name]))
             chosen.append(task.name)
             continue
-        running = [(one, left - 1) for one, left in running if left > 1]
-        if not (coming or due or running):
+        running = [(task, left - 1) for task, left in running if left > 1]
+        if not (arriving or due or running):
             break
     assert sorted(chosen) == sorted(lasts)
     assert max(passed.values(), default=0) <= MAX_PASSED_OVER
 
 
-def test_devices_are_not_kept_for_what_would_not_fit_if_our_own_were_done():
+def test_no_devices_are_reserved_for_a_task_that_would_not_fit_without_our_own_tasks():
     large, small = waits(6, 2)
     assert choose([large, small], 2, 8, {"0": MAX_PASSED_OVER}) is None
     assert choose([large, small], 2, 5, {"0": MAX_PASSED_OVER}) is small

@@ -1,4 +1,4 @@
-"""What a sweep refuses before it trains anything, and what it never deletes."""
+"""Members and scales that a sweep rejects before training, and folders that it never deletes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from suite.settings import LoopSettings
 from tests.launch.runs.test_checkpoints import write
 
 
-def test_a_folder_that_holds_another_run_is_refused(tmp_path, monkeypatch):
+def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     member = SWEEPS["bilingual"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
     assert not pending_work(member).trained
@@ -27,15 +27,15 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path, monkeypatch):
     (folder / "record.json").write_text(json.dumps({"steps": member.experiment.train.steps}))
     same = member.experiment.with_settings("train.threads=2 train.checkpoint_every=3")
     (folder / "experiment.toml").write_text(same.to_toml())
-    left = pending_work(member)
-    assert left.trained
-    assert not left.scored
+    pending = pending_work(member)
+    assert pending.trained
+    assert not pending.scored
     (folder / "experiment.toml").write_text(member.experiment.with_settings("train.steps=5").to_toml())
     with pytest.raises(SettingError, match=r"es-0 holds a run with other settings \(train.steps is 5 there and 4 here"):
         pending_work(member)
 
 
-def test_the_scale_for_a_gpu_is_refused_without_one(tmp_path, monkeypatch):
+def test_the_scale_for_a_gpu_is_rejected_without_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("launch.backends.select.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
     with pytest.raises(PlacementError, match="needs a GPU, and this machine has 2 CPU cores"):
@@ -44,7 +44,7 @@ def test_the_scale_for_a_gpu_is_refused_without_one(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """Returns the order to train a member, and its folder: two checkpoints and three steps' metrics."""
+    """Returns the spec to train a member, and its folder: two checkpoints and three steps' metrics."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("suite.training.checkpoint.storage.PAUSES_S", ())
     member = SWEEPS["bilingual"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
@@ -59,26 +59,26 @@ def trained(tmp_path, monkeypatch):
 
 
 def each_manifest(change):
-    def harm(folder):
+    def damage(folder):
         for path in folder.glob("checkpoints/*/manifest.json"):
             change(path)
 
-    return harm
+    return damage
 
 
-def flip(path):
+def flip_byte(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
 
 
-def in_a_circle(path):
+def link_to_itself(path):
     path.unlink()
     path.symlink_to(path.name)
 
 
-def lead_nowhere(folder):
-    (folder / "checkpoints").rename(folder / "kept")
+def dangling_link(folder):
+    (folder / "checkpoints").rename(folder / "moved")
     (folder / "checkpoints").symlink_to("not-mounted")
 
 
@@ -91,24 +91,24 @@ def contents(folder):
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("damage", "message"),
     [
-        (each_manifest(flip), "none of the 2 checkpoints can be used .*0004: bad manifest: .*0002: bad manifest"),
-        (each_manifest(in_a_circle), "none of the 2 checkpoints can be used .*symbolic links"),
+        (each_manifest(flip_byte), "none of the 2 checkpoints can be used .*0004: bad manifest: .*0002: bad manifest"),
+        (each_manifest(link_to_itself), "none of the 2 checkpoints can be used .*symbolic links"),
         (each_manifest(lambda path: path.unlink()), "none of the 2 checkpoints can be used .*manifest.json is missing"),
-        (lead_nowhere, "cannot be listed: .*checkpoints is not a folder, or a link to one that does not exist"),
+        (dangling_link, "cannot be listed: .*checkpoints is not a folder, or a link to one that does not exist"),
     ],
 )  # fmt: skip
-def test_a_member_whose_checkpoints_cannot_be_used_is_refused_and_not_touched(trained, harm, told):
+def test_a_member_without_a_usable_checkpoint_is_rejected_and_not_changed(trained, damage, message):
     spec, folder = trained
-    harm(folder)
+    damage(folder)
     before = contents(folder.parent)
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         run_member(spec, Console(quiet=True))
     assert contents(folder.parent) == before
 
 
-def test_a_member_that_was_left_before_its_first_checkpoint_is_moved_aside_and_begun_again(trained, capsys):
+def test_a_member_that_stopped_before_its_first_checkpoint_is_moved_aside_and_restarted(trained, capsys):
     spec, folder = trained
     (folder / "checkpoints").rename(folder.parent / "elsewhere")
     before = contents(folder)

@@ -1,9 +1,16 @@
 """Progress of long work: no output if it is short, then the elapsed time and the current part."""
 
+import io
+import json
 import time
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
 from launch.tracking import progress
-from launch.tracking.progress import log_by_part, log_when_long
+from launch.tracking.progress import Bar, MarkedLines, Update, log_by_part, log_when_long, read_update
 
 
 def test_long_work_is_logged_with_its_part_and_short_work_is_not(monkeypatch):
@@ -54,3 +61,31 @@ def test_parts_are_counted_and_the_time_left_uses_their_mean(monkeypatch):
     now = 115.0
     report(1, 4, "b")
     assert said == ["table 1: 1 of 4: a", "table 1: 2 of 4, 10 s so far, about 30 s left: b"]
+
+
+@given(
+    st.builds(Update, st.integers(0), st.integers(1), st.text(), st.floats(0, allow_nan=False, allow_infinity=False))
+)
+def test_a_marked_line_is_one_line_and_is_read_back(update):
+    line = update.line()
+    assert "\n" not in line
+    assert read_update(line) == update
+
+
+@pytest.mark.parametrize(
+    "line", ["", "step 3/4", "@gpipe-progress ", "@gpipe-progress {}", '@gpipe-progress {"step": 1']
+)
+def test_other_lines_are_not_progress(line):
+    assert read_update(line) is None
+
+
+def test_a_followed_job_is_shown_like_a_local_run():
+    remote, local = io.StringIO(), io.StringIO()
+    marked, bar = MarkedLines(Console(file=remote, width=200)), Bar(Console(file=local, width=200))
+    for step in (0, 2, 4):
+        marked._next = 0.0
+        marked.show(Update(step, 4, "loss 1", 1.5))
+    for line in remote.getvalue().splitlines():
+        bar.show(read_update(line))
+    assert local.getvalue().splitlines() == ["step 2/4  loss 1", "step 4/4  loss 1"]
+    assert json.loads(remote.getvalue().splitlines()[-1].partition(" ")[2])["elapsed_s"] == 1.5

@@ -6,7 +6,6 @@ import pytest
 from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.tracking import wandb_finish
-from launch.tracking.logged import run_logged
 from suite.training.wandb_run import Identity
 from tests.launch.tracking.wandb_parts import parts
 
@@ -23,7 +22,7 @@ def run(tmp_path):
 
 
 def named(run):
-    Identity("p", "n", "twelve", ("laptop",), "abcd").keep(run.path)
+    Identity("p", "n", "twelve", ("laptop",), "abcd").write(run.path)
 
 
 def test_a_run_without_a_plot_still_has_its_plan(run):
@@ -62,7 +61,7 @@ def test_a_failure_is_one_sentence(run, monkeypatch):
 
 
 def test_a_program_that_takes_too_long_is_killed_with_its_children(run):
-    assert run_logged(["bash", "-c", "sleep 600 & echo $!; wait"], run, 0.5) is None
+    assert wandb_finish.run_logged(["bash", "-c", "sleep 600 & echo $!; wait"], run, 0.5) is None
     (below,) = run.wandb_log.read_text().split()
     _, alive = psutil.wait_procs([one for one in psutil.process_iter() if one.pid == int(below)], 20)
     assert not alive

@@ -179,7 +179,7 @@ def recorded(run, id, *parts):
     run.mkdir(parents=True)
     (run / "experiment.toml").touch()
     for steps in parts:
-        identity = Identity.of(run) or Identity("p", id, "twos", (), id)
+        identity = Identity.read(run) or Identity("p", id, "twos", (), id)
         tracker = Wandb(run, TrackingSettings(wandb="offline"), identity, {}, pytest.fail)
         for step in steps:
             tracker.log(step, {"loss": 1.0 / step})

@@ -21,7 +21,7 @@ def test_a_run_keeps_its_id_before_any_checkpoint_and_with_another_plan(tmp_path
     run.path.mkdir(parents=True)
     first = wandb_identity(run, CHOSEN, ScheduleConfig(), None)
     assert first.id is None
-    Identity(first.project, first.name, None, first.tags, "abcd").keep(run.path)
+    Identity(first.project, first.name, None, first.tags, "abcd").write(run.path)
     other = CHOSEN.with_settings("pipeline.stages=2")
     again = wandb_identity(run, other, ScheduleConfig("1f1b"), "of a checkpoint")
     assert again.id == "abcd"

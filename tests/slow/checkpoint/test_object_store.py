@@ -118,13 +118,13 @@ def test_a_bucket_that_is_not_there_is_named(server):
 
 def test_the_probe_and_a_runs_copies_use_the_store(tmp_path):
     place = f"{BUCKET}/copies"
-    remote_probe.put(place, "marker")
-    assert remote_probe.exists(place, "marker")
-    assert not remote_probe.exists(place, "other")
-    assert remote_probe.probe_cluster({}, place, "marker", "mine")["shared"]
+    remote_probe.write_marker(place, "marker")
+    assert remote_probe.has_marker(place, "marker")
+    assert not remote_probe.has_marker(place, "other")
+    assert remote_probe.probe_node({}, place, "marker", "mine")["shared"]
     for name in ("marker", "mine", "never"):
-        remote_probe.remove(place, name)
-    assert not remote_probe.exists(place, "mine")
+        remote_probe.remove_marker(place, name)
+    assert not remote_probe.has_marker(place, "mine")
     run, notes = tmp_path / "runs" / "t" / "1", tmp_path / "notes"
     (run / "logs").mkdir(parents=True)
     (run / "logs" / "a.log").write_text("one")

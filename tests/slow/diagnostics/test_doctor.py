@@ -16,9 +16,9 @@ import pytest
 
 from launch.backends.link_cache import read_links
 from launch.diagnostics import command as doctor
-from launch.diagnostics import link_actors, link_report
-from launch.diagnostics.node_probe import NodeProbe
-from launch.diagnostics.ray_probes import RayProbes, connect
+from launch.diagnostics import link_benchmark, link_report
+from launch.diagnostics.probes import RayProbes, connect
+from launch.ray_nodes import start_on
 from tests.slow.planted import ROOT, Hosts, missing
 
 PATIENCE_S = 40.0
@@ -175,7 +175,7 @@ def test_a_slow_link(hosts, probes):
     slow = hosts.hosts[1]
     shape = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "160mbit", "burst", "64kb", "latency", "100ms"]
     with slow.during(shape, ["tc", "qdisc", "del", "dev", "eth0", "root"]):
-        measured, found = link_actors.by_ray(one_each(probes), lambda text: None)
+        measured, found = link_benchmark.by_ray(one_each(probes), lambda text: None)
     assert found == []
     links = {names: link.bytes_per_s for names, link in measured.pairs.items()}
     assert len(links) == 3
@@ -189,12 +189,12 @@ def test_a_slow_link(hosts, probes):
 def test_workers_that_find_no_place(hosts, probes, monkeypatch):
     import ray
 
-    monkeypatch.setattr(link_actors, "PLACE_S", 3.0)
+    monkeypatch.setattr(link_benchmark, "PLACE_S", 3.0)
     taken = probes.nodes[1]
-    holder = ray.remote(NodeProbe).options(**link_actors.pinned(taken), num_cpus=2).remote(taken.address)
+    holder = start_on(taken.id, link_benchmark.LinkActor, taken.address, num_cpus=2)
     try:
-        ray.get(holder.clock.remote(), timeout=PATIENCE_S)
-        measured, found = link_actors.by_ray([taken], lambda text: None)
+        ray.get(holder.ready.remote(), timeout=PATIENCE_S)
+        measured, found = link_benchmark.by_ray([taken], lambda text: None)
     finally:
         ray.kill(holder)
     assert measured is None

@@ -1,4 +1,4 @@
-"""Runs as jobs on a cluster: a real head, started here with a token of its own, and ended with all its processes."""
+"""Runs as jobs on a cluster: a Ray head on this machine with its own token."""
 
 import json
 import re
@@ -19,34 +19,34 @@ from tests.slow.jobs_head import Head
 
 ROOT = Path(__file__).parents[3]
 KEY = f"key-{secrets.token_hex(12)}"
-"""What nobody may find anywhere."""
+"""A secret that must not be written anywhere."""
 TINY = f"{SMALL.replace('checkpoint_every=3', 'checkpoint_every=5')} pipeline.stages=1 tracking.wandb=disabled"
 
 
-def answer_to_interrupts():
-    """A shell starts what runs in its background deaf to them, and its children inherit that."""
+def reset_sigint():
+    """Restores the default action: background processes of a shell ignore SIGINT, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    one = Head(tmp_path_factory.mktemp("laptop"))
+    head = Head(tmp_path_factory.mktemp("laptop"))
     try:
-        one.wait()
-        yield one
+        head.wait()
+        yield head
     finally:
-        one.end()
+        head.end()
 
 
 @pytest.fixture(scope="module")
 def stopped(head):
-    """A run that was submitted, followed, left by an interrupt, and stopped: what was printed at each."""
+    """A run that was submitted, followed until an interrupt, and stopped; with the output of each command."""
     settings = f"{TINY} train.steps=100000"
     follower = subprocess.Popen(
         command("submit", "t24_1_3b_wide", "--address", head.address, "--scale", "laptop", "--set", settings,
                 "--storage", str(head.storage), "--job", "first"),
         cwd=head.folder, env=head.variables(WANDB_API_KEY=KEY), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True, preexec_fn=answer_to_interrupts,
+        text=True, start_new_session=True, preexec_fn=reset_sigint,
     )  # fmt: skip
     try:
         until = time.monotonic() + 200
@@ -60,14 +60,14 @@ def stopped(head):
         follower.kill()
     assert follower.returncode == 130, followed
     listed = head.gpipe("jobs")
-    told = head.gpipe("stop", "first")
+    stop_output = head.gpipe("stop", "first")
     (run,) = head.storage.glob("runs/*/*")
-    return run, followed, listed, told
+    return run, followed, listed, stop_output
 
 
 @pytest.fixture(scope="module")
 def finished(head, stopped):
-    """The same run, taken up again by another job and followed to its end, then fetched."""
+    """The same run, resumed by another job to its end, then fetched."""
     run, *_ = stopped
     steps = len(losses(run)) + 20
     id = f"{run.parent.name}/{run.name}"
@@ -77,25 +77,25 @@ def finished(head, stopped):
     return run, steps, printed, head.gpipe("fetch", "second")
 
 
-def test_what_goes_up_is_told_first_and_the_job_outlives_its_follower(head, stopped):
-    run, followed, listed, told = stopped
+def test_the_package_is_described_and_the_job_outlives_its_follower(head, stopped):
+    run, followed, listed, stop_output = stopped
     lines = followed.splitlines()
     assert re.match(r"package: \d+ tracked files, \d\.\d\d MiB, commit [0-9a-f]+", lines[0])
-    assert any(re.match(r"all \d\d+ pinned packages are installed on the cluster", one) for one in lines)
+    assert any(re.match(r"all \d\d+ pinned packages are installed on the cluster", line) for line in lines)
     assert f"storage: {head.storage}" in lines
     assert f"folder: {run}" in lines
     assert "interrupted; job first keeps running" in lines
     for verb in ("logs", "stop", "fetch"):
         assert f"make {verb} JOB=first ADDRESS={head.address}" in followed
     assert re.search(r"first .* running", listed)
-    assert "job first is stopped" in told
-    assert f"make submit RUN={run.parent.name}/{run.name} STORAGE={head.storage}" in told
+    assert "job first is stopped" in stop_output
+    assert f"make submit RUN={run.parent.name}/{run.name} STORAGE={head.storage}" in stop_output
 
 
-def test_a_stopped_run_is_taken_up_by_another_job_and_fetched(head, finished):
+def test_a_stopped_run_is_resumed_by_another_job_and_fetched(head, finished):
     run, steps, printed, fetched = finished
     assert "resumed at step" in printed
-    assert f"step {steps}/{steps}  loss" in printed  # drawn from the marked lines of the job's log
+    assert f"step {steps}/{steps}  loss" in printed  # from the marked lines of the job's log
     assert "@gpipe" not in printed
     assert printed.splitlines()[-1] == "job second is done"
     here = head.folder / "runs" / run.parent.name / run.name
@@ -107,14 +107,14 @@ def test_a_stopped_run_is_taken_up_by_another_job_and_fetched(head, finished):
     assert "resumed at step" in (here / "job.log").read_text()
 
 
-def test_a_second_fetch_brings_what_came_since_and_the_first_job_of_the_run_the_same(head, finished):
+def test_both_jobs_of_a_run_can_be_fetched_again(head, finished):
     run, *_ = finished
     for job in ("second", "first"):
         assert f"folder: {head.folder / 'runs' / run.parent.name / run.name}" in head.gpipe("fetch", job)
 
 
-def test_the_doctor_goes_to_the_head_and_ends_with_its_table(head):
-    address = head.address.removeprefix("http://")  # as it may be typed
+def test_the_doctor_runs_on_the_head_and_prints_its_table(head):
+    address = head.address.removeprefix("http://")  # a user may type it so
     done = subprocess.run(
         command("doctor", "--address", address), cwd=head.folder, env=head.variables(HOME=str(head.folder)),
         capture_output=True, text=True, timeout=200, check=False,
@@ -142,7 +142,7 @@ def test_no_secret_is_written_anywhere(head, finished):
     assert list(head.session.glob("session_*/logs/runtime_env_agent.log"))  # where Ray writes a job's variables
 
 
-def test_the_key_comes_to_driver_and_workers_by_memory(head):
+def test_driver_and_workers_get_the_key_through_memory(head):
     work = (
         "import hashlib, os, ray, launch; from launch.backends import secrets\n"
         "assert secrets.claim_secret() is None and 'GPIPE_SECRET' not in os.environ\n"
@@ -158,167 +158,169 @@ from pathlib import Path
 from launch.jobs import secrets
 from launch.jobs.client import JobClient
 from launch.jobs.source_package import checkout, pack
-door = JobClient({head.address!r})
+client = JobClient({head.address!r})
 with tempfile.TemporaryDirectory() as place:
     package = pack(checkout(), Path(place) / "package.zip")
-    door.submit_job(
+    client.submit_job(
         entrypoint="exec {sys.executable} -c " + shlex.quote({work!r}), submission_id="third",
-        runtime_env={{"working_dir": str(package.archive), "env_vars": secrets.stash_secret(door)}},
+        runtime_env={{"working_dir": str(package.archive), "env_vars": secrets.stash_secret(client)}},
     )
 until = time.monotonic() + 60
-while not door.get_job_status("third").is_terminal() and time.monotonic() < until:
+while not client.get_job_status("third").is_terminal() and time.monotonic() < until:
     time.sleep(0.2)
-print(door.get_job_logs("third"))
+print(client.get_job_logs("third"))
 print("wanted", hashlib.sha256(os.environ["WANDB_API_KEY"].encode()).hexdigest())
 """
-    said = head.python(submit, WANDB_API_KEY=KEY)
-    (found,), (wanted,) = re.findall(r"^found (\w+)", said, re.MULTILINE), re.findall(r"wanted (\w+)", said)
+    printed = head.python(submit, WANDB_API_KEY=KEY)
+    (found,), (wanted,) = re.findall(r"^found (\w+)", printed, re.MULTILINE), re.findall(r"wanted (\w+)", printed)
     assert found == wanted
-    assert re.search(r"^found \w+ .*/working_dir_files/.*/launch/__init__.py", said, re.MULTILINE)  # the package's code
+    assert re.search(
+        r"^found \w+ .*/working_dir_files/.*/launch/__init__.py", printed, re.MULTILINE
+    )  # the package's code
 
 
-def test_a_failing_job_shows_its_first_cause_and_exit_code(head):
+def test_a_failed_job_shows_its_root_cause_and_exit_code(head):
     arguments = ("submit", "--run", "t128_6b/nothing", "--storage", str(head.storage), "--job", "fourth")
-    said = head.gpipe(*arguments, code=2)
-    lines = said.splitlines()
+    printed = head.gpipe(*arguments, code=2)
+    lines = printed.splitlines()
     assert lines[-1] == "job fourth failed with exit code 2"
     assert lines[-2].startswith("error: no run 't128_6b/nothing'")
-    assert "Traceback" not in said
-    assert "Running entrypoint" not in said
+    assert "Traceback" not in printed
+    assert "Running entrypoint" not in printed
     assert lines[-2:] == head.gpipe("logs", "fourth", code=2).splitlines()[-2:]
-    # a name that is taken, here by the job that failed, is told before anything goes up
+    # the failed job's name is taken; this is reported before any upload
     assert "already has a job fourth" in head.gpipe(*arguments, code=2)
 
 
-def test_a_wrong_and_a_missing_token_are_refused_and_never_shown(head, tmp_path):
+def test_a_wrong_or_missing_token_is_rejected_and_never_shown(head, tmp_path):
     wrong = secrets.token_hex(16)
     arguments = ("submit", "t128_6b", "--storage", str(head.storage))
-    said = head.gpipe(*arguments, code=2, RAY_AUTH_TOKEN=wrong)
-    assert f"the cluster at {head.address} rejects the token from RAY_AUTH_TOKEN" in said
-    assert wrong not in said
-    said = head.gpipe(*arguments, code=2, RAY_AUTH_TOKEN=None, HOME=str(tmp_path))
-    assert "requires a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH" in said
+    printed = head.gpipe(*arguments, code=2, RAY_AUTH_TOKEN=wrong)
+    assert f"the cluster at {head.address} rejects the token from RAY_AUTH_TOKEN" in printed
+    assert wrong not in printed
+    printed = head.gpipe(*arguments, code=2, RAY_AUTH_TOKEN=None, HOME=str(tmp_path))
+    assert "requires a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH" in printed
 
 
-def test_a_token_in_its_usual_place_is_used_unasked(head, tmp_path):
+def test_a_token_in_the_default_file_is_used(head, tmp_path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text(head.token)
-    said = head.gpipe("jobs", RAY_AUTH_TOKEN=None, RAY_AUTH_MODE=None, HOME=str(tmp_path))
-    assert head.address in said  # the list itself, which the head gives to nobody without the token
+    printed = head.gpipe("jobs", RAY_AUTH_TOKEN=None, RAY_AUTH_MODE=None, HOME=str(tmp_path))
+    assert head.address in printed  # the list needs the token
 
 
-def test_storage_that_cannot_be_written_is_told_by_the_probe_and_nothing_goes_up(head):
-    said = head.gpipe("submit", "t128_6b", "--storage", "/proc/nothing", "--job", "never", code=2)
-    assert "error: the head cannot write to storage /proc/nothing" in said
-    assert "submitted" not in said
+def test_storage_that_cannot_be_written_is_reported_before_the_upload(head):
+    printed = head.gpipe("submit", "t128_6b", "--storage", "/proc/nothing", "--job", "never", code=2)
+    assert "error: the head cannot write to storage /proc/nothing" in printed
+    assert "submitted" not in printed
     listed = head.gpipe("jobs")
     assert "never" not in listed
     assert "probe" not in listed
 
 
-class Line:
-    """A line to the head that can be cut: each connection ends after ``most`` bytes from there."""
+class Proxy:
+    """A proxy to the head that can cut connections: one ends after ``limit_bytes`` from the head."""
 
-    def __init__(self, address, most):
-        self._to, self.most = int(address.rpartition(":")[2]), most
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+    def __init__(self, address, limit_bytes):
+        self._port, self.limit_bytes = int(address.rpartition(":")[2]), limit_bytes
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._server.getsockname()[1]}"
         self.cut = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
         while True:
             try:
-                near, _ = self._door.accept()
+                near, _ = self._server.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._to))
+            far = socket.create_connection(("127.0.0.1", self._port))
             threading.Thread(target=self._copy, args=(near, far, None), daemon=True).start()
-            threading.Thread(target=self._copy, args=(far, near, self.most), daemon=True).start()
+            threading.Thread(target=self._copy, args=(far, near, self.limit_bytes), daemon=True).start()
 
-    def _copy(self, source, to, most):
+    def _copy(self, source, to, limit_bytes):
         passed = 0
         with suppress(OSError):
             while data := source.recv(512):
-                if most is not None and (passed := passed + len(data)) > most:
+                if limit_bytes is not None and (passed := passed + len(data)) > limit_bytes:
                     self.cut += 1
-                    self.most = None  # the next ones are whole
+                    self.limit_bytes = None  # later connections are not cut
                     break
                 to.sendall(data)
-        for one in (source, to):
+        for connection in (source, to):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self):
-        self._door.close()
+        self._server.close()
 
 
-def test_a_lost_connection_is_taken_up_again_and_each_line_comes_once(head):
+def test_after_a_lost_connection_each_line_is_shown_once(head):
     submit = f"""
 import time
 from launch.jobs.client import JobClient
-door = JobClient({head.address!r})
-door.submit_job(entrypoint="for i in $(seq 300); do echo line $i of many; done", submission_id="fifth")
-while not door.get_job_status("fifth").is_terminal():
+client = JobClient({head.address!r})
+client.submit_job(entrypoint="for i in $(seq 300); do echo line $i of many; done", submission_id="fifth")
+while not client.get_job_status("fifth").is_terminal():
     time.sleep(0.2)
 """
     head.python(submit)
-    line = Line(head.address, None)
+    proxy = Proxy(head.address, None)
     follow = f"""
 import sys
 from rich.console import Console
 from launch.jobs.client import JobClient
 from launch.jobs.logs import follow_job
-door = JobClient({line.address!r})
+client = JobClient({proxy.address!r})
 print("ready", flush=True); sys.stdin.readline()
-print("code", follow_job(door, "fifth", Console(width=100), lost_s=20))
+print("code", follow_job(client, "fifth", Console(width=100), lost_s=20))
 """
     with head.asked_when_ready(follow) as ask:
-        line.most = 2500
-        said = ask()
-    line.close()
-    assert line.cut == 1
-    assert f"lost the connection to {line.address}" in said
-    assert "connected again" in said
-    assert re.findall(r"^line (\d+) of many$", said, re.MULTILINE) == [str(at) for at in range(1, 301)]
-    assert said.splitlines()[-1] == "code 0"
+        proxy.limit_bytes = 2500
+        printed = ask()
+    proxy.close()
+    assert proxy.cut == 1
+    assert f"lost the connection to {proxy.address}" in printed
+    assert "connected again" in printed
+    assert re.findall(r"^line (\d+) of many$", printed, re.MULTILINE) == [str(at) for at in range(1, 301)]
+    assert printed.splitlines()[-1] == "code 0"
 
 
-def test_a_cluster_that_stays_away_is_told_in_a_sentence(head):
-    line = Line(head.address, None)
+def test_a_cluster_that_stays_unreachable_is_one_sentence(head):
+    proxy = Proxy(head.address, None)
     follow = f"""
 import sys
 from rich.console import Console
 from launch.jobs.client import UnreachableError, JobClient
 from launch.jobs.logs import follow_job
-door = JobClient({line.address!r})
+client = JobClient({proxy.address!r})
 print("ready", flush=True); sys.stdin.readline()
 try:
-    follow_job(door, "gone", Console(width=200), lost_s=1.5)
+    follow_job(client, "gone", Console(width=200), lost_s=1.5)
 except UnreachableError as error:
     print(error)
 """
     with head.asked_when_ready(follow) as ask:
-        line.close()
-        said = ask()
-    assert "has not answered for 2 s; when it does, follow job gone again: make logs JOB=gone" in said
-    assert "Traceback" not in said
+        proxy.close()
+        printed = ask()
+    assert "has not answered for 2 s; when it does, follow job gone again: make logs JOB=gone" in printed
+    assert "Traceback" not in printed
 
 
-def test_an_archive_too_large_for_a_log_is_refused_with_its_size(head, finished):
+def test_an_archive_too_large_for_a_log_is_rejected_with_its_size(head, finished):
     run, *_ = finished
-    said = head.python(
+    printed = head.python(
         f"""
 from pathlib import Path
 from launch.jobs import remote_archive
 from launch.jobs.client import JobClient, JobError
 from launch.jobs.remote_script import run_script
-asked = {{"storage": {str(head.storage)!r}, "job": "second", "beside": [], "limit": 2000}}
+request = {{"storage": {str(head.storage)!r}, "job": "second", "extra_folders": [], "limit": 2000}}
 try:
-    run_script(JobClient({head.address!r}), Path(remote_archive.__file__), "GPIPE_PACK", asked, 60)
+    run_script(JobClient({head.address!r}), Path(remote_archive.__file__), "GPIPE_PACK", request, 60)
 except JobError as error:
     print(error)
 """
     )
-    assert re.search(r"packed at most go through a job's log; copy .*, the largest are .* MiB\)", said)
+    assert re.search(r"packed at most go through a job's log; copy .*, the largest are .* MiB\)", printed)
     assert json.loads((run / "record.json").read_text())["steps"]

@@ -1,5 +1,4 @@
-"""Jobs on a cluster of several nodes, as a person at a laptop submits them: a head without devices, two nodes with one
-core each."""
+"""Jobs on a cluster of several nodes: a head without devices, two nodes with one core each."""
 
 import re
 import time
@@ -12,27 +11,27 @@ from tests.slow.jobs_head import Head
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    one = Head(tmp_path_factory.mktemp("laptop"), cores=0)
+    head = Head(tmp_path_factory.mktemp("laptop"), cores=0)
     try:
-        one.wait()
+        head.wait()
         count = "import ray; ray.init(log_to_driver=False); print('cores', ray.cluster_resources().get('CPU', 0))"
         for cores in (1, 2):
-            one.join(cores=1)  # one after the other: of two that begin on one machine at once Ray may lose one
+            head.join(cores=1)  # one by one: Ray may lose one of two that start on one machine at once
             until = time.monotonic() + 120
-            while f"cores {cores}.0" not in one.python(count, RAY_ADDRESS=one.ray):
-                assert time.monotonic() < until, (one.folder / "head.log").read_text()
-        yield one
+            while f"cores {cores}.0" not in head.python(count, RAY_ADDRESS=head.ray):
+                assert time.monotonic() < until, (head.folder / "head.log").read_text()
+        yield head
     finally:
-        one.end()
+        head.end()
 
 
-def test_without_a_folder_for_all_nodes_nothing_goes_up(head):
-    said = head.gpipe("submit", "t128_6b", "--job", "homeless", code=2)
-    assert "the cluster has 3 nodes, and a run needs storage shared by all of them: give STORAGE=" in said
+def test_without_a_shared_folder_nothing_is_uploaded(head):
+    printed = head.gpipe("submit", "t128_6b", "--job", "homeless", code=2)
+    assert "the cluster has 3 nodes, and a run needs storage shared by all of them: give STORAGE=" in printed
     assert "homeless" not in head.gpipe("jobs")
 
 
-def test_a_run_is_planned_measured_and_trained_over_the_nodes_and_fetched(head):
+def test_a_run_uses_several_nodes_and_is_fetched(head):
     settings = f"{SMALL} train.steps=6 pipeline.stages=2 tracking.wandb=disabled"
     printed = head.gpipe(
         "submit", "t24_1_3b_wide", "--scale", "laptop", "--set", settings, "--storage", str(head.storage),
@@ -55,4 +54,4 @@ def test_a_sweep_shares_the_cluster_and_its_report_is_fetched(head):
     report = head.storage / "runs/bilingual-tiny/report.md"
     head.gpipe("fetch", "three")
     assert (head.folder / "runs/bilingual-tiny/report.md").read_bytes() == report.read_bytes()
-    assert "left out" not in report.read_text()
+    assert "excluded from" not in report.read_text()

@@ -1,4 +1,4 @@
-"""The probe of a cluster with a node that is busy: its Ray process is stopped for a while, or for good."""
+"""The probe of a cluster with a node that does not respond for some seconds, or until the end."""
 
 import os
 import signal
@@ -24,32 +24,32 @@ def cluster():
     made.shutdown()
 
 
-def ask(second, monkeypatch, stopped_s, deadline_s):
-    """Returns what the probe saw with the second node's Ray process stopped for so long."""
+def probe(second, monkeypatch, stopped_s, deadline_s):
+    """Returns the probe's reports while the second node's Ray process is stopped for ``stopped_s``."""
     monkeypatch.setattr(remote_probe, "NODE_S", deadline_s)
     monkeypatch.setattr(remote_probe, "RETRY_S", 2.0)
     (raylet,) = second.all_processes["raylet"]
     alive = [node for node in ray.nodes() if node["Alive"]]
     os.kill(raylet.process.pid, signal.SIGSTOP)
-    again = threading.Timer(stopped_s, os.kill, (raylet.process.pid, signal.SIGCONT))
-    again.start()
+    resume = threading.Timer(stopped_s, os.kill, (raylet.process.pid, signal.SIGCONT))
+    resume.start()
     try:
-        answers = remote_probe.ask(alive, {node["NodeID"]: ({}, "", "", "", "") for node in alive})
+        reports = remote_probe.probe_nodes(alive, {node["NodeID"]: ({}, "", "", "", "") for node in alive})
     finally:
-        again.join()
-    return answers, answers[second.node_id]
+        resume.join()
+    return reports, reports[second.node_id]
 
 
-def test_a_node_that_is_busy_for_longer_than_one_try_is_asked_again(cluster, monkeypatch):
-    answers, second = ask(cluster, monkeypatch, stopped_s=6, deadline_s=60)
-    assert [one["fault"] for one in answers.values()] == ["", ""]
+def test_a_node_that_is_busy_for_longer_than_one_attempt_is_probed_again(cluster, monkeypatch):
+    reports, second = probe(cluster, monkeypatch, stopped_s=6, deadline_s=60)
+    assert [report["fault"] for report in reports.values()] == ["", ""]
     assert second["python"]
 
 
-def test_of_a_node_that_does_not_answer_it_is_told_what_was_seen(cluster, monkeypatch):
-    answers, second = ask(cluster, monkeypatch, stopped_s=8, deadline_s=5)
-    assert sorted("python" in one for one in answers.values()) == [False, True]
+def test_a_node_that_does_not_answer_is_described(cluster, monkeypatch):
+    reports, second = probe(cluster, monkeypatch, stopped_s=8, deadline_s=5)
+    assert sorted("python" in report for report in reports.values()) == [False, True]
     assert "did not answer 3 tries in 5 s; Ray lists it as alive, 3 of its 3 CPUs free" in second["fault"]
-    seen = {"python": "3.11.2", "executable": "p", "storage": "/s", "home": "/h", "fault": "", "differ": {}}
+    head = {"python": "3.11.2", "executable": "p", "storage": "/s", "home": "/h", "fault": "", "differ": {}}
     with pytest.raises(JobError, match=r"did not answer 3 tries .* try again when it is less busy"):
-        judge(seen | {"nodes": list(answers.values())}, {}, "/s", "3.11.7")
+        judge(head | {"nodes": list(reports.values())}, {}, "/s", "3.11.7")

@@ -1,5 +1,4 @@
-"""A sweep as a person makes it on one machine, at the scale that is made for this: trained, scored and reported in
-processes of its own, with one member that cannot be run."""
+"""A sweep on one machine from the command line: training, scoring and report, with one member that cannot run."""
 
 from __future__ import annotations
 
@@ -8,14 +7,14 @@ import json
 from tests.launch.train.test_end_to_end import gpipe
 
 
-def test_a_sweep_reports_the_rest_where_a_member_fails_and_then_runs_what_is_left(tmp_path):
+def test_a_failed_member_is_reported_and_run_by_the_next_sweep(tmp_path):
     broken = tmp_path / "runs/bilingual-tiny/es-0"
     broken.parent.mkdir(parents=True)
-    broken.write_text("where the folder of a run should be")
-    said = gpipe(tmp_path, "sweep", "bilingual", "--scale", "tiny", code=1)
-    assert "train bilingual-tiny/es-0 failed: " in said
-    assert "Traceback" not in said
-    assert "report: runs/bilingual-tiny/report.html" in said
+    broken.write_text("in the way")
+    printed = gpipe(tmp_path, "sweep", "bilingual", "--scale", "tiny", code=1)
+    assert "train bilingual-tiny/es-0 failed: " in printed
+    assert "Traceback" not in printed
+    assert "report: runs/bilingual-tiny/report.html" in printed
     for folder in ("depth_width-tiny/t12_400m-0", "bilingual-tiny/de-0"):
         scores = json.loads((tmp_path / "runs" / folder / "scores.json").read_text())
         assert (scores["step"], scores["beam"], scores["max_pairs"]) == (4, 1, 3)
@@ -24,7 +23,7 @@ def test_a_sweep_reports_the_rest_where_a_member_fails_and_then_runs_what_is_lef
     assert "| bilingual-tiny/de-0 |" in page
 
     broken.unlink()
-    said = gpipe(tmp_path, "sweep", "bilingual", "--scale", "tiny")
-    assert "2 of 3 members are already finished" in said
-    assert "train bilingual-tiny/de-0" not in said
-    assert "left out" not in (tmp_path / "runs/bilingual-tiny/report.md").read_text()
+    printed = gpipe(tmp_path, "sweep", "bilingual", "--scale", "tiny")
+    assert "2 of 3 members are already finished" in printed
+    assert "train bilingual-tiny/de-0" not in printed
+    assert "excluded from" not in (tmp_path / "runs/bilingual-tiny/report.md").read_text()

@@ -1,4 +1,4 @@
-"""Sweeps on a Ray cluster of several nodes: members side by side, one killed, others' devices, an interrupt."""
+"""Sweeps on a Ray cluster of several nodes: concurrent members, a killed one, others' devices, an interrupt."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def cluster():
 
 
 class Sweep:
-    """One that runs, as a person starts it."""
+    """A running sweep, started from the command line."""
 
     def __init__(self, folder, cluster, name):
         self.folder = folder
@@ -59,15 +59,15 @@ class Sweep:
         return list(self.run(name).glob("checkpoints/*/manifest.json"))
 
     def driver(self, name):
-        """The process of a member."""
+        """Returns the process of a member."""
         for child in psutil.Process(self.process.pid).children():
             if any(file.path.endswith(f"logs/small-{name}.log") for file in child.open_files()):
                 return child
         raise AssertionError(f"no process of {name}: {self.printed}")
 
-    def until(self, seen, seconds=300):
+    def wait_for(self, condition, seconds=300):
         end = time.monotonic() + seconds
-        while not seen():
+        while not condition():
             assert self.process.poll() is None, self.printed
             assert time.monotonic() < end, self.printed
             time.sleep(0.1)
@@ -83,25 +83,25 @@ class Sweep:
 
 @pytest.fixture
 def start(tmp_path, cluster):
-    made = []
+    sweeps = []
 
     def make(name):
-        made.append(Sweep(tmp_path, cluster, name))
-        return made[-1]
+        sweeps.append(Sweep(tmp_path, cluster, name))
+        return sweeps[-1]
 
     yield make
-    for one in made:
-        one.end()
+    for sweep in sweeps:
+        sweep.end()
 
 
-def test_members_share_a_cluster_a_killed_one_goes_on_and_a_users_fault_is_not_tried_again(start):
+def test_a_killed_member_is_retried_and_one_with_a_users_error_is_not(start):
     sweep = start("faulty")
-    sweep.until(lambda: sweep.saved("twin-0"))
-    struck = sweep.driver("twin-0")
-    struck.kill()
+    sweep.wait_for(lambda: sweep.saved("twin-0"))
+    driver = sweep.driver("twin-0")
+    driver.kill()
     begin = time.monotonic()
-    sweep.until(lambda: len(sweep.began("twin-0")) == 2)
-    print(f"a member's driver killed: its run was taken up again after {time.monotonic() - begin:.1f} s")
+    sweep.wait_for(lambda: len(sweep.began("twin-0")) == 2)
+    print(f"a member's driver was killed: its run was resumed after {time.monotonic() - begin:.1f} s")
     sweep.wait(code=1)
     first, second = (sweep.attempts(name) for name in ("twin-0", "twin-1"))
     (end_of_second,) = [line["ended"] for line in second if line.get("outcome") == "done"]
@@ -114,7 +114,7 @@ def test_members_share_a_cluster_a_killed_one_goes_on_and_a_users_fault_is_not_t
     assert len(losses(sweep.run("twin-0"))) == STEPS
     printed = sweep.printed
     assert "train small/twin-0: failed: its process ended by SIGKILL without a report" in printed
-    assert "try 2 of 3 follows" in printed
+    assert "attempt 2 of 3 follows" in printed
     assert "train small/twin-0: done" in printed
     assert printed.count("train small/wrong: started") == 1
     assert "\ntrain small/wrong failed: " in printed
@@ -122,19 +122,19 @@ def test_members_share_a_cluster_a_killed_one_goes_on_and_a_users_fault_is_not_t
     assert "report: runs/faulty/report.html" in printed
 
 
-def test_what_others_hold_is_waited_for_and_what_fits_goes_on(start, cluster):
+def test_a_member_waits_for_devices_of_others_while_smaller_ones_run(start, cluster):
     ray.init(address=cluster.address, log_to_driver=False)
 
     @ray.remote(num_cpus=1)
     class Other:
-        def there(self):
+        def ready(self):
             return True
 
     other = Other.remote()
-    assert ray.get(other.there.remote(), timeout=60)
+    assert ray.get(other.ready.remote(), timeout=60)
     sweep = start("mixed")
-    sweep.until(lambda: "others hold 1 of 2 devices; train small/wide, which needs 2, waits" in sweep.printed)
-    sweep.until(lambda: "small/twin-0: done" in sweep.printed)
+    sweep.wait_for(lambda: "others hold 1 of 2 devices; train small/wide (needs 2) waits" in sweep.printed)
+    sweep.wait_for(lambda: "small/twin-0: done" in sweep.printed)
     assert "train small/wide: started" not in sweep.printed  # the first in order needs both
     ray.kill(other)
     sweep.wait(code=0)
@@ -143,9 +143,9 @@ def test_what_others_hold_is_waited_for_and_what_fits_goes_on(start, cluster):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupt_ends_all_members_and_the_next_sweep_goes_on(start, number):
+def test_an_interrupt_ends_all_members_and_the_next_sweep_resumes_them(start, number):
     sweep = start("small")
-    sweep.until(lambda: sweep.saved("twin-0") and sweep.saved("twin-1"))
+    sweep.wait_for(lambda: sweep.saved("twin-0") and sweep.saved("twin-1"))
     members = [sweep.driver(name) for name in ("twin-0", "twin-1")]
     os.kill(sweep.process.pid, number)
     sweep.wait(code=130 if number == signal.SIGTERM else -9, seconds=60)
@@ -162,15 +162,15 @@ def test_an_interrupt_ends_all_members_and_the_next_sweep_goes_on(start, number)
     assert len(losses(sweep.run("twin-0"))) == STEPS
 
 
-def test_without_an_address_the_sweep_starts_a_ray_and_ends_it_and_scores_on_it(tmp_path):
+def test_without_an_address_a_sweep_starts_and_stops_its_own_ray(tmp_path):
     command = [sys.executable, "-m", "launch.cli", "sweep", "bilingual", "--scale", "tiny", "--launcher", "ray"]
     with (tmp_path / "printed").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=log, stderr=subprocess.STDOUT)
-        below = set()
+        children = set()
         while process.poll() is None:
-            below |= set(psutil.Process(process.pid).children(recursive=True))
+            children |= set(psutil.Process(process.pid).children(recursive=True))
             time.sleep(0.5)
     assert process.returncode == 0, (tmp_path / "printed").read_text()
     assert sum(1 for path in tmp_path.glob("runs/*/*/scores.json")) == 3
-    _, alive = psutil.wait_procs(below, GONE_S)
-    assert not alive, [one.cmdline() for one in alive]
+    _, alive = psutil.wait_procs(children, GONE_S)
+    assert not alive, [process.cmdline() for process in alive]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from suite.errors import NumbersError
+from suite.errors import NonFiniteError
 from tests.suite.training.test_training import trained
 
 LAYERS, STAGES = 6, 3
@@ -22,7 +22,7 @@ LAYERS, STAGES = 6, 3
 )
 def test_nan_is_named_by_stage_layer_and_micro_batch(kind, layer, what):
     micro_batch = layer % 4
-    with pytest.raises(NumbersError) as stopped:
+    with pytest.raises(NonFiniteError) as stopped:
         trained(STAGES, until=20, poison=(kind, layer, micro_batch))
     told = str(stopped.value)
     assert "3 steps in a row had non-finite numbers, 2 are allowed; stopped at step 3 without an update" in told

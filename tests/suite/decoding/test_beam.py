@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.decoding.beam import Beam, search
-from suite.errors import NumbersError
+from suite.errors import NonFiniteError
 
 END = 1
 
@@ -128,5 +128,5 @@ def test_a_done_sentence_leaves_the_batch():
 
 
 def test_logits_that_are_no_numbers_are_told():
-    with pytest.raises(NumbersError, match="not all numbers"):
+    with pytest.raises(NonFiniteError, match="not all numbers"):
         Beam([5], 2, END).advance(torch.tensor([[0.0, math.nan]]))

@@ -7,9 +7,10 @@ import torch
 
 from launch.backends.processes import run_processes
 from models.transformer import TransformerShape, layers
+from suite.data.text.cutting import pad_to_rectangle
 from suite.decoding.beam import Beam
 from suite.decoding.decode import Decoder
-from suite.decoding.grouping import group_by_length, pad_to_rectangle
+from suite.decoding.grouping import group_by_length
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
 from suite.errors import StallError
 from suite.pipeline.model.topology import RankCoord, make_groups

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.evaluation.scores import Scores, macro, one_line, score
-from suite.evaluation.thirds import thirds
+from suite.evaluation.scores import Scores, macro, one_line, score, thirds
 
 
 def test_scores_are_those_of_the_command_line(tmp_path):

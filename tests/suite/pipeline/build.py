@@ -52,11 +52,7 @@ def build(
     mine, loss = cells[coord.stage :: coord.stages], loss if coord.is_last else None
     stage = Stage(layers, mine, loss, CPU, "fp32", seed, schedule_config.defers_weight_grads)
     ways = make_links(coord, layers, cells, groups, CPU, Deadline(deadline))
-    named = {
-        (index, name): parameter
-        for index, layer in zip(stage.indices, stage.layers, strict=True)
-        for name, parameter in layer.named_parameters()
-    }
+    named = stage.named_parameters()
     ties = TiedParameters(find_ties(layers, cells, coord.stages), coord, named, deadline)
     ties.broadcast_owner()
     return Executor(coord, stage, ways, schedule_config), ties, named, groups

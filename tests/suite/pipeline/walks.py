@@ -1,8 +1,10 @@
 """Schedules by the words of a setting."""
 
-from suite.pipeline.planning.memory import InFlightPeaks
+from suite.pipeline.planning.stage_memory import InFlightPeaks
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
+from suite.pipeline.schedule.validate import texts_by_unit
+from suite.pipeline.schedule.validate import validate as validated_rows
 
 
 def fill_drain(stages, micro_batches, remat):
@@ -12,3 +14,14 @@ def fill_drain(stages, micro_batches, remat):
 def in_flight(micro_batches, remat):
     """Returns what fill-drain brings together."""
     return InFlightPeaks.of(fill_drain(1, micro_batches, remat), micro_batches)
+
+
+def cell_memory(sizes, begin, end):
+    """Returns the bytes of the cell of layers ``begin`` to ``end``, exclusive, in a partition of up to 3 cells."""
+    cells = [range(begin), range(begin, end), range(end, sizes._layers)]
+    return sizes.in_partition([cell for cell in cells if cell], 1 if begin else 0)
+
+
+def validate(schedule, micro_batches, train=True):
+    """Validates a schedule; returns a text for each stage and unit of time."""
+    return texts_by_unit(validated_rows(schedule, micro_batches, train))

@@ -7,13 +7,13 @@ import torch.distributed as dist
 from safetensors import safe_open
 
 from launch.backends.processes import run_processes
-from suite.errors import CheckpointError, NumbersError
+from suite.errors import CheckpointError, NonFiniteError
 from suite.pipeline.model.layers import distinct_parameters
 from suite.pipeline.planning.partition import cell_ranges, partition
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import OptimizerSettings
-from suite.training.learning_rate import learning_rate
+from suite.training.update_rule import learning_rate
 from tests.suite.pipeline.build import join, mini_batch, parameters_of, whole
 from tests.suite.pipeline.build import run as run_layers
 from tests.suite.pipeline.freezing import FREEZES, freeze
@@ -163,7 +163,7 @@ def spoiled(rank, world, rendezvous):
 
 def test_bad_numbers_are_traced_past_frozen_layers():
     origin = r"the first non-finite number was at .*micro-batch 2, layer 4: .*, its input's"
-    with pytest.raises(NumbersError, match=origin):
+    with pytest.raises(NonFiniteError, match=origin):
         run_processes(spoiled, 2)
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from launch.backends.processes import run_processes
-from launch.worker.engine import assemble
+from launch.worker.engine import PartitionedModel, assemble
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges, partition
 from suite.pipeline.runtime import gradient_reducer
@@ -13,7 +13,6 @@ from suite.pipeline.runtime.gradient_reducer import GradientReducer
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import OptimizerSettings
-from suite.training.optimizer import named_parameters
 from tests.suite.pipeline.build import CPU, build, join, mini_batch, parameters_of, unpartitioned
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 
@@ -115,15 +114,14 @@ def engines(rank: int, world: int, rendezvous: str):
     for optimizer, schedule_config in ENGINES:
         cells = partition([parameters_of(layer) for layer in layers], STAGES * schedule_config.virtual_stages)
         engine = assemble(
-            coord, layers, SumLoss(), cell_ranges(cells, len(layers)), CPU, schedule_config,
+            coord, PartitionedModel(layers, SumLoss(), cell_ranges(cells, len(layers)), schedule_config), CPU,
             OptimizerSettings(name=optimizer), seed=7,
         )  # fmt: skip
         for total in MICRO_BATCHES:
             whole, batch = shares(coord, total)
             engine.executor.train(batch, 3)
-            engine.optimizer.reduce()
-            stage = engine.executor.stage
-            keys = named_parameters(stage.indices, stage.layers)
+            engine.optimizer.finish_reduction()
+            keys = engine.executor.stage.named_parameters()
             mine = {key: engine.optimizer.gradient(key).clone() for key in keys}
             engine.optimizer.clear()
             _, wanted = unpartitioned(layers, SumLoss(), whole, 3)
@@ -143,7 +141,8 @@ def update(rank: int, world: int, rendezvous: str):
     join(rank, world, rendezvous)
     coord, layers = RankCoord(rank, STAGES, REPLICAS), toy_layers()
     cells = cell_ranges(partition([parameters_of(layer) for layer in layers], STAGES), len(layers))
-    engine = assemble(coord, layers, SumLoss(), cells, CPU, RECIPES[0], OptimizerSettings(), seed=7)
+    model = PartitionedModel(layers, SumLoss(), cells, RECIPES[0])
+    engine = assemble(coord, model, CPU, OptimizerSettings(), seed=7)
     batch, sizes, all_reduce = shares(coord, 5)[1], [], dist.all_reduce
 
     def noting(tensor, *others, **named):
@@ -155,9 +154,9 @@ def update(rank: int, world: int, rendezvous: str):
     engine.optimizer.update(sums, 0)
     dist.all_reduce = all_reduce
     engine.executor.train(batch, 1)
-    engine.optimizer._engine.optimizer.params_in_partition[0].pop()
+    engine.optimizer._state._engine.optimizer.params_in_partition[0].pop()
     with pytest.raises(AssertionError, match="DeepSpeed gave shards of") as told:
-        engine.optimizer.reduce()
+        engine.optimizer.finish_reduction()
     return sizes, str(told.value)
 
 

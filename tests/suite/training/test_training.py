@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from launch.backends.processes import run_processes
-from suite.errors import CheckpointError, NumbersError
+from suite.errors import CheckpointError, NonFiniteError
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
 from tests.suite.training.work import interrupted, merge, run
@@ -154,11 +154,11 @@ def test_a_step_with_infinite_numbers_changes_nothing_anywhere(alone):
 )
 def test_too_many_bad_steps_stop_all_workers_and_name_where_the_numbers_went_bad(poison, schedule_config, told):
     with pytest.raises(
-        NumbersError, match=rf"3 steps in a row .* the first non-finite number was at replica 0, stage 1, .*{told}"
+        NonFiniteError, match=rf"3 steps in a row .* the first non-finite number was at replica 0, stage 1, .*{told}"
     ):
         trained(2, until=20, spoil=(2, 3, 4), poison=poison, schedule_config=schedule_config)
 
 
 def test_bad_numbers_that_do_not_come_again_are_told_as_a_devices():
-    with pytest.raises(NumbersError, match=r"in a rerun, every output.* non-finite gradients: 0, 1, 2, 3, 4, 5\)"):
+    with pytest.raises(NonFiniteError, match=r"in a rerun, every output.* non-finite gradients: 0, 1, 2, 3, 4, 5\)"):
         trained(2, until=20, spoil=(2, 3, 4), once=True)

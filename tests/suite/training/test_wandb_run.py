@@ -51,7 +51,7 @@ def test_a_run_that_is_opened_again_is_the_same_run(tmp_path):
     first.log(1, {"loss": 2.0})
     first.log(2, {"loss": 1.0})
     first.finish({"valid_nll": 3.0})
-    kept = Identity.of(tmp_path)
+    kept = Identity.read(tmp_path)
     assert kept == Identity("p", "n", "depth_width-laptop", ("laptop", "K=2"), first.run_id)
     time.sleep(1.1)  # wandb names a part by the second
     again = Wandb(tmp_path, OFFLINE, kept, {"train": {"steps": 2}}, pytest.fail)
@@ -76,7 +76,7 @@ def test_a_run_that_is_opened_again_is_the_same_run(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", '{"id": "x"}', '{"project": "p", "tags": []}', "\0"])
 def test_a_damaged_name_is_none(tmp_path, text):
     (tmp_path / "wandb.json").write_text(text)
-    assert Identity.of(tmp_path) is None
+    assert Identity.read(tmp_path) is None
 
 
 def test_disabled_is_no_run_at_all(tmp_path):

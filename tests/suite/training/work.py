@@ -1,6 +1,7 @@
 """A real training run of the toy model in the processes of a test: executor, DeepSpeed, checkpoints."""
 
 import shutil
+from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
@@ -8,12 +9,11 @@ import torch.distributed as dist
 from launch.backends.processes import run_processes
 from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.p2p import Deadline
 from suite.settings import OptimizerSettings, TrainSettings
 from suite.training import checkpoint
 from suite.training.loop import Progress, TrainingSetup, train
 from suite.training.optimizer import StageOptimizer
-from tests.suite.pipeline.build import CPU, build, join, mini_batch
+from tests.suite.pipeline.build import build, join, mini_batch
 from tests.suite.pipeline.freezing import freeze
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 
@@ -65,12 +65,12 @@ def trained(
         checkpoint.load_values(found, executor.stage)
         progress.step = found.step
     settings = OptimizerSettings(name=optimizer, **SETTINGS)
-    update = StageOptimizer(executor.stage.layers, named, len(layers), ties, coord, groups, CPU, settings)
+    update = StageOptimizer(executor.stage, len(layers), ties, coord, groups, settings)
     executor.reducer = update.reducer
     if found is not None:
-        checkpoint.load_optimizer(found, executor.stage, update)
+        checkpoint.load_optimizer(found, update)
         if again is not None:
-            saver = checkpoint.Saver(checkpoint.Storage(again), executor.stage, update, coord, lambda _: {}, print)
+            saver = checkpoint.Saver(checkpoint.Storage(again), update, lambda _: {}, print)
             saver.finish(found.step, 0)
 
     if poison is not None:
@@ -86,17 +86,13 @@ def trained(
             executor.stage.loss = SumLoss()
         return batch
 
-    saver = None
+    saver = Mock()  # saves nothing
     if folder is not None:
         storage = checkpoint.Storage(folder)
-        saver = checkpoint.Saver(
-            storage, executor.stage, update, coord, lambda tokens: {"tokens": tokens}, print, progress.step
-        )
+        saver = checkpoint.Saver(storage, update, lambda tokens: {"tokens": tokens}, print, progress.step)
 
     losses = Losses()
-    transport = executor.links[0].p2p
-    deadline = transport.deadline if transport else Deadline(60)
-    worker = TrainingSetup(executor, update, deadline, batches, saver, [losses] if coord.is_metrics_rank else [])
+    worker = TrainingSetup(executor, update, batches, saver, [losses] if coord.is_metrics_rank else [])
     train(worker, TrainSettings(steps=until, checkpoint_every=20, max_nonfinite_steps=2), progress)
     return losses.seen, {key: p.detach().clone().numpy() for key, p in named.items()}
 

@@ -1,4 +1,4 @@
-"""Verdicts and reports, from scores made by hand."""
+"""Verdicts and reports, from hand-made scores."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ def words(runs: Path, name="depth_width"):
 
 def test_findings_are_confirmed_by_clear_scores(tmp_path):
     depth_width(tmp_path, GOOD)
-    found, table = words(tmp_path)
-    assert set(found.values()) == {"confirmed"}
-    assert len(found) == 5
+    result, table = words(tmp_path)
+    assert set(result.values()) == {"confirmed"}
+    assert len(result) == 5
     here = {row[0]: row[2] for row in table.rows}
     depth = next(text for name, text in here.items() if "depth beats width" in name)
     assert re.search(r"low \+3\.00 ± 0\.\d\d", depth)
     assert any("better in 6 of 6 languages" in text for text in here.values())
 
 
-def test_the_contrary_is_not_confirmed_and_what_seeds_differ_in_is_undecided(tmp_path):
+def test_the_opposite_is_not_confirmed_and_differences_within_the_margin_are_undecided(tmp_path):
     depth_width(tmp_path / "against", dict(zip(MODELS, (19.0, 15.0, 12.0, 10.0, 8.0), strict=True)), alone=20.0)
     assert set(words(tmp_path / "against")[0].values()) == {"not confirmed"}
     depth_width(tmp_path / "noisy", GOOD, noise=20.0)
@@ -92,17 +92,17 @@ def test_one_seed_decides_nothing(tmp_path):
     for member in members("depth_width"):
         if member.experiment.train.seed == 0:
             finish(tmp_path, member, GOOD.get(member.label, 9.0))
-    found, table = words(tmp_path)
-    assert set(found.values()) == {"undecided"}
+    result, table = words(tmp_path)
+    assert set(result.values()) == {"undecided"}
     assert all("one seed" in row[2] for row in table.rows)
 
 
 def test_missing_members_are_named_and_the_rest_is_reported(tmp_path):
     depth_width(tmp_path, GOOD, leave_out=("t128_6b", "bilingual fur"))
-    found, _ = words(tmp_path)
-    assert found["at equal size depth beats width on low-resource languages"] == "confirmed"
-    assert found["1.3B to 6B is better everywhere"] == "no runs"
-    assert found["400M to 1.3B is better everywhere"] == "confirmed"
+    result, _ = words(tmp_path)
+    assert result["at equal size depth beats width on low-resource languages"] == "confirmed"
+    assert result["1.3B to 6B is better everywhere"] == "no runs"
+    assert result["400M to 1.3B is better everywhere"] == "confirmed"
     text = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path).markdown()
     for folder in ("depth_width-laptop/t128_6b-0", "bilingual-laptop/fur-1"):
         assert folder in text
@@ -119,7 +119,7 @@ def test_missing_members_are_named_and_the_rest_is_reported(tmp_path):
         {"directions": {"en-de": {"pairs": 60, "train_pairs": 9, "bleu": 99.0, "chrf": 99.0}}},
     ],
 )  # fmt: skip
-def test_scores_made_otherwise_are_left_out_of_all_numbers_and_named(tmp_path, other):
+def test_scores_with_other_settings_are_excluded_and_named(tmp_path, other):
     depth_width(tmp_path, GOOD)
     untouched = words(tmp_path)[1].rows
     folder = tmp_path / "depth_width-laptop" / "t128_6b-1"
@@ -133,7 +133,7 @@ def test_scores_made_otherwise_are_left_out_of_all_numbers_and_named(tmp_path, o
     assert words(tmp_path)[1].rows != untouched
 
 
-def test_the_page_needs_no_other_file_and_has_all_models(tmp_path):
+def test_the_page_is_self_contained_and_has_all_models(tmp_path):
     depth_width(tmp_path, GOOD)
     page = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path)
     html_file, markdown_file = page.write(tmp_path / "out")
@@ -150,7 +150,7 @@ def test_the_page_needs_no_other_file_and_has_all_models(tmp_path):
     assert "+6.00" in text
 
 
-def test_a_page_says_what_it_is_given_and_runs_none_of_it(tmp_path):
+def test_a_page_escapes_its_text(tmp_path):
     depth_width(tmp_path, GOOD)
     folder = tmp_path / members("depth_width")[0].folder
     record = json.loads((folder / "record.json").read_text()) | {"data": "<script>alert(1)</script>"}
@@ -158,7 +158,7 @@ def test_a_page_says_what_it_is_given_and_runs_none_of_it(tmp_path):
     assert "<script>" not in SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path).html()
 
 
-def test_table_5_stands_beside_the_papers(tmp_path):
+def test_table_5_has_the_papers_columns(tmp_path):
     for member in members("batch_size"):
         tokens = member.experiment.train.batch_tokens
         finish(tmp_path, member, 20 + tokens / 1000 + 0.01 * member.experiment.train.seed, nll=3 - tokens / 10_000)
@@ -170,27 +170,27 @@ def test_table_5_stands_beside_the_papers(tmp_path):
     assert [row["batch (here)"] for row in rows] == [round(0.26 * middle), middle, 4 * middle]
     assert rows[2]["BLEU de-en, equal steps"] == f"{21 + 4 * middle / 1000 + 0.005:.2f} ± 0.01"  # from German alone
     assert rows[1]["BLEU de-en, equal steps"] == rows[1]["BLEU de-en, equal tokens"]
-    found, _ = words(tmp_path, "batch_size")
-    assert set(found.values()) == {"confirmed"}
+    result, _ = words(tmp_path, "batch_size")
+    assert set(result.values()) == {"confirmed"}
 
 
 NUMBERS = st.floats(-100, 100)
 
 
 @given(st.lists(st.lists(NUMBERS, min_size=1, max_size=4), min_size=2, max_size=6))
-def test_a_margin_is_students_and_the_verdict_turns_with_the_sides(groups):
+def test_the_margin_is_students_and_the_verdict_is_antisymmetric(groups):
     more, less = groups[:2]
     one, other = difference(more, less, groups), difference(less, more, groups)
     assert one.value == pytest.approx(-other.value)
     assert (one.margin is None) == all(len(group) == 1 for group in groups)
     turned = {"confirmed": "not confirmed", "not confirmed": "confirmed", "undecided": "undecided"}
-    assert other.word == turned[one.word]
+    assert other.outcome == turned[one.outcome]
 
 
 def test_the_margin_of_two_and_two_seeds_by_hand():
     # deviations 1 and 1 about both means: s^2 = (2 + 2) / 2, two degrees of freedom
-    found = difference([3.0, 5.0], [0.0, 2.0], [[3.0, 5.0], [0.0, 2.0]])
-    assert found.value == 3.0
-    assert found.margin == pytest.approx(T95[1] * 2**0.5)
-    assert found.word == "undecided"
+    result = difference([3.0, 5.0], [0.0, 2.0], [[3.0, 5.0], [0.0, 2.0]])
+    assert result.value == 3.0
+    assert result.margin == pytest.approx(T95[1] * 2**0.5)
+    assert result.outcome == "undecided"
     assert difference([], [1.0], []) is None

@@ -46,11 +46,11 @@ def test_a_prepared_set_gives_back_every_pixel_and_label(data, folder):
     rows = [0, 5, 63, 17]
     assert data.pixels("train", rows, settings(folder)).squeeze(1).numpy().tolist() == pixels[rows].tolist()
     assert data.labels("train", rows).tolist() == labels[rows].tolist()
-    facts = data.facts
-    assert (facts.channels, facts.classes, facts.counts) == (1, 4, {"train": 64, "test": 20})
-    assert list(facts.shares) == [0.25] * 4
-    assert facts.mean[0] == pytest.approx(pixels.mean() / 255)
-    assert facts.deviation[0] == pytest.approx(pixels.std() / 255)
+    info = data.info
+    assert (info.channels, info.classes, info.counts) == (1, 4, {"train": 64, "test": 20})
+    assert list(info.shares) == [0.25] * 4
+    assert info.mean[0] == pytest.approx(pixels.mean() / 255)
+    assert info.deviation[0] == pytest.approx(pixels.std() / 255)
     standard = data.standardised(data.pixels("train", range(64), settings(folder)))
     assert float(standard.mean()) == pytest.approx(0, abs=1e-5)
     assert float(standard.std(unbiased=False)) == pytest.approx(1, abs=1e-5)
@@ -58,7 +58,7 @@ def test_a_prepared_set_gives_back_every_pixel_and_label(data, folder):
 
 def test_it_is_built_once(data, folder, cache, monkeypatch):
     monkeypatch.setattr("suite.data.images.prepare.read_images", lambda *_: pytest.fail("read again"))
-    assert prepare_images(settings(folder, flip=True), 1, 4, cache, print).facts == data.facts
+    assert prepare_images(settings(folder, flip=True), 1, 4, cache, print).info == data.info
 
 
 def test_every_fault_is_told_before_the_first_step(folder, cache):
@@ -154,8 +154,8 @@ def test_a_set_on_the_hub_goes_the_same_way(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda name: whole)
     shown = ImageSettings(source="owner/name", size=6)
     data = prepare_images(shown, 3, 5, tmp_path, lambda text: None)
-    assert data.facts.counts == {"train": 30, "test": 10}
-    assert (data.facts.image_column, data.facts.label_column, data.facts.channels) == ("img", "fine_label", 3)
+    assert data.info.counts == {"train": 30, "test": 10}
+    assert (data.info.image_column, data.info.label_column, data.info.channels) == ("img", "fine_label", 3)
     again = ImageData.open(folder_of_images(shown, tmp_path))
     pixels = again.pixels("train", [7], shown)
     assert pixels.permute(0, 2, 3, 1)[0].tolist() == np.asarray(whole["train"][7]["img"]).tolist()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from suite.data import cache as caching
-from suite.data.manifest import damage
+from suite.data.cache import damage
 from suite.data.text import prepare as module
 from suite.data.text.corpora import REQUIREMENTS, read_corpus
 from suite.data.text.prepare import folder_of, prepare

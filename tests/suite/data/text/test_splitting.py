@@ -46,7 +46,7 @@ def test_django_is_split_within_its_caps(sentences: Sentences):
     assert parts == split(dict(reversed(sentences.items())))
     for name, share in SHARES.items():
         held = {language: len(pairs) for language, pairs in parts[name].items()}
-        assert all(count <= share.of_language * len(sentences[language]) for language, count in held.items())
+        assert all(count <= share.language_share * len(sentences[language]) for language, count in held.items())
         assert sum(count > 0 for count in held.values()) > 80
         assert len(keys(parts[name])) <= share.groups
     assert sum(map(len, parts[TRAIN].values())) > 0.8 * sum(map(len, sentences.values()))

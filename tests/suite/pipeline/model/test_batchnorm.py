@@ -10,7 +10,7 @@ from hypothesis import given
 from torch import nn
 
 from launch.backends.processes import run_processes
-from launch.worker.engine import assemble
+from launch.worker.engine import PartitionedModel, assemble
 from models import amoebanet
 from suite.errors import SettingError
 from suite.pipeline.model.batchnorm import MicroBatchNorm, RunningStats, by_micro_batch, merge
@@ -198,7 +198,8 @@ def updated(rank: int, world: int, rendezvous: str):
     coord = RankCoord(rank, world, 1)
     layers = skips_layers()
     cells = [range(3), range(3, 6)]
-    engine = assemble(coord, layers, SumOfErrors(), cells, CPU, ScheduleConfig(), OptimizerSettings(), seed=7)
+    model = PartitionedModel(layers, SumOfErrors(), cells, ScheduleConfig())
+    engine = assemble(coord, model, CPU, OptimizerSettings(), seed=7)
     moved = []
     for step, factor in enumerate((1.0, math.inf)):
         before = {key: norm.running_mean.clone() for key, norm in norms(engine.executor.stage).items()}

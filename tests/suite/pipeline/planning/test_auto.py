@@ -7,12 +7,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from suite.errors import PlanError
-from suite.pipeline.planning.costs import LayerCost, SkipInput
-from suite.pipeline.planning.memory import UNCOUNTED_BYTES, peak_bytes
-from suite.pipeline.planning.plan import Machine, make_plan
+from suite.pipeline.planning.costs import SkipInput
+from suite.pipeline.planning.devices import Machine
+from suite.pipeline.planning.memory import UNCOUNTED_BYTES
+from suite.pipeline.planning.plan import make_plan
+from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import PipelineSettings
+from tests.suite.pipeline.planning import costs
 
 ROOMY = 1 << 50
 CHOICES = (("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("zero_bubble", 2))
@@ -22,26 +25,14 @@ unhurried = settings(deadline=None)
 def layer(weight=1.0, **numbers):
     """F and R ``weight``, B twice that, half of it put off if need be; a boundary of 10 bytes, activations of 100."""
     sizes = {
-        "update_s": 0.0,
-        "parameters": 0,
-        "boundary_bytes": 10,
-        "gradient_bytes": 10,
-        "activation_bytes": 100,
-        "forward_peak_bytes": 20,
-        "graph_peak_bytes": 100,
-        "backward_peak_bytes": 20,
-        "update_peak_bytes": 0,
-        "weight_grad_s": weight,
-        "deferred_bytes": 40,
-        **numbers,
-    }
-    return LayerCost(forward_s=weight, recompute_s=weight, backward_s=2 * weight, **sizes)
+        "boundary_bytes": 10, "gradient_bytes": 10, "activation_bytes": 100, "forward_peak_bytes": 20,
+        "graph_peak_bytes": 100, "backward_peak_bytes": 20, "weight_grad_s": weight, "deferred_bytes": 40,
+    }  # fmt: skip
+    return costs.layer(weight, **sizes | numbers)
 
 
 def plan(costs, room=ROOMY, **pipeline):
-    return make_plan(
-        costs, len(costs), PipelineSettings(**pipeline), 1.0, Machine(memory_limit_bytes=UNCOUNTED_BYTES + room)
-    )
+    return make_plan(costs, PipelineSettings(**pipeline), 1.0, Machine(memory_limit_bytes=UNCOUNTED_BYTES + room))
 
 
 layers = st.lists(

@@ -17,8 +17,7 @@ from suite.errors import SettingError
 from suite.pipeline.planning import profile as profiling
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import DEVICES, Device, find_device
-from suite.pipeline.planning.estimate import estimate
-from suite.pipeline.planning.op_cost import OpCostMode
+from suite.pipeline.planning.estimate import OpCostMode, estimate
 from suite.pipeline.planning.profile import MicroBatch, Sample, profile
 from suite.pipeline.planning.simulate import Link
 from suite.settings import OptimizerSettings
@@ -80,7 +79,7 @@ def rows(count, width):
 
 def estimated(make, loss, data, device=PRODUCTS, optimizer=ADAMW):
     costs = estimate(on_meta(make), loss, data, device, optimizer)
-    check_costs(costs, len(costs))
+    check_costs(costs)
     return costs
 
 

@@ -8,20 +8,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.memory import (
-    UNCOUNTED_BYTES,
-    CellMemory,
-    InFlightPeaks,
-    MemoryModel,
-    bytes_per_parameter,
-    peak_bytes,
-)
+from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_per_parameter
+from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
 from suite.pipeline.schedule.action import virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import max_inflight_sends
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import OptimizerSettings
-from tests.suite.pipeline.walks import fill_drain, in_flight
+from tests.suite.pipeline.walks import cell_memory, fill_drain, in_flight
 
 unhurried = settings(deadline=None)
 REMATS = ["always", "except_last", "never"]
@@ -46,20 +40,8 @@ remats = st.sampled_from(REMATS)
 def cost(
     parameters=0, boundary_bytes=0, gradient_bytes=0, activation_bytes=0, forward=0, graph=0, backward=0, update=0
 ):
-    return LayerCost(
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-        parameters,
-        boundary_bytes,
-        gradient_bytes,
-        activation_bytes,
-        forward,
-        graph,
-        backward,
-        update,
-    )
+    sizes = parameters, boundary_bytes, gradient_bytes, activation_bytes, forward, graph, backward, update
+    return LayerCost(0.0, 0.0, 0.0, 0.0, *sizes)
 
 
 @st.composite
@@ -182,7 +164,7 @@ THREE = [
 )
 def test_a_cells_bytes_by_hand(begin, end, parameters, numbers):
     sizes = MemoryModel(THREE, in_flight(4, "except_last"), bytes_per_parameter=16.0, process_bytes=1_000)
-    assert sizes.cell(begin, end) == CellMemory(16 * parameters + 1_000 + UNCOUNTED_BYTES, *numbers)
+    assert cell_memory(sizes, begin, end) == CellMemory(16 * parameters + 1_000 + UNCOUNTED_BYTES, *numbers)
 
 
 def test_of_frozen_values_only_the_weights_stand():
@@ -192,17 +174,18 @@ def test_of_frozen_values_only_the_weights_stand():
         for c in (some, THREE)
     )
     for begin, end, frozen in ((0, 3, 15), (0, 1, 10), (1, 2, 5), (2, 3, 0)):
-        assert sizes.cell(begin, end).fixed_bytes == plain.cell(begin, end).fixed_bytes - (16 - 4) * frozen
+        assert (
+            cell_memory(sizes, begin, end).fixed_bytes == cell_memory(plain, begin, end).fixed_bytes - (16 - 4) * frozen
+        )
         assert sizes.peak_upper_bound(begin, end) == plain.peak_upper_bound(begin, end) - (16 - 4) * frozen
 
 
 def test_shares_of_a_byte_round_up():
-    stage = MemoryModel([cost(parameters=3)], in_flight(1, "always"), bytes_per_parameter=8.0 + 16 / 3).cell(0, 1)
+    sizes = MemoryModel([cost(parameters=3)], in_flight(1, "always"), bytes_per_parameter=8.0 + 16 / 3)
+    stage = cell_memory(sizes, 0, 1)
     assert stage.fixed_bytes == 40 + UNCOUNTED_BYTES
-    assert (
-        MemoryModel([cost(parameters=1)], in_flight(1, "always"), bytes_per_parameter=8.5).cell(0, 1).fixed_bytes
-        == 9 + UNCOUNTED_BYTES
-    )
+    sizes = MemoryModel([cost(parameters=1)], in_flight(1, "always"), bytes_per_parameter=8.5)
+    assert cell_memory(sizes, 0, 1).fixed_bytes == 9 + UNCOUNTED_BYTES
 
 
 @unhurried
@@ -219,7 +202,7 @@ def test_a_cells_bytes_are_those_of_its_layers_one_after_the_other(costs):
             alive += layer.activation_bytes
             backward = max(before, alive + layer.backward_peak_bytes)
             before = max(before, alive + edges[end][1] + layer.backward_peak_bytes)
-            assert sizes.cell(begin, end) == CellMemory(
+            assert cell_memory(sizes, begin, end) == CellMemory(
                 fixed_bytes=16 * sum(one.parameters for one in costs[begin:end]) + UNCOUNTED_BYTES,
                 input_bytes=edges[begin][0],
                 activation_bytes=alive,
@@ -245,7 +228,7 @@ def cells_of(costs):
 def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
     sizes = MemoryModel(costs, in_flight(micro_batches, remat), bytes_per_parameter=1.0)
     for begin, end in cells_of(costs):
-        assert sizes.peak_upper_bound(begin, end) >= walk(micro_batches, remat, sizes.cell(begin, end))
+        assert sizes.peak_upper_bound(begin, end) >= walk(micro_batches, remat, cell_memory(sizes, begin, end))
         assert end == len(costs) or sizes.peak_upper_bound(begin, end) <= sizes.peak_upper_bound(begin, end + 1)
 
 
@@ -278,7 +261,7 @@ def test_nor_is_it_with_other_schedules(costs, micro_batches, stages, name, virt
                 mine = [replace(action, virtual_stage=0) for action in actions if action.virtual_stage == virtual_stage]
                 unsent = max_inflight_sends(stages, virtual_stages_of(schedule))
                 assert sizes.peak_upper_bound(begin, end) >= peak_bytes(
-                    mine, sizes.cell(begin, end), max_inflight_sends=unsent
+                    mine, cell_memory(sizes, begin, end), max_inflight_sends=unsent
                 )
 
 
@@ -292,7 +275,9 @@ def test_the_closed_form_is_above_the_walk_by_messages_alone(costs, micro_batche
     for begin, end in cells_of(costs):
         leaving = max(edge.boundary_bytes for edge in edges[begin:end])
         coming_back = max(edge.gradient_bytes for edge in edges[begin:end])
-        stage = replace(sizes.cell(begin, end), sent_activation_bytes=leaving, received_gradient_bytes=coming_back)
+        stage = replace(
+            cell_memory(sizes, begin, end), sent_activation_bytes=leaving, received_gradient_bytes=coming_back
+        )
         if (
             stage.forward_peak_bytes <= stage.graph_peak_bytes
         ):  # or forwards decide, and the last ones differ with remat
@@ -308,7 +293,7 @@ def test_without_messages_the_closed_form_is_the_walk(costs, micro_batches, rema
     ]
     sizes = MemoryModel(costs, in_flight(micro_batches, remat), bytes_per_parameter=1.0)
     for begin, end in cells_of(costs):
-        assert sizes.peak_upper_bound(begin, end) == walk(micro_batches, remat, sizes.cell(begin, end))
+        assert sizes.peak_upper_bound(begin, end) == walk(micro_batches, remat, cell_memory(sizes, begin, end))
 
 
 @settings(unhurried, max_examples=200)
@@ -322,7 +307,7 @@ def test_reach_is_the_longest_cell_that_fits_and_all_shorter_ones_fit(costs, mic
         fitting = [end for end in range(begin + 1, layers + 1) if sizes.peak_upper_bound(begin, end) <= limit]
         assert furthest_end[begin] == max(fitting, default=begin)
         for end in range(begin + 1, furthest_end[begin] + 1):
-            assert walk(micro_batches, remat, sizes.cell(begin, end)) <= limit
+            assert walk(micro_batches, remat, cell_memory(sizes, begin, end)) <= limit
 
 
 def test_reach_by_hand():
@@ -338,7 +323,7 @@ def test_reach_counts_the_largest_boundary_inside():
     """The cell of all three is sent no gradient; for what reach says of its parts, it is counted as if it were."""
     costs = [cost(), cost(gradient_bytes=100), cost()]
     sizes = MemoryModel(costs, in_flight(1, "always"), bytes_per_parameter=1.0)
-    assert [walk(1, "always", sizes.cell(0, end)) - UNCOUNTED_BYTES for end in (1, 2, 3)] == [100, 100, 100]
+    assert [walk(1, "always", cell_memory(sizes, 0, end)) - UNCOUNTED_BYTES for end in (1, 2, 3)] == [100, 100, 100]
     assert [sizes.peak_upper_bound(0, end) - UNCOUNTED_BYTES for end in (1, 2, 3)] == [100, 200, 200]
     assert sizes.furthest_end(UNCOUNTED_BYTES + 199) == [1, 3, 3]
     assert sizes.furthest_end(UNCOUNTED_BYTES + 200) == [3, 3, 3]

@@ -9,20 +9,22 @@ from hypothesis import strategies as st
 from torch import nn
 
 from launch.backends.processes import run_processes
-from launch.worker.measure import measure_layers, measure_steps
+from launch.worker.measure import measure_layers, measure_peak_bytes
 from models import amoebanet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.errors import PlanError
 from suite.pipeline.planning import profile
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import GIB
-from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_per_parameter, peak_bytes
+from suite.pipeline.planning.devices import GIB, Machine
+from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_per_parameter
 from suite.pipeline.planning.partition import fewest_stages
-from suite.pipeline.planning.plan import Machine, make_plan
+from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
+from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.settings import OptimizerSettings, PipelineSettings
-from tests.suite.pipeline.walks import fill_drain, in_flight
+from tests.suite.pipeline.planning.costs import layer
+from tests.suite.pipeline.walks import cell_memory, fill_drain, in_flight
 
 SCHEDULES = [("fill_drain", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2)]
 unhurried = settings(deadline=None)
@@ -33,30 +35,13 @@ amounts = st.integers(0, 60)
 costs_of_layers = st.lists(st.builds(LayerCost, *[times] * 4, *[amounts] * 8), min_size=1, max_size=9)
 
 
-def layer(weight=1.0, **numbers):
-    """F weight, R weight, B 2 weight seconds, no bytes but those given."""
-    given_numbers = {
-        "update_s": 0.0,
-        "parameters": 0,
-        "boundary_bytes": 0,
-        "gradient_bytes": 0,
-        "activation_bytes": 0,
-        "forward_peak_bytes": 0,
-        "graph_peak_bytes": 0,
-        "backward_peak_bytes": 0,
-        "update_peak_bytes": 0,
-        **numbers,
-    }
-    return LayerCost(forward_s=weight, recompute_s=weight, backward_s=2 * weight, **given_numbers)
+def plan(costs, machine=ROOMY, bytes_per_param=16.0, **pipeline):
+    return make_plan(costs, PipelineSettings(**pipeline), bytes_per_param, machine)
 
 
-def plan(costs, machine=ROOMY, bytes_per_param=16.0, layers=None, **pipeline):
-    return make_plan(costs, layers or len(costs), PipelineSettings(**pipeline), bytes_per_param, machine)
-
-
-def faults(costs, machine=ROOMY, bytes_per_param=16.0, layers=None, **pipeline):
+def faults(costs, machine=ROOMY, bytes_per_param=16.0, **pipeline):
     with pytest.raises(PlanError) as caught:
-        plan(costs, machine, bytes_per_param, layers, **pipeline)
+        plan(costs, machine, bytes_per_param, **pipeline)
     return caught.value.faults
 
 
@@ -102,7 +87,7 @@ def test_a_plan_is_the_simulation_of_its_own_stages(costs, stages, micro_batches
         assert stage.cost.forward_s == sum(one.forward_s for one in inside)
         assert stage.cost.recompute_s == sum(one.recompute_s for one in inside)
         assert stage.cost.backward_s == sum(one.backward_s for one in inside)
-        memory = MemoryModel(costs, in_flight(micro_batches, remat), 16.0).cell(stage.begin, stage.end)
+        memory = cell_memory(MemoryModel(costs, in_flight(micro_batches, remat), 16.0), stage.begin, stage.end)
         assert stage.peak_bytes == peak_bytes(actions, memory)
 
 
@@ -136,7 +121,7 @@ def test_every_stage_of_a_plan_keeps_to_the_device(costs, stages, micro_batches,
     machine = Machine(memory_limit_bytes=UNCOUNTED_BYTES + room)
     pipeline = PipelineSettings(stages=min(stages, len(costs)), micro_batches=micro_batches)
     try:
-        found = make_plan(costs, len(costs), pipeline, 1.0, machine)
+        found = make_plan(costs, pipeline, 1.0, machine)
     except PlanError as error:
         message = str(error)
     else:
@@ -201,8 +186,8 @@ def test_every_stage_by_hand_that_does_not_fit_is_named():
 
 
 def test_faulty_costs_are_told_together():
-    (message,) = faults([layer(), replace(layer(), forward_s=-1.0), None], layers=4)
-    for fault in ("costs of 3 layers, the model has 4", "layer 1 has forward_s = -1.0", "layer 2 has no cost"):
+    (message,) = faults([layer(), replace(layer(), forward_s=-1.0), layer(parameters=-1)])
+    for fault in ("layer 1 has forward_s = -1.0", "layer 2 has parameters = -1"):
         assert fault in message
 
 
@@ -285,13 +270,8 @@ def assert_memory_matches_plan(kind, cells, settings, tmp_path, most):
     work = Small(kind, pipeline, OptimizerSettings())
     (measured,) = run_processes(measure_at_once, 1, work, 1, False, tmp_path / "measuring.log")
     each = bytes_per_parameter(work.optimizer, replicas=1)
-    found = make_plan(measured.costs, len(measured.costs), pipeline, each, ROOMY)
-    held = [
-        one.peak_bytes
-        for one in run_processes(
-            measure_steps, stages, work, found.layers_per_cell, found.schedule_config, 0, 1, True, True
-        )
-    ]
+    found = make_plan(measured.costs, pipeline, each, ROOMY)
+    held = run_processes(measure_peak_bytes, stages, work, found.layers_per_cell, found.schedule_config)
     predicted = [stage.peak_bytes for stage in found.cells]
     for k in range(stages):
         assert held[k] > 8 << 20, "too small a model to say anything"

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
-from suite.pipeline.planning.simulate import CellCost, Link, Links, Route, play, simulate
+from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
 from suite.pipeline.planning.skip_costs import MessageCost
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.playback import Playback, Route
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.schedules import forward_only
-from suite.pipeline.schedule.validate import validate
-from tests.suite.pipeline.walks import fill_drain
+from tests.suite.pipeline.walks import fill_drain, validate
 
 unhurried = settings(deadline=None)
 REMATS = ["always", "except_last", "never"]
@@ -274,8 +274,8 @@ def test_more_costs_never_shorten_a_step(step, data):
 def test_played_in_units_it_is_the_picture_of_the_validator(schedule_config, stages, micro_batches):
     """Actions of a unit each and messages that take no time: the same start times as ``validate`` finds."""
     schedule = schedule_config.actions(stages, micro_batches)
-    lanes = [Route(at, at + 1, 0.0, 0.0) for at in range(stages * schedule_config.virtual_stages - 1)]
-    rows = play(schedule, lambda stage, action: 1.0, lanes)
+    routes = [Route(at, at + 1) for at in range(stages * schedule_config.virtual_stages - 1)]
+    rows = Playback(schedule, lambda stage, action: 1.0, routes).rows
     picture = validate(schedule, micro_batches)
     for row, drawn_row in zip(rows, picture, strict=True):
         assert {str(span): span.start for span in row} == {

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.pipeline.planning.costs import LayerCost, SkipInput
-from suite.pipeline.planning.memory import InFlightPeaks, MemoryModel, peak_bytes
+from suite.pipeline.planning.memory import MemoryModel
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.skip_costs import MessageCost, SkipCost, message_costs, skip_costs
+from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import max_inflight_sends
 from suite.pipeline.schedule.remat import UNLIMITED

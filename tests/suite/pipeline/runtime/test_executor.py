@@ -82,13 +82,14 @@ def held_up(rank, world, rendezvous):
     """Returns the seconds of a step before a stage twenty times as slow: in all, computed, waited."""
     join(rank, world, rendezvous)
     with torch.device("meta"):
-        layers = [SyntheticLayer(0.001, 0.002), SyntheticLayer(0.02, 0.04)]
+        layers = [SyntheticLayer(0.001, 0.001, 0.001), SyntheticLayer(0.02, 0.02, 0.02)]
     executor, *_ = build(RankCoord(rank, world, 1), layers, SquareLoss(), "never")
     executor.recorder = Recorder(torch.device("cpu"))
     begin = executor.recorder.begin()
     executor.train(MiniBatch([(torch.ones(4),)] * 16, [(torch.ones(4),)] * 16, 64.0), step=0)
     seconds = time.monotonic() - begin
-    return seconds, sum(span.end - span.start for span in executor.recorder.spans()), executor.recorder.waited
+    waited_s = executor.links[0].p2p.deadline.waited_s
+    return seconds, sum(span.end - span.start for span in executor.recorder.spans()), waited_s
 
 
 def test_a_stage_that_waits_for_room_waits_for_its_neighbour():
@@ -164,10 +165,10 @@ def stall(rank, world, rendezvous, silent):
     if rank == silent:
         inner = executor.stage.forward
 
-        def slow(*args):
-            if args[5] == 1:  # the micro-batch
+        def slow(micro_batch, *targets):
+            if micro_batch.index == 1:
                 time.sleep(60)
-            return inner(*args)
+            return inner(micro_batch, *targets)
 
         executor.stage.forward = slow
     begin = time.monotonic()

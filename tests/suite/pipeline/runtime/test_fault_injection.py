@@ -11,68 +11,115 @@ from torch import nn
 
 from suite.errors import SettingError
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.fault_injection import InjectedError, plan_text, planned_faults
+from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
+from suite.pipeline.runtime.fault_injection import InjectedError, inject_faults, parse_faults, read_fault_plan
+from suite.pipeline.runtime.p2p import P2PCommunicator
+from suite.pipeline.runtime.skip import SkipLayout
+from suite.pipeline.runtime.stage import CellMicroBatch, Stage
+from suite.pipeline.runtime.worker_status import WorkerStatus
+from tests.suite.pipeline.build import CPU
+from tests.suite.pipeline.toy import SumLoss
 
 PLACE = RankCoord(1, 3, 1)
 
 
-def of(tmp_path, *faults, coord=PLACE, attempt=1):
-    return planned_faults(json.dumps(faults), coord, attempt, tmp_path)
+def of(tmp_path, *faults, attempt=1):
+    """Returns the status of a worker that these faults strike."""
+    status = WorkerStatus()
+    inject_faults(json.dumps(faults), PLACE, attempt, tmp_path, status)
+    return status
 
 
-def test_without_a_plan_for_this_worker_there_is_no_hook(tmp_path, monkeypatch):
-    assert planned_faults("", PLACE, 1, tmp_path) is None
-    assert of(tmp_path, {"fault": "kill", "stage": 2}) is None
-    assert of(tmp_path, {"fault": "kill"}, attempt=2) is None  # of the first attempt, unless it says otherwise
-    assert of(tmp_path, {"fault": "kill", "attempt": None}, attempt=2) is not None
+def stage_of(count, loss=None):
+    """A stage of linear layers, from layer 4 on."""
+    with torch.device("meta"):
+        layers = [nn.Linear(2, 2) for _ in range(4 + count)]
+    return Stage(layers, [range(4, 4 + count)], loss, CPU, "fp32", 7)
+
+
+def test_without_a_plan_for_this_worker_nothing_is_wrapped(tmp_path, monkeypatch):
+    def wrapped(*faults, **others):
+        return "begin" in vars(of(tmp_path, *faults, **others))
+
+    assert not wrapped()
+    assert not wrapped({"fault": "sleep", "stage": 2})
+    assert not wrapped({"fault": "sleep", "step": 9}, attempt=2)  # of the first attempt, unless it says otherwise
+    assert wrapped({"fault": "sleep", "step": 9, "attempt": None}, attempt=2)
     with pytest.raises(SettingError):
         of(tmp_path, {"fault": "flood"})
     (tmp_path / "plan.json").write_text('[{"fault": "kill"}]\n')
     monkeypatch.setenv("GPIPE_FAULTS", str(tmp_path / "plan.json"))
-    assert planned_faults(plan_text(), PLACE, 1, tmp_path) is not None
+    assert [fault.fault for fault in parse_faults(read_fault_plan())] == ["kill"]
 
 
 def test_a_fault_strikes_once_and_only_where_it_is_meant(tmp_path):
-    faults = of(tmp_path, {"fault": "raise", "step": 3, "action": "F2"})
+    status = of(tmp_path, {"fault": "raise", "step": 3, "action": "F2"})
     for action, step in (("F2", 2), ("F1", 3), ("F2", None)):
-        faults.strike(action, step)
+        status.begin(action, step)
+    recorded = []
+    status.on_change = lambda: recorded.append((status.action, status.step))
     with pytest.raises(InjectedError):
-        faults.strike("F2", 3)
-    faults.strike("F2", 3)
+        status.begin("F2", 3)
+    assert recorded == [("F2", 3)]  # the action is recorded before the fault strikes
+    status.begin("F2", 3)
+
+
+def test_a_fault_can_strike_before_the_worker_is_built(tmp_path):
+    with pytest.raises(InjectedError):
+        of(tmp_path, {"fault": "raise", "action": "start"})
 
 
 def test_a_fault_of_a_layer_waits_for_its_forward(tmp_path):
-    layer = nn.Linear(2, 2)
-    faults = of(tmp_path, {"fault": "raise", "action": "F0", "layer": 4})
-    faults.arm({4: layer})
-    faults.strike("F0", 0)
+    status, stage = of(tmp_path, {"fault": "raise", "action": "F0", "layer": 4}), stage_of(1)
+    status.stage = stage
+    status.begin("F0", 0)
     with pytest.raises(InjectedError):
-        layer(torch.zeros(1, 2))
-    layer(torch.zeros(1, 2))
+        stage.layer(4)(torch.zeros(1, 2))
+    stage.layer(4)(torch.zeros(1, 2))
 
 
 def test_what_is_spoiled(tmp_path):
-    faults = of(
+    status = of(
         tmp_path,
         {"fault": "nan", "of": "gradient", "step": 1, "action": "B0", "layer": 4},
         {"fault": "inf", "step": 2, "action": "F1", "layer": 4},
         {"fault": "nan", "layer": 9},
-        {"fault": "inf", "of": "loss", "step": 3},
     )
-    layer, there = nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
-    faults.arm({4: layer})
+    status.stage = stage_of(1)
+    layer, there = status.stage.layer(4), torch.ones(1, 2, requires_grad=True)
     for step, spoiled in ((0, False), (1, True)):
-        faults.strike("F0", step)
+        status.begin("F0", step)
         output = layer(there)
         assert output.isfinite().all()
-        faults.strike("B0", step)
+        status.begin("B0", step)
         assert bool(torch.autograd.grad(output.sum(), there)[0].isnan().all()) == spoiled
-    faults.strike("F1", 2)
+    status.begin("F1", 2)
     assert layer(there).isinf().all()
-    assert faults.spoil_loss(torch.ones(())) == 1
-    faults.strike("F0", 3)
+    status.begin("F0", 3)
     assert layer(there).isfinite().all()
-    assert faults.spoil_loss(torch.ones(())).isinf()
+
+
+@pytest.mark.parametrize(("fault", "check"), [("nan", torch.isnan), ("inf", torch.isinf)])
+def test_a_spoiled_loss_has_the_gradients_of_the_true_one(tmp_path, fault, check):
+    status = of(tmp_path, {"fault": fault, "of": "loss", "step": 3})
+    stage = status.stage = stage_of(1, SumLoss())
+    cut = CutSpec((TensorSpec((1, 1, 2), torch.float32, False),))
+    boundary = SkipLayout((), [range(4), range(4, 5)], 1).input_boundary(cut)
+    weight, found = stage.layer(4).weight, []
+    for step in (2, 3):
+        status.begin("F0", step)
+        micro_batch = CellMicroBatch((torch.ones(1, 1, 2),), boundary, None)
+        targets = (torch.ones(1, dtype=torch.long),)
+        (objective,), metric = stage.forward_with_graph(micro_batch, targets)
+        with torch.no_grad():
+            (without_graph,), _ = stage.forward(micro_batch, targets)
+        assert metric.isfinite()
+        assert bool(check(objective)) == bool(check(without_graph)) == (step == 3)
+        stage.backward(micro_batch, (torch.ones(()),))
+        found.append(weight.grad.clone())
+        weight.grad = None
+    assert found[0].any()
+    assert torch.equal(*found)
 
 
 def test_a_layer_must_be_named_where_one_is_spoiled(tmp_path):
@@ -80,19 +127,23 @@ def test_a_layer_must_be_named_where_one_is_spoiled(tmp_path):
         of(tmp_path, {"fault": "nan", "of": "gradient"})
 
 
-def test_messages_are_late_by_chance(tmp_path):
-    faults = of(tmp_path, {"fault": "delay", "seconds": 0.01})
+def test_messages_are_late_by_chance(tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(P2PCommunicator, "_send", lambda self, *message: sent.append(message))
+    of(tmp_path, {"fault": "delay", "seconds": 0.01})
     begin = time.monotonic()
-    for _ in range(20):
-        faults.delay_message()
+    for i in range(20):
+        P2PCommunicator._send(None, i)
     assert time.monotonic() - begin > 0.03
+    assert sent == [(i,) for i in range(20)]
 
 
 def test_a_full_disk_is_an_error_of_writing_and_kills_nobody(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from suite.pipeline.runtime.fault_injection import planned_faults; "
+        "import sys; from pathlib import Path; from suite.pipeline.runtime.fault_injection import inject_faults; "
         "from suite.pipeline.model.topology import RankCoord; folder = Path(sys.argv[1]); "
-        """planned_faults('[{"fault": "full", "bytes": 100}]', RankCoord(0, 1, 1), 1, folder).strike('save', 0); """
+        "from suite.pipeline.runtime.worker_status import WorkerStatus; status = WorkerStatus(); "
+        """inject_faults('[{"fault": "full", "bytes": 100}]', RankCoord(0, 1, 1), 1, folder, status); """
         "(folder / 'small').write_text('x' * 100); (folder / 'large').write_text('x' * 101)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)

@@ -95,8 +95,8 @@ def test_of_a_split_linear_only_what_is_not_frozen_gets_a_gradient(frozen):
     layer.zero_grad()
     split = with_deferrable_linears(layer)
     assert sum(isinstance(module, DeferrableLinear) for module in split) == (2 if frozen.endswith("bias") else 1)
-    for add in WeightGradStore(split).run_deferred(lambda: split(x).square().sum().backward()):
-        add()
+    for grad in WeightGradStore(split).run_deferred(lambda: split(x).square().sum().backward()):
+        grad.add()
     found = {name: p.grad for name, p in layer.named_parameters()}
     assert wanted[frozen] is found[frozen] is None
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)

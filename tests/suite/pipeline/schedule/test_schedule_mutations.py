@@ -12,7 +12,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import MAX_INFLIGHT_SENDS, PREPOSTED_RECVS
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.schedules import forward_only
-from suite.pipeline.schedule.validate import validate
+from tests.suite.pipeline.walks import validate
 
 MUTATIONS = 10_000
 

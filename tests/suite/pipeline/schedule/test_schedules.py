@@ -15,9 +15,9 @@ from suite.pipeline.schedule.config import ScheduleConfig, setting_faults
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.schedules import fill_drain as bare_fill_drain
 from suite.pipeline.schedule.schedules import forward_only
-from suite.pipeline.schedule.validate import draw, validate
+from suite.pipeline.schedule.validate import draw
 from suite.settings import PipelineSettings
-from tests.suite.pipeline.walks import fill_drain
+from tests.suite.pipeline.walks import fill_drain, validate
 
 
 def parse(lines):

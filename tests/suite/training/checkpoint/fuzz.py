@@ -18,7 +18,7 @@ from suite.settings import OptimizerSettings
 from suite.training.checkpoint import audit, load_optimizer, load_values, newest_valid
 from suite.training.checkpoint.storage import Storage
 from suite.training.optimizer import StageOptimizer
-from tests.suite.pipeline.build import CPU, build, join
+from tests.suite.pipeline.build import build, join
 from tests.suite.pipeline.toy import SumLoss, toy_layers
 from tests.suite.training.checkpoint.mutations import bytes_harmed, header_harmed, manifest_harmed
 
@@ -30,11 +30,9 @@ class Reader:
 
     def __init__(self):
         coord, layers = RankCoord(0, 1, 1), toy_layers()
-        executor, ties, named, groups = build(coord, layers, SumLoss(), "never")
+        executor, ties, _, groups = build(coord, layers, SumLoss(), "never")
         self.stage = executor.stage
-        self.update = StageOptimizer(
-            self.stage.layers, named, len(layers), ties, coord, groups, CPU, OptimizerSettings()
-        )
+        self.update = StageOptimizer(self.stage, len(layers), ties, coord, groups, OptimizerSettings())
 
     def read(self, folder):
         """Returns (step, tensors by layer) of what a resume would take from a folder, loaded and read back."""
@@ -42,7 +40,7 @@ class Reader:
         if found is None:
             return 0, {}
         load_values(found, self.stage)
-        load_optimizer(found, self.stage, self.update)
+        load_optimizer(found, self.update)
         held = {}
         for index, layer in enumerate(self.stage.layers):
             tensors = {f"value/{name}": value for name, value in layer.state_dict().items()}

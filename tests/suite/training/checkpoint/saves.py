@@ -12,7 +12,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.settings import OptimizerSettings
 from suite.training.checkpoint import Saver, Storage, list_checkpoints
 from suite.training.optimizer import StageOptimizer
-from tests.suite.pipeline.build import CPU, build, join
+from tests.suite.pipeline.build import build, join
 from tests.suite.pipeline.toy import SumLoss, toy_layers
 
 LAYERS = len(toy_layers())
@@ -28,10 +28,10 @@ class Counting:
         executor, ties, named, groups = build(self.coord, layers, SumLoss(), "never")
         settings = OptimizerSettings()
         self.stage = executor.stage
-        self.update = StageOptimizer(self.stage.layers, named, len(layers), ties, self.coord, groups, CPU, settings)
+        self.update = StageOptimizer(self.stage, len(layers), ties, self.coord, groups, settings)
         self._named = named
         storage = storage if isinstance(storage, Storage) else Storage(storage)
-        self.saver = Saver(storage, self.stage, self.update, self.coord, lambda units: {}, log, start, deadline_s)
+        self.saver = Saver(storage, self.update, lambda units: {}, log, start, deadline_s)
 
     @torch.no_grad()
     def become(self, step):

@@ -319,12 +319,15 @@ def test_a_tensor_of_no_known_kind_is_refused(folder):
 
 def test_state_of_what_is_no_parameter_is_refused(folder, stage):
     class Takes:
+        def __init__(self):
+            self.stage = stage
+
         def load_state(self, key, state):
             pass
 
     found = changed(folder, lambda tensors: tensors.update({"state/mox.weight/step": torch.ones(())}))
     with pytest.raises(CheckpointError, match=r"layer 1 of .* this model does not train: mox.weight/step"):
-        load_optimizer(found, stage, Takes())
+        load_optimizer(found, Takes())
 
 
 def test_the_bytes_that_were_verified_are_those_that_are_loaded(folder, stage):

@@ -120,7 +120,7 @@ def in_a_store(rank, world, rendezvous, place):
     one.become(9)
     found = newest_valid(place, range(LAYERS), LAYERS, print)
     load_values(found, one.stage)
-    load_optimizer(found, one.stage, one.update)
+    load_optimizer(found, one.update)
     values = {float(value) for p in one.stage.layers.parameters() for value in p.detach().flatten()}
     storage = Storage(place)
     return found.step, values, {folder: sorted(storage.names(folder)) for folder in storage.folders()}

@@ -1,0 +1,88 @@
+"""A run of a TrainSpec, the layers and data of somebody else's file or package."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from torch import nn
+
+from experiments.base import overrides
+from experiments.base.experiment import Experiment
+from experiments.custom.batches import RowBatches
+from experiments.custom.layers import layers_of, on_meta, tie_shared
+from experiments.custom.loading import absolute, load_spec
+from experiments.custom.loss import SummedLoss
+from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
+from suite.train_spec import TrainSpec
+
+
+class CustomExperiment(Experiment):
+    """``source`` is path.py:function or package.module:function; the function returns the TrainSpec."""
+
+    unit: ClassVar[str] = "units"
+    measure: ClassVar[str] = "metric"
+    fixed: ClassVar[tuple[str, ...]] = ("source",)
+
+    task: Literal["custom"] = "custom"
+    source: str
+    layers: int
+    """Layers of the model, so that a record can be read without the function."""
+    train: CustomTrainSettings
+
+    @property
+    def spec(self) -> TrainSpec:
+        """What the function returns, with this seed's initial values. Raises SettingError when it fails."""
+        return load_spec(self.source, self.train.seed)
+
+    @property
+    def list_length(self) -> int:
+        """As many as the spec has."""
+        return self.layers
+
+    @property
+    def batch(self) -> int:
+        """Rows."""
+        return self.train.batch_rows
+
+    @property
+    def data(self) -> str:
+        """The function, which also makes the data."""
+        return self.source
+
+    def with_data(self, name: str) -> Self:
+        """Returns a copy of another function."""
+        return self.model_copy(update={"source": name})
+
+    def batches(self) -> RowBatches:
+        """Returns the mini-batches."""
+        return RowBatches(self.spec, self.train.batch_rows, self.train.seed)
+
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
+        """Returns the spec's layers on the meta device, and its loss."""
+        spec = self.spec
+        layers = layers_of(spec)
+        tie_shared(layers)
+        _, targets = self.batches().whole(0)
+        return [on_meta(layer) for layer in layers], SummedLoss(spec, len(targets))
+
+
+def find_custom(source: str, name: str = "") -> CustomExperiment:
+    """Returns the experiment of ``path.py:function`` or ``package.module:function`` with the numbers of its TrainSpec.
+    Its name is the function's unless given.
+
+    Raises SettingError when the function does not exist, fails, or returns something else.
+    """
+    source = absolute(source)
+    spec = load_spec(source, seed=0)
+    values = {
+        "name": name or source.rpartition(":")[2], "scale": "laptop", "source": source, "layers": len(layers_of(spec)),
+        "pipeline": PipelineSettings(),
+        "optimizer": OptimizerSettings(),
+        "train": CustomTrainSettings(),
+    }  # fmt: skip
+    given = {
+        "pipeline.stages": spec.stages, "pipeline.micro_batches": spec.micro_batches,
+        "pipeline.replicas": spec.replicas, "train.steps": spec.steps, "train.batch_rows": spec.batch_size,
+    }  # fmt: skip
+    settings = [f"{path}={value}" for path, value in given.items()]
+    return CustomExperiment.validated(values).with_settings([*settings, *overrides.split(spec.settings)])

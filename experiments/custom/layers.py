@@ -1,0 +1,179 @@
+"""Layers of your own as the engine needs them: on the meta device, with a way to get their values on one stage."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from suite.errors import SettingError, first_line
+from suite.pipeline.model.layers import Tensors, materialize, ties_of
+from suite.pipeline.runtime.skip import Stash, call
+from suite.train_spec import TrainSpec
+
+
+def layers_of(spec: TrainSpec) -> list[nn.Module]:
+    """Returns the spec's layers. Raises SettingError when it has none, or something else among them."""
+    layers = list(spec.layers)
+    if not layers:
+        raise SettingError("the TrainSpec has no layers; give a list of modules or an nn.Sequential")
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, nn.Module):
+            raise SettingError(f"layer {index} is a {type(layer).__name__}; every layer must be an nn.Module")
+    return layers
+
+
+def on_meta(layer: nn.Module) -> nn.Module:
+    """Returns the layer on the meta device; its ``reset_parameters``, which ``materialize`` calls, restores the values
+    that it was built with. A layer built on the meta device is initialised by its own ``reset_parameters``, or by those
+    of the modules in it.
+
+    Raises SettingError for a layer with parameters on two devices, or without a way to initialise them.
+    """
+    values = _Values(_tensors(layer))
+    on_meta_device = {name for name, tensor in values.items() if tensor.is_meta}
+    if not on_meta_device:
+        bare = copy.deepcopy(layer, {id(tensor): _as_meta(tensor) for tensor in values.values()})  # copies no value
+        bare.reset_parameters = partial(_restore, bare, values)  # type: ignore[assignment]
+        return bare
+    if len(on_meta_device) < len(values):
+        raise SettingError(
+            f"{type(layer).__name__} has {len(on_meta_device)} of {len(values)} tensors on the meta device"
+        )
+    if not hasattr(layer, "reset_parameters"):
+        for name, module in _with_tensors(layer):
+            if not hasattr(module, "reset_parameters"):
+                raise SettingError(
+                    f"a {type(layer).__name__} is on the meta device, and nothing initialises its "
+                    f"{name or 'own parameters'} ({type(module).__name__} has no reset_parameters); add one, or build "
+                    "the layer with values"
+                )
+        layer.reset_parameters = partial(_reset, layer)  # type: ignore[assignment]
+    return layer
+
+
+class _Values(dict[str, Tensor]):
+    """Values by name; copies of a layer share them."""
+
+    def __deepcopy__(self, memo: object) -> _Values:
+        return self
+
+
+def _tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*layer.named_parameters(), *layer.named_buffers()]
+
+
+def _with_tensors(layer: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Returns the modules that have parameters or buffers of their own."""
+    return [
+        (name, module)
+        for name, module in layer.named_modules()
+        if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+    ]
+
+
+def _as_meta(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(tensor.detach().to("meta"), requires_grad=tensor.requires_grad)
+    return tensor.to("meta")
+
+
+def _restore(layer: nn.Module, values: _Values) -> None:
+    with torch.no_grad():
+        for name, tensor in _tensors(layer):
+            tensor.copy_(values[name])
+
+
+def _reset(layer: nn.Module) -> None:
+    for _, module in _with_tensors(layer):
+        module.reset_parameters()  # type: ignore[operator]
+
+
+def tie_shared(layers: Sequence[nn.Module]) -> None:
+    """Ties parameters that are one object in several layers, such as an embedding that is also the output projection.
+
+    Raises SettingError for one that is shared inside a layer: its copies on a stage would part.
+    """
+    places: dict[int, list[tuple[int, str]]] = {}
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters(remove_duplicate=False):
+            places.setdefault(id(parameter), []).append((index, name))
+    for shared in places.values():
+        indices = {index for index, _ in shared}
+        if len(indices) < len(shared):
+            names = ", ".join(f"{name} of layer {index}" for index, name in shared)
+            raise SettingError(f"one parameter has several names in a layer ({names}); give each layer its name once")
+        if len(indices) > 1:
+            tie = "{1} of layer {0}".format(*shared[0])
+            for index, name in shared:
+                layers[index].tied = {**ties_of(layers[index]), name: tie}  # type: ignore[assignment]
+
+
+def find_faults(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, targets: Tensors) -> list[str]:
+    """Runs a few rows through all layers, built by ``on_meta``, and the loss; returns what a run would stumble over.
+
+    So a user reads of a wrong layer before any worker starts.
+    """
+    stash: Stash = {}
+    meta_stash: Stash = {}
+    tensors, before = inputs, "the inputs"
+    for index, layer in enumerate(layers):
+        name = f"layer {index} ({type(layer).__name__})"
+        taken = f"{before}, {_shapes(tensors)}"
+        versions = [tensor._version for tensor in tensors]
+        try:
+            real = materialize(layer, 0, torch.device("cpu"))
+            with torch.no_grad():
+                outputs = call(real, tensors, stash, bf16=False)
+        except Exception as error:
+            return [f"{name} cannot take {taken}: {type(error).__name__}: {first_line(error)}"]
+        if wrong := [type(output).__name__ for output in outputs if not isinstance(output, Tensor)]:
+            return [f"{name} returns a {wrong[0]} among its outputs; it must return one tensor or a tuple of tensors"]
+        if [tensor._version for tensor in tensors] != versions:
+            return [
+                f"{name} changes its inputs in place, and a recompute would start from changed ones; use the operation "
+                "that returns a new tensor (for modules of torch inplace=False)"
+            ]
+        if fault := _fault_on_meta(layer, tensors, outputs, meta_stash):
+            return [f"{name} {fault}"]
+        tensors, before = outputs, f"what {name} returns"
+    return _loss_faults(loss, tensors, targets)
+
+
+def _fault_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash: Stash) -> str:
+    """Returns how the layer fails on the meta device, where the shapes of messages are found; empty if it runs."""
+    try:
+        with torch.no_grad():
+            found = call(layer, tuple(tensor.to("meta") for tensor in inputs), stash, bf16=False)
+    except Exception as error:
+        return (
+            "does not run on the meta device, where shapes are found without values "
+            f"({type(error).__name__}: {first_line(error)}); shapes must not depend on values, and every tensor that a "
+            "layer holds must be a parameter or a buffer"
+        )
+    if _shapes(found) != _shapes(outputs):
+        return f"returns {_shapes(outputs)}, and {_shapes(found)} on the meta device; shapes must not depend on values"
+    return ""
+
+
+def _loss_faults(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[str]:
+    try:
+        objective, metric = loss(*outputs, *targets)
+    except Exception as error:
+        return [
+            f"the loss cannot take {_shapes(outputs)} with targets {_shapes(targets)}: "
+            f"{type(error).__name__}: {first_line(error)}"
+        ]
+    for name, value in (("loss", objective), ("metric", metric)):
+        if value.dim():
+            return [
+                f"the {name} returns a tensor of shape {tuple(value.shape)}; it must be one number, a mean over rows"
+            ]
+    return []
+
+
+def _shapes(tensors: Tensors) -> str:
+    return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in tensors)

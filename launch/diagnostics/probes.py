@@ -1,0 +1,153 @@
+"""The nodes to examine, and a probe on each: a process that calls functions there."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from launch.backends.ray_init import join, shutdown
+from launch.ray_nodes import alive_nodes, collect, reason, start_on
+from suite.errors import PlacementError
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node. ``cpus`` and ``gpus`` are what Ray offers there; None without Ray."""
+
+    name: str
+    """Unique, for messages."""
+    address: str
+    id: str = ""
+    cpus: int | None = None
+    gpus: int | None = None
+    ports: tuple[int, ...] = ()
+    """The ports of Ray's own processes on the node."""
+
+
+Arguments = Callable[[Node], tuple[Any, ...]]
+Answers = tuple[dict[Node, Any], dict[Node, str]]
+"""The answer of each node, and the reason for each node that did not answer."""
+
+
+class Probes(Protocol):
+    """A probe on each node."""
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All nodes, in the order of the table."""
+
+    @property
+    def cluster(self) -> str:
+        """The address that the cluster reports, or another name."""
+
+    @property
+    def temporary(self) -> str:
+        """Ray's folder of logs and spilled objects, the same path on every node; empty without Ray."""
+
+    def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
+        """Calls a function on these nodes concurrently and waits at most ``seconds``."""
+
+
+class LocalProbe:
+    """This machine alone, without Ray."""
+
+    temporary = ""
+    cluster = "this machine"
+
+    def __init__(self) -> None:
+        self.nodes = [Node("this machine", "127.0.0.1")]
+
+    def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
+        """Calls the function in a thread: access to a network share whose server is gone may block for ever."""
+        if not nodes:  # it did not answer an earlier call
+            return {}, {}
+        (node,) = nodes
+        answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+        def call() -> None:
+            try:
+                answers.put((True, function(*arguments(node))))
+            except Exception as error:
+                answers.put((False, reason(error)))
+
+        threading.Thread(target=call, daemon=True).start()
+        try:
+            succeeded, result = answers.get(timeout=seconds)
+        except queue.Empty:
+            return {}, {node: f"no answer in {seconds:g} s"}
+        return ({node: result}, {}) if succeeded else ({}, {node: result})
+
+
+class _Probe:
+    """A Ray actor on a node."""
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+
+class RayProbes:
+    """A context with a probe on every node of the Ray cluster at ``address`` (host:port); the probes take no device."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.temporary = ""
+        self.cluster = ""
+        """The address that the cluster reports."""
+        self.nodes: list[Node] = []
+        self._probes: dict[Node, Any] = {}
+
+    def __enter__(self) -> RayProbes:
+        """Raises PlacementError when no cluster answers, or one with another Ray or Python version."""
+        connect(self.address)
+        import ray
+
+        self.cluster = str(ray.get_runtime_context().gcs_address)
+        self.temporary = str(ray._private.worker.global_worker.node.get_temp_dir_path())  # type: ignore[union-attr]
+        self.nodes = _named_nodes(alive_nodes())
+        self._probes = {node: start_on(node.id, _Probe) for node in self.nodes}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._probes.clear()
+        shutdown()
+
+    def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
+        """Calls the function in the actors."""
+        return collect({node: self._probes[node].call.remote(function, *arguments(node)) for node in nodes}, seconds)
+
+
+def connect(address: str) -> None:
+    """Connects to the Ray cluster at ``host:port``. Raises PlacementError, as ``join`` does."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise PlacementError(f"ADDRESS={address} is not the address of a Ray cluster: use host:port, such as head:6379")
+    join(address, "leave ADDRESS out to check only this machine")
+
+
+def _named_nodes(records: list[dict[str, Any]]) -> list[Node]:
+    """Returns the nodes of Ray's records, the head first, each with a unique name: host, address, or id."""
+    hosts = Counter(node["NodeManagerHostname"] for node in records)
+    addresses = Counter(node["NodeManagerAddress"] for node in records)
+
+    def name(node: dict[str, Any]) -> str:
+        if hosts[node["NodeManagerHostname"]] == 1:
+            return str(node["NodeManagerHostname"])
+        if addresses[node["NodeManagerAddress"]] == 1:
+            return str(node["NodeManagerAddress"])
+        return f"{node['NodeManagerAddress']}/{node['NodeID'][:6]}"
+
+    records.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], name(node)))
+    return [
+        Node(
+            name(node), node["NodeManagerAddress"], node["NodeID"], int(node["Resources"].get("CPU", 0)),
+            int(node["Resources"].get("GPU", 0)), (node["NodeManagerPort"], node["ObjectManagerPort"]),
+        )
+        for node in records
+    ]  # fmt: skip

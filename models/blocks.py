@@ -1,0 +1,135 @@
+"""The blocks of a Transformer layer: self-attention, cross-attention and feed-forward.
+
+Multi-head attention has a width of its own, heads * 64, independent of the model's width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.shape import BlockShape, TransformerShape
+
+
+class SelfAttention(nn.Module):
+    """Every position attends to the positions of its own sentence; with ``causal``, only to those up to itself.
+
+    Queries, keys and values come from one product, (width) -> (3 * attention width).
+    """
+
+    def __init__(self, shape: BlockShape, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.head_width, self.causal = shape.heads, shape.head_width, causal
+        self.inward = nn.Linear(shape.width, 3 * shape.attention_width)
+        self.outward = nn.Linear(shape.attention_width, shape.width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns (batch, time, width) for x of that shape; ``mask`` (batch, time) is True at tokens.
+
+        A causal layer needs no ``mask``: padding is at the right end, so no token attends to it.
+        """
+        mixed: Tensor = self.outward(_attend(*self._parts(x), mask, self.causal))
+        return mixed
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """As ``forward`` of a causal layer; returns also keys and values, (batch, heads, time, head width) each."""
+        query, key, value = self._parts(x)
+        return self.outward(_attend(query, key, value, None, self.causal)), (key, value)
+
+    def decode_step(self, x: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Returns x (batch, 1, width) mixed with the keys and values so far and its own, and these with its own."""
+        query, new_key, new_value = self._parts(x)
+        key, value = torch.cat((key, new_key), dim=2), torch.cat((value, new_value), dim=2)
+        return self.outward(_attend(query, key, value, None, causal=False)), (key, value)
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch, time, width) -> query, key, value, (batch, heads, time, head width) each."""
+        batch, time, _ = x.shape
+        joint = self.inward(x).view(batch, time, 3, self.heads, self.head_width)
+        query, key, value = (part.transpose(1, 2) for part in joint.unbind(2))
+        return query, key, value
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform per matrix, as if the three fused ones were separate; biases zero."""
+        reset_linear(self.inward, fused=3)
+        reset_linear(self.outward)
+
+
+class CrossAttention(nn.Module):
+    """Every target position attends to the source sentence. Keys and values come from one product."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.heads, self.head_width = shape.heads, shape.head_width
+        self.inward = nn.Linear(shape.width, shape.attention_width)
+        self.memory_inward = nn.Linear(shape.width, 2 * shape.attention_width)
+        self.outward = nn.Linear(shape.attention_width, shape.width)
+
+    def forward(self, y: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        """y (batch, target time, width), memory (batch, source time, width), mask (batch, source time) -> like y."""
+        return self.attend(y, *self.project_memory(memory), mask)
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the keys and values of memory, (batch, heads, source time, head width) each."""
+        joint = self.memory_inward(memory).unflatten(-1, (2, self.heads, self.head_width))
+        key, value = (part.transpose(1, 2) for part in joint.unbind(2))
+        return key, value
+
+    def attend(self, y: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """As ``forward``, with the keys and values of memory. y may have several adjacent rows for each of
+        theirs: the hypotheses of one sentence attend to it as if they were positions of one row."""
+        query = self.inward(y).view(len(key), -1, self.heads, self.head_width).transpose(1, 2)
+        mixed: Tensor = self.outward(_attend(query, key, value, mask, causal=False))
+        return mixed.view_as(y)
+
+    def reset_parameters(self) -> None:
+        """As in self-attention."""
+        reset_linear(self.inward)
+        reset_linear(self.memory_inward, fused=2)
+        reset_linear(self.outward)
+
+
+class FeedForward(nn.Module):
+    """width -> H, ReLU, H -> width.
+
+    The paper (section 5) makes deep models trainable by scaling down the initialisation of every feed-forward layer by
+    the number of layers, without saying of which matrix. Here: both matrices start Glorot-uniform, and the second, the
+    one that writes to the residual stream, is divided by L, the number of layers of its stack. So the block's output
+    starts L times smaller. The sum of L independent blocks then deviates by 1/sqrt(L) of what one plain block does,
+    where it would be sqrt(L): the stream does not grow with depth. The first matrix is left alone: dividing it too
+    would make the output L squared times smaller (4096 at L = 64) without further use, and hold back an optimizer
+    whose step follows the size of the weights (Adafactor). ``depth_scaled_init=false`` leaves both as they are.
+    """
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.depth = shape.layers if shape.depth_scaled_init else 1
+        self.inward = nn.Linear(shape.width, shape.feed_forward)
+        self.outward = nn.Linear(shape.feed_forward, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, time, width) -> (batch, time, width)."""
+        out: Tensor = self.outward(F.relu(self.inward(x)))
+        return out
+
+    def reset_parameters(self) -> None:
+        """See the class; biases zero."""
+        reset_linear(self.inward)
+        reset_linear(self.outward, scale=1 / self.depth)
+
+
+def reset_linear(linear: nn.Linear, fused: int = 1, scale: float = 1.0) -> None:
+    """Fills a projection of ``fused`` matrices of equal size: Glorot-uniform for each, times ``scale``; bias zero."""
+    bound = scale * math.sqrt(6 / (linear.in_features + linear.out_features // fused))
+    nn.init.uniform_(linear.weight, -bound, bound)
+    nn.init.zeros_(linear.bias)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """(batch, heads, time, 64) three times -> (batch, query time, heads * 64)."""
+    attn_mask = None if mask is None else mask[:, None, None, :]
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, is_causal=causal)
+    return mixed.transpose(1, 2).flatten(2)

@@ -1,0 +1,194 @@
+"""Cells and recomputes that fit the devices' memory, for one schedule.
+
+    layer costs, recomputes of the settings -> cells, as even as fit -> ``remat=auto``: as many graphs as fit
+
+A stage's cells share its device, and one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+
+from suite.errors import PlacementError, PlanError, SettingError
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import GIB, Machine
+from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel
+from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
+from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
+from suite.pipeline.schedule.action import Action, Schedule
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.flow_control import max_inflight_sends
+from suite.pipeline.schedule.remat import UNLIMITED, with_recomputes
+from suite.settings import PipelineSettings
+
+
+class MemoryFit:
+    """The memory of one schedule with the most recomputes that the settings allow, for any memory limit."""
+
+    def __init__(
+        self, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
+    ) -> None:
+        with_recompute = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
+        self.schedule_config = ScheduleConfig.from_settings(with_recompute)
+        self._pipeline, self._machine = pipeline, machine
+        try:
+            self._schedule = self.schedule_config.unchecked(pipeline.stages, pipeline.micro_batches)
+        except SettingError as error:
+            raise PlanError([str(error)]) from None
+        in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches)
+        self.sizes = MemoryModel(costs, in_flight, bytes_per_param, machine.process_bytes)
+        self._seconds = [_layer_seconds(cost, with_recompute) for cost in costs]
+
+    def cells(self, limit_bytes: int) -> list[range]:
+        """Returns the cells of ``layers_per_cell``, or the most even ones that fit. Raises PlanError with every stage
+        that does not."""
+        by_hand = self._pipeline.layers_per_cell is not None
+        ranges = self._cells_by_hand() if by_hand else self._most_even_cells(limit_bytes)
+        stages = self._pipeline.stages
+        wrong = [
+            f"stage {k} (layers {_layers(ranges[k::stages])}) needs {need / GIB:.2f} GiB, "
+            f"the device has {self._in_gib(limit_bytes)}"
+            for k, need in enumerate(self.peaks(self._schedule, self.stage_memories(ranges)))
+            if need > limit_bytes
+        ]
+        if wrong:
+            raise PlanError(wrong)
+        return ranges
+
+    def stage_memories(self, ranges: Sequence[range]) -> list[list[CellMemory]]:
+        """Returns the memory of each stage's cells; the process counts with its first cell. On a CPU the whole
+        mini-batch is always in the memory of stage 0."""
+        memory = [self.sizes.in_partition(ranges, at) for at in range(len(ranges))]
+        if self._machine.cores is not None:
+            waiting_bytes = self.sizes.in_flight.waiting_micro_batches * memory[0].input_bytes
+            memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + waiting_bytes)
+        once, stages = self._machine.process_bytes + UNCOUNTED_BYTES, self._pipeline.stages
+        memory[stages:] = [replace(cell, fixed_bytes=cell.fixed_bytes - once) for cell in memory[stages:]]
+        return [memory[k::stages] for k in range(stages)]
+
+    def peaks(self, schedule: Schedule, memory: Sequence[Sequence[CellMemory]]) -> Iterator[int]:
+        """Yields the peak of each stage."""
+        sends = max_inflight_sends(self._pipeline.stages, self.schedule_config.virtual_stages)
+        for actions, cells in zip(schedule, memory, strict=True):
+            yield peak_bytes(actions, *cells, max_inflight_sends=sends)
+
+    def max_live_graphs(self, memory: Sequence[Sequence[CellMemory]]) -> tuple[int, ...]:
+        """Returns for each cell the most graphs that fit its stage's memory; at least one."""
+        stages, virtual_stages = self._pipeline.stages, self.schedule_config.virtual_stages
+        schedule = self.schedule_config.without_recompute(stages, self._pipeline.micro_batches)
+        known: dict[Hashable, int] = {}  # most stages are equal
+        graphs = []
+        for actions, cells in zip(schedule, memory, strict=True):
+            key = tuple(actions), tuple(cells)
+            if key not in known:
+                known[key] = self._max_live_graphs(actions, cells)
+            graphs.append(known[key])
+        return tuple(graphs) * virtual_stages
+
+    def _max_live_graphs(self, actions: Sequence[Action], cells: Sequence[CellMemory]) -> int:
+        """Returns the number for one stage, by bisection."""
+
+        def fits(count: int) -> bool:
+            walk = with_recomputes(actions, [count] * len(cells))
+            return next(self.peaks([walk], [cells])) <= self._machine.memory_limit_bytes
+
+        if fits(UNLIMITED):
+            return UNLIMITED
+        least, beyond = 1, max(2, self._pipeline.micro_batches)
+        while beyond - least > 1:
+            middle = (least + beyond) // 2
+            least, beyond = (middle, beyond) if fits(middle) else (least, middle)
+        return least
+
+    def _cells_by_hand(self) -> list[range]:
+        layers_per_cell, count = self._pipeline.layers_per_cell, self._count
+        assert layers_per_cell is not None
+        wrong = []
+        if len(layers_per_cell) != count:
+            virtual_stages = self._pipeline.virtual_stages
+            per_stage = f" of {virtual_stages} cells each" if virtual_stages > 1 else ""
+            wrong.append(
+                f"pipeline.layers_per_cell names {len(layers_per_cell)} cells, "
+                f"pipeline.stages is {self._pipeline.stages}{per_stage}"
+            )
+        try:
+            ranges = cell_ranges(layers_per_cell, len(self._seconds))
+        except SettingError as error:
+            wrong.append(str(error))
+        if wrong:
+            raise PlanError(wrong)
+        return ranges
+
+    def _most_even_cells(self, limit_bytes: int) -> list[range]:
+        seconds, count = self._seconds, self._count
+        furthest_end = self.sizes.furthest_end(self._cell_limit_bytes(limit_bytes))
+        try:
+            return cell_ranges(partition(seconds, count, furthest_end), len(seconds))
+        except PlacementError as error:
+            # ``furthest_end`` is conservative; the most even partition may fit nevertheless
+            lightest = cell_ranges(partition(seconds, count), len(seconds))
+            if all(need <= limit_bytes for need in self.peaks(self._schedule, self.stage_memories(lightest))):
+                return lightest
+            fault = self._too_large_fault(limit_bytes, furthest_end, lightest)
+            raise PlanError([fault or str(error)]) from None
+        except SettingError as error:
+            raise PlanError([str(error)]) from None
+
+    @property
+    def _count(self) -> int:
+        """The number of cells."""
+        return self._pipeline.stages * self._pipeline.virtual_stages
+
+    def _cell_limit_bytes(self, limit_bytes: int) -> int:
+        """Returns the bytes for one cell: the cells of a stage share its device with one process."""
+        process_bytes = self._machine.process_bytes
+        return process_bytes + (limit_bytes - process_bytes) // self._pipeline.virtual_stages
+
+    def _too_large_fault(self, limit_bytes: int, furthest_end: Sequence[int], lightest: Sequence[range]) -> str | None:
+        """Returns an error for a layer that does not fit alone, or else for the worst cell of the most even partition;
+        None if neither is too large."""
+        virtual_stages, limit_gib = self._pipeline.virtual_stages, self._cell_limit_bytes(limit_bytes) / GIB
+        room = f"the device has {self._in_gib(limit_bytes)}"
+        if virtual_stages > 1:
+            room += f", {limit_gib:.2f} GiB for each of {virtual_stages} cells"
+
+        def need(begin: int, end: int) -> float:
+            return self.sizes.peak_upper_bound(begin, end) / GIB
+
+        fewest = fewest_stages(furthest_end)
+        if fewest is None:
+            alone = {at: need(at, at + 1) for at, end in enumerate(furthest_end) if end == at}
+            worst = max(alone, key=alone.__getitem__)
+            others = f", and {len(alone) - 1} other layers do not fit either" if len(alone) > 1 else ""
+            return f"layer {worst} alone needs {alone[worst]:.2f} GiB, {room}{others}"
+        if fewest <= self._count:  # a layer fits inside a cell, but not as its first
+            return None
+        over = {k: gib for k, cell in enumerate(lightest) if (gib := need(cell[0], cell[-1] + 1)) > limit_gib}
+        if not over:
+            return None
+        worst = max(over, key=over.__getitem__)
+        others = f", and {len(over) - 1} other stages too much as well" if len(over) > 1 else ""
+        part = "stage" if virtual_stages == 1 else "cell"
+        message = f"{part} {worst} (layers {_layers([lightest[worst]])}) needs {over[worst]:.2f} GiB, {room}{others}"
+        if self._machine.cores is not None:  # with more stages each would get less memory
+            return f"{message}; all stages share the memory of one machine"
+        enough = -(-fewest // virtual_stages)
+        return f"{message}; {enough} stages are the fewest that fit, {self._pipeline.stages} were requested"
+
+    def _in_gib(self, limit_bytes: int) -> str:
+        """Returns a device's memory and its usable part as text."""
+        reserve = self._machine.reserve
+        if not reserve:
+            return f"{limit_bytes / GIB:.2f} GiB"
+        total = limit_bytes + reserve
+        return f"{total / GIB:.2f} GiB ({limit_bytes / GIB:.2f} GiB after a reserve of {reserve / total:.0%})"
+
+
+def _layers(cells: Sequence[range]) -> str:
+    return " and ".join(f"{cell[0]}-{cell[-1]}" for cell in cells)
+
+
+def _layer_seconds(cost: LayerCost, pipeline: PipelineSettings) -> float:
+    """Returns the seconds that a layer adds to its stage for each micro-batch."""
+    return cost.recompute_s + cost.backward_s + (0.0 if pipeline.remat == "never" else cost.forward_s)

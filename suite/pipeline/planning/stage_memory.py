@@ -1,0 +1,173 @@
+"""Bytes a stage needs while it runs its actions: the peak over a schedule.
+
+    weights, gradients, optimizer state          always
+    inputs of a micro-batch                      from its F to the end of its B or W: fill-drain holds M at its peak
+    activations of a micro-batch                 from its R (or an F with graph) to its B or I: recomputed ones one at a
+                                                 time
+    deferred weight gradients                    from I to W
+    peaks of forward, recompute, backward        while they run
+    messages                                     received ahead, or sent and in flight (``runtime.p2p``)
+
+Section 2.3 of the paper counts N + L/K * N/M: the second and third row. The others complete the estimate.
+``suite.pipeline.planning.memory`` adds up the bytes of a cell from the costs of its layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.pipeline.schedule.action import EFFECTS, KINDS, Action, virtual_stages_of
+from suite.pipeline.schedule.flow_control import MAX_INFLIGHT_SENDS, PREPOSTED_RECVS, max_inflight_sends
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class CellMemory:
+    """Memory of one cell in bytes; all but ``fixed_bytes`` for one micro-batch."""
+
+    fixed_bytes: int
+    """Weights, gradients, optimizer state, recorded moments of norms, and the process itself."""
+    input_bytes: int
+    activation_bytes: int
+    forward_peak_bytes: int
+    graph_peak_bytes: int
+    backward_peak_bytes: int
+    update_peak_bytes: int
+    sent_activation_bytes: int
+    """Sent by a forward to later cells."""
+    received_gradient_bytes: int
+    """Received by a backward from later cells."""
+    sent_gradient_bytes: int
+    """Sent by a backward to previous cells."""
+    deferred_bytes: int = 0
+    """Held from ``I`` to ``W``."""
+    far_message_bytes: int = 0
+    """Skips in flight to cells beyond the next, and their gradients to cells before the previous one, that are not
+    counted with the neighbours' messages; at any time."""
+
+
+def peak_bytes(actions: Sequence[Action], *cells: CellMemory, max_inflight_sends: int = MAX_INFLIGHT_SENDS) -> int:
+    """Returns the peak bytes while a stage of these cells runs its actions and then the update.
+
+    ``PREPOSTED_RECVS`` messages a direction are allocated ahead; the last ``max_inflight_sends`` that a cell sent may
+    still be in flight.
+    """
+    walks = _cell_walks(actions, len(cells))
+    per_cell = [_cell_bytes(*pair, max_inflight_sends) for pair in zip(walks, cells, strict=True)]
+    total = np.sum([between for between, _ in per_cell], axis=0)
+    peak = int(total[0])
+    for walk, (between, during) in zip(walks, per_cell, strict=True):
+        peak = max(peak, int((total[:-1] - between[:-1] + during)[walk.own].max(initial=0)))
+    return sum(cell.fixed_bytes for cell in cells) + max(peak, max(cell.update_peak_bytes for cell in cells))
+
+
+@dataclass(frozen=True, slots=True)
+class _CellWalk:
+    """The effects of a stage's actions on one cell (``suite.pipeline.schedule.action.Effect``), (actions,) each; zero
+    for actions of other cells."""
+
+    own: Flags
+    """Which actions are this cell's."""
+    micro_batch: Ints
+    direction: Ints
+    inputs: Ints
+    graphs: Ints
+    deferred: Ints
+
+
+_EFFECTS: Ints = np.array([astuple(EFFECTS[kind]) for kind in KINDS])
+
+
+def _cell_walks(actions: Sequence[Action], virtual_stages: int) -> list[_CellWalk]:
+    """Returns the walk of each cell of a stage."""
+    rows = [(KINDS.index(action.kind), action.micro_batch, action.virtual_stage) for action in actions]
+    kind, micro_batch, cell = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    walks = []
+    for virtual_stage in range(virtual_stages):
+        own = cell == virtual_stage
+        direction, inputs, graphs, deferred = _EFFECTS[kind].T * own
+        recompute = own & (kind == KINDS.index("R"))
+        without_graph = (direction > 0) & np.isin(micro_batch, micro_batch[recompute])
+        walks.append(_CellWalk(own, micro_batch, direction, inputs, graphs - without_graph, deferred))
+    return walks
+
+
+def _running_sum(changes: Ints | Flags) -> Ints:
+    """Returns the sums of the changes before each action, and after the last one, (actions + 1,)."""
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(changes)))
+
+
+def _cell_bytes(walk: _CellWalk, cell: CellMemory, max_inflight_sends: int) -> tuple[Ints, Ints]:
+    """Returns the bytes of one cell between the actions of its stage, (actions + 1,), and during each, (actions,).
+
+    Ignore values during other cells' actions.
+    """
+    forward, backward = walk.direction > 0, walk.direction < 0
+    inputs, forwards, backwards = _running_sum(walk.inputs), _running_sum(forward), _running_sum(backward)
+    held = _running_sum(walk.graphs) * cell.activation_bytes + _running_sum(walk.deferred) * cell.deferred_bytes
+    held += cell.far_message_bytes
+    sent = _running_sum(np.where(forward, cell.sent_activation_bytes, cell.sent_gradient_bytes)[forward | backward])
+    sends = forwards + backwards
+    held += sent[sends] - sent[np.maximum(0, sends - max_inflight_sends)]
+    ahead = np.minimum(PREPOSTED_RECVS, forward.sum() - forwards) * cell.input_bytes
+    ahead += np.minimum(PREPOSTED_RECVS, backward.sum() - backwards) * cell.received_gradient_bytes
+    # deferred gradients replace the activations that the backward frees
+    split = np.where(walk.deferred > 0, max(0, cell.deferred_bytes - cell.activation_bytes), 0)
+    peak = np.where(forward & (walk.graphs == 0), cell.forward_peak_bytes, cell.graph_peak_bytes)
+    peak = np.where(backward, cell.backward_peak_bytes + split + cell.received_gradient_bytes, peak)
+    peak = np.where(walk.deferred < 0, cell.backward_peak_bytes, peak)
+    during = held[:-1] + ahead[1:] + (inputs[:-1] + forward) * cell.input_bytes + peak
+    return held + ahead + inputs * cell.input_bytes, during
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightPeaks:
+    """The most micro-batches of a cell in flight at once, over all cells of a schedule."""
+
+    micro_batches: int
+    inputs: int
+    graphs: int
+    deferred: int = 0
+    fill_then_drain: bool = True
+    """Whether all forwards come before all backwards, and these start at the last micro-batch. Then sent gradients
+    replace freed inputs, and the kept graphs are those of the last forwards."""
+    max_inflight_sends: int = MAX_INFLIGHT_SENDS
+    """The most sends of a cell in flight to a neighbour."""
+    several_on: int = 0
+    """K, where stages hold several cells; 0 where each holds one."""
+
+    @property
+    def waiting_micro_batches(self) -> int:
+        """The least number of micro-batches that are not in flight in a cell."""
+        return self.micro_batches - self.inputs
+
+    @staticmethod
+    def of(schedule: Sequence[Sequence[Action]], micro_batches: int) -> InFlightPeaks:
+        """Returns the peaks of a schedule."""
+        virtual_stages = virtual_stages_of(schedule)
+        walks = [walk for actions in {*map(tuple, schedule)} for walk in _cell_walks(actions, virtual_stages)]
+        inputs, graphs, deferred = (
+            max((int(_running_sum(getattr(walk, name)).max()) for walk in walks), default=0)
+            for name in ("inputs", "graphs", "deferred")
+        )
+        return InFlightPeaks(
+            micro_batches,
+            inputs,
+            graphs,
+            deferred,
+            fill_then_drain=not deferred and all(map(_fills_then_drains, walks)),
+            max_inflight_sends=max_inflight_sends(len(schedule), virtual_stages),
+            several_on=len(schedule) if virtual_stages > 1 else 0,
+        )
+
+
+def _fills_then_drains(walk: _CellWalk) -> bool:
+    forward, backward = walk.direction > 0, walk.direction < 0
+    forward_after_backward = (np.cumsum(backward)[forward] > 0).any()
+    return not forward_after_backward and bool((np.diff(walk.micro_batch[backward]) <= 0).all())

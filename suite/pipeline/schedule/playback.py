@@ -1,0 +1,182 @@
+r"""Plays a schedule: when each action starts, from the seconds of actions and messages.
+
+    stage 0   F0 F1 F2 F3 ....B3 R2 B2 ...      an action starts when the stage is free and its message has arrived;
+                \                               a message leaves when its sender is done, its receive is posted and
+    stage 1   ....F0 F1 F2 F3 B3 R2 B2 ...      the link is free, occupies it while it is transferred, arrives later
+
+Receives are posted as in ``suite.pipeline.runtime.p2p``, ``PREPOSTED_RECVS`` messages ahead, and the sender learns of
+one a latency later. ``validate`` plays each schedule in equal units of time with instant messages,
+``suite.pipeline.planning.simulate`` with costs and links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.flow_control import PREPOSTED_RECVS
+from suite.pipeline.schedule.timeline import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The messages between two cells, activations forward and gradients backward; in seconds.
+
+    A message occupies the route for ``forward_s`` or ``backward_s`` and arrives ``latency_s`` later.
+    """
+
+    source: int
+    target: int
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    latency_s: float = 0.0
+
+
+class Playback:
+    """A played schedule: each action as early as possible, until all are done or wait forever.
+
+    ``rows``
+        spans of each stage;
+    ``stuck``
+        by stage, the action at which it waits forever;
+    ``full``
+        stages of ``stuck`` that wait because too many of their sends are in flight.
+    """
+
+    def __init__(
+        self,
+        schedule: Sequence[Sequence[Action]],
+        seconds: Callable[[int, Action], float],
+        routes: Sequence[Route],
+        max_inflight_sends: int | None = None,
+    ) -> None:
+        """``seconds(stage, action)`` is the duration of an action. With ``max_inflight_sends`` a stage also waits while
+        more messages than that of its last cell have no posted receive; the metadata, which goes first, counts too."""
+        self._schedule, self._stages, self._seconds = schedule, len(schedule), seconds
+        self._outputs, self._inputs = _message_queues(schedule, routes)
+        self._max_inflight_sends = max_inflight_sends
+        self._sent = {route.source: [(self._outputs[1, route.source][0], _METADATA)] for route in routes}
+        self._started = set(range(self._stages))  # cells whose stage has reached their first action
+        self.rows: list[list[Span]] = [[] for _ in schedule]
+        self._play(routes)
+        self.stuck = {
+            k: actions[len(row)]
+            for k, (actions, row) in enumerate(zip(schedule, self.rows, strict=True))
+            if len(row) < len(actions)
+        }
+        self.full = [k for k in self.stuck if self._sends_are_full(k)]
+
+    def _play(self, routes: Sequence[Route]) -> None:
+        partners: list[set[int]] = [set() for _ in self._schedule]
+        for route in routes:
+            ends = route.source % self._stages, route.target % self._stages
+            partners[ends[0]].add(ends[1])
+            partners[ends[1]].add(ends[0])
+        runnable = list(range(self._stages))
+        while runnable:
+            k = runnable.pop()
+            begun = len(self.rows[k])
+            while len(self.rows[k]) < len(self._schedule[k]) and self._act(k):
+                pass
+            if len(self.rows[k]) > begun:  # they may wait for what it sent or received
+                runnable += partners[k] - {k}
+
+    def _act(self, k: int) -> bool:
+        """Plays the next action of a stage; returns False if it must wait."""
+        row = self.rows[k]
+        action = self._schedule[k][len(row)]
+        i, cell = action.micro_batch, action.cell(k, self._stages)
+        self._started.add(cell)
+        if self._sends_are_full(k):
+            return False
+        incoming = self._inputs.get((action.direction, cell), ())
+        start = row[-1].end if row else 0.0
+        for queue in incoming:
+            if i not in queue.arrived:
+                return False
+            start = max(start, queue.arrived[i])
+        end = start + self._seconds(k, action)
+        row.append(Span(action.kind, i, start, end, action.virtual_stage))
+        for queue in incoming:
+            queue.recv(start)
+        for queue in self._outputs.get((action.direction, cell), ()):
+            self._sent.setdefault(cell, []).append((queue, queue.sent))
+            queue.send(i, end)
+        return True
+
+    def _sends_are_full(self, k: int) -> bool:
+        """Returns whether a stage must wait after its last send: the oldest in flight has no posted receive.
+
+        Receives of a cell are posted when its stage reaches its first action, and then ``PREPOSTED_RECVS`` ahead.
+        """
+        row = self.rows[k]
+        if self._max_inflight_sends is None or not row:
+            return False
+        last = self._schedule[k][len(row) - 1]
+        sent = self._sent.get(last.cell(k, self._stages), ())
+        if not last.direction or len(sent) <= self._max_inflight_sends:
+            return False
+        queue, number = sent[-1 - self._max_inflight_sends]
+        return number >= queue.received + PREPOSTED_RECVS or queue.target not in self._started
+
+
+_METADATA = -1
+"""The number of a cell's metadata among its messages to the next cell."""
+
+
+class _MessageQueue:
+    """One direction of a route; the target receives its messages in ``order``."""
+
+    def __init__(self, target: int, transfer_s: float, latency_s: float, order: Sequence[int]) -> None:
+        self.target, self._transfer_s, self._latency_s, self._order = target, transfer_s, latency_s, order
+        self.arrived: dict[int, float] = {}
+        """The time at which each message arrives."""
+        self.sent = self.received = 0
+        self._posted = dict.fromkeys(order[:PREPOSTED_RECVS], 0.0)  # when the sender learns of the receive
+        self._ready: dict[int, float] = {}
+        self._free = 0.0
+
+    def send(self, i: int, end: float) -> None:
+        """The sender has computed message i."""
+        self.sent += 1
+        self._ready[i] = end
+        self._transfer_if_ready(i)
+
+    def recv(self, start: float) -> None:
+        """The target receives the next message in its order, and posts another receive."""
+        self.received += 1
+        for i in self._order[self.received + PREPOSTED_RECVS - 1 : self.received + PREPOSTED_RECVS]:
+            self._posted[i] = start + self._latency_s
+            self._transfer_if_ready(i)
+
+    def _transfer_if_ready(self, i: int) -> None:
+        if i in self._ready and i in self._posted:
+            self._free = max(self._free, self._ready[i], self._posted[i]) + self._transfer_s
+            self.arrived[i] = self._free + self._latency_s
+
+
+def message_orders(schedule: Sequence[Sequence[Action]]) -> dict[tuple[int, int], list[int]]:
+    """Returns the micro-batches of all actions in order, by their direction and cell."""
+    orders: dict[tuple[int, int], list[int]] = {}
+    for k, actions in enumerate(schedule):
+        for action in actions:
+            orders.setdefault((action.direction, action.cell(k, len(schedule))), []).append(action.micro_batch)
+    return orders
+
+
+_Queues = dict[tuple[int, int], list[_MessageQueue]]
+
+
+def _message_queues(schedule: Sequence[Sequence[Action]], routes: Sequence[Route]) -> tuple[_Queues, _Queues]:
+    """Returns by direction and cell the queues of outgoing messages, and those of incoming ones."""
+    orders = message_orders(schedule)
+    outputs: _Queues = {}
+    inputs: _Queues = {}
+    for route in routes:
+        ends = (1, route.source, route.target, route.forward_s), (-1, route.target, route.source, route.backward_s)
+        for direction, source, target, transfer_s in ends:
+            queue = _MessageQueue(target, transfer_s, route.latency_s, orders.get((direction, target), ()))
+            outputs.setdefault((direction, source), []).append(queue)
+            inputs.setdefault((direction, target), []).append(queue)
+    return outputs, inputs

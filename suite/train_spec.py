@@ -1,0 +1,68 @@
+"""A training run of your own: a list of layers, a loss and data. docs/own-model.md explains it by examples.
+
+    def digits() -> TrainSpec:
+        return TrainSpec(layers=nn.Sequential(...), loss=nn.CrossEntropyLoss(), train=dataset, batch_size=64, stages=2)
+
+    gpipe experiment my_run.py:digits --set "pipeline.stages=4"
+
+The suite cuts the layers into K stages and each mini-batch into R x M micro-batches. Neither changes the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # the command line imports this package and must not wait for torch
+    from torch import Tensor, nn
+
+    Batch = tuple[Tensor | tuple[Tensor, ...], Tensor | tuple[Tensor, ...]]
+    """Inputs of the first layer and targets of the loss: each one tensor or several. All have the rows of the
+    mini-batch as their first axis."""
+
+
+class Dataset(Protocol):
+    """A map-style dataset, such as ``torch.utils.data.TensorDataset``: rows by index."""
+
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Returns a row: (inputs, targets), each one tensor or number, or a tuple of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec:
+    """What to train, on what, and for how long. The numbers are defaults of settings: ``SET=`` changes them."""
+
+    layers: Sequence[nn.Module]
+    """A list of modules, or one ``nn.Sequential``. Each takes what the previous one returns: one tensor or a tuple of
+    tensors. Layers on the meta device are initialised by their ``reset_parameters``, each on its own stage."""
+    loss: Callable[..., Tensor]
+    """``loss(*outputs, *targets)``: a mean over the units of a micro-batch, which are rows unless ``units`` says
+    otherwise. A loss of torch with ``reduction="sum"`` returns the sum over the units instead."""
+    train: Dataset | Callable[[int], Batch]
+    """Training data: a dataset, which is shuffled in each epoch, or a function that returns the mini-batch of a step,
+    the same whenever it is called with that step."""
+    valid: Dataset | None = None
+    """Held-out data, evaluated at the end; none: no evaluation."""
+    metric: Callable[..., Tensor] | None = None
+    """``metric(*outputs, *targets)``: another mean over the units, reported beside the loss."""
+    units: Callable[..., Tensor | float] | None = None
+    """``units(*targets)``: what the loss's mean is over, such as the number of tokens that are not padding. None: the
+    rows; for cross entropy with an ``ignore_index`` or class weights, the sum of weights of its targets."""
+    collate: Callable[[list[Any]], Batch] | None = None
+    """Makes one mini-batch of a list of a dataset's rows; none: ``torch.utils.data.default_collate``."""
+    batch_size: int = 32
+    """``train.batch_rows``: rows of a mini-batch over all replicas."""
+    stages: int = 1
+    """``pipeline.stages``: K."""
+    micro_batches: int = 4
+    """``pipeline.micro_batches``: M, in each replica."""
+    replicas: int = 1
+    """``pipeline.replicas``: R."""
+    steps: int = 100
+    """``train.steps``."""
+    settings: str = ""
+    """Any other settings, such as ``"optimizer.learning_rate=3e-4 pipeline.schedule=1f1b"`` (docs/settings.md)."""

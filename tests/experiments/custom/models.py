@@ -1,0 +1,262 @@
+"""Ten models as one writes them without this suite, each small: a TrainSpec with fp64 data of 13 rows, and its name."""
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from experiments.huggingface.causal_lm import causal_lm_layers
+from suite import TrainSpec
+
+ROWS = 13
+"""Not a multiple of 4: the micro-batches are ragged."""
+
+
+def spec(layers, inputs, targets, loss, **others):
+    """Returns the spec in fp64; embeddings of ids stay integers."""
+    double = [layer.double() for layer in layers]
+    inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
+    rows = TensorDataset(*inputs, targets)
+    return TrainSpec(
+        layers=double, loss=loss, train=rows, collate=Pairs(len(inputs)), batch_size=ROWS, micro_batches=4, **others
+    )
+
+
+class Pairs:
+    """Stacks rows of a TensorDataset: the first ``inputs`` tensors are inputs."""
+
+    def __init__(self, inputs):
+        self.inputs = inputs
+
+    def __call__(self, rows):
+        tensors = [torch.stack(column) for column in zip(*rows, strict=True)]
+        return tuple(tensors[: self.inputs]), tensors[self.inputs]
+
+
+def images(size=16, channels=3):
+    return torch.randn(ROWS, channels, size, size), torch.randint(0, 5, (ROWS,))
+
+
+class Lambda(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+class First(nn.Module):
+    """The first of a module's outputs."""
+
+    def __init__(self, module, *names):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs):
+        output = self.module(*inputs)
+        return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def without_inplace(module):
+    for child in module.modules():
+        if hasattr(child, "inplace"):
+            child.inplace = False
+    return module
+
+
+def resnet_18():
+    """transformers' ResNet of basic blocks with BatchNorm, block by block."""
+    config = ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[2, 2, 2, 2], layer_type="basic", num_labels=5
+    )
+    model = without_inplace(ResNetForImageClassification(config))
+    blocks = [block for stage in model.resnet.encoder.stages for block in stage.layers]
+    layers = [
+        First(model.resnet.embedder),
+        *blocks,
+        model.resnet.pooler,
+        nn.Sequential(nn.Flatten(), model.classifier[1]),
+    ]
+    x, y = images(32)
+    return spec(layers, [x], y, nn.CrossEntropyLoss())
+
+
+def vgg():
+    """Convolutions, pools and a classifier with dropout, as one nn.Sequential."""
+    layers, channels = [], 3
+    for width in (8, 8, "pool", 16, "pool"):
+        layers += [nn.MaxPool2d(2)] if width == "pool" else [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+        channels = channels if width == "pool" else width
+    x, y = images()
+    head = [nn.Flatten(), nn.Linear(16 * 16, 32), nn.ReLU(), nn.Linear(32, 5)]
+    return spec([*nn.Sequential(*layers, *head)], [x], y, nn.CrossEntropyLoss(weight=torch.rand(5).double() + 0.1))
+
+
+def vit():
+    """transformers' vision transformer."""
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=4,
+        num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = ViTForImageClassification(config)
+    body = model.vit
+    head = nn.Sequential(body.layernorm, Lambda(lambda x: x[:, 0]), model.classifier)
+    layers = [First(body.embeddings), *[First(block) for block in vit_blocks(body)], head]
+    x, y = images()
+    return spec(layers, [x], y, nn.CrossEntropyLoss(label_smoothing=0.1))
+
+
+def vit_blocks(body):
+    return getattr(body, "layers", None) or body.encoder.layer
+
+
+def language(model):
+    """Token ids, the last of a row padded with -100 in the labels."""
+    ids = torch.randint(0, 50, (ROWS, 9))
+    labels = ids[:, 1:].clone()
+    labels[::2, 5:] = -100
+    layers = causal_lm_layers(model)
+    return spec(layers, [ids[:, :-1]], labels, TokenLoss(), units=lambda labels: (labels != -100).sum())
+
+
+class TokenLoss(nn.Module):
+    """The mean over tokens that are not padding."""
+
+    def forward(self, logits, labels):
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def gpt2():
+    """GPT-2, whose embedding is its output projection too."""
+    config = GPT2Config(
+        n_layer=3, n_embd=16, n_head=2, vocab_size=50, n_positions=16, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return language(GPT2LMHeadModel(config))
+
+
+def llama():
+    """Llama, with rotary positions and grouped keys."""
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=50, max_position_embeddings=16,
+    )  # fmt: skip
+    return language(LlamaForCausalLM(config))
+
+
+def lstm_stack():
+    """LSTMs, each returning its outputs alone, and a loss that is a sum."""
+    layers = [First(nn.LSTM(8, 8, batch_first=True)) for _ in range(3)]
+    head = nn.Sequential(Lambda(lambda x: x[:, -1]), nn.Linear(8, 5))
+    return spec(
+        [*layers, head], [torch.randn(ROWS, 6, 8)], torch.randint(0, 5, (ROWS,)), nn.CrossEntropyLoss(reduction="sum")
+    )
+
+
+class Down(nn.Module):
+    def __init__(self, channels, width, name):
+        super().__init__()
+        self.convolution, self.stashes = nn.Conv2d(channels, width, 3, padding=1), (name,)
+
+    def forward(self, x):
+        x = self.convolution(x).relu()
+        return nn.functional.avg_pool2d(x, 2), x
+
+
+class Up(nn.Module):
+    def __init__(self, channels, width, name):
+        super().__init__()
+        self.convolution, self.pops = nn.Conv2d(channels, width, 3, padding=1), (name,)
+
+    def forward(self, x, skip):
+        x = nn.functional.interpolate(x, scale_factor=2)
+        return self.convolution(torch.cat([x, skip], 1)).relu()
+
+
+def u_net():
+    """Two levels; skips bypass the layers between."""
+    layers = [
+        Down(3, 4, "outer"), Down(4, 8, "inner"), nn.Conv2d(8, 8, 3, padding=1), Up(16, 4, "inner"), Up(8, 4, "outer"),
+        nn.Conv2d(4, 1, 1),
+    ]  # fmt: skip
+    x, _ = images(8)
+    return spec(layers, [x], torch.rand(ROWS, 1, 8, 8).double(), nn.MSELoss())
+
+
+class Mixer(nn.Module):
+    def __init__(self, tokens, width):
+        super().__init__()
+        self.tokens = nn.Sequential(
+            nn.LayerNorm(tokens), nn.Linear(tokens, 2 * tokens), nn.GELU(), nn.Linear(2 * tokens, tokens)
+        )
+        self.channels = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x):
+        x = x + self.tokens(x.transpose(1, 2)).transpose(1, 2)
+        return x + self.channels(x)
+
+
+def mlp_mixer():
+    """MLP-Mixer (Tolstikhin et al., 2021), with its own mean over rows as the loss."""
+    patches = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(2), Lambda(lambda x: x.transpose(1, 2)))
+    x, y = images()
+    head = nn.Sequential(Lambda(lambda x: x.mean(1)), nn.Linear(8, 5))
+    return spec([patches, *[Mixer(16, 8) for _ in range(3)], head], [x], y, nn.functional.cross_entropy)
+
+
+def frozen():
+    """An MLP whose first half is frozen."""
+    layers = [nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 5)]
+    for layer in layers[:3]:
+        layer.requires_grad_(False)
+    return spec(layers, [torch.randn(ROWS, 8)], torch.randint(0, 5, (ROWS,)), nn.CrossEntropyLoss())
+
+
+class Merge(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 12), nn.Embedding(20, 12)
+
+    def forward(self, x, ids):
+        return self.left(x) + self.right(ids).mean(1), ids.sum(1, keepdim=True).to(x.dtype)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def forward(self, x, count):
+        return torch.tanh(self.linear(x)) * (1 + 0.01 * count), count
+
+
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(12, 3)
+
+    def forward(self, x, count):
+        return self.linear(x)
+
+
+def two_inputs():
+    """Numbers and ids; layers pass two tensors on."""
+    x, ids = torch.randn(ROWS, 8), torch.randint(0, 20, (ROWS, 4))
+    return spec([Merge(), Pair(), Pair(), Last()], [x, ids], torch.randn(ROWS, 3).double(), nn.SmoothL1Loss())
+
+
+MODELS = (resnet_18, vgg, vit, gpt2, llama, lstm_stack, u_net, mlp_mixer, frozen, two_inputs)
+BATCH_NORM = (resnet_18,)
+"""Their micro-batches are normalised one by one, so the reference passes them one by one too."""

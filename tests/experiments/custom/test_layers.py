@@ -1,0 +1,128 @@
+"""Layers of one's own: what they begin with, what is shared, and what is said of one that cannot run in a pipeline."""
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.custom.layers import find_faults, layers_of, on_meta, tie_shared
+from suite import TrainSpec
+from suite.errors import SettingError
+from suite.pipeline.model.layers import materialize, structure_key, ties_of
+
+CPU = torch.device("cpu")
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+class Held(nn.Module):
+    """Holds a tensor that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.ones(3)
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def mean(outputs, targets):
+    return (outputs - targets).square().sum(), outputs.sum()
+
+
+def faults(*layers, loss=mean):
+    made = [on_meta(layer) for layer in layers]
+    found = find_faults(made, loss, (torch.ones(2, 3),), (torch.ones(2, 3),))
+    return found[0] if found else ""
+
+
+def test_a_layer_begins_with_the_values_it_was_built_with():
+    layer = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm2d(3))
+    layer[1].running_mean.fill_(5)
+    bare = on_meta(layer)
+    assert all(tensor.is_meta for tensor in (*bare.parameters(), *bare.buffers()))
+    assert not any(tensor.is_meta for tensor in layer.parameters())
+    made = materialize(bare, 1, CPU)
+    assert all(made.state_dict()[name].equal(value) for name, value in layer.state_dict().items())
+
+
+def test_a_layer_on_the_meta_device_is_initialised_by_its_modules():
+    with torch.device("meta"):
+        bare = on_meta(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.LayerNorm(3)))
+    first, second, other = (materialize(bare, seed, CPU) for seed in (1, 1, 2))
+    assert first[0].weight.equal(second[0].weight)
+    assert not first[0].weight.equal(other[0].weight)
+    assert first[2].weight.equal(torch.ones(3))
+
+
+def test_a_layer_on_the_meta_device_without_a_way_to_initialise_it_is_refused():
+    layer = nn.Sequential(nn.Linear(3, 3))
+    layer.register_parameter("token", nn.Parameter(torch.ones(3)))
+    with pytest.raises(
+        SettingError, match=r"nothing initialises its own parameters \(Sequential has no reset_parameters"
+    ):
+        on_meta(layer.to("meta"))
+
+
+def test_equal_layers_count_as_equal():
+    """So that each is measured once, though each restores its own values."""
+    assert structure_key(on_meta(nn.Linear(3, 3))) == structure_key(on_meta(nn.Linear(3, 3)))
+
+
+def test_a_parameter_of_two_layers_is_tied():
+    first, last = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+    last.weight = first.weight
+    tie_shared([first, nn.ReLU(), last])
+    assert ties_of(first) == ties_of(last) == {"weight": "weight of layer 0"}
+    assert ties_of(on_meta(last)) == ties_of(last)
+
+
+def test_a_parameter_with_two_names_in_a_layer_is_refused():
+    layer = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    layer[1].weight = layer[0].weight
+    with pytest.raises(SettingError, match=r"several names in a layer \(0.weight of layer 0, 1.weight of layer 0"):
+        tie_shared([layer])
+
+
+def test_a_model_that_fits_together_has_no_faults():
+    assert not faults(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (
+            [nn.Linear(3, 4), nn.Linear(5, 3)],
+            "layer 1 (Linear) cannot take what layer 0 (Linear) returns, float32 (2, 4): RuntimeError: mat1 and mat2",
+        ),
+        ([nn.Linear(4, 3)], "layer 0 (Linear) cannot take the inputs, float32 (2, 3)"),
+        ([Function(lambda x: (x, x)), nn.Linear(3, 3)], "layer 1 (Linear) cannot take what layer 0 (Function) returns"),
+        ([Function(lambda x: (x, (x, x)))], "layer 0 (Function) returns a tuple among its outputs"),
+        ([nn.Linear(3, 3), nn.ReLU(inplace=True)], "layer 1 (ReLU) changes its inputs in place"),
+        ([Function(lambda x: x[: int(x.sum())])], "layer 0 (Function) does not run on the meta device"),
+        ([Held()], "layer 0 (Held) does not run on the meta device"),
+        ([nn.Linear(3, 4)], "the loss cannot take float32 (2, 4) with targets float32 (2, 3): RuntimeError"),
+    ],
+    ids=["shape", "inputs", "tuple", "nested", "in place", "values", "held", "loss"],
+)
+def test_a_layer_that_cannot_run_is_named_before_workers_start(layers, message):
+    assert message in faults(*layers)
+    assert "\n" not in faults(*layers)
+
+
+def test_a_loss_must_be_one_number():
+    assert "the loss returns a tensor of shape (2,)" in faults(
+        nn.Linear(3, 3), loss=lambda outputs, targets: (outputs.sum(1), outputs.sum())
+    )
+
+
+@pytest.mark.parametrize(("layers", "message"), [([], "has no layers"), ([3], "layer 0 is a int; every layer must be")])
+def test_layers_must_be_modules(layers, message):
+    with pytest.raises(SettingError, match=message):
+        layers_of(TrainSpec(layers=layers, loss=nn.MSELoss(), train=[]))

@@ -1,0 +1,117 @@
+"""``NAME=path.py:function``: what a wrong one is told, in one sentence."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+from rich.console import Console
+
+from experiments import registry
+from experiments.custom.experiment import find_custom
+from experiments.registry import find, read_experiment
+from launch.runs import listing
+from suite.errors import SettingError
+
+GOOD = """
+import torch
+from torch import nn
+from helper import WIDTH
+from suite import TrainSpec
+
+def small():
+    \"\"\"Two layers.
+
+    More.\"\"\"
+    rows = [(torch.ones(WIDTH), 0), (torch.zeros(WIDTH), 1)]
+    return TrainSpec(
+        layers=nn.Sequential(nn.Linear(WIDTH, 4), nn.Linear(4, 2)), loss=nn.CrossEntropyLoss(), train=rows,
+        batch_size=2, stages=2, micro_batches=1, steps=7, settings="optimizer.learning_rate=0.5 trace=true",
+    )
+
+def number():
+    return 3
+
+def raising():
+    raise KeyError("x")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "helper.py").write_text("WIDTH = 3\n")
+    (tmp_path / "own.py").write_text(GOOD)
+    (tmp_path / "broken.py").write_text("import torch\n\ndef small(:\n")
+    (tmp_path / "missing.py").write_text("import torch\nimport no_such_package\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_function_of_a_file_is_an_experiment(folder):
+    experiment = find("own.py:small")
+    assert experiment.source == f"{folder}/own.py:small"
+    assert (experiment.name, experiment.layers, experiment.pipeline.stages, experiment.train.steps) == (
+        "small",
+        2,
+        2,
+        7,
+    )
+    assert (experiment.optimizer.learning_rate, experiment.trace, experiment.train.batch_rows) == (0.5, True, 2)
+    assert read_experiment(experiment.to_toml()) == experiment
+
+
+def test_a_function_of_a_module_is_an_experiment(folder):
+    assert find("own:small").source == "own:small"
+
+
+def test_the_seed_decides_the_initial_values(folder):
+    def weight(settings):
+        return find_custom("own.py:small").with_settings(settings).spec.layers[0].weight
+
+    assert weight("train.seed=1").equal(weight("train.seed=1 train.steps=3"))
+    assert not weight("train.seed=1").equal(weight("train.seed=2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own.py:smal", "there is no function smal in .*own.py; did you mean small"),
+        ("own.py:", "'own.py:' names no function; write path.py:function, such as my_run.py:digits"),
+        ("none.py:small", "there is no file none.py, looked for small in it"),
+        ("own.py:number", "own.py:number returned a int; it must return a suite.TrainSpec"),
+        ("own.py:raising", "own.py:raising failed at line 21: KeyError: 'x'"),
+        ("broken.py:small", "broken.py cannot be imported at line 3: SyntaxError"),
+        ("missing.py:small", "missing.py cannot be imported at line 2: ModuleNotFoundError: No module named 'no_such"),
+        ("no_such_module:small", "no_such_module cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_a_wrong_name_is_told_in_one_sentence(folder, name, message):
+    with pytest.raises(SettingError, match=message) as raised:
+        find(name)
+    assert "\n" not in str(raised.value)
+
+
+def test_more_stages_than_layers_are_rejected(folder):
+    with pytest.raises(SettingError, match=r"pipeline.stages is 3, the model has 2 layers; use 1 to 2 stages"):
+        find("own.py:small").with_settings("pipeline.stages=3")
+
+
+def test_a_wrong_setting_of_the_spec_names_it(folder):
+    text = GOOD.replace("optimizer.learning_rate=0.5", "optimizer.learning_rat=0.5")
+    (folder / "typo.py").write_text(text)
+    with pytest.raises(
+        SettingError, match=r"optimizer.learning_rat is not a setting; did you mean optimizer.learning_r"
+    ):
+        find("typo.py:small")
+
+
+def test_an_installed_package_adds_its_experiments_to_the_list(folder, monkeypatch):
+    installed = [EntryPoint(name, f"own:{function}", "gpipe.experiments") for name, function in
+                 (("tiny", "small"), ("t128_6b", "small"), ("bad", "number"))]  # fmt: skip
+    monkeypatch.setattr(registry, "entry_points", lambda group: installed)
+    assert (find("tiny").name, find("tiny").source) == ("tiny", "own:small")
+    assert find("t128_6b").list_length > 100, "the suite's own runs keep their names"
+    with Console(width=100, record=True) as console:
+        console.print(listing.table())
+    shown = console.export_text()
+    assert "tiny (own:small): Two layers." in shown
+    assert "bad cannot be used: own:number returned a int" in shown

@@ -1,0 +1,96 @@
+"""Causal language models of transformers: cut into layers, read from a folder layer by layer, and written back."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from experiments.custom.layers import on_meta
+from experiments.huggingface.causal_lm import causal_lm_layers, load_causal_lm, save_causal_lm
+from suite.errors import SettingError
+from suite.pipeline.model.layers import materialize
+
+IDS = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1))
+MODELS = {
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(n_layer=3, n_embd=16, n_head=2, vocab_size=50, n_positions=32, bos_token_id=0, eos_token_id=0)
+    ),
+    "llama": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=50, max_position_embeddings=32,
+        )
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=MODELS)
+def saved(request, tmp_path):
+    """A model of transformers with random values, and the folder that it is in, in several files."""
+    torch.manual_seed(0)
+    model = MODELS[request.param]().eval()
+    model.save_pretrained(tmp_path / "model", max_shard_size="8KB")
+    return model, tmp_path / "model"
+
+
+def on_cpu(layers):
+    return [materialize(on_meta(layer), 0, torch.device("cpu")).eval() for layer in layers]
+
+
+def logits(layers):
+    tensor = IDS
+    for layer in layers:
+        tensor = layer(tensor)
+    return tensor
+
+
+def test_the_layers_compute_what_the_model_computes(saved):
+    model, _ = saved
+    assert logits(causal_lm_layers(model)).equal(model(IDS).logits)
+
+
+def test_each_layer_reads_its_own_values(saved):
+    model, folder = saved
+    layers = load_causal_lm(folder)
+    assert all(tensor.is_meta for layer in layers for tensor in (*layer.parameters(), *layer.buffers()))
+    assert logits(on_cpu(layers)).equal(model(IDS).logits)
+
+
+def test_written_back_the_folder_loads_in_transformers(saved, tmp_path):
+    """With changed values, so that it is not the first folder that is read."""
+    _, folder = saved
+    layers = load_causal_lm(folder)
+    trained = on_cpu(layers)
+    with torch.no_grad():
+        trained[2].get_parameter(next(name for name, _ in trained[2].named_parameters())).mul_(1.5)
+    values = [{name: parameter.detach() for name, parameter in layer.named_parameters()} for layer in trained]
+    save_causal_lm(tmp_path / "out", layers, values.__getitem__)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert (model(IDS).logits - logits(trained)).abs().max() <= 1e-5
+    generated = model.generate(IDS, max_new_tokens=6, do_sample=False)
+    assert generated[:, : IDS.shape[1]].equal(IDS)
+    tokens = IDS
+    for _ in range(6):
+        tensor = tokens
+        for layer in trained:
+            tensor = layer(tensor)
+        tokens = torch.cat([tokens, tensor[:, -1:].argmax(-1)], 1)
+    assert generated.tolist() == tokens.tolist()
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"has no model\.safetensors; save a model there with save_pretrained"):
+        load_causal_lm(tmp_path)
+
+
+def test_a_model_of_another_type_is_refused():
+    class Other:
+        class config:  # noqa: N801
+            model_type = "mamba"
+
+    with pytest.raises(SettingError, match="of type mamba cannot be cut into layers; known: gpt2, llama"):
+        causal_lm_layers(Other())
+
+
+def test_other_layers_cannot_be_written_back(tmp_path):
+    with pytest.raises(SettingError, match="layers all come from load_causal_lm"):
+        save_causal_lm(tmp_path / "out", [torch.nn.Linear(2, 2)], lambda layer: {})

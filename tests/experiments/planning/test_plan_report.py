@@ -1,0 +1,123 @@
+"""A plan's record and text agree with the plan."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from experiments.base.cluster import Cluster, parse_cluster
+from experiments.planning.plan_report import in_figures, in_hours
+from experiments.planning.planner import RESERVE, estimated_costs, plan_workload
+from suite.pipeline.model.layers import count_parameters
+from suite.pipeline.planning.devices import GIB
+from tests.experiments.planning.works import LAPTOP, ROOMY, language, translation
+
+LINE = re.compile(r"  stages? (\d+)(?:-(\d+))?: layers (\d+)-(\d+) \((\d+)( each)?\), ([\d,]+) parameters, F .* GiB$")
+KEYS = {
+    "name", "cluster", "costs", "measured", "parameters", "layers", "K", "M", "R", "remat", "cells", "step_s",
+    "lower_bound_s", "tokens_per_second", "bubble", "steps", "hours", "device_bytes", "notes", "stages", "schedule",
+    "virtual_stages", "recomputed", "forwards", "nodes", "reserve_bytes",
+}  # fmt: skip
+STAGE_KEYS = {
+    "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes",
+    "gradient_bytes", "idle", "peak_bytes",
+}  # fmt: skip
+
+
+def test_the_record_is_whole_and_agrees_with_itself() -> None:
+    work = translation("pipeline.stages=3 pipeline.replicas=2 train.steps=90")
+    planned = plan_workload(work, parse_cluster("6xH100", LAPTOP), estimated_costs, ("a note",))
+    found = json.loads(json.dumps(planned.as_dict(), allow_nan=False))
+    assert found.keys() == KEYS
+    stages = found["stages"]
+    assert all(stage.keys() == STAGE_KEYS for stage in stages)
+    assert (found["name"], found["notes"], found["measured"]) == ("t12_400m", ["a note"], False)
+    assert (found["K"], found["R"], found["M"], found["remat"]) == (3, 2, 8, "except_last")
+    assert (found["schedule"], found["virtual_stages"]) == ("fill_drain", 1)
+    assert (found["recomputed"], found["forwards"]) == (3 * 7, 3 * 8)
+    assert sum(found["cells"]) == found["layers"] == 7
+    assert found["cells"] == [stage["last_layer"] - stage["first_layer"] + 1 for stage in stages]
+    assert [stage["first_layer"] for stage in stages] == [0, *(stage["last_layer"] + 1 for stage in stages[:-1])]
+    assert found["parameters"] == count_parameters(work.build()[0])
+    # the vocabulary's matrix is the source's and the target's embedding: two copies, one parameter
+    assert sum(stage["parameters"] for stage in stages) == found["parameters"] + 2000 * 64
+    assert found["tokens_per_second"] == pytest.approx(1024 / found["step_s"])
+    assert found["hours"] == pytest.approx(90 * found["step_s"] / 3600)
+    assert found["bubble"] == pytest.approx(sum(stage["idle"] for stage in stages) / 3)
+    assert found["step_s"] >= found["lower_bound_s"] > 0
+    assert max(stage["peak_bytes"] for stage in stages) <= found["device_bytes"] - found["reserve_bytes"]
+    assert (found["device_bytes"], found["reserve_bytes"]) == (79 * GIB, int(RESERVE * 79 * GIB))
+    assert (stages[0]["gradient_bytes"], stages[-1]["activation_bytes"]) == (0, 0)
+    assert all(stage["activation_bytes"] > stage["gradient_bytes"] > 0 for stage in stages[1:-1])
+
+
+def test_a_step_of_one_stage_is_the_sum_of_its_actions() -> None:
+    planned = plan_workload(translation("pipeline.stages=1 pipeline.micro_batches=4"), ROOMY, estimated_costs)
+    costs = planned.layer_costs.costs
+    forward, recompute, backward, update = (
+        sum(getattr(cost, name) for cost in costs) for name in ("forward_s", "recompute_s", "backward_s", "update_s")
+    )
+    # three forwards that are rebuilt, and the last, which records its graph at once
+    assert planned.plan.step_s == pytest.approx(3 * (forward + recompute + backward) + recompute + backward + update)
+    assert planned.plan.timeline.bubble == pytest.approx(0, abs=1e-9)
+
+
+def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
+    planned = plan_workload(
+        language(stages=6, blocks=22), parse_cluster("6x16GiB", LAPTOP), estimated_costs, ("why so",)
+    )
+    lines = planned.lines()
+    assert lines[0].startswith("plan of transformer_22 on 6 ")
+    assert "simulated from estimated layer costs" in lines[0]
+    assert lines[1] == "  why so"
+    matches = [match for match in map(LINE.match, lines) if match]
+    stages, layers, shared = [], [], 0
+    for first, last, begin, end, count, each, _ in (match.groups() for match in matches):
+        several = range(int(first), int(last or first) + 1)
+        stages += several
+        layers += range(int(begin), int(end) + 1)
+        shared += bool(each)
+        assert int(count) * len(several) == int(end) - int(begin) + 1
+        assert (each is not None) == (len(several) > 1)
+    assert stages == list(range(6))
+    assert layers == list(range(24))
+    assert shared == 1  # the blocks between the ends are alike
+    assert len(lines) == 2 + 1 + len(matches) + 2
+    assert lines[-1].startswith("  100,000 steps of 1,024 tokens: ")
+    assert all(len(line) < 200 for line in lines)
+
+
+def test_stages_that_differ_are_told_apart() -> None:
+    planned = plan_workload(translation("pipeline.stages=7"), ROOMY, estimated_costs)
+    text = "\n".join(planned.lines())
+    assert all(f"stage {k}: layers {k}-{k} (1)" in text for k in (0, 3, 6))  # the embeddings and the head
+    assert "stages 1-2: layers 1-2 (1 each)" in text
+    assert "stages 4-5: layers 4-5 (1 each)" in text
+
+
+def test_a_plan_leaves_the_reserve_of_accelerators_free_and_says_so() -> None:
+    work = translation("pipeline.stages=2 pipeline.remat=auto")
+    planned = plan_workload(work, Cluster(2, GIB, "gpu"), estimated_costs)
+    assert (planned.plan.memory_limit_bytes, planned.plan.reserve) == (GIB - int(RESERVE * GIB), int(RESERVE * GIB))
+    assert "of 0.95 GiB (1.00 GiB minus a reserve of 5%)" in "\n".join(planned.lines())
+    assert plan_workload(work, LAPTOP, estimated_costs).plan.reserve == 0
+
+
+def test_parameters_that_several_stages_hold_are_told() -> None:
+    planned = plan_workload(translation("pipeline.stages=3"), ROOMY, estimated_costs)
+    assert f"{2000 * 64:,} of them are copies" in "\n".join(planned.lines())
+    assert "copies" not in "\n".join(plan_workload(language(), ROOMY, estimated_costs).lines())
+
+
+@pytest.mark.parametrize(
+    ("value", "figures"), [(0.0042, "0.0042"), (0.42, "0.42"), (3.14159, "3.1"), (47.3, "47"), (12345.6, "12,346")]
+)
+def test_small_numbers_keep_two_figures(value: float, figures: str) -> None:
+    assert in_figures(value) == figures
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(7200, "2.00 hours"), (90, "1.5 minutes"), (5, "5.00 s")])
+def test_a_short_run_is_told_in_minutes_or_seconds(seconds: float, told: str) -> None:
+    assert in_hours(seconds) == told

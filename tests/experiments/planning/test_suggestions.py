@@ -1,0 +1,160 @@
+"""What is advised where no plan fits, and what is changed without being asked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from experiments.base.cluster import Cluster, parse_cluster
+from experiments.base.workload import Measurable
+from experiments.planning.neighbours import adapted
+from experiments.planning.plan_report import LayerCosts, PlanReport
+from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.translation.workload import Translation
+from suite.errors import PlanError
+from suite.pipeline.planning.devices import GIB
+from suite.settings import PipelineSettings
+from tests.experiments.planning.works import LAPTOP, MIB, language, peaks, refused, translation
+
+
+@pytest.mark.parametrize(
+    ("replicas", "micro_batches", "devices", "expected"),
+    [
+        (8, 3, 6, (3, 8)),  # 24 micro-batches over 3 replicas
+        (8, 3, 10, (5, 5)),  # over 5: 24 do not part evenly, so 25
+        (8, 3, 2, (1, 24)),
+    ],
+)
+def test_fewer_replicas_keep_the_mini_batch(
+    replicas: int, micro_batches: int, devices: int, expected: tuple[int, int]
+) -> None:
+    work = translation("pipeline.stages=2 train.batch_tokens=4096")
+    work = work.with_pipeline(PipelineSettings(stages=2, replicas=replicas, micro_batches=micro_batches))
+    changed, (note,) = adapted(work, Cluster(devices, GIB, "gpu"))
+    assert (changed.pipeline.replicas, changed.pipeline.micro_batches) == expected
+    assert (changed.pipeline.stages, changed.batch) == (2, 4096)
+    assert f"R 8 -> {expected[0]} and M 3 -> {expected[1]}" in note
+
+
+@pytest.mark.parametrize("devices", [16, 100, 1, 0])
+def test_nothing_is_adapted_where_all_fits_or_nothing_would(devices: int) -> None:
+    work = translation("pipeline.stages=2 pipeline.replicas=8 pipeline.micro_batches=2")
+    assert adapted(work, Cluster(devices, GIB, "gpu")) == (work, ())
+
+
+def test_cells_by_hand_that_do_not_fit_are_named_and_may_go() -> None:
+    work = translation("pipeline.stages=2 pipeline.layers_per_cell=1,6")
+    _, heavy = peaks(work)
+    fault = refused(work, Cluster(2, heavy - 1, "gpu"))
+    assert len(fault.faults) == 1
+    assert fault.faults[0].startswith(f"stage 1 (layers 1-6) needs {heavy / GIB:.2f} GiB")
+    assert settings_of(fault)[0] == "pipeline.layers_per_cell=none"
+
+
+def test_an_advice_is_the_whole_of_the_settings_and_says_what_was_changed_before() -> None:
+    given = "pipeline.stages=2 pipeline.remat=never train.seed=3"
+    work = translation(given)
+    cluster = Cluster(2, int(0.9 * max(peaks(work))), "gpu")
+    with pytest.raises(PlanError) as fault:
+        plan_workload(work, cluster, estimated_costs, ("R 8 -> 1",), given)
+    assert settings_of(fault.value)[0] == "pipeline.stages=2 pipeline.remat=except_last train.seed=3"
+    assert "(R 8 -> 1)" in str(fault.value)
+
+
+SET = re.compile(r'^SET="([^"]+)": (\d+\.\d\d) GiB per device(?:, (\d+\.\d\d) (m?)s per step)? \(estimated\)$')
+
+
+def again(work: Translation, remedy: str, cluster: Cluster, pricer: Any) -> PlanReport:
+    """Applies an advice as a person would, and plans again."""
+    match = SET.match(remedy)
+    assert match is not None, remedy
+    planned = plan_workload(Translation(work.experiment.with_settings(match[1])), cluster, pricer)
+    assert (match[3] is None) == (cluster.device is None)  # seconds of a device that nobody declared
+    if match[3]:
+        seconds = float(match[3]) * (1e-3 if match[4] else 1.0)
+        assert planned.plan.step_s == pytest.approx(seconds, rel=0.01, abs=1e-5)
+    most = max(stage.peak_bytes for stage in planned.plan.cells)
+    assert most == pytest.approx(float(match[2]) * GIB, abs=0.006 * GIB)
+    return planned
+
+
+def settings_of(fault: PlanError) -> list[str]:
+    return [match[1] for match in map(SET.match, fault.remedies) if match]
+
+
+def with_process(size: int) -> Any:
+    """Returns a pricer as one that measures: it knows what a worker takes for itself."""
+
+    def layer_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
+        found = estimated_costs(work, cluster)
+        return replace(found, machine=replace(found.machine, process_bytes=size))
+
+    return layer_costs
+
+
+@pytest.mark.parametrize("process", [0, 40 * MIB])
+@pytest.mark.parametrize(
+    ("settings", "devices", "share", "first"),
+    [
+        ("pipeline.stages=1", 7, 0.8, "pipeline.stages=2"),
+        ("pipeline.stages=2 pipeline.remat=never", 2, 0.9, "pipeline.remat=except_last"),
+        ("pipeline.stages=2 pipeline.replicas=3 pipeline.micro_batches=4", 5, 1.5, "pipeline.replicas=2 "),
+        ("pipeline.stages=4 pipeline.micro_batches=4", 3, 1.5, "pipeline.stages=3"),
+        ("pipeline.stages=2 pipeline.micro_batches=2 train.batch_tokens=4096", 2, 0.6, "pipeline.micro_batches=4"),
+        ("pipeline.stages=2 pipeline.replicas=4 pipeline.micro_batches=30 train.batch_tokens=4096", 3, 1.1, "pipeline"),
+    ],
+)
+def test_the_nearest_plans_fit_when_they_are_asked_for(
+    settings: str, devices: int, share: float, first: str, process: int
+) -> None:
+    work = translation(settings)
+    count = min(16, work.pipeline.micro_batches)
+    alone = work.with_pipeline(work.pipeline.model_copy(update={"replicas": 1, "micro_batches": count}))
+    cluster = Cluster(devices, int(share * max(peaks(alone))) + process, "gpu")
+    fault = refused(work, cluster, with_process(process))
+    assert settings_of(fault)
+    assert settings_of(fault)[0].startswith(first)
+    for remedy in fault.remedies:
+        again(work, remedy, cluster, with_process(process))
+
+
+def test_without_any_plan_that_fits_none_is_promised() -> None:
+    for cluster in (Cluster(2, MIB, "gpu"), Cluster(0, 0, "gpu")):
+        fault = refused(translation("pipeline.stages=2"), cluster)
+        assert fault.remedies == ()
+        assert "nearest" not in str(fault)
+
+
+def test_where_no_setting_helps_the_memory_that_would_is_told() -> None:
+    work = language(stages=4)
+    fault = refused(work, Cluster(4, MIB, "gpu"))
+    assert fault.remedies == ()
+    told = r"\(no setting was found that fits; with K = 4 the run needs devices of at least (\S+) GiB\)$"
+    (size,) = re.findall(told, str(fault))
+    assert plan_workload(work, Cluster(4, int(float(size) * GIB), "gpu"), estimated_costs)
+
+
+def test_where_workers_share_the_memory_of_one_machine_all_of_it_is_told() -> None:
+    work = language(stages=4)
+    fault = refused(work, Cluster(2, MIB, "cpu"))
+    assert fault.remedies == ()
+    told = r"\(no setting was found that fits; with K = 4 the run needs at least (\S+) GiB in total\)$"
+    (size,) = re.findall(told, str(fault))
+    assert plan_workload(work, Cluster(2, int(float(size) / 2 * GIB), "cpu"), estimated_costs)
+    refused(work, Cluster(2, int((float(size) / 2 - 0.2) * GIB), "cpu"))
+
+
+def test_more_stages_than_a_language_model_has_layers_are_refused_with_a_way_out() -> None:
+    work = language(stages=40)
+    fault = refused(work, parse_cluster("64x16GiB", LAPTOP))
+    assert "cannot cut 12 layers into 40 stages" in fault.faults[0]
+    (settings,) = settings_of(fault)
+    assert (
+        plan_workload(
+            work.with_settings(settings), parse_cluster("64x16GiB", LAPTOP), estimated_costs
+        ).plan.layers_per_cell
+        == (1,) * 12
+    )

@@ -1,0 +1,43 @@
+"""Small workloads and clusters to plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from experiments.base.cluster import Cluster
+from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.registry import resolve
+from experiments.translation.language_model import LanguageModel
+from experiments.translation.workload import Translation
+from models.language_model import LanguageModelShape
+from suite.errors import PlanError
+from suite.pipeline.planning.devices import GIB
+from suite.settings import PipelineSettings
+
+MIB = 2**20
+LAPTOP = Cluster(2, 12 * GIB, "cpu")
+ROOMY = Cluster(8, 12 * GIB, "gpu")
+
+
+def translation(settings: str = "") -> Translation:
+    """T(2, 128, 1) of 7 layers at the laptop's scale, rebuilt as the paper does where nothing else is said."""
+    remat = "" if "pipeline.remat" in settings else "pipeline.remat=except_last"
+    return Translation(resolve("t12_400m", "laptop", LAPTOP, f"model.layers=2 {remat} {settings}")[0])
+
+
+def language(stages: int = 4, blocks: int = 10) -> LanguageModel:
+    shape = LanguageModelShape(blocks, width=64, feed_forward=256, heads=4, vocabulary=100, time=32)
+    return LanguageModel(shape, PipelineSettings(stages=stages, micro_batches=8))
+
+
+def refused(work: Any, cluster: Cluster, pricer: Any = estimated_costs) -> PlanError:
+    with pytest.raises(PlanError) as fault:
+        plan_workload(work, cluster, pricer)
+    return fault.value
+
+
+def peaks(work: Any) -> list[int]:
+    """Returns the bytes of each stage where there is room enough."""
+    return [stage.peak_bytes for stage in plan_workload(work, ROOMY, estimated_costs).plan.cells]

@@ -1,0 +1,77 @@
+"""The command of a job, its address and its end; without a cluster."""
+
+import socket
+
+import pytest
+from ray.job_submission import JobDetails
+from rich.console import Console
+
+from launch.jobs.client import JobError, address_of, is_dashboard
+from launch.jobs.logs import report_end
+from launch.jobs.submit import JobRequest, _check_names, job_command
+from suite.errors import SettingError, SuiteError
+
+
+def test_a_job_runs_the_same_command_as_a_local_run():
+    assert job_command(JobRequest("t128_6b", "laptop", "train.steps=5")).arguments == (
+        "experiment", "t128_6b", "--scale", "laptop", "--set", "train.steps=5",
+    )  # fmt: skip
+    sweep = job_command(JobRequest("depth_width"))
+    assert sweep.arguments == ("sweep", "depth_width", "--scale", "auto", "--launcher", "ray")
+    assert sweep.extra_folders == ("depth_width-laptop",)
+    resumed = job_command(JobRequest("t128_6b", run="t/20260101-000000"))
+    assert resumed.arguments == ("resume", "t/20260101-000000")
+    at_url = job_command(JobRequest("t128_6b", storage="s3://b/x/"))
+    assert at_url.arguments[-1] == "train.checkpoint_dir=s3://b/x/checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("submission", "part"),
+    [
+        (JobRequest("t128_6"), "no experiment or sweep is called t128_6; did you mean t128_6b"),
+        (JobRequest("t128_6b", "laptp"), "unknown scale 'laptp'"),
+        (JobRequest("t128_6b", settings="train.step=5"), "train.step"),
+        (JobRequest("t128_6b", "paper", "train.steps=x"), "train.steps"),
+        (JobRequest("depth_width", settings="train.steps=5"), "takes no settings"),
+        (JobRequest("depth_width", "huge"), "has no scale 'huge'"),
+        (JobRequest("", run="a b"), "RUN='a b'"),
+    ],
+)
+def test_a_command_that_no_cluster_can_run_is_rejected(submission, part):
+    with pytest.raises(SuiteError, match=part.replace("?", r"\?")):
+        job_command(submission)
+
+
+def test_the_address_of_a_dashboard_is_completed_or_rejected(monkeypatch):
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    with pytest.raises(JobError, match="which cluster"):
+        address_of("")
+    with pytest.raises(JobError, match="is not a dashboard address"):
+        address_of("ray://head:10001")
+    assert address_of("head:8265/") == "http://head:8265"
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "https://other:1")
+    assert (address_of(""), address_of("http://head:8265")) == ("https://other:1", "http://head:8265")
+
+
+def test_a_port_without_a_dashboard_is_recognised():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    assert not is_dashboard(address)
+    assert not is_dashboard("")
+    assert is_dashboard(f"http://{address}")
+
+
+@pytest.mark.parametrize(("node", "part"), [(None, "could not be started: no room"), ("ab", "was lost.*no room")])
+def test_a_job_without_an_exit_code_never_started_or_lost_its_supervisor(node, part):
+    details = JobDetails(
+        type="SUBMISSION", submission_id="j", status="FAILED", entrypoint="x", message="no room", driver_node_id=node
+    )  # fmt: skip
+    with pytest.raises(JobError, match=part):
+        report_end(details, Console())
+
+
+def test_an_invalid_job_name_or_storage_is_rejected():
+    for job, storage in (("a/b", ""), ("-a", ""), ("", "relative/folder")):
+        with pytest.raises(SettingError):
+            _check_names(job, storage)
+    _check_names("run-1.a_b", "/shared")

@@ -1,0 +1,108 @@
+"""A command line that is interrupted: all its processes are found by a mark, whoever their parents are."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+
+from tests.launch.train.test_end_to_end import environment
+
+GONE_S = 5.0
+"""Seconds from an interrupt until no process is left."""
+
+MARK = "GPIPE_TEST_MARK"
+"""Environment variable that marks all processes of one command."""
+
+
+class Command:
+    """One command line in its own session; all its processes are marked."""
+
+    def __init__(self, folder, arguments, program=(sys.executable, "-m", "launch.cli")):
+        self.folder, self.mark = folder, uuid4().hex
+        self.log = folder / f"printed-{self.mark}"
+        with self.log.open("w") as file:
+            self.process = subprocess.Popen(
+                [*program, *arguments], cwd=folder, env=environment() | {MARK: self.mark}, stdin=subprocess.DEVNULL,
+                stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def printed(self):
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, condition, seconds=400):
+        """Waits until a condition holds or the command ends."""
+        deadline = time.monotonic() + seconds
+        while not condition() and self.process.poll() is None:
+            assert time.monotonic() < deadline, self.printed
+            time.sleep(0.01)
+
+    def handles_signals(self):
+        """Returns whether the signal handlers are installed: SIGTERM is caught."""
+        try:
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+        except OSError:
+            return False
+        caught = int(re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)[1], 16)
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+    def interrupt(self, number, how):
+        """Sends a signal; returns the time before."""
+        began = time.monotonic()
+        if how == "group":
+            os.killpg(self.process.pid, number)
+            return began
+        for _ in range(1 + (how == "twice")):
+            os.kill(self.process.pid, number)
+            time.sleep(0.15 * (how == "twice"))
+        return began
+
+    def live_processes(self):
+        """Returns the processes that have the mark."""
+        mark, processes = f"{MARK}={self.mark}".encode(), []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (path / "environ").read_bytes().split(b"\0"):
+                    processes.append(psutil.Process(int(path.name)))
+            except (OSError, psutil.Error):
+                continue
+        return [process for process in processes if is_running(process)]
+
+    def check_end(self, began, done=None):
+        """Asserts that the command ended like an interrupted one; returns its exit code, and the seconds until the last
+        process was gone. ``done`` is a pattern in the output of a command that had finished already; without it the
+        command cannot have finished."""
+        code = self.process.wait(60)
+        while (alive := self.live_processes()) and time.monotonic() < began + GONE_S + 10:
+            time.sleep(0.05)
+        seconds = time.monotonic() - began
+        printed = self.printed
+        assert not alive, [(process.pid, process.cmdline()) for process in alive]
+        assert seconds < GONE_S, f"gone after {seconds:.1f} s\n{printed}"
+        assert "Traceback" not in printed, printed
+        if done is not None and code == 0:
+            assert re.search(done, printed), printed
+            return code, seconds
+        assert code == 130, (code, printed)
+        assert len(re.findall(r"^interrupted; ", printed, re.MULTILINE)) == 1, printed
+        assert printed.splitlines()[-1].startswith("interrupted; "), printed
+        return code, seconds
+
+    def end(self):
+        """Kills all processes that are left."""
+        for process in self.live_processes():
+            process.kill()
+        self.process.wait(30)
+
+
+def is_running(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,59 @@
+"""The rate of each step, under each way of falling."""
+
+import pytest
+import torch
+
+from suite.settings import OptimizerSettings
+from suite.training.update_rule import learning_rate
+
+
+def rates(steps, **settings):
+    chosen = OptimizerSettings(learning_rate=0.4, warmup_steps=10, **settings)
+    return [learning_rate(step, chosen) for step in range(steps)]
+
+
+def test_rises_to_the_peak_and_falls_with_the_root():
+    found = rates(160)
+    assert found[0] == pytest.approx(0.04)
+    assert max(found) == found[9] == 0.4
+    assert found[39] == pytest.approx(0.2)  # four times the warm-up: half the peak
+    assert found[159] == pytest.approx(0.1)
+    assert found[:10] == sorted(found[:10])
+    assert found[9:] == sorted(found[9:], reverse=True)
+
+
+def test_falls_by_a_factor_every_so_many_steps():
+    found = rates(60, lr_decay="exponential", lr_decay_steps=20, lr_decay_factor=0.25)
+    assert found[9] == 0.4
+    assert found[19] == pytest.approx(0.2)  # half of twenty steps: the root of the factor
+    assert found[29] == pytest.approx(0.1)
+    assert found[49] == pytest.approx(0.025)
+
+
+def test_falls_as_half_a_cosine_and_stays_at_nothing():
+    found = rates(70, lr_decay="cosine", lr_decay_steps=40)
+    assert found[9] == 0.4
+    assert found[29] == pytest.approx(0.2)
+    assert found[19] == pytest.approx(0.4 * 0.8535533906)
+    assert found[49] == pytest.approx(0, abs=1e-12)
+    assert found[60] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("step", [0, 1000, 19_000, 19_400, 39_999, 99_999])
+def test_the_rate_of_adafactor_is_the_one_that_acts(step):
+    """A parameter of ones, whose gradient is as large as ever: what it loses is the rate."""
+    settings = OptimizerSettings(name="adafactor", learning_rate=0.015, warmup_steps=40_000)
+    parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+    rate = learning_rate(step, settings)
+    optimizer = torch.optim.Adafactor([parameter], lr=rate, weight_decay=0.0)
+    optimizer.state[parameter] = {"step": torch.tensor(float(step)), "variance": torch.ones_like(parameter)}
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert (1 - parameter.detach()).tolist() == pytest.approx([rate] * 4, rel=1e-9)
+    assert rate == pytest.approx(min(0.015 * (step + 1) / 40_000, (step + 1) ** -0.5))
+
+
+def test_only_adafactor_is_bounded():
+    capped = OptimizerSettings(name="adafactor", learning_rate=0.4, warmup_steps=10)
+    assert [learning_rate(step, capped) for step in (8, 39)] == [pytest.approx(1 / 3), 40**-0.5]
+    assert rates(10)[9] == 0.4
