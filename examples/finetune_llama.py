@@ -1,12 +1,10 @@
 """Fine-tuning: a Llama from a folder of transformers, trained through the pipeline and written back to a folder.
 
-python examples/finetune_llama.py llama          # a small one from a configuration, since this needs no download
-MODEL=llama gpipe experiment examples/finetune_llama.py:llama
-gpipe export RUN                                 # AutoModelForCausalLM.from_pretrained("RUN/huggingface") loads it
+python examples/finetune_llama.py          # makes a small one from a configuration, since this needs no download
+gpipe experiment examples/finetune_llama.py:llama
+gpipe export RUN                           # AutoModelForCausalLM.from_pretrained("RUN/huggingface") loads it
 """
 
-import os
-import sys
 from pathlib import Path
 
 import torch
@@ -17,6 +15,7 @@ from experiments.huggingface.causal_lm import load_causal_lm
 from suite import TrainSpec
 
 LENGTH = 64
+MODEL = Path(__file__).with_name("llama")
 
 
 def nll(logits: Tensor, ids: Tensor) -> Tensor:
@@ -32,7 +31,7 @@ def llama() -> TrainSpec:
     pairs = [(row[:-1], row[1:]) for row in rows]
     cut = len(pairs) * 9 // 10
     return TrainSpec(
-        layers=load_causal_lm(Path(os.environ.get("MODEL", "llama"))),
+        layers=load_causal_lm(MODEL),
         loss=nll,
         train=pairs[:cut],
         valid=pairs[cut:],
@@ -49,4 +48,4 @@ if __name__ == "__main__":
         vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(sys.argv[1])
+    LlamaForCausalLM(config).save_pretrained(MODEL)

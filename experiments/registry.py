@@ -50,6 +50,8 @@ def find(name: str) -> Experiment:
     """
     if is_source(name):
         return find_custom(name)
+    if name.endswith(".py"):
+        raise SettingError(f"{name} is a file; name the function in it: {name}:function")
     known = experiments()
     if name not in known:
         raise SettingError(f"there is no experiment {name}; {nearest(name, known)}")

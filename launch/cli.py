@@ -48,7 +48,7 @@ def _choice(option: str, kind: Any, help: str) -> Any:
 
 
 Scale = Literal["auto", "paper", "laptop"]
-Launcher = Literal["ray", "spawn"]
+LauncherName = Literal["ray", "spawn"]
 PlanFormat = Literal["text", "json"]
 SettingsFormat = Literal["text", "markdown"]
 
@@ -65,7 +65,7 @@ SetOption = Annotated[
     ),
 ]
 LauncherOption = Annotated[
-    Launcher, _choice("--launcher", Launcher, "ray: Ray; spawn: plain processes on this machine")
+    LauncherName, _choice("--launcher", LauncherName, "ray: Ray; spawn: plain processes on this machine")
 ]
 AddressOption = Annotated[str, typer.Option(help="address of the cluster's dashboard; empty: RAY_API_SERVER_ADDRESS")]
 
@@ -156,7 +156,7 @@ def table(
 
         console.print(listing.tables())
         return
-    from launch.benchmarks.command import table as make_table
+    from launch.benchmarks.tables import table as make_table
 
     make_table(name, run, console)
 
@@ -164,7 +164,7 @@ def table(
 @app.command()
 def bench(name: Annotated[str, typer.Argument(help="sleeping, layers, translation, replicas, all")] = "all") -> None:
     """Benchmark the suite against other pipeline libraries, on the same work."""
-    from launch.benchmarks.peers import bench as run_benchmark
+    from launch.benchmarks.bench import bench as run_benchmark
 
     wrong = run_benchmark(name, console)
     for sentence in wrong:
@@ -209,9 +209,9 @@ def report(
 @app.command()
 def score(run: str, settings: SetOption = "") -> None:
     """Score a trained run: BLEU and chrF per language and direction, on held-out test pairs."""
-    from launch.inference.score import score_typed
+    from launch.inference.score import score_from_cli
 
-    score_typed(run, settings, console)
+    score_from_cli(run, settings, console)
 
 
 @app.command()
@@ -351,11 +351,11 @@ def main() -> None:
         with _as_job():  # copies the job's runs after an interrupt, too
             code = _run_command()
     except BaseException as error:
-        if not interrupts.received():
+        if not interrupts.was_interrupted():
             message, code = describe_error(error)
             error_console.print(f"error: {message}")
-    if interrupts.received():
-        interrupts.leave()
+    if interrupts.was_interrupted():
+        interrupts.kill_children_and_exit()
     if interrupts.is_command_line():
         interrupts.ignore()
     sys.exit(code)
@@ -364,13 +364,13 @@ def main() -> None:
 def _run_command() -> int:
     """Runs a command; returns the exit code."""
     try:
-        with interrupts.command():
+        with interrupts.interruptible():
             _check_arguments()
             app()
     except SystemExit as end:
         return int(end.code or 0)
     except BaseException as error:
-        if interrupts.received() or isinstance(error, KeyboardInterrupt):
+        if interrupts.was_interrupted() or isinstance(error, KeyboardInterrupt):
             return interrupts.EXIT_CODE
         message, code = describe_error(error)
         error_console.print(f"error: {message}")

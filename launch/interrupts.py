@@ -55,7 +55,7 @@ def is_command_line() -> bool:
 
 
 def install() -> None:
-    """Installs the signal handlers. Until ``command`` is entered, an interrupt ends the process immediately."""
+    """Installs the signal handlers. Until ``interruptible`` is entered, an interrupt ends the process immediately."""
     signals, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # receives signals even while the main thread runs no Python
@@ -70,13 +70,13 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def received() -> bool:
+def was_interrupted() -> bool:
     """Whether this process was interrupted. Errors after that are consequences of the interrupt, not failures."""
     return _received.is_set()
 
 
 @contextmanager
-def command() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """A context in which an interrupt raises KeyboardInterrupt."""
     global _in_command
     import psutil  # noqa: F401  # now, because the signal handler should not import
@@ -90,7 +90,7 @@ def command() -> Iterator[None]:
 
 
 @contextmanager
-def advised(text: Callable[[], str], afterwards: Callable[[], str] | None = None) -> Iterator[None]:
+def interrupt_message(text: Callable[[], str], afterwards: Callable[[], str] | None = None) -> Iterator[None]:
     """A context of the main thread. An interrupt in it prints ``text``, which says how to continue. After the context
     the text is ``afterwards``, or by default the previous one."""
     global _advice
@@ -102,7 +102,7 @@ def advised(text: Callable[[], str], afterwards: Callable[[], str] | None = None
     _advice = afterwards or before  # not in a ``finally``: after an exception ``text`` still has to be printed
 
 
-def leave() -> NoReturn:
+def kill_children_and_exit() -> NoReturn:
     """Prints the message, kills all descendants of this process, and exits."""
     with _leaving:  # never released: a second caller blocks until the exit
         with suppress(Exception):
@@ -131,7 +131,7 @@ def _on_signal(number: int, frame: object) -> None:
     sys.unraisablehook = lambda _: None
     threading.excepthook = lambda _: None
     if not _in_command:
-        leave()
+        kill_children_and_exit()
     with suppress(Exception):
         _kill_plain_workers()
     raise KeyboardInterrupt
@@ -143,7 +143,7 @@ def _enforce(signals: int) -> None:
         pass
     _received.set()
     if not _unwound.wait(JOB_STOP_S / 2 if JOB in os.environ else UNWIND_S):
-        leave()
+        kill_children_and_exit()
 
 
 def _print(text: str) -> None:

@@ -43,13 +43,13 @@ class BusyError(PlacementError):
 class PlanError(PlacementError):
     """The requested plan cannot run. The message lists all faults, then the closest plans that can run."""
 
-    def __init__(self, faults: Sequence[str], remedies: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
-        self.faults, self.remedies, self.notes = tuple(faults), tuple(remedies), tuple(notes)
-        super().__init__(self.faults, self.remedies, self.notes)
+    def __init__(self, errors: Sequence[str], remedies: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+        self.errors, self.remedies, self.notes = tuple(errors), tuple(remedies), tuple(notes)
+        super().__init__(self.errors, self.remedies, self.notes)
 
     def __str__(self) -> str:
-        many = len(self.faults) > 1
-        text = f"{len(self.faults)} faults:\n- " + "\n- ".join(self.faults) if many else self.faults[0]
+        many = len(self.errors) > 1
+        text = f"{len(self.errors)} faults:\n- " + "\n- ".join(self.errors) if many else self.errors[0]
         text += "".join(f"\n({note})" for note in self.notes)
         return text + ("\nnearest plans that fit:\n- " + "\n- ".join(self.remedies) if self.remedies else "")
 

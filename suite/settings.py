@@ -76,13 +76,16 @@ class TextSettings(FrozenRecord):
     """Which text, and how it is tokenized and sampled."""
 
     corpus: str = "catalogues"
-    """Parallel text: catalogues, django, or the name of a translation set on the Hugging Face hub."""
+    """Parallel text: catalogues, django, a folder of your own files (docs/own-data.md), or the name of a translation
+    set on the Hugging Face hub."""
     vocabulary: Annotated[int, Unit("tokens")] = Field(8000, ge=300)
     """Size of the vocabulary shared by all languages."""
     temperature: float = Field(5.0, gt=0)
     """T in p_l ~ D_l^(1/T), the probability of language l with D_l pairs."""
     max_length: Annotated[int, Unit("tokens")] = Field(64, ge=4)
     """Longest side of a pair; longer pairs are dropped."""
+    clean: bool = True
+    """Whether a folder of your own text is cleaned; other corpora always are."""
     languages: tuple[str, ...] | None = Field(None, min_length=1)
     """Languages trained on beside English; none: all. Vocabulary, split and test text stay those of the whole
     corpus."""
@@ -109,7 +112,8 @@ class LoopSettings(FrozenRecord):
     max_restarts: int = Field(10, ge=0)
     """Restarts without a new checkpoint between them; 0 disables restarts."""
     device_timeout_s: Annotated[float, Unit("seconds")] = Field(60.0, ge=0)
-    """Longest wait for busy or missing devices."""
+    """Longest wait for devices at the start, and for busy devices after a failure; lost devices are waited for at most
+    20 s."""
     elastic: bool = False
     """Whether a run continues with a smaller K or R after devices are lost."""
 
@@ -127,7 +131,8 @@ class ImageSettings(FrozenRecord):
     """Which images, and how they are resized and augmented."""
 
     source: str = "fashion"
-    """Image set: fashion, mnist, digits, a folder in MNIST's layout, or the name of a set on the Hugging Face hub."""
+    """Image set: fashion, mnist, digits, a folder in MNIST's layout or with a folder for each class (docs/own-data.md),
+    or the name of a set on the Hugging Face hub."""
     size: Annotated[int, Unit("pixels")] = Field(28, ge=4)
     """Height and width of the model's input."""
     fit: Literal["exact", "resize"] = "exact"

@@ -22,7 +22,7 @@ LONG = (
     "launch/gpu_check/test_gpu_check.py", "launch/train/test_same_at_every_k.py",
     "experiments/planning/test_planner.py", "suite/pipeline/model/test_batchnorm.py",
     "suite/training/test_training.py", "experiments/scaling/test_scales.py",
-    "launch/benchmarks/test_peers.py", "launch/supervision/test_supervisor.py", "launch/inference/test_score.py",
+    "launch/benchmarks/test_bench.py", "launch/supervision/test_supervisor.py", "launch/inference/test_score.py",
     "suite/pipeline/planning/test_memory.py",
 )  # fmt: skip
 """The files that take longest, longest first."""

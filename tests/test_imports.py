@@ -1,4 +1,4 @@
-"""Imports run down one list of rooms, never in a circle; ray and deepspeed are imported in their own places alone."""
+"""Each package may import only packages further down ``ORDER``; ray and deepspeed have their own places."""
 
 import ast
 from pathlib import Path
@@ -62,13 +62,13 @@ ORDER = [
     "suite/log",
     "suite/errors",
 ]
-"""Each room, and each file outside of one, above all that it may import."""
+"""Each package, and each file outside of one, above all that it may import."""
 
 TOP = ("launch", "experiments", "models", "suite")
 
 ALONE = {
     "ray": ("launch/",),
-    "deepspeed": ("suite/training/deepspeed_state.py", "experiments/benchmark/peers/"),
+    "deepspeed": ("suite/training/optimizer.py", "experiments/benchmark/peers/"),
 }
 """Packages that only these places may import."""
 
@@ -86,8 +86,8 @@ def imported(path):
             yield from ((node.lineno, name.name) for name in node.names)
 
 
-def room_of(name):
-    """Returns the room of a dotted name, which may end with a symbol: ``models`` is one room, with all its files."""
+def package_of(name):
+    """Returns the package of a dotted name, which may end with a symbol; all files of ``models`` are one package."""
     parts = name.split(".")
     while not ROOT.joinpath(*parts).with_suffix(".py").exists() and not ROOT.joinpath(*parts).is_dir():
         parts.pop()
@@ -97,23 +97,22 @@ def room_of(name):
     return "/".join(parts)
 
 
-def test_every_room_has_its_place_in_the_order():
-    rooms = {
-        room_of(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in files() if path.stem != "__init__"
-    }
-    assert rooms == set(ORDER)
+def test_every_package_has_its_place_in_the_order():
+    paths = [path.relative_to(ROOT).with_suffix("") for path in files() if path.stem != "__init__"]
+    packages = {package_of(".".join(path.parts)) for path in paths}
+    assert packages == set(ORDER)
     assert len(ORDER) == len(set(ORDER))
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_run_down(path):
-    room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
-    if room not in ORDER:
+    package = package_of(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    if package not in ORDER:
         assert path.stem == "__init__"
         return
     for line, name in imported(path):
-        if name.split(".")[0] in TOP and room_of(name) != room:
-            assert ORDER.index(room_of(name)) > ORDER.index(room), f"{path}:{line}: {room} imports {room_of(name)}"
+        if name.split(".")[0] in TOP and (target := package_of(name)) != package:
+            assert ORDER.index(target) > ORDER.index(package), f"{path}:{line}: {package} imports {target}"
 
 
 @pytest.mark.parametrize("package", ALONE)
@@ -126,7 +125,7 @@ def test_ray_and_deepspeed_are_imported_in_their_own_places(package):
 
 
 def test_an_arrow_that_runs_up_is_seen(tmp_path, monkeypatch):
-    """The rooms' rule on a house of two rooms."""
+    """The rule of packages, on two packages."""
     (tmp_path / "suite/settings.py").parent.mkdir()
     (tmp_path / "suite/settings.py").write_text("def read():\n    from suite.paths import join\n")
     (tmp_path / "suite/paths.py").write_text("from suite.settings import read\n")

@@ -51,7 +51,7 @@ class Experiment(FrozenRecord):
 
     unit: ClassVar[str]
     """Unit of a mini-batch: tokens or images."""
-    measure: ClassVar[str]
+    metric_name: ClassVar[str]
     """The metric that the loss reports per unit, beside its objective: nll or accuracy."""
     fixed: ClassVar[tuple[str, ...]]
     """Sections that a resumed run cannot change: the model and the data."""
@@ -68,12 +68,12 @@ class Experiment(FrozenRecord):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        faults = [*self.faults(), *self._pipeline_faults()]
-        if faults:
-            raise SettingError("; ".join(faults))
+        errors = [*self.setting_errors(), *self._pipeline_errors()]
+        if errors:
+            raise SettingError("; ".join(errors))
         return self
 
-    def faults(self) -> list[str]:
+    def setting_errors(self) -> list[str]:
         """Returns all contradictions between the task's own settings."""
         return []
 
@@ -100,23 +100,23 @@ class Experiment(FrozenRecord):
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the layers, on the meta device, and the loss."""
 
-    def _pipeline_faults(self) -> list[str]:
+    def _pipeline_errors(self) -> list[str]:
         """Returns all faults of K, the schedule and the cells set by hand."""
         stages, cells, count = self.pipeline.stages, self.pipeline.layers_per_cell, self.list_length
-        faults = config.setting_faults(self.pipeline, count)
+        errors = config.pipeline_errors(self.pipeline, count)
         if stages > count:
-            faults.append(f"pipeline.stages is {stages}, the model has {count} layers; use 1 to {count} stages")
+            errors.append(f"pipeline.stages is {stages}, the model has {count} layers; use 1 to {count} stages")
         if cells is not None and len(cells) != stages * self.pipeline.virtual_stages:
             each = f" of {self.pipeline.virtual_stages} cells each" if self.pipeline.virtual_stages > 1 else ""
-            faults.append(
+            errors.append(
                 f"pipeline.layers_per_cell has {len(cells)} cells, pipeline.stages is {stages}{each}; make them equal"
             )
         if cells is not None:
             try:
                 cell_ranges(cells, count)
             except SettingError as fault:
-                faults.append(str(fault))
-        return faults
+                errors.append(str(fault))
+        return errors
 
     def with_settings(self, settings: str | Iterable[str]) -> Self:
         """Returns a copy with ``field=value`` settings, such as ``"train.steps=50 pipeline.stages=4"``, applied.
@@ -136,7 +136,8 @@ class Experiment(FrozenRecord):
     def completed(self, given: dict[str, Any]) -> dict[str, Any]:
         """Adds the settings that follow from the given ones: a cosine decay ends with the run."""
         decay = given.get("optimizer.lr_decay", self.optimizer.lr_decay)
-        if decay == "cosine" and "optimizer.lr_decay_steps" not in given:
+        follows = {"optimizer.lr_decay", "optimizer.warmup_steps", "train.steps"} & given.keys()
+        if decay == "cosine" and follows and "optimizer.lr_decay_steps" not in given:
             steps = given.get("train.steps", self.train.steps)
             warmup = given.get("optimizer.warmup_steps", self.optimizer.warmup_steps)
             with suppress(ValueError):  # not a number: validation reports it

@@ -66,7 +66,7 @@ class Workload(Measurable, Protocol):
     def with_pipeline(self, pipeline: PipelineSettings) -> Workload:
         """Returns the same workload with another pipeline."""
 
-    def faults(self) -> list[str]:
+    def setting_errors(self) -> list[str]:
         """Returns all contradictions between its settings, apart from the devices."""
 
     def with_share(self, share: float) -> tuple[Workload, str]:
@@ -143,9 +143,9 @@ class ExperimentWorkload(ABC):
         layers, loss = self.experiment.build()
         return layers, loss
 
-    def faults(self) -> list[str]:
+    def setting_errors(self) -> list[str]:
         """The experiment's."""
-        return list(self.experiment.faults())
+        return list(self.experiment.setting_errors())
 
     def with_pipeline(self, pipeline: PipelineSettings) -> Self:
         """A copy."""

@@ -83,9 +83,7 @@ def order(count: int, at: int, rounds: int) -> list[int]:
     return [(first + place) % count for place in range(count)]
 
 
-def step_time_lower_bound_s(
-    costs: Sequence[LayerCost], cells: Sequence[int], micro_batches: int, recomputes: bool
-) -> float:
+def ideal_fill_drain_s(costs: Sequence[LayerCost], cells: Sequence[int], micro_batches: int, recomputes: bool) -> float:
     """Returns the seconds of a fill-drain step without message times. For equal stages this is
 
     (M+K-1)(F+B) + (M-1)R with early recompute, (M+K-1)(F+B) without; for unequal ones the schedule is simulated.

@@ -2,60 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from experiments.custom.loss import units_of
+from experiments.custom.seeding import seeded
 from suite.errors import DataError, first_line
-from suite.pipeline.model.layers import Tensors, as_tuple
-from suite.pipeline.model.microbatch import MiniBatch, sizes
+from suite.pipeline.model.layers import Tensors
+from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_share, sizes
 from suite.pipeline.model.rng import mix
 from suite.train_spec import Dataset, TrainSpec
 
 
 class RowBatches:
-    """The mini-batches of a run: those of a dataset in shuffled order, or those that a function returns."""
+    """The mini-batches of a run: those of a dataset in shuffled order, or those that a function returns.
+
+    Other people's data may draw random numbers, so call it in the main thread (``seeding``).
+    """
 
     def __init__(self, spec: TrainSpec, rows: int, seed: int) -> None:
-        """``rows`` is the size of a mini-batch of a dataset."""
+        """``rows`` is the size of a mini-batch of a dataset. Raises DataError for an empty or unusable one."""
         self._spec, self._rows, self._seed = spec, rows, seed
         self._shuffled = lru_cache(maxsize=2)(self._shuffle)
+        self._is_dataset = not callable(spec.train) or hasattr(spec.train, "__getitem__")
+        if self._is_dataset:
+            _check_dataset("train", spec.train)
+        if spec.valid is not None:
+            _check_dataset("valid", spec.valid)
 
-    def share(self, step: int, replica: int, replicas: int, micro_batches: int) -> MiniBatch:
+    def batch(self, step: int, replica: int, replicas: int, micro_batches: int) -> MiniBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``."""
         inputs, targets = self.whole(step)
-        parts = sizes(len(inputs[0]), replicas * micro_batches)
-        shares = sizes(len(parts), replicas) + [0] * replicas  # a mini-batch may have fewer rows than replicas
-        offset = sum(shares[:replica])
-        own = slice(offset, offset + shares[replica])
-        return MiniBatch(_cut(inputs, parts)[own], _cut(targets, parts)[own], self._weight(targets, inputs), offset)
+        parts, share = replica_share(len(inputs[0]), replica, replicas, micro_batches)
+        weight = self._weight(targets, inputs)
+        return MiniBatch(_cut(inputs, parts)[share], _cut(targets, parts)[share], weight, share.start)
 
     def whole(self, step: int) -> tuple[Tensors, Tensors]:
         """Returns the inputs and targets of a whole mini-batch. Raises DataError when they are no mini-batch."""
-        train = self._spec.train
-        if not hasattr(train, "__getitem__"):
-            return _checked(_called(lambda: train(step), f"the mini-batch of step {step}"), f"step {step}")
-        data = cast(Dataset, train)
-        places = range(step * self._rows, (step + 1) * self._rows)
-        return self._read(data, [int(self._shuffled(place // len(data))[place % len(data)]) for place in places])
+        with seeded(self._seed, step):
+            if not self._is_dataset:
+                function = cast(Callable[[int], Any], self._spec.train)
+                return _checked(_called(lambda: function(step), f"the mini-batch of step {step}"), f"step {step}")
+            total = len(cast(Dataset, self._spec.train))
+            places = range(step * self._rows, (step + 1) * self._rows)
+            rows = [int(self._shuffled(place // total)[place % total]) for place in places]
+            return self._read(cast(Dataset, self._spec.train), rows)
 
-    def held_out(self, micro_batches: int) -> Iterator[MiniBatch]:
-        """Yields the held-out rows in order, in mini-batches of ``rows``."""
-        data = self._spec.valid
-        assert data is not None
-        for first in range(0, len(data), self._rows):
-            inputs, targets = self._read(data, list(range(first, min(len(data), first + self._rows))))
-            parts = sizes(len(inputs[0]), micro_batches)
-            yield MiniBatch(_cut(inputs, parts), _cut(targets, parts), self._weight(targets, inputs))
+    def held_out(self, micro_batches: int) -> Sequence[MiniBatch]:
+        """Returns the held-out rows in order, in mini-batches of ``rows`` that are read on access."""
+        data = cast(Dataset, self._spec.valid)
+        rows = [range(first, min(len(data), first + self._rows)) for first in range(0, len(data), self._rows)]
+        return LazyMiniBatches(rows, lambda rows: self._held_out(rows, micro_batches))
+
+    def digest(self) -> str:
+        """Returns a digest of the first mini-batch and of the layers' initial values: equal where the function returns
+        the same."""
+        hashed = hashlib.sha256()
+        values = [parameter for layer in self._spec.layers for parameter in layer.parameters() if not parameter.is_meta]
+        for tensor in (*(tensor for part in self.whole(0) for tensor in part), *values):
+            hashed.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return hashed.hexdigest()
+
+    def _held_out(self, rows: range, micro_batches: int) -> MiniBatch:
+        with seeded(self._seed, rows.start):
+            inputs, targets = self._read(cast(Dataset, self._spec.valid), list(rows))
+        parts = sizes(len(inputs[0]), micro_batches)
+        return MiniBatch(_cut(inputs, parts), _cut(targets, parts), self._weight(targets, inputs))
 
     def _read(self, data: Dataset, rows: list[int]) -> tuple[Tensors, Tensors]:
         collate = self._spec.collate or default_collate
-        what = f"the mini-batch of rows {', '.join(map(str, rows[:3]))}, ..."
+        more = ", ..." if len(rows) > 3 else ""
+        what = f"the mini-batch of rows {', '.join(map(str, rows[:3]))}{more}"
         return _checked(_called(lambda: collate([data[row] for row in rows]), what), what)
 
     def _shuffle(self, epoch: int) -> Tensor:
@@ -64,12 +87,24 @@ class RowBatches:
 
     def _weight(self, targets: Tensors, inputs: Tensors) -> float:
         weight = units_of(self._spec, targets or inputs)
-        if weight <= 0:
+        if not weight > 0:
             raise DataError("a mini-batch has no units to take the mean over: all its targets are ignored")
         return weight
 
 
-def _called(read: Any, what: str) -> Any:
+def _check_dataset(name: str, data: Any) -> None:
+    if isinstance(data, DataLoader):
+        raise DataError(f"{name} is a DataLoader; give its dataset, and its batch size as batch_size")
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise DataError(
+            f"{name} is a {type(data).__name__}; give a dataset with len() and rows by index"
+            + (", or a function that returns the mini-batch of a step" if name == "train" else "")
+        )
+    if len(data) == 0:
+        raise DataError(f"{name} has no rows")
+
+
+def _called(read: Callable[[], Any], what: str) -> Any:
     try:
         return read()
     except Exception as error:
@@ -81,7 +116,7 @@ def _checked(batch: Any, what: str) -> tuple[Tensors, Tensors]:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         kind = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
         raise DataError(f"{what} must be a pair (inputs, targets); it is a {kind}")
-    inputs, targets = (as_tuple(part) for part in batch)
+    inputs, targets = (tuple(part) if isinstance(part, tuple | list) else (part,) for part in batch)
     for name, tensors in (("inputs", inputs), ("targets", targets)):
         for tensor in tensors:
             if not isinstance(tensor, Tensor) or tensor.dim() == 0:
@@ -96,6 +131,7 @@ def _checked(batch: Any, what: str) -> tuple[Tensors, Tensors]:
 
 
 def _cut(tensors: Tensors, parts: list[int]) -> list[Tensors]:
+    """Returns the micro-batches; empty tuples where there are no tensors, such as targets."""
     if not tensors:
         return [()] * len(parts)
     return list(zip(*(torch.split(tensor, parts) for tensor in tensors), strict=True))

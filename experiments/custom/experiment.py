@@ -12,6 +12,7 @@ from experiments.custom.batches import RowBatches
 from experiments.custom.layers import layers_of, on_meta, tie_shared
 from experiments.custom.loading import absolute, load_spec
 from experiments.custom.loss import SummedLoss
+from suite.errors import SettingError
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
 from suite.train_spec import TrainSpec
 
@@ -20,7 +21,8 @@ class CustomExperiment(Experiment):
     """``source`` is path.py:function or package.module:function; the function returns the TrainSpec."""
 
     unit: ClassVar[str] = "units"
-    measure: ClassVar[str] = "metric"
+    metric_name: ClassVar[str] = "metric"
+    """The spec's metric, or its loss if it has none."""
     fixed: ClassVar[tuple[str, ...]] = ("source",)
 
     task: Literal["custom"] = "custom"
@@ -59,11 +61,15 @@ class CustomExperiment(Experiment):
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the spec's layers on the meta device, and its loss."""
-        spec = self.spec
-        layers = layers_of(spec)
-        tie_shared(layers)
-        _, targets = self.batches().whole(0)
-        return [on_meta(layer) for layer in layers], SummedLoss(spec, len(targets))
+        return build(self.spec)
+
+
+def build(spec: TrainSpec) -> tuple[list[nn.Module], nn.Module]:
+    """Returns the layers on the meta device, and the loss. Raises SettingError for layers that cannot be used."""
+    layers = layers_of(spec)
+    tie_shared(layers)
+    _, targets = RowBatches(spec, rows=1, seed=0).whole(0)
+    return [on_meta(layer) for layer in layers], SummedLoss(spec, len(targets))
 
 
 def find_custom(source: str, name: str = "") -> CustomExperiment:
@@ -84,5 +90,9 @@ def find_custom(source: str, name: str = "") -> CustomExperiment:
         "pipeline.stages": spec.stages, "pipeline.micro_batches": spec.micro_batches,
         "pipeline.replicas": spec.replicas, "train.steps": spec.steps, "train.batch_rows": spec.batch_size,
     }  # fmt: skip
+    if not isinstance(spec.settings, str):
+        raise SettingError(
+            f"settings of {source} is a {type(spec.settings).__name__}; write one text, as SET= takes it"
+        )
     settings = [f"{path}={value}" for path, value in given.items()]
     return CustomExperiment.validated(values).with_settings([*settings, *overrides.split(spec.settings)])

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from suite.errors import SettingError, first_line
-from suite.pipeline.model.layers import Tensors, materialize, ties_of
-from suite.pipeline.runtime.skip import Stash, call
+from suite.pipeline.model.batchnorm import by_micro_batch
+from suite.pipeline.model.layers import Tensors, ties_of
+from suite.pipeline.runtime.skip import Stash, call, pops_of, stashes_of
 from suite.train_spec import TrainSpec
 
 
@@ -31,12 +32,17 @@ def on_meta(layer: nn.Module) -> nn.Module:
     that it was built with. A layer built on the meta device is initialised by its own ``reset_parameters``, or by those
     of the modules in it.
 
-    Raises SettingError for a layer with parameters on two devices, or without a way to initialise them.
+    Raises SettingError for a layer with parameters on two devices, or one that cannot be copied.
     """
     values = _Values(_tensors(layer))
     on_meta_device = {name for name, tensor in values.items() if tensor.is_meta}
     if not on_meta_device:
-        bare = copy.deepcopy(layer, {id(tensor): _as_meta(tensor) for tensor in values.values()})  # copies no value
+        try:
+            bare = copy.deepcopy(layer, {id(tensor): _as_meta(tensor) for tensor in values.values()})  # copies no value
+        except Exception as error:
+            raise SettingError(
+                f"a {type(layer).__name__} cannot be copied ({type(error).__name__}: {first_line(error)})"
+            ) from error
         bare.reset_parameters = partial(_restore, bare, values)  # type: ignore[assignment]
         return bare
     if len(on_meta_device) < len(values):
@@ -44,13 +50,6 @@ def on_meta(layer: nn.Module) -> nn.Module:
             f"{type(layer).__name__} has {len(on_meta_device)} of {len(values)} tensors on the meta device"
         )
     if not hasattr(layer, "reset_parameters"):
-        for name, module in _with_tensors(layer):
-            if not hasattr(module, "reset_parameters"):
-                raise SettingError(
-                    f"a {type(layer).__name__} is on the meta device, and nothing initialises its "
-                    f"{name or 'own parameters'} ({type(module).__name__} has no reset_parameters); add one, or build "
-                    "the layer with values"
-                )
         layer.reset_parameters = partial(_reset, layer)  # type: ignore[assignment]
     return layer
 
@@ -66,15 +65,6 @@ def _tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:
     return [*layer.named_parameters(), *layer.named_buffers()]
 
 
-def _with_tensors(layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Returns the modules that have parameters or buffers of their own."""
-    return [
-        (name, module)
-        for name, module in layer.named_modules()
-        if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
-    ]
-
-
 def _as_meta(tensor: Tensor) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(tensor.detach().to("meta"), requires_grad=tensor.requires_grad)
@@ -87,9 +77,13 @@ def _restore(layer: nn.Module, values: _Values) -> None:
             tensor.copy_(values[name])
 
 
-def _reset(layer: nn.Module) -> None:
-    for _, module in _with_tensors(layer):
-        module.reset_parameters()  # type: ignore[operator]
+def _reset(module: nn.Module) -> None:
+    """Calls the topmost ``reset_parameters`` of each branch: one initialises all that is below it."""
+    for child in module.children():
+        if hasattr(child, "reset_parameters"):
+            child.reset_parameters()  # type: ignore[operator]
+        else:
+            _reset(child)
 
 
 def tie_shared(layers: Sequence[nn.Module]) -> None:
@@ -112,7 +106,7 @@ def tie_shared(layers: Sequence[nn.Module]) -> None:
                 layers[index].tied = {**ties_of(layers[index]), name: tie}  # type: ignore[assignment]
 
 
-def find_faults(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, targets: Tensors) -> list[str]:
+def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, targets: Tensors) -> list[str]:
     """Runs a few rows through all layers, built by ``on_meta``, and the loss; returns what a run would stumble over.
 
     So a user reads of a wrong layer before any worker starts.
@@ -125,25 +119,84 @@ def find_faults(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, t
         taken = f"{before}, {_shapes(tensors)}"
         versions = [tensor._version for tensor in tensors]
         try:
-            real = materialize(layer, 0, torch.device("cpu"))
+            real = by_micro_batch(_initialised(layer))
+            if wrong := _parameter_error(real):
+                return [f"{name} {wrong}"]
+        except SettingError as fault:
+            return [f"{name}: {fault}"]
+        try:
             with torch.no_grad():
-                outputs = call(real, tensors, stash, bf16=False)
+                returned = real(*tensors, *(stash[skip] for skip in pops_of(layer)))
+                if wrong := _output_error(returned):
+                    return [f"{name} returns {wrong}; it must return one tensor or a tuple of tensors"]
+                outputs = call(_Returning(layer, returned), tensors, stash)
         except Exception as error:
             return [f"{name} cannot take {taken}: {type(error).__name__}: {first_line(error)}"]
-        if wrong := [type(output).__name__ for output in outputs if not isinstance(output, Tensor)]:
-            return [f"{name} returns a {wrong[0]} among its outputs; it must return one tensor or a tuple of tensors"]
         if [tensor._version for tensor in tensors] != versions:
             return [
                 f"{name} changes its inputs in place, and a recompute would start from changed ones; use the operation "
                 "that returns a new tensor (for modules of torch inplace=False)"
             ]
-        if fault := _fault_on_meta(layer, tensors, outputs, meta_stash):
-            return [f"{name} {fault}"]
+        if failure := _failure_on_meta(layer, tensors, outputs, meta_stash):
+            return [f"{name} {failure}"]
         tensors, before = outputs, f"what {name} returns"
-    return _loss_faults(loss, tensors, targets)
+    return _loss_errors(loss, tensors, targets)
 
 
-def _fault_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash: Stash) -> str:
+class _Returning(nn.Module):
+    """Stands for a layer that has run already, with its skips."""
+
+    def __init__(self, layer: nn.Module, returned: Tensor | Tensors) -> None:
+        super().__init__()
+        self.pops, self.stashes, self._returned = pops_of(layer), stashes_of(layer), returned
+
+    def forward(self, *inputs: Tensor) -> Tensor | Tensors:
+        return self._returned
+
+
+def _initialised(layer: nn.Module) -> nn.Module:
+    """Returns the layer with its values. Raises SettingError naming a parameter that nothing initialises."""
+    real = copy.deepcopy(layer).to_empty(device="cpu")
+    with torch.no_grad():
+        numbers = [(name, tensor) for name, tensor in _tensors(real) if tensor.is_floating_point() and tensor.numel()]
+        for _, tensor in numbers:
+            tensor.fill_(torch.nan)
+        with torch.random.fork_rng(devices=[]):
+            real.reset_parameters()  # type: ignore[operator]
+    for name, tensor in numbers:
+        if tensor.isnan().all():
+            raise SettingError(
+                f"nothing initialises its {name}; a layer on the meta device needs a reset_parameters that does, or "
+                "build the layer with values"
+            )
+    return real
+
+
+def _parameter_error(layer: nn.Module) -> str:
+    for name, parameter in layer.named_parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
+            return (
+                f"trains {name} in {str(parameter.dtype).removeprefix('torch.')}, where most updates round to nothing; "
+                "convert the layer with .float() and set optimizer.precision=bf16"
+            )
+        if parameter.dim() == 0:
+            return f"has the parameter {name} without an axis; use torch.ones(1) instead of torch.tensor(1.0)"
+    return ""
+
+
+def _output_error(returned: object) -> str:
+    """Returns what is wrong with a layer's output; empty if it is one tensor or a tuple of them."""
+    if returned is None:
+        return "nothing"
+    if isinstance(returned, Tensor):
+        return ""
+    if not isinstance(returned, tuple | list):
+        return f"a {type(returned).__name__}"
+    wrong = [type(output).__name__ for output in returned if not isinstance(output, Tensor)]
+    return f"a {wrong[0]} among its outputs" if wrong else ""
+
+
+def _failure_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash: Stash) -> str:
     """Returns how the layer fails on the meta device, where the shapes of messages are found; empty if it runs."""
     try:
         with torch.no_grad():
@@ -159,19 +212,24 @@ def _fault_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash: S
     return ""
 
 
-def _loss_faults(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[str]:
+def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[str]:
+    leaves = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in outputs)
     try:
-        objective, metric = loss(*outputs, *targets)
+        objective, metric = loss(*leaves, *targets)
     except Exception as error:
         return [
             f"the loss cannot take {_shapes(outputs)} with targets {_shapes(targets)}: "
             f"{type(error).__name__}: {first_line(error)}"
         ]
     for name, value in (("loss", objective), ("metric", metric)):
+        if not isinstance(value, Tensor):
+            return [f"the {name} returns a {type(value).__name__}; it must return a tensor (without .item())"]
         if value.dim():
             return [
                 f"the {name} returns a tensor of shape {tuple(value.shape)}; it must be one number, a mean over rows"
             ]
+    if not objective.requires_grad:
+        return ["the loss has no gradient; it must be differentiable in the last layer's outputs"]
     return []
 
 

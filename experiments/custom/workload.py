@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 from experiments.base.workload import ExperimentWorkload, sample_shapes, update_key
-from experiments.custom.experiment import CustomExperiment
-from experiments.custom.layers import find_faults
-from suite.errors import SuiteError
-from suite.pipeline.model.layers import structure_key
+from experiments.custom.batches import RowBatches
+from experiments.custom.experiment import CustomExperiment, build
+from experiments.custom.layers import find_layer_errors
+from experiments.custom.loading import digest, load_spec
+from suite.errors import SuiteError, first_line
+from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import sizes
 from suite.pipeline.planning.profile import MicroBatch, Sample
 
-CHECKED_ROWS = 2
-"""Rows that the layers are tried with before workers start. BatchNorm needs two."""
+
+@lru_cache(maxsize=4)
+def _first_batch(source: str, seed: int, rows: int) -> tuple[Tensors, Tensors]:
+    """Cached, because a plan needs it many times."""
+    return RowBatches(load_spec(source, seed), rows, seed).whole(0)
+
+
+@lru_cache(maxsize=16)
+def _layer_errors(source: str, seed: int, rows: int, least: int) -> tuple[str, ...]:
+    """Cached, because a plan asks for every number of micro-batches that it tries. ``least`` are the rows of the
+    smallest micro-batch."""
+    spec = load_spec(source, seed)
+    try:
+        layers, loss = build(spec)
+        inputs, targets = _first_batch(source, seed, rows)
+        if spec.valid is not None:
+            _ = RowBatches(spec, rows, seed).held_out(1)[0]
+        found = find_layer_errors(layers, loss, tuple(t[:least] for t in inputs), tuple(t[:least] for t in targets))
+    except SuiteError as error:
+        return (str(error),)
+    except Exception as error:
+        return (f"{source} does not describe a model that can be trained: {type(error).__name__}: {first_line(error)}",)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -37,23 +60,24 @@ class Custom(ExperimentWorkload):
         """Rows of a step."""
         return self._rows()
 
-    def _rows(self) -> int:
-        inputs, _ = self.experiment.batches().whole(0)
-        return len(inputs[0])
+    def _first_batch(self) -> tuple[Tensors, Tensors]:
+        return _first_batch(self.experiment.source, self.experiment.train.seed, self.experiment.train.batch_rows)
 
-    def faults(self) -> list[str]:
-        """What the layers stumble over, tried on a few rows."""
+    def _rows(self) -> int:
+        return len(self._first_batch()[0][0])
+
+    def setting_errors(self) -> list[str]:
+        """What the layers, the loss and the data stumble over, tried on the rows of the smallest micro-batch."""
+        experiment, pipeline = self.experiment, self.pipeline
         try:
-            layers, loss = self.experiment.build()
-            inputs, targets = self.experiment.batches().whole(0)
+            least = sizes(self._rows(), pipeline.replicas * pipeline.micro_batches)[-1]
         except SuiteError as error:
             return [str(error)]
-        rows = slice(CHECKED_ROWS)
-        return find_faults(layers, loss, tuple(t[rows] for t in inputs), tuple(t[rows] for t in targets))
+        return list(_layer_errors(experiment.source, experiment.train.seed, experiment.train.batch_rows, least))
 
     def sample(self) -> Sample:
         """The rows of the first step."""
-        inputs, targets = self.experiment.batches().whole(0)
+        inputs, targets = self._first_batch()
         parts = sizes(len(inputs[0]), self.pipeline.replicas * self.pipeline.micro_batches)
 
         def first(rows: int) -> MicroBatch:
@@ -62,11 +86,12 @@ class Custom(ExperimentWorkload):
         return Sample(first(parts[len(parts) // 2]), first(parts[0]))
 
     def key(self) -> str:
-        """The layers and where they come from, the sample_shapes of the sample, and the update."""
+        """The file of the function, the layers, the shapes of the sample, and the update."""
         layers, loss = self.experiment.build()
-        described = repr((layers, loss, [structure_key(layer) for layer in layers]))
-        digest = hashlib.sha256(described.encode()).hexdigest()
-        return repr((self.experiment.source, digest, sample_shapes(self.sample()), update_key(self.optimizer)))
+        shapes = sample_shapes(self.sample())
+        return repr(
+            (self.experiment.source, digest(self.experiment.source), layers, loss, shapes, update_key(self.optimizer))
+        )
 
     def with_share(self, share: float) -> tuple[Custom, str]:
         """With fewer rows per mini-batch."""

@@ -33,6 +33,11 @@ def causal_lm_layers(model: Any) -> list[nn.Module]:
     Raises SettingError for a model of another type than ``SUPPORTED``.
     """
     kind = model.config.model_type
+    if (attention := model.config._attn_implementation) != "sdpa":
+        raise SettingError(
+            f"the model's attention is {attention}, which needs a mask that the layers do not get; make it with "
+            'attn_implementation="sdpa", the default'
+        )
     if kind == "gpt2":
         body = model.transformer
         first: nn.Module = Embeddings(body.wte, body.wpe, body.drop)
@@ -117,7 +122,7 @@ def load_causal_lm(folder: Path) -> list[nn.Module]:
     try:
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise SettingError(f"{folder} holds no causal language model: {first_line(error)}") from None
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -182,7 +187,7 @@ def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[in
         raise SettingError("only a model whose layers all come from load_causal_lm can be written back")
     folder.mkdir(parents=True)
     for other in stored[0].folder.iterdir():
-        if other.is_file() and not other.name.startswith("model"):
+        if other.is_file() and not other.name.startswith(("model", "pytorch_model", "optimizer")):
             shutil.copy(other, folder)
     places: dict[str, str] = {}
     total = 0

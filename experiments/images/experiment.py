@@ -19,7 +19,7 @@ class ImageExperiment(Experiment):
     """``images.size`` is the size of the images; ``model.classes`` and ``model.channels`` must match the set."""
 
     unit: ClassVar[str] = "images"
-    measure: ClassVar[str] = "accuracy"
+    metric_name: ClassVar[str] = "accuracy"
     fixed: ClassVar[tuple[str, ...]] = ("model", "images")
 
     task: Literal["classification"] = "classification"
@@ -27,7 +27,7 @@ class ImageExperiment(Experiment):
     images: ImageSettings
     train: ImageTrainSettings
 
-    def faults(self) -> list[str]:
+    def setting_errors(self) -> list[str]:
         """BatchNorm needs two values per channel in every micro-batch."""
         rows = min(sizes(self.train.batch_images, self.pipeline.replicas * self.pipeline.micro_batches))
         last = self.model.last_size(self.images.size)

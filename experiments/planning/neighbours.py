@@ -70,7 +70,7 @@ def _smaller(work: Workload, stages: int, replicas: int) -> Iterator[Change]:
             return
 
 
-def adapted(work: Workload, cluster: Cluster) -> tuple[Workload, tuple[str, ...]]:
+def limit_replicas_to_cluster(work: Workload, cluster: Cluster) -> tuple[Workload, tuple[str, ...]]:
     """Returns the workload with at most as many replicas as the cluster has devices for, and a note on the change.
 
     Mini-batch and total number of micro-batches stay the same, so each replica gets more micro-batches.

@@ -91,20 +91,22 @@ def plan_workload(
     Raises PlanError with all faults, of devices and of memory, and with the closest plans that fit, each with all its
     settings.
     """
-    if faults := work.faults() or _frozen_faults(work):  # other numbers of devices or micro-batches would not help
+    if faults := work.setting_errors() or _frozen_errors(
+        work
+    ):  # other numbers of devices or micro-batches would not help
         raise PlanError(faults, notes=notes)
     try:
         log(f"the plan of {work.name}")
         return try_plan(work, cluster, cost_model, notes)
     except PlanError as fault:
-        process = 0 if row_faults(work) else _process_bytes(work, cluster, cost_model)
+        process = 0 if row_errors(work) else _process_bytes(work, cluster, cost_model)
         suggestions = suggest_changes(work, cluster, process, log)
         remedies = [f'SET="{_merged(given, settings)}": {gain}' for settings, gain in suggestions]
         all_notes = notes if remedies else (*notes, *_memory_note(work, cluster))
-        raise PlanError(fault.faults, remedies, all_notes) from None
+        raise PlanError(fault.errors, remedies, all_notes) from None
 
 
-def _frozen_faults(work: Workload) -> list[str]:
+def _frozen_errors(work: Workload) -> list[str]:
     """Returns faults of the model's frozen parameters, before workers start."""
     try:
         _parameters(_Keyed.of(work))
@@ -116,7 +118,7 @@ def _frozen_faults(work: Workload) -> list[str]:
 def _memory_note(work: Workload, cluster: Cluster) -> Iterator[str]:
     """Yields the memory that would suffice if no setting fits; nothing if memory is not the problem."""
     pipeline = work.pipeline
-    if row_faults(work) or (pipeline.stages * pipeline.replicas > cluster.devices and not _shares_cores(cluster)):
+    if row_errors(work) or (pipeline.stages * pipeline.replicas > cluster.devices and not _shares_cores(cluster)):
         return
     with suppress(SuiteError):
         least = least_memory(work, cluster)
@@ -156,7 +158,7 @@ def _shares_cores(cluster: Cluster) -> bool:
     return cluster.kind == "cpu" and cluster.device is None and not cluster.nodes
 
 
-def row_faults(work: Workload) -> list[str]:
+def row_errors(work: Workload) -> list[str]:
     """Returns a fault if there are more micro-batches than rows in a mini-batch."""
     pipeline, rows = work.pipeline, work.most_rows
     if rows is None or pipeline.replicas * pipeline.micro_batches <= rows:
@@ -189,7 +191,7 @@ def _merged(given: str, settings: str) -> str:
 def try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = ()) -> PlanReport:
     """Like ``plan_workload``, without suggestions."""
     pipeline = work.pipeline
-    faults = work.faults()
+    faults = work.setting_errors()
     if faults:
         raise PlanError(faults)
     share_cores = _shares_cores(cluster)
@@ -198,7 +200,7 @@ def try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tup
             f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need "
             f"{pipeline.stages * pipeline.replicas} devices, there are {cluster}"
         )
-    if rows := row_faults(work):  # planning so many would take minutes
+    if rows := row_errors(work):  # planning so many would take minutes
         raise PlanError([*faults, *rows])
     try:
         layer_costs = cost_model(work, cluster)
@@ -218,7 +220,7 @@ def try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tup
     except BusyError:  # not a fault of the plan: other runs hold the devices
         raise
     except PlanError as fault:
-        raise PlanError(list(dict.fromkeys([*faults, *fault.faults]))) from None
+        raise PlanError(list(dict.fromkeys([*faults, *fault.errors]))) from None
     except (SettingError, PlacementError) as fault:
         raise PlanError([*faults, str(fault)]) from None
     workers = pipeline.stages * pipeline.replicas

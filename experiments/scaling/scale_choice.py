@@ -61,7 +61,7 @@ def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
     try:
         try_plan(work, enough, estimated_costs)
     except PlanError as fault:
-        return f"cannot run with these settings: {'; '.join(fault.faults)}"
+        return f"cannot run with these settings: {'; '.join(fault.errors)}"
     least = least_memory(work, enough)
     assert least is not None, "the run fits devices without a bound"
     return (

@@ -18,7 +18,7 @@ class TranslationExperiment(Experiment):
     """``text.vocabulary`` sets the vocabulary; the model's must be equal."""
 
     unit: ClassVar[str] = "tokens"
-    measure: ClassVar[str] = "nll"
+    metric_name: ClassVar[str] = "nll"
     fixed: ClassVar[tuple[str, ...]] = ("model", "text")
 
     task: Literal["translation"] = "translation"
@@ -26,7 +26,7 @@ class TranslationExperiment(Experiment):
     text: TextSettings
     train: TrainSettings
 
-    def faults(self) -> list[str]:
+    def setting_errors(self) -> list[str]:
         """The vocabularies must agree."""
         if self.model.vocabulary == self.text.vocabulary:
             return []

@@ -99,7 +99,7 @@ class LanguageModel:
         """Costs depend on the shape, the rows of a micro-batch and the update."""
         return repr((self.shape, sample_shapes(self.sample()), update_key(self.optimizer)))
 
-    def faults(self) -> list[str]:
+    def setting_errors(self) -> list[str]:
         """No faults: no settings can contradict each other."""
         return []
 

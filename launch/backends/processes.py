@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # not needed to start processes
 
     from experiments.base.experiment import Experiment
     from launch.supervision.watchdog import Watchdog
-    from launch.worker.worker import Job
+    from launch.worker.worker import AttemptSpec
 
 PRELOAD = ["launch.worker.worker", "deepspeed"]
 """Imported once, by the forkserver: a worker then starts in a tenth of a second."""
@@ -202,17 +202,17 @@ def _end_with_forkserver() -> None:
 class ProcessLauncher:
     """Starts a job's K x R workers as processes on this machine."""
 
-    def run(self, job: Job, experiment: Experiment, watchdog: Watchdog) -> None:
+    def run(self, spec: AttemptSpec, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt, until it ends or the watchdog has a verdict."""
-        run(job, experiment, should_stop=lambda: watchdog.should_stop)
+        run_attempt(spec, experiment, should_stop=lambda: watchdog.should_stop)
 
     def available_devices(self, workers: int) -> int:
         """Returns ``workers``: this machine does not lose devices."""
         return workers
 
 
-def run(
-    job: Job, experiment: Experiment, deadline_s: float = 365 * 86400.0, should_stop: Callable[[], bool] = bool
+def run_attempt(
+    spec: AttemptSpec, experiment: Experiment, deadline_s: float = 365 * 86400.0, should_stop: Callable[[], bool] = bool
 ) -> None:
     """Runs one attempt without a watchdog."""
     from launch.worker.worker import threads_of
@@ -220,23 +220,27 @@ def run(
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
     os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
     try:
-        run_processes(train, workers, job, deadline_s=deadline_s, should_stop=should_stop)
+        run_processes(run_worker, workers, spec, deadline_s=deadline_s, should_stop=should_stop)
     except RuntimeError as error:
         last = str(error).strip().splitlines()[-1]
-        raise WorkerError(f"a worker failed while it started: {last}; the logs are in {job.folder / 'logs'}") from error
+        raise WorkerError(
+            f"a worker failed while it started: {last}; the logs are in {spec.folder / 'logs'}"
+        ) from error
 
 
-def train(rank: int, world: int, rendezvous: str | Store, job: Job, device: int | None = None, node: str = "") -> None:
+def run_worker(
+    rank: int, world: int, rendezvous: str | Store, spec: AttemptSpec, device: int | None = None, node: str = ""
+) -> None:
     """Runs one worker of a job in this process, on GPU ``device`` (by default that of its rank) if the job uses GPUs.
     The workers meet at a URL or in a store."""
     import torch.distributed as dist
     from tqdm import tqdm
 
     from launch.worker.distributed import init_process_group
-    from launch.worker.worker import work
+    from launch.worker.worker import train_stage
 
     tqdm.set_lock(threading.RLock())  # tqdm's default lock is shared between processes, and outlives a killed one
-    gpu = (rank if device is None else device) if job.use_gpu else None
-    init_process_group(rank, world, rendezvous, gpu=gpu, timeout_s=job.timeout_s)
-    work(job, rank, node)
+    gpu = (rank if device is None else device) if spec.use_gpu else None
+    init_process_group(rank, world, rendezvous, gpu=gpu, timeout_s=spec.timeout_s)
+    train_stage(spec, rank, node)
     dist.destroy_process_group()

@@ -15,8 +15,8 @@ from typing import Any
 import ray
 
 from launch.backends import secrets
-from launch.backends.interfaces import use_interface_of
-from launch.backends.processes import run_processes, train
+from launch.backends.network_interface import use_interface_of
+from launch.backends.processes import run_processes, run_worker
 from launch.backends.ray_dispatcher import Attempt, Report
 from launch.ray_nodes import own_node
 from suite.errors import ForkserverError, SuiteError, WorkerDiedError, WorkerError
@@ -90,4 +90,4 @@ def _work(_: int, __: int, ___: str, rank: int, address: str, attempt: Attempt, 
     host, port = address.split()
     # a prefix per attempt, so that keys of earlier attempts are not found
     store = PrefixStore(str(attempt.number), TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
-    train(rank, attempt.workers, store, pickle.loads(attempt.job), device, node)
+    run_worker(rank, attempt.workers, store, pickle.loads(attempt.spec), device, node)

@@ -11,7 +11,7 @@ from experiments.base.experiment import Experiment
 from launch.backends.ray_connection import END_S, POLL_S
 from launch.backends.ray_dispatcher import Attempt, Dispatcher, Report
 from launch.ray_nodes import own_node, start_on
-from launch.worker.worker import Job, threads_of
+from launch.worker.worker import AttemptSpec, threads_of
 from suite.errors import WorkerError
 
 START_DEADLINE = 180
@@ -21,14 +21,14 @@ START_DEADLINE = 180
 class Agents:
     """The running agents of some devices."""
 
-    def __init__(self, job: Job, experiment: Experiment, nodes: Sequence[str]) -> None:
-        """Starts the agents. ``nodes`` has the node id of each rank; ``job`` is the first job."""
+    def __init__(self, spec: AttemptSpec, experiment: Experiment, nodes: Sequence[str]) -> None:
+        """Starts the agents. ``nodes`` has the node id of each rank; ``spec`` that of the first attempt."""
         self.workers = len(nodes)
         self._dispatcher = start_on(own_node(), Dispatcher, max_concurrency=8 + 4 * self.workers)
         self._failure: Exception | None = None
         # an event, because Thread.is_alive is wrong after an interrupted join
         self._ended = threading.Event()
-        trainer = _trainer(job, experiment, nodes, self._dispatcher)
+        trainer = _trainer(spec, experiment, nodes, self._dispatcher)
         # in a thread, because in the main thread Ray Train handles an interrupt itself: it silently ends the process
         # with exit code 0
         threading.Thread(target=self._fit, args=[trainer], daemon=True).start()
@@ -46,11 +46,11 @@ class Agents:
         """Whether Ray Train still runs them all."""
         return not self._ended.is_set()
 
-    def begin(self, job: Job) -> None:
+    def begin(self, spec: AttemptSpec) -> None:
         """Starts an attempt; its number must be greater than the previous one's."""
         import ray
 
-        attempt = Attempt(job.attempt, self.workers, job.use_gpu, pickle.dumps(job))
+        attempt = Attempt(spec.attempt, self.workers, spec.use_gpu, pickle.dumps(spec))
         ray.get(self._dispatcher.begin.remote(attempt), timeout=START_DEADLINE)
 
     def reports(self) -> dict[int, Report]:
@@ -82,7 +82,7 @@ class Agents:
         self._ended.wait(END_S)
 
 
-def _trainer(job: Job, experiment: Experiment, nodes: Sequence[str], dispatcher: Any) -> Any:
+def _trainer(spec: AttemptSpec, experiment: Experiment, nodes: Sequence[str], dispatcher: Any) -> Any:
     """Returns the trainer that runs an agent on each device. Ray Train's ranks equal ours, because it numbers them node
     by node in this order."""
     import ray.train
@@ -96,13 +96,13 @@ def _trainer(job: Job, experiment: Experiment, nodes: Sequence[str], dispatcher:
         backend_config=_backend_config(),
         scaling_config=ray.train.ScalingConfig(  # type: ignore[call-arg]
             num_workers=len(nodes),
-            use_gpu=job.use_gpu,
-            resources_per_worker={"GPU": 1} if job.use_gpu else {"CPU": 1},
+            use_gpu=spec.use_gpu,
+            resources_per_worker={"GPU": 1} if spec.use_gpu else {"CPU": 1},
             label_selector=[{"ray.io/node-id": node} for node in nodes],
         ),
         run_config=ray.train.RunConfig(
-            name=f"ray-train/{job.attempt}",
-            storage_path=str(job.folder),
+            name=f"ray-train/{spec.attempt}",
+            storage_path=str(spec.folder),
             worker_runtime_env={
                 "env_vars": {"OMP_NUM_THREADS": str(threads_of(experiment)), "TOKENIZERS_PARALLELISM": "false"}
             },

@@ -14,14 +14,14 @@ from experiments.base.workload import Measurable
 from launch.backends.link_cache import read_links
 from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
 from launch.backends.ray_train import RayTrainLauncher
-from launch.backends.select import Backend, measure_here
+from launch.backends.select import LocalBackend, measure_here
 from launch.ray_nodes import reason, start_on
 from launch.runs.store import CACHE
 from launch.storage_sync.data_transfer import receiver_on, send_folder
 from launch.supervision.supervisor import Launcher
 from launch.worker.devices import cpu_model, gpus, this_machine
 from launch.worker.measure import LayerMeasurements
-from launch.worker.worker import Job, metrics_rank_logger
+from launch.worker.worker import AttemptSpec, metrics_rank_logger
 from suite.errors import BusyError, PlacementError
 from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Node, Placement
@@ -33,15 +33,15 @@ MEASURING_S = 300.0
 """Seconds for measuring layers on a node; before that, the same time to wait for its devices to be free."""
 
 
-class RayBackend(Backend):
+class RayBackend(LocalBackend):
     """This machine; its workers are started by a local Ray that belongs to the run."""
 
     def __init__(self) -> None:
         self._connection = Connection()
 
-    def started(self, job: Job, planned: Placement | None) -> AbstractContextManager[Launcher]:
+    def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
-        return RayTrainLauncher(self._connection, job.use_gpu, planned, metrics_rank_logger(job.run.messages))
+        return RayTrainLauncher(self._connection, spec.use_gpu, planned, metrics_rank_logger(spec.run.messages))
 
 
 class RayClusterBackend(RayBackend):

@@ -23,8 +23,8 @@ class Attempt:
     number: int
     workers: int
     use_gpu: bool
-    job: bytes
-    """The pickled job: only workers import its classes."""
+    spec: bytes
+    """The pickled AttemptSpec: only workers import its classes."""
 
 
 class Dispatcher:

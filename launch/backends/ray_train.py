@@ -15,7 +15,7 @@ from launch.runs.checkpoints import checkpoint_location
 from launch.storage_sync.folder_mirror import FolderMirror
 from launch.supervision.watchdog import Watchdog
 from launch.worker.heartbeat import Heartbeat
-from launch.worker.worker import Job
+from launch.worker.worker import AttemptSpec
 from suite.errors import (
     BusyError,
     NeighbourLostError,
@@ -62,22 +62,22 @@ class RayTrainLauncher:
     ) -> None:
         self._close(skip_last_copy=False)
 
-    def run(self, job: Job, experiment: Experiment, watchdog: Watchdog) -> None:
+    def run(self, spec: AttemptSpec, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt. Raises the first SuiteError of a worker, WorkerDiedError if a worker died, PlacementError
         if the cluster does not answer or is too small, WorkerError otherwise."""
         try:
             self._connection.open(len(watchdog.coords))
             self._device_timeout_s = experiment.train.device_timeout_s
             watchdog.paused = True
-            agents = self._agents_for(job, experiment)
+            agents = self._agents_for(spec, experiment)
             watchdog.paused = False
-            agents.begin(job)
+            agents.begin(spec)
             _wait_for_workers(agents, watchdog)
         except Exception as error:
             raise self._handle_failure(error, watchdog) from error
         self._release()
 
-    def _agents_for(self, job: Job, experiment: Experiment) -> Agents:
+    def _agents_for(self, spec: AttemptSpec, experiment: Experiment) -> Agents:
         """Returns the previous attempt's agents if they can be reused, otherwise new ones."""
         pipeline = experiment.pipeline
         if self._can_reuse_agents(pipeline.stages * pipeline.replicas):
@@ -85,10 +85,12 @@ class RayTrainLauncher:
             return self._agents
         self._release()
         placement = self._place(pipeline.stages, pipeline.replicas)
-        checkpoints = checkpoint_location(job.run, experiment)
-        self._mirror = FolderMirror(job.folder, job.data, placement.nodes, checkpoints, self._unshared_nodes, self._log)
+        checkpoints = checkpoint_location(spec.run, experiment)
+        self._mirror = FolderMirror(
+            spec.folder, spec.data, placement.nodes, checkpoints, self._unshared_nodes, self._log
+        )
         self._mirror.start()
-        self._agents = Agents(job, experiment, placement.ids)
+        self._agents = Agents(spec, experiment, placement.ids)
         return self._agents
 
     def _can_reuse_agents(self, workers: int) -> bool:
@@ -205,7 +207,7 @@ def _wait_for_workers(agents: Agents, watchdog: Watchdog) -> None:
         if len(reports) == agents.workers and not failures:
             return
         if failures:
-            # agents delay the report of a lost neighbour, so that the neighbour's own failure comes first
+            # a worker delays its report of a lost neighbour, so that the neighbour's own failure comes first
             raise min(
                 failures, key=lambda error: (isinstance(error, NeighbourLostError), isinstance(error, StallError))
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,7 +13,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from launch.supervision.supervisor import Launcher
 from launch.worker.devices import this_machine
-from launch.worker.worker import Job
+from launch.worker.worker import AttemptSpec
 from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Placement
 
@@ -20,30 +21,53 @@ if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
 
-class Backend:
-    """This machine; its workers are plain processes."""
+class Backend(ABC):
+    """Where a run executes: its devices, their measurement, and the launcher of its workers."""
 
+    @abstractmethod
     def cluster(self) -> Cluster:
         """Returns the available devices."""
-        return this_machine()
 
+    @abstractmethod
     def measure_layers(
         self, work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path, data: Path | None,
         log: Callable[[str], None],
     ) -> list[LayerMeasurements]:  # fmt: skip
         """Measures a workload's layers, on ``data`` if any, in ``workers`` concurrent processes with ``threads``
         threads each. The libraries' output goes to ``log_file``."""
+
+    @abstractmethod
+    def probe_device(self, cluster: Cluster, log: Callable[[str], None]) -> Device:
+        """Returns one of a cluster's devices with measured rates; takes seconds."""
+
+    @abstractmethod
+    def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
+        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
+
+    def close(self) -> None:  # noqa: B027  # optional: most backends hold no connection
+        """Disconnects, if there is a connection."""
+
+
+class LocalBackend(Backend):
+    """This machine; its workers are plain processes."""
+
+    def cluster(self) -> Cluster:
+        """This machine."""
+        return this_machine()
+
+    def measure_layers(
+        self, work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path, data: Path | None,
+        log: Callable[[str], None],
+    ) -> list[LayerMeasurements]:  # fmt: skip
+        """In plain processes."""
         return measure_here(work, cluster, workers, threads, log_file)
 
     def probe_device(self, cluster: Cluster, log: Callable[[str], None]) -> Device:
-        """Returns one of a cluster's devices with measured rates; takes seconds."""
+        """This machine's device."""
         return this_device(cluster.bytes_per_device)
 
-    def close(self) -> None:
-        """Disconnects."""
-
-    def started(self, job: Job, planned: Placement | None) -> AbstractContextManager[Launcher]:
-        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
+    def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
+        """A context with a launcher of plain processes."""
         from launch.backends.processes import ProcessLauncher
 
         return nullcontext(ProcessLauncher())
@@ -62,7 +86,7 @@ def measure_here(
 def select_backend(launcher: str) -> Backend:
     """Returns the backend for the launcher ``ray`` or ``spawn``."""
     if launcher == "spawn":
-        return Backend()
+        return LocalBackend()
     from launch.backends.ray_cluster import RayBackend, RayClusterBackend
 
     return RayClusterBackend() if os.environ.get("RAY_ADDRESS") else RayBackend()
@@ -70,4 +94,4 @@ def select_backend(launcher: str) -> Backend:
 
 def cluster_backend() -> Backend:
     """Returns the backend of RAY_ADDRESS's cluster, or this machine's if it is not set."""
-    return select_backend("ray") if os.environ.get("RAY_ADDRESS") else Backend()
+    return select_backend("ray") if os.environ.get("RAY_ADDRESS") else LocalBackend()

@@ -25,7 +25,7 @@ from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.memory_tracker import MemoryTracker
 
 if TYPE_CHECKING:
-    from launch.benchmarks.peers import BenchInputs
+    from launch.benchmarks.bench import BenchInputs
 
 
 @dataclass(frozen=True)

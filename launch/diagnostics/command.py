@@ -116,7 +116,7 @@ def measure(nodes: Sequence[Node], examination: Examination, log: Log) -> tuple[
                     "fix the faults of nodes and ports, then run the doctor again")
         ]  # fmt: skip
     elif any(node.id for node in nodes):
-        measured, link_findings = link_benchmark.by_ray(examination.answered, log)
+        measured, link_findings = link_benchmark.measure_with_ray(examination.answered, log)
     here = _own_node(nodes).name
     log(f"measuring without Ray, between two processes of {here}")
     plain, more = link_benchmark.measure_without_ray(here)

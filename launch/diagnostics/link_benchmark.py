@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from launch.backends.interfaces import use_interface_of
+from launch.backends.network_interface import use_interface_of
 from launch.backends.processes import run_processes
 from launch.diagnostics.finding import Finding, fault, warning
 from launch.diagnostics.probes import Node
@@ -143,7 +143,9 @@ def actors_per_node(nodes: Sequence[Node]) -> tuple[list[Node], bool]:
     return [node for node in nodes for _ in range(min(2, (node.gpus if use_gpu else node.cpus) or 0))], use_gpu
 
 
-def by_ray(nodes: Sequence[Node], log: Callable[[str], None]) -> tuple[LinkMeasurements | None, list[Finding]]:
+def measure_with_ray(
+    nodes: Sequence[Node], log: Callable[[str], None]
+) -> tuple[LinkMeasurements | None, list[Finding]]:
     """Measures between workers on a cluster's nodes; a worker that cannot be placed is reported and left out."""
     import ray
 

@@ -63,7 +63,7 @@ def examine(device: torch.device, sizes: Sizes, log: Log, command: str) -> Findi
     from launch.gpu_check.kernels import kernels
     from launch.gpu_check.report import Findings, machine
     from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache
-    from launch.gpu_check.work import cell, whole
+    from launch.gpu_check.work import cell_workload, full_model_workload
     from models.transformer import DecoderLayer, EncoderLayer
 
     begin = time.monotonic()
@@ -77,12 +77,12 @@ def examine(device: torch.device, sizes: Sizes, log: Log, command: str) -> Findi
         log_elapsed(
             f"{comparison.dtype}: largest deviation {comparison.worst.error:.2g}, {comparison.tolerance:.2g} allowed"
         )
-    first_rate = steps.product_rate(sizes, device)
+    first_rate = steps.matmul_flops_per_s(sizes, device)
     log_elapsed(f"bf16 product: {first_rate / 1e12:.4g} TFLOP/s")
     trained = []
-    for work in (whole(sizes), cell(sizes, EncoderLayer), cell(sizes, DecoderLayer)):
+    for work in (full_model_workload(sizes), cell_workload(sizes, EncoderLayer), cell_workload(sizes, DecoderLayer)):
         log_elapsed(f"{work.name}: plan and {steps.WARM_UPS + sizes.steps + 1} steps")
-        trained.append(steps.trained(work, sizes, device))
+        trained.append(steps.measure_training(work, sizes, device))
         log_elapsed(f"{trained[-1].step_s * 1e3:.4g} ms a step, {trained[-1].tokens_per_s:,.0f} tokens/s")
     profiled_run = trained[1]
     log_elapsed(f"{profiled_run.work.name}: kernels of a step")
@@ -92,9 +92,9 @@ def examine(device: torch.device, sizes: Sizes, log: Log, command: str) -> Findi
     found = kernels(trainer, steps.WARM_UPS)
     del trainer
     empty_cache(device)
-    timed = variants.measure(profiled_run.work, sizes, device, log_elapsed)
+    timed = variants.measure_variants(profiled_run.work, sizes, device, log_elapsed)
     empty_cache(device)
-    rates = first_rate, steps.product_rate(sizes, device)
+    rates = first_rate, steps.matmul_flops_per_s(sizes, device)
     return Findings(
         command, device, sizes, rates, compared, trained, timed, found, profiled_run, time.monotonic() - begin
     )

@@ -15,8 +15,8 @@ import torch
 
 from launch.gpu_check.gradients import Comparison
 from launch.gpu_check.kernels import Kernels
-from launch.gpu_check.steps import Trained
-from launch.gpu_check.variants import Timed
+from launch.gpu_check.steps import TrainResult
+from launch.gpu_check.variants import VariantResult
 from launch.gpu_check.work import REMAT, Sizes
 
 PACKAGES = ("torch", "triton", "numpy", "pydantic", "deepspeed", "ray")
@@ -31,10 +31,10 @@ class Findings:
     sizes: Sizes
     product_rates: tuple[float, float]
     gradients: Sequence[Comparison]
-    steps: Sequence[Trained]
-    variants: Sequence[Timed]
+    steps: Sequence[TrainResult]
+    variants: Sequence[VariantResult]
     kernels: Kernels
-    kernels_of: Trained
+    kernels_of: TrainResult
     seconds: float
 
     @property
@@ -133,7 +133,7 @@ def _comparison_record(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def trained_record(trained: Trained, rate: float) -> dict[str, Any]:
+def trained_record(trained: TrainResult, rate: float) -> dict[str, Any]:
     """Returns the record of one work's steps; utilisation is relative to ``rate``."""
     work = trained.work
     return {
@@ -161,7 +161,7 @@ def trained_record(trained: Trained, rate: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def timed_record(timed: Timed, plain: Timed, rate: float) -> dict[str, Any]:
+def timed_record(timed: VariantResult, plain: VariantResult, rate: float) -> dict[str, Any]:
     """Returns the record of one variant, compared with the plain one."""
     return {
         "name": timed.variant.name,
@@ -181,7 +181,7 @@ def timed_record(timed: Timed, plain: Timed, rate: float) -> dict[str, Any]:
     }
 
 
-def _of_plain(timed: Timed, plain: Timed) -> float | None:
+def _of_plain(timed: VariantResult, plain: VariantResult) -> float | None:
     """Returns its tokens a second relative to the plain variant's."""
     own, of_plain = timed.per_second(timed.work.tokens), plain.per_second(plain.work.tokens)
     return None if own is None or of_plain is None else own / of_plain

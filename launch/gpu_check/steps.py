@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds
-from launch.gpu_check.work import REMAT, Sizes, Work
+from launch.gpu_check.work import REMAT, SingleStageWorkload, Sizes
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, Device, Machine, this_device
 from suite.pipeline.planning.estimate import estimate
@@ -37,10 +37,10 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainResult:
     """A work's steps: medians in seconds, bytes, and each step's mean loss a token."""
 
-    work: Work
+    work: SingleStageWorkload
     train_s: float
     """Forward, recomputation and backward of all micro-batches."""
     update_s: float
@@ -78,7 +78,7 @@ class Trained:
         return self.losses[-1] < self.losses[0]
 
 
-def product_rate(sizes: Sizes, device: torch.device) -> float:
+def matmul_flops_per_s(sizes: Sizes, device: torch.device) -> float:
     """Returns operations a second of a large bf16 product, the median of several rounds.
 
     The factors are random: with constant ones a GPU draws less power and clocks a tenth higher.
@@ -96,7 +96,7 @@ def product_rate(sizes: Sizes, device: torch.device) -> float:
     return 2.0 * side**3 * sizes.product_repeats / statistics.median(times)
 
 
-def trained(work: Work, sizes: Sizes, device: torch.device) -> Trained:
+def measure_training(work: SingleStageWorkload, sizes: Sizes, device: torch.device) -> TrainResult:
     """Plans the work, then trains it: two warm-up steps that measure memory, the timed steps, and one recorded step.
 
     Memory is counted from before the first weight to the end of the second step.
@@ -117,7 +117,7 @@ def trained(work: Work, sizes: Sizes, device: torch.device) -> Trained:
         losses = [_step(trainer, step) for step in range(WARM_UPS)]
     trains, updates, timed_losses = _time_steps(trainer, sizes.steps)
     actions, last = _record_actions(trainer, WARM_UPS + sizes.steps)
-    return Trained(
+    return TrainResult(
         work, statistics.median(trains), statistics.median(updates), actions, memory_tracker.peak,
         (*losses, *timed_losses, last), profiled, estimated, declared.name,
     )  # fmt: skip
@@ -141,7 +141,7 @@ def _record_actions(trainer: SingleStageTrainer, step: int) -> tuple[dict[str, f
     return {kind: statistics.median([s.seconds for s in spans if s.kind == kind] or [0.0]) for kind in "FRB"}, loss
 
 
-def plan_work(costs: Sequence[LayerCost], work: Work, settings: OptimizerSettings) -> Prediction:
+def plan_work(costs: Sequence[LayerCost], work: SingleStageWorkload, settings: OptimizerSettings) -> Prediction:
     """Returns what ``make plan`` predicts for the work as one stage of one replica."""
     pipeline = PipelineSettings(stages=1, micro_batches=work.micro_batches, remat=REMAT)
     parameter_bytes = bytes_per_parameter(settings, replicas=1)
@@ -158,7 +158,9 @@ def declared_device(device: torch.device) -> Device:
     return this_device(0)
 
 
-def _estimate(work: Work, micro_batch: MicroBatch, device: Device, settings: OptimizerSettings) -> list[LayerCost]:
+def _estimate(
+    work: SingleStageWorkload, micro_batch: MicroBatch, device: Device, settings: OptimizerSettings
+) -> list[LayerCost]:
     inputs = tuple(tensor.detach().cpu().requires_grad_(tensor.requires_grad) for tensor in micro_batch.inputs)
     host = MicroBatch(inputs, tuple(tensor.cpu() for tensor in micro_batch.targets))
     return estimate(work.layers, work.loss, host, device, settings)

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds
-from launch.gpu_check.work import Sizes, Work
+from launch.gpu_check.work import SingleStageWorkload, Sizes
 from models import blocks
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.planning.memory_tracker import MemoryTracker
@@ -58,11 +58,11 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Timed:
+class VariantResult:
     """The result of a variant: seconds of each round, or in ``failure`` the reason why it cannot run."""
 
     variant: Variant
-    work: Work
+    work: SingleStageWorkload
     seconds: tuple[float, ...] = ()
     peak_bytes: int | None = None
     """On top of weights and gradients, which are allocated before."""
@@ -81,7 +81,7 @@ class Timed:
         """Returns a step's amount of a unit a second; None if the variant cannot run."""
         return None if self.median_s is None else amount / self.median_s / unit
 
-    def pays(self, plain: Timed) -> bool | None:
+    def pays(self, plain: VariantResult) -> bool | None:
         """Returns whether it is faster than every round of the plain variant; None for a bound and the plain one."""
         if self.variant.bound or self is plain:
             return None
@@ -107,7 +107,9 @@ def variants(sizes: Sizes) -> list[Variant]:
     return found + [replace(plain, name=f"{rows} rows", rows=rows) for rows in sizes.other_rows]
 
 
-def measure(work: Work, sizes: Sizes, device: torch.device, log: Callable[[str], None]) -> list[Timed]:
+def measure_variants(
+    work: SingleStageWorkload, sizes: Sizes, device: torch.device, log: Callable[[str], None]
+) -> list[VariantResult]:
     """Times all variants of a cell, round by round. Variants with the same build share weights."""
     trainers = _TrainerCache(work, sizes, device)
     ready = []
@@ -127,15 +129,15 @@ def measure(work: Work, sizes: Sizes, device: torch.device, log: Callable[[str],
 class _TrainerCache:
     """The cell's trainers, one for each build."""
 
-    def __init__(self, work: Work, sizes: Sizes, device: torch.device) -> None:
+    def __init__(self, work: SingleStageWorkload, sizes: Sizes, device: torch.device) -> None:
         self._work, self._sizes, self._device = work, sizes, device
         self._trainers: dict[Build, SingleStageTrainer] = {}
         self._batches: dict[int, MiniBatch] = {}
 
-    def prepare(self, variant: Variant) -> tuple[Timed, SingleStageTrainer | None, MiniBatch | None]:
+    def prepare(self, variant: Variant) -> tuple[VariantResult, SingleStageTrainer | None, MiniBatch | None]:
         """Warms up a variant and measures its memory, or records why it cannot run."""
         work = self._work if variant.rows == self._work.rows.count else self._work.cut(variant.rows)
-        timed = Timed(variant, work)
+        timed = VariantResult(variant, work)
         with warnings.catch_warnings(record=True) as caught_warnings, _attention_as(variant):
             warnings.simplefilter("always")
             try:
@@ -157,7 +159,7 @@ class _TrainerCache:
         empty_cache(self._device)
         return replace(timed, failure=failure), None, None
 
-    def _batch(self, work: Work) -> MiniBatch:
+    def _batch(self, work: SingleStageWorkload) -> MiniBatch:
         if work.rows.count not in self._batches:
             self._batches[work.rows.count] = work.batch(self._device)
         return self._batches[work.rows.count]

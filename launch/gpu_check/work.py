@@ -82,7 +82,7 @@ def paper_sizes() -> Sizes:
 
 
 @dataclass(frozen=True)
-class Work:
+class SingleStageWorkload:
     """A pipeline of one stage: its layers on the meta device, and its mini-batch."""
 
     name: str
@@ -120,7 +120,7 @@ class Work:
         """Operations of a step, with recomputation."""
         return hardware_flops(self.forward_flops, self.micro_batches, recomputed(self.micro_batches))
 
-    def cut(self, rows: int) -> Work:
+    def cut(self, rows: int) -> SingleStageWorkload:
         """Returns the same work in micro-batches of ``rows``."""
         count = max(1, self.micro_batches * self.rows.count // rows)
 
@@ -144,7 +144,7 @@ def _resplit(tensors: Sequence[Tensor], rows: int) -> list[Tensor]:
     return [part.clone().requires_grad_(tensors[0].requires_grad) for part in parts]
 
 
-def whole(sizes: Sizes) -> Work:
+def full_model_workload(sizes: Sizes) -> SingleStageWorkload:
     """Returns a whole T(L, H, A) on one stage; token ids come from the host, as in a run."""
     with torch.device("meta"):
         made, loss = layers(sizes.whole), TranslationLoss(sizes.whole.label_smoothing)
@@ -160,10 +160,10 @@ def whole(sizes: Sizes) -> Work:
         return parts
 
     flops = forward_flops(made, sizes.whole, rows)
-    return Work(f"whole {title(sizes.whole)}", made, loss, sizes.micro_batches, rows, flops, feed)
+    return SingleStageWorkload(f"whole {title(sizes.whole)}", made, loss, sizes.micro_batches, rows, flops, feed)
 
 
-def cell(sizes: Sizes, kind: type[EncoderLayer] | type[DecoderLayer]) -> Work:
+def cell_workload(sizes: Sizes, kind: type[EncoderLayer] | type[DecoderLayer]) -> SingleStageWorkload:
     """Returns consecutive layers from the middle of a T(L, H, A), as on a stage between two others.
 
     Inputs are on the device and require gradients; the mask is all true, because rows are full.
@@ -192,7 +192,7 @@ def cell(sizes: Sizes, kind: type[EncoderLayer] | type[DecoderLayer]) -> Work:
     what = "encoder" if kind is EncoderLayer else "decoder"
     name = f"{len(made)} {what} layers of {title(shape)}"
     flops = forward_flops(made, shape, rows)
-    return Work(name, made, MeanSquare(), sizes.micro_batches, rows, flops, feed)
+    return SingleStageWorkload(name, made, MeanSquare(), sizes.micro_batches, rows, flops, feed)
 
 
 def title(shape: TransformerShape) -> str:

@@ -63,13 +63,16 @@ def _export_causal_lm(run: RunFolder, experiment: CustomExperiment, folder: Path
     layers, reason = list(experiment.spec.layers), "it has none"
     for checkpoint in list_checkpoints(checkpoint_location(run, experiment), console.print):
         checkpoint.check_layers(len(layers))
-        shutil.rmtree(folder, ignore_errors=True)
+        draft = folder.with_suffix(".draft")
+        shutil.rmtree(draft, ignore_errors=True)
         try:
-            save_causal_lm(folder, layers, lambda layer, source=checkpoint: _values(source.read(layer)))  # type: ignore[misc]
+            save_causal_lm(draft, layers, lambda layer, source=checkpoint: _values(source.read(layer)))  # type: ignore[misc]
         except CheckpointError as error:
             reason = str(error)
             console.print(f"checkpoint {checkpoint} is not used: {error}")
             continue
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
         console.print(f"step {checkpoint.step}: {folder}")
         return folder
     raise _no_checkpoint(run, reason)

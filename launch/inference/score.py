@@ -28,7 +28,7 @@ from suite.data.text.text import TextData
 from suite.data.text.tokenizer import END_ID, ENGLISH
 from suite.decoding.beam import LENGTH_PENALTY
 from suite.errors import DataError
-from suite.evaluation.scores import FEWEST_PAIRS, THIRDS, Scores, macro, one_line, score, thirds
+from suite.evaluation.scores import FEWEST_PAIRS, THIRDS, Scores, macro_average, one_line, score, thirds
 from suite.paths import write_atomically
 
 
@@ -50,7 +50,7 @@ class Direction:
         return f"{self.source}-{self.target}"
 
 
-def score_typed(requested: str, settings: str, console: Console) -> None:
+def score_from_cli(requested: str, settings: str, console: Console) -> None:
     """Scores a run from the command line. Raises SettingError for an unknown run or setting, and as ``score_run``."""
     score_run(find_run(requested), read(settings), console)
 
@@ -112,7 +112,9 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console) -> dict[st
             for direction in chosen_directions
         },
         "thirds": {language: third_of[language] for language in chosen},
-        "macro": macro(scores, {direction.name: third_of[direction.language] for direction in chosen_directions}),
+        "macro": macro_average(
+            scores, {direction.name: third_of[direction.language] for direction in chosen_directions}
+        ),
     }
     write_atomically(run.path / "scores.json", json.dumps(record, indent=1) + "\n")
     _print_scores(run, record, console)

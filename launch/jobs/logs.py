@@ -38,7 +38,7 @@ def follow_job(client: JobClient, job: str, console: Console, lost_s: float = LO
     Raises UnreachableError when the cluster does not answer for longer than ``lost_s``. The job does not depend on its
     followers.
     """
-    with interrupts.advised(lambda: f"job {job} keeps running\n{how_to(client, job)}"):
+    with interrupts.interrupt_message(lambda: f"job {job} keeps running\n{how_to(client, job)}"):
         asyncio.run(_follow(client, job, console, lost_s))
     return report_end(client.get_job_info(job), console)
 

@@ -56,10 +56,10 @@ def preflight(client: JobClient, storage: str, lenient: bool = False) -> JobEnvi
         raise JobError(
             f"the probe of the cluster at {client.address} returned nothing; its log ends with: {printed[-300:]}"
         )
-    return judge(json.loads(answers[-1]), pins, storage, platform.python_version(), lenient)
+    return check_probe_report(json.loads(answers[-1]), pins, storage, platform.python_version(), lenient)
 
 
-def judge(
+def check_probe_report(
     report: dict[str, Any], pins: dict[str, str], storage: str, own_python: str, lenient: bool = False
 ) -> JobEnvironment:
     """Returns where a job would run. Raises JobError for what would make it fail.

@@ -9,7 +9,7 @@ import socket
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from launch.backends.interfaces import interface_of
+from launch.backends.network_interface import interface_of
 from launch.backends.secrets import PLACE, SECRET
 from launch.jobs.client import JobClient, JobError
 from suite.errors import SuiteError

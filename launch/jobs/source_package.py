@@ -60,6 +60,11 @@ def pack(root: Path, archive: Path, limit: int = MAX_BYTES) -> Package:
     return Package(archive, len(tracked), commit, (*lines, *_untracked(root)))
 
 
+def is_tracked(root: Path, path: str) -> bool:
+    """Whether git tracks a file of a checkout, named by its path from there; a full path is outside of it."""
+    return not Path(path).is_absolute() and path in _git_paths(root, "ls-files", "-z", "--", path)
+
+
 def _untracked(root: Path) -> list[str]:
     """Returns a line about files that git neither tracks nor ignores, if there are any."""
     sizes = {

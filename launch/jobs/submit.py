@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.base.cluster import Cluster
+from experiments.custom.loading import absolute, is_source
 from experiments.registry import experiments, find, resolve
 from experiments.sweeps.members.base import folder_name
 from experiments.sweeps.registry import SWEEPS, find_scale
@@ -26,7 +27,7 @@ from launch.jobs import secrets
 from launch.jobs.client import METADATA_KEY, JobClient, JobError
 from launch.jobs.logs import follow_job, how_to
 from launch.jobs.preflight import JobEnvironment, preflight
-from launch.jobs.source_package import Package, checkout, pack
+from launch.jobs.source_package import Package, checkout, is_tracked, pack
 from launch.runs.store import COPIES, JOB, SHARED_CACHE
 from launch.tracking.progress import FOLLOWED
 from suite.errors import PlacementError, SettingError, nearest
@@ -129,10 +130,26 @@ def job_command(request: JobRequest) -> JobCommand:
     if not name:
         known = ", ".join([*experiments(), *SWEEPS])
         raise SettingError(f"which experiment or sweep? Name one with NAME=, or a run to resume with RUN=; {known}")
-    if name not in experiments():
+    if is_source(name):
+        name = _packed_source(name)
+    elif name not in experiments():
         raise SettingError(f"no experiment or sweep is called {name}; {nearest(name, [*experiments(), *SWEEPS])}")
     _check_settings(name, scale, settings)
-    return JobCommand(name, ("experiment", name, "--scale", scale, *options), request.settings)
+    return JobCommand(
+        name.rpartition(":")[2], ("experiment", name, "--scale", scale, *options), request.settings
+    )  # fmt: skip
+
+
+def _packed_source(name: str) -> str:
+    """Returns ``path.py:function`` with the path in the package. Raises SettingError for a file that is not packed."""
+    source = absolute(name)
+    file = source.rpartition(":")[0]
+    if Path(file).suffix == ".py" and not is_tracked(checkout(), file):
+        raise SettingError(
+            f"{file} is not among the files that a job gets, those that git tracks in {checkout()}; copy it there and "
+            "git add it"
+        )
+    return source
 
 
 def _check_settings(name: str, scale: str, settings: str) -> None:
@@ -184,7 +201,7 @@ def _send(
     secret_variables = secrets.stash_secret(client) if with_key else secrets.wandb_mode_only()
     advice = f"make jobs ADDRESS={client.address} shows whether job {job} was submitted"
     try:
-        with interrupts.advised(lambda: advice):
+        with interrupts.interrupt_message(lambda: advice):
             client.submit_job(
                 entrypoint=f"exec {entrypoint}",
                 submission_id=job,

@@ -14,7 +14,7 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Workload
 from experiments.custom.loading import is_source
 from experiments.images.workload import find_amoebanet
-from experiments.planning.neighbours import adapted
+from experiments.planning.neighbours import limit_replicas_to_cluster
 from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import plan_workload
 from experiments.registry import experiments, find, resolve
@@ -22,7 +22,7 @@ from experiments.scaling.scale_choice import RequestedScale
 from experiments.tasks import data_folder, workload
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.language_model import find_language_model
-from launch.backends.select import Backend, cluster_backend
+from launch.backends.select import LocalBackend, cluster_backend
 from launch.planning.layer_costs import cost_model
 from launch.runs.store import CACHE
 from launch.tracking.progress import log_when_long
@@ -51,7 +51,7 @@ def make_named(name: str, cluster: str, scale: RequestedScale, settings: str, lo
     On a declared cluster an experiment has the paper's sizes unless a scale is given, and as many replicas as fit.
     """
     _check_name(name, scale)
-    with closing(Backend() if cluster else cluster_backend()) as backend:
+    with closing(LocalBackend() if cluster else cluster_backend()) as backend:
         devices = parse_cluster(cluster, this_machine()) if cluster else backend.cluster()
         with log_when_long(f"planning {name}", log) as set_part:
             request = _plan_request(name, devices, scale, settings)
@@ -106,7 +106,7 @@ def _experiment(name: str, cluster: Cluster, scale: RequestedScale, settings: st
     work = workload(find(name).with_settings(settings))
     if "pipeline.replicas" in settings:
         return _PlanRequest(work, settings)
-    changed, notes = adapted(work, cluster)
+    changed, notes = limit_replicas_to_cluster(work, cluster)
     pipeline = changed.pipeline
     added = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={pipeline.micro_batches}" if notes else ""
     return _PlanRequest(changed, settings + added, notes)

@@ -20,7 +20,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import CostModel, LayerCosts, in_seconds
 from experiments.planning.planner import estimated_costs
-from launch.backends.select import Backend
+from launch.backends.select import Backend, LocalBackend
 from launch.planning.cost_records import CostRecord
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
@@ -47,7 +47,7 @@ def cost_model(
 ) -> CostModel:
     """Returns a function that finds the layer costs of a workload: estimated for a declared device, otherwise measured
     on ``backend`` (by default this machine), with ``data`` if any, and cached in ``cache``."""
-    backend = backend or Backend()
+    backend = backend or LocalBackend()
 
     def layer_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
         if cluster.device is not None:

@@ -17,7 +17,7 @@ from launch.runs.store import resume_command
 from launch.supervision.attempts import Attempts
 from launch.supervision.failure import Cause, find_cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
-from launch.worker.worker import Job
+from launch.worker.worker import AttemptSpec
 from suite.errors import PlacementError, SuiteError, WorkerError, first_line
 from suite.pipeline.runtime.fault_injection import parse_faults, read_fault_plan
 
@@ -25,7 +25,7 @@ from suite.pipeline.runtime.fault_injection import parse_faults, read_fault_plan
 class Launcher(Protocol):
     """Starts workers."""
 
-    def run(self, job: Job, experiment: Experiment, watchdog: Watchdog) -> None:
+    def run(self, spec: AttemptSpec, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt's workers to the end; ends all of them if one fails or the watchdog has a verdict.
 
         Raises the SuiteError of the root cause, or WorkerDiedError for a worker that died without a report.
@@ -35,24 +35,24 @@ class Launcher(Protocol):
         """Waits for ``workers`` devices for a limited time; returns how many are available, at most ``workers``."""
 
 
-Replan = Callable[[int], tuple[Job, Experiment]]
-"""Returns a job that fits on a number of devices. Raises PlacementError if none does."""
+Replan = Callable[[int], tuple[AttemptSpec, Experiment]]
+"""Returns an attempt that fits on a number of devices. Raises PlacementError if none does."""
 
 
 class Supervisor:
     """Runs one run's attempts."""
 
     def __init__(
-        self, job: Job, experiment: Experiment, launcher: Launcher, replan: Replan, log: Callable[[str], None]
+        self, spec: AttemptSpec, experiment: Experiment, launcher: Launcher, replan: Replan, log: Callable[[str], None]
     ) -> None:
         """``log`` receives each failure, and the response to it."""
-        self._job, self._experiment = job, experiment
+        self._spec, self._experiment = spec, experiment
         self._launcher, self._replan, self._log = launcher, replan, log
-        self._faults = read_fault_plan()
-        if self._faults:
-            log(f"GPIPE_FAULTS injects {len(parse_faults(self._faults))} faults into this run")
+        self._fault_plan = read_fault_plan()
+        if self._fault_plan:
+            log(f"GPIPE_FAULTS injects {len(parse_faults(self._fault_plan))} faults into this run")
         self._requested_devices = _workers(experiment)
-        self._attempts = Attempts(job.run.attempts)
+        self._attempts = Attempts(spec.run.attempts)
         self._causes: list[Cause] = []
         self._failures_since_checkpoint = 0
         """Failures since the last new checkpoint."""
@@ -72,31 +72,31 @@ class Supervisor:
             reason = reason_to_stop(self._causes, self._failures_since_checkpoint, max_restarts)
             if reason is not None:
                 raise self._final_error(error, cause, reason) from error
-            self._log(f"attempt {self._job.attempt} failed: {cause.message}")
+            self._log(f"attempt {self._spec.attempt} failed: {cause.message}")
             self._fit_to_devices(cause)
-            self._log(f"attempt {self._job.attempt + 1} resumes from the newest valid checkpoint")
+            self._log(f"attempt {self._spec.attempt + 1} resumes from the newest valid checkpoint")
 
     def _attempt(self) -> SuiteError | None:
         """Runs one attempt and records it; returns the error that ended it, None if it finished."""
-        resume = self._job.resume or bool(self._causes)
+        resume = self._spec.resume or bool(self._causes)
         number = self._attempts.begin(self._experiment)
-        self._job = job = replace(self._job, attempt=number, resume=resume, faults=self._faults)
+        self._spec = spec = replace(self._spec, attempt=number, resume=resume, fault_plan=self._fault_plan)
         outcome, failure = "interrupted", None
-        watchdog = Watchdog(job, self._experiment, self._on_first_step)
+        watchdog = Watchdog(spec, self._experiment, self._on_first_step)
         try:
             with watchdog:
-                self._launcher.run(job, self._experiment, watchdog)
+                self._launcher.run(spec, self._experiment, watchdog)
             outcome = "done"
         except Exception as error:
-            if interrupts.received():  # the error is a consequence of the interrupt
+            if interrupts.was_interrupted():  # the error is a consequence of the interrupt
                 raise KeyboardInterrupt from error
             # the traceback would keep this attempt's processes and pipes alive; the workers' logs have their own
             outcome, failure = "failed", _as_suite_error(error).with_traceback(None)
             failure.__context__ = failure.__cause__ = None
             self._failed_at = time.monotonic()
         finally:
-            cause = find_cause(failure, job.run, watchdog) if failure is not None else None
-            self._attempts.end(job.attempt, watchdog, outcome, cause)
+            cause = find_cause(failure, spec.run, watchdog) if failure is not None else None
+            self._attempts.end(spec.attempt, watchdog, outcome, cause)
         if cause is not None:
             start = watchdog.first_step
             if start is not None and self._start is not None and start > self._start:
@@ -110,25 +110,25 @@ class Supervisor:
         """Records the recovery time when an attempt has finished its first step."""
         if self._failed_at is not None:
             seconds = time.monotonic() - self._failed_at
-            self._attempts.recovered(self._job.attempt, seconds)
+            self._attempts.recovered(self._spec.attempt, seconds)
             self._log(f"training again, {seconds:.1f} s after the failure was detected")
             self._failed_at = None
 
     def _final_error(self, error: SuiteError, cause: Cause, reason: str) -> SuiteError:
         if cause.kind == "user":
             return error
-        number = self._job.attempt
+        number = self._spec.attempt
         summary, _, details = cause.message.partition("\n")
         if self._experiment.train.max_restarts == 0:
             reason = "train.max_restarts is 0"
         return WorkerError(
             f"{summary}. Attempt {number} was the last: {reason}. Once the cause is fixed, "
-            f"`{resume_command(self._job.run)}` continues from the latest checkpoint"
+            f"`{resume_command(self._spec.run)}` continues from the latest checkpoint"
             + (f"\n{details}" if details else "")
         )
 
     def _fit_to_devices(self, cause: Cause) -> None:
-        """Replans the job if the number of available devices has changed."""
+        """Replans if the number of available devices has changed."""
         requested = self._requested_devices
         available = self._launcher.available_devices(requested)
         train = self._experiment.train
@@ -136,13 +136,13 @@ class Supervisor:
             summary = cause.message.splitlines()[0]
             raise PlacementError(
                 f"{summary}. The run needs {requested} devices; {available} are left, and no replacement became "
-                f"available. When they are back, `{resume_command(self._job.run)}` continues from the latest "
+                f"available. When they are back, `{resume_command(self._spec.run)}` continues from the latest "
                 'checkpoint; with SET="train.elastic=true" it continues on the remaining devices'
             )
         if available == requested == _workers(self._experiment):
             return
         before = self._experiment.pipeline
-        self._job, self._experiment = self._replan(available)
+        self._spec, self._experiment = self._replan(available)
         now = self._experiment.pipeline
         if now != before:
             self._log(

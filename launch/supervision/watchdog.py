@@ -18,7 +18,7 @@ from experiments.base.experiment import Experiment
 from launch.error_log import log_error
 from launch.supervision.stall_report import stall_report
 from launch.worker.heartbeat import ENDED, Heartbeat, read_heartbeat
-from launch.worker.worker import Job, metrics_rank_logger
+from launch.worker.worker import AttemptSpec, metrics_rank_logger
 from suite.errors import WorkerError
 from suite.pipeline.model.topology import RankCoord
 from suite.training.periodic import PeriodicThread
@@ -131,12 +131,14 @@ def _ended(heartbeat: Heartbeat | None) -> bool:
 class Watchdog:
     """A context in which a thread watches an attempt's workers."""
 
-    def __init__(self, job: Job, experiment: Experiment, on_first_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, spec: AttemptSpec, experiment: Experiment, on_first_step: Callable[[], None] = lambda: None
+    ) -> None:
         """``on_first_step`` is called when the attempt has finished its first step."""
         pipeline = experiment.pipeline
         count = pipeline.stages * pipeline.replicas
         self.coords = [RankCoord(rank, pipeline.stages, pipeline.replicas) for rank in range(count)]
-        self._job, self._micro_batches = job, pipeline.micro_batches
+        self._spec, self._micro_batches = spec, pipeline.micro_batches
         self.heartbeats: dict[int, Heartbeat] = {}
         """The latest of each worker, by rank."""
         self.verdict: Verdict | None = None
@@ -164,12 +166,12 @@ class Watchdog:
     def stall_report(self) -> str:
         """Returns where each stage was last seen."""
         remarks = {self.verdict.coord.rank: f"the root cause: {self.verdict.short}"} if self.verdict else {}
-        return stall_report(self._job.schedule_config, self.coords, self._micro_batches, self.heartbeats, remarks)
+        return stall_report(self._spec.schedule_config, self.coords, self._micro_batches, self.heartbeats, remarks)
 
     def read_heartbeats(self) -> None:
         """Reads the workers' latest heartbeats."""
         for coord in self.coords:
-            heartbeat = read_heartbeat(self._job.run.heartbeats, coord.replica, coord.stage, self._job.attempt)
+            heartbeat = read_heartbeat(self._spec.run.heartbeats, coord.replica, coord.stage, self._spec.attempt)
             if heartbeat is not None:
                 self.heartbeats[coord.rank] = heartbeat
         if self._on_first_step is not None and any(heartbeat.steps_done for heartbeat in self.heartbeats.values()):
@@ -205,7 +207,7 @@ class Watchdog:
 
     def _log_failure(self, error: Exception) -> None:
         failure = f"reading the workers' heartbeats failed ({type(error).__name__}: {error})"
-        log = metrics_rank_logger(self._job.run.messages)
+        log = metrics_rank_logger(self._spec.run.messages)
         log(f"{failure}; the run continues; the traceback is in {log_error(error)}")
 
     def _check_heartbeats(self) -> None:

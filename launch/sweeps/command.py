@@ -53,8 +53,8 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
     at_scale = f"NAME={name} SCALE={scale}" if scale else f"NAME={name}"
     command = f"make submit {at_scale} {job_storage()}" if in_job() else f"make sweep {at_scale}"
     if pending:
-        advised = interrupts.advised(lambda: f"{command} continues with the unfinished members")
-        with advised, _device_pool(pending, launcher, cluster) as (device_pool, variables):
+        advice = interrupts.interrupt_message(lambda: f"{command} continues with the unfinished members")
+        with advice, _device_pool(pending, launcher, cluster) as (device_pool, variables):
             work.run(device_pool, variables)
     for table in family.tables(scale, cluster, RUNS):
         console.print(table.rich_table() if console.is_terminal else table.markdown())

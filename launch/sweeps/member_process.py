@@ -121,11 +121,11 @@ def main() -> None:
     threading.Thread(target=_exit_with_sweep, daemon=True).start()
     outcome_file = Path(spec.outcome_file)
     try:
-        with interrupts.command():
+        with interrupts.interruptible():
             run_member(spec, log_console(sys.stdout))
     except BaseException as error:
-        if interrupts.received():
-            interrupts.leave()
+        if interrupts.was_interrupted():
+            interrupts.kill_children_and_exit()
         if not isinstance(error, Exception):
             raise
         if isinstance(error, SuiteError):

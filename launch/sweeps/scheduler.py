@@ -67,7 +67,7 @@ class DevicePool(Protocol):
 
 
 @dataclass(frozen=True)
-class Situation:
+class SchedulerState:
     """The state that the scheduler sees at a poll."""
 
     total: int
@@ -84,7 +84,7 @@ def in_order(tasks: Sequence[Task]) -> list[Task]:
     return sorted(tasks, key=lambda task: (-task.priority, -task.need))
 
 
-def choose(due: Sequence[Task], free: int, reachable: int, passed: Mapping[str, int]) -> Task | None:
+def select_task(due: Sequence[Task], free: int, reachable: int, passed: Mapping[str, int]) -> Task | None:
     """Returns the task to start now, of those due in order; None if all must wait.
 
     ``free`` devices are free now, ``reachable`` would be without our own tasks; ``passed`` counts how often each task
@@ -110,7 +110,7 @@ class SchedulerListener(Protocol):
     def ended(self, task: Task, error: BaseException | None, attempts: int) -> None:
         """A task is done, or failed and will not be retried."""
 
-    def poll(self, now: Situation) -> None:
+    def poll(self, now: SchedulerState) -> None:
         """Called at every poll."""
 
 
@@ -141,7 +141,7 @@ class _Scheduler:
     def run(self) -> None:
         while self._waiting or self._running:
             self._drop_blocked()
-            now = self._situation()
+            now = self._state()
             task = self._next(now)
             if task is not None:
                 self._begin(task, now)
@@ -152,23 +152,23 @@ class _Scheduler:
             except queue.Empty:
                 self._listener.poll(now)
 
-    def _situation(self) -> Situation:
+    def _state(self) -> SchedulerState:
         usage = self._device_pool.usage()
         ours = _needs(task for task, _ in self._running.values())
         placed = _needs(task for task, _ in self._running.values() if task.placed())
         due = [task for task in self._waiting if not (set(task.after) & self._names) - self._done]
         ready = [task for task in due if time.monotonic() >= self._not_before.get(task.name, 0.0)]
         others, surely = max(0, usage.held - placed), max(0, usage.held - ours)
-        return Situation(usage.total, others, surely, tuple(in_order(ready)))
+        return SchedulerState(usage.total, others, surely, tuple(in_order(ready)))
 
-    def _next(self, now: Situation) -> Task | None:
+    def _next(self, now: SchedulerState) -> Task | None:
         reachable = now.total - now.others
         # keep the devices of a failed task for its retry
         pausing = (task for task in self._waiting if task.name in self._to_retry and task not in now.waiting)
         taken = _needs(task for task, _ in self._running.values()) + _needs(pausing)
-        return choose(now.waiting, reachable - taken, reachable, self._passed)
+        return select_task(now.waiting, reachable - taken, reachable, self._passed)
 
-    def _begin(self, task: Task, now: Situation) -> None:
+    def _begin(self, task: Task, now: SchedulerState) -> None:
         for passed in now.waiting[: now.waiting.index(task)]:
             self._passed[passed.name] += 1
         self._waiting.remove(task)
@@ -219,7 +219,7 @@ class _Scheduler:
         self._failed_tasks.add(task.name)
         self._listener.ended(task, error, self._attempts[task.name])
 
-    def _give_up_waiting(self, now: Situation) -> None:
+    def _give_up_waiting(self, now: SchedulerState) -> None:
         """Gives up on tasks after MAX_WAIT_S in which others held the devices and no task of ours ran."""
         if self._running or not now.waiting:
             self._idle_since = None

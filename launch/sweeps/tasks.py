@@ -19,7 +19,7 @@ from launch.sweeps.member_process import MemberSpec, log_console, run_member
 from launch.sweeps.pending import PendingMember
 from launch.sweeps.process_pool import ProcessPool
 from launch.sweeps.retries import MAX_ATTEMPTS, MemberError, RetryDecision, message_of
-from launch.sweeps.scheduler import DevicePool, Situation, Task, run_tasks
+from launch.sweeps.scheduler import DevicePool, SchedulerState, Task, run_tasks
 from suite.errors import SuiteError
 
 MIN_WAIT_S = 30.0
@@ -94,7 +94,7 @@ class SweepTasks:
                 traceback.print_exception(error, file=log_file)
         error.__traceback__ = error.__cause__ = error.__context__ = None  # they hold references to processes and pipes
 
-    def poll(self, now: Situation) -> None:
+    def poll(self, now: SchedulerState) -> None:
         """Shows progress, and after MIN_WAIT_S that tasks wait for others' devices."""
         waiting = now.others_min > 0 and bool(now.waiting)
         self._waiting_since = (self._waiting_since or time.monotonic()) if waiting else None
@@ -139,7 +139,7 @@ class SweepTasks:
 
         def work(devices: tuple[int, ...]) -> None:
             if self._own_processes:
-                own = {"CUDA_VISIBLE_DEVICES": visible(devices)} if self._assigns_gpus else {}
+                own = {"CUDA_VISIBLE_DEVICES": cuda_visible_devices(devices)} if self._assigns_gpus else {}
                 self._processes.run(spec, log_file, {**variables, **own})
                 return
             with log_file.open("a", buffering=1) as file:
@@ -157,7 +157,7 @@ def _heartbeat_times(run: RunFolder) -> set[int]:
     return times
 
 
-def visible(devices: Sequence[int]) -> str:
+def cuda_visible_devices(devices: Sequence[int]) -> str:
     """Returns CUDA_VISIBLE_DEVICES for GPUs given by their number in this process."""
     ours = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = ours.split(",") if ours else None

@@ -13,7 +13,7 @@ from rich.console import Console
 from experiments.base.experiment import Experiment
 from experiments.planning.neighbours import shrunk_to
 from experiments.planning.plan_report import PlanReport, in_figures
-from experiments.planning.planner import plan_workload, row_faults
+from experiments.planning.planner import plan_workload, row_errors
 from experiments.planning.timeline_plot import draw
 from experiments.registry import find, read_experiment, resolve
 from experiments.scaling.scale_choice import RequestedScale
@@ -30,7 +30,7 @@ from launch.tracking.progress import log_when_long
 from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
 from launch.train.step_check import StepCheck
-from launch.worker.worker import Job, metrics_rank_logger, threads_of
+from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.schedule.timeline import text
@@ -47,7 +47,7 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
         chosen, scale_note = resolve(name, scale, backend.cluster(), settings)
     check_url(chosen.train.checkpoint_dir or "")
     console.print(scale_note)
-    if faults := row_faults(workload(chosen)):  # before any data is prepared
+    if faults := row_errors(workload(chosen)):  # before any data is prepared
         raise PlanError(faults)
     prepared = _prepare(chosen, console)
     if prepared != chosen:
@@ -154,14 +154,16 @@ class _Session:
 
     def train(self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool = False) -> None:
         """Trains and prints a summary."""
-        advice = interrupts.advised(lambda: _after_interrupt(run, chosen), lambda: f"the run is finished: {run.path}")
+        advice = interrupts.interrupt_message(
+            lambda: _after_interrupt(run, chosen), lambda: f"the run is finished: {run.path}"
+        )
         with run_lock(run.path), advice:
             self.console.print(f"folder: {run.path}")
             state = RunState(run, chosen, planned, resumed, self.plan)
             try:
                 self._run_workers(state)
             finally:
-                if not interrupts.received():
+                if not interrupts.was_interrupted():
                     _show_trace(run, state.planned, self.console)
             publish(run, "end", self.console.print)
             _summarise(run, self.console)
@@ -169,22 +171,22 @@ class _Session:
     def _run_workers(self, state: RunState) -> None:
         """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers
         have started: a resume that cannot start changes nothing."""
-        job, chosen = state.job, state.experiment
-        job.draft.write_text(chosen.to_toml())
-        if not job.resume:
-            check_unused(checkpoint_location(job.run, chosen))
-            job.draft.rename(job.run.experiment)
+        spec, chosen = state.spec, state.experiment
+        spec.draft.write_text(chosen.to_toml())
+        if not spec.resume:
+            check_unused(checkpoint_location(spec.run, chosen))
+            spec.draft.rename(spec.run.experiment)
             state.write_plan()
-        log = metrics_rank_logger(job.run.messages)
-        check = StepCheck(job.run, lambda: state.planned, log)
+        log = metrics_rank_logger(spec.run.messages)
+        check = StepCheck(spec.run, lambda: state.planned, log)
         try:
             with (
-                Follower(job.run, chosen.train.steps, chosen.unit, self.console, check.step),
-                self.backend.started(job, state.planned.placement) as launcher,
+                Follower(spec.run, chosen.train.steps, chosen.unit, self.console, check.step),
+                self.backend.started(spec, state.planned.placement) as launcher,
             ):
-                Supervisor(job, chosen, launcher, state.fit, log).run()
+                Supervisor(spec, chosen, launcher, state.fit, log).run()
         finally:
-            if not job.draft.exists():
+            if not spec.draft.exists():
                 state.write_plan()
 
 
@@ -207,17 +209,17 @@ def _after_interrupt(run: RunFolder, chosen: Experiment) -> str:
 
 
 class RunState:
-    """The current state of a run: experiment, plan and job. Lost devices may shrink them below what was requested."""
+    """The current state of a run: experiment, plan and attempt. Lost devices may shrink them below the request."""
 
     def __init__(
         self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool,
         make_plan: Callable[[Experiment], PlanReport],
     ) -> None:  # fmt: skip
         self._requested, self._first_plan, self._make_plan = chosen, planned, make_plan
-        self.experiment, self.planned, self.job = chosen, planned, _job(run, chosen, planned, resumed)
+        self.experiment, self.planned, self.spec = chosen, planned, _attempt_spec(run, chosen, planned, resumed)
 
-    def fit(self, devices: int) -> tuple[Job, Experiment]:
-        """Returns the job closest to the requested one that fits on ``devices`` devices.
+    def fit(self, devices: int) -> tuple[AttemptSpec, Experiment]:
+        """Returns the attempt closest to the requested one that fits on ``devices`` devices.
 
         Raises PlacementError if none fits.
         """
@@ -230,26 +232,28 @@ class RunState:
                 continue
             if experiment != self.experiment:
                 self.experiment, self.planned = experiment, planned
-                self.job = replace(_job(self.job.run, experiment, planned, True), shrunk=experiment != self._requested)
-                if self.job.shrunk:
-                    self.job.run.shrunk.write_text(experiment.to_toml())
-            return self.job, experiment
+                self.spec = replace(
+                    _attempt_spec(self.spec.run, experiment, planned, True), shrunk=experiment != self._requested
+                )
+                if self.spec.shrunk:
+                    self.spec.run.shrunk.write_text(experiment.to_toml())
+            return self.spec, experiment
         raise PlacementError(
             f"{devices} devices are left, and no plan of {self._requested.name} fits them; when more devices are back, "
-            f"`{resume_command(self.job.run)}` continues from the latest checkpoint"
+            f"`{resume_command(self.spec.run)}` continues from the latest checkpoint"
         )
 
     def write_plan(self) -> None:
         """Writes the plan of the requested experiment to the run's folder."""
-        run, plan = self.job.run, self._first_plan
+        run, plan = self.spec.run, self._first_plan
         run.plan.write_text("\n".join(plan.lines()) + "\n")
         record = plan.as_dict() | {"pipeline": self._requested.pipeline.model_dump(mode="json")}
         run.plan_record.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _job(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool) -> Job:
+def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool) -> AttemptSpec:
     plan = planned.plan
-    return Job(
+    return AttemptSpec(
         run.path, _data_of(chosen), plan.layers_per_cell, plan.schedule_config, planned.cluster.kind == "gpu", resumed,
         step_s=plan.timeline.seconds,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from experiments.base.experiment import Experiment
 from experiments.custom.experiment import CustomExperiment
+from experiments.custom.loading import digest
 from experiments.images.experiment import ImageExperiment
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.images.batches import ImageBatches
@@ -40,8 +41,14 @@ class DataSource(Protocol):
     def counts(self) -> dict[str, int]:
         """Returns the number of examples of each split. Call it on the last stage only."""
 
-    def check(self, notes: dict[str, Any]) -> None:
-        """Raises DataError when a checkpoint was trained on other data."""
+    is_thread_safe: bool
+    """Whether ``batch`` may be called in another thread than the layers: it draws no global random numbers."""
+
+    def check(self, notes: dict[str, Any]) -> str:
+        """Returns a warning if a checkpoint may be of other data, empty otherwise; all workers must call it.
+
+        Raises DataError when it certainly is.
+        """
 
     def baseline(self, held_out: HeldOut) -> float | None:
         """Returns the baseline score, without a model, on the held-out mini-batches; None if the data has none. Call it
@@ -60,6 +67,8 @@ def data_source(experiment: Experiment, data: Path, coord: RankCoord) -> DataSou
 
 class TextSource:
     """Sentence pairs."""
+
+    is_thread_safe = True
 
     def __init__(self, experiment: TranslationExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, self._train, self._pipeline = coord, experiment.train, experiment.pipeline
@@ -89,13 +98,14 @@ class TextSource:
         assert self._data is not None
         return {split: sum(sizes) for split, sizes in self._data.sizes.items()}
 
-    def check(self, notes: dict[str, Any]) -> None:
+    def check(self, notes: dict[str, Any]) -> str:
         """Compares vocabularies: with another one, ids would stand for other words."""
         if notes and self._vocabulary not in (None, notes.get("vocabulary")):
             raise DataError(
                 "the checkpoint was trained with a different vocabulary than the prepared text, so its ids would stand "
                 "for other words; start a new run, or restore the cache that the run was trained with"
             )
+        return ""
 
     def baseline(self, held_out: HeldOut) -> float:
         """The unigram entropy of the same tokens."""
@@ -104,6 +114,8 @@ class TextSource:
 
 class ImageSource:
     """Images for the first stage, labels for the last."""
+
+    is_thread_safe = True
 
     def __init__(self, experiment: ImageExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, pipeline = coord, experiment.pipeline
@@ -133,12 +145,13 @@ class ImageSource:
         assert self._data is not None
         return self._data.info.counts
 
-    def check(self, notes: dict[str, Any]) -> None:
+    def check(self, notes: dict[str, Any]) -> str:
         """Compares image sets: another one has other classes."""
         if notes and self._data is not None and notes.get("images") != self._data.info.source:
             raise DataError(
                 f"the checkpoint was trained on {notes.get('images')}, not on {self._data.info.source}; start a new run"
             )
+        return ""
 
     def baseline(self, held_out: HeldOut) -> float:
         """The share of the most frequent class."""
@@ -149,33 +162,49 @@ class ImageSource:
 class CustomSource:
     """The data of a TrainSpec."""
 
+    is_thread_safe = False
+
     def __init__(self, experiment: CustomExperiment, coord: RankCoord) -> None:
-        self._coord, self._pipeline, self._spec = coord, experiment.pipeline, experiment.spec
+        self._experiment, self._coord = experiment, coord
         self._batches = experiment.batches() if coord.is_first or coord.is_last else None
 
     def batch(self, step: int) -> MiniBatch | None:
         """Inputs and targets."""
         if self._batches is None:
             return None
-        return self._batches.share(step, self._coord.replica, self._pipeline.replicas, self._pipeline.micro_batches)
+        pipeline = self._experiment.pipeline
+        return self._batches.batch(step, self._coord.replica, pipeline.replicas, pipeline.micro_batches)
 
     def held_out(self) -> HeldOut:
         """The held-out rows, if there are any."""
-        if self._spec.valid is None:
+        if self._experiment.spec.valid is None:
             return []
-        return _as_many(None if self._batches is None else [*self._batches.held_out(self._pipeline.micro_batches)])
+        micro_batches = self._experiment.pipeline.micro_batches
+        return _as_many(None if self._batches is None else self._batches.held_out(micro_batches))
 
     def notes(self) -> dict[str, Any]:
-        """Nothing: the function may read its data from elsewhere after a move."""
-        return {}
+        """The digest of the file with the function."""
+        return {"source": digest(self._experiment.source)}
 
     def counts(self) -> dict[str, int]:
         """Rows of each data set."""
-        sets = {"train": self._spec.train, "valid": self._spec.valid}
+        sets = {"train": self._experiment.spec.train, "valid": self._experiment.spec.valid}
         return {name: len(data) for name, data in sets.items() if isinstance(data, Sized)}
 
-    def check(self, notes: dict[str, Any]) -> None:
-        """Accepts any checkpoint: loading it compares the layers."""
+    def check(self, notes: dict[str, Any]) -> str:
+        """Compares what the function returns on all workers, which each call it themselves; returns a warning if its
+        file has changed since the checkpoint."""
+        own = self._batches.digest() if self._batches is not None else None
+        digests: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(digests, own)
+        if len({each for each in digests if each is not None}) > 1:
+            raise DataError(
+                f"{self._experiment.source} returned different data in different workers; it must return the same in "
+                "every process: read files, or draw from the generators of torch, numpy and random, which are seeded"
+            )
+        if notes and notes.get("source") != digest(self._experiment.source):
+            return f"{self._experiment.source} has changed since this run began; the run continues with what it is now"
+        return ""
 
     def baseline(self, held_out: HeldOut) -> None:
         """None: what a model without input would score depends on the task."""

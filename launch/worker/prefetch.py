@@ -21,17 +21,21 @@ class Prefetcher:
     """Returns a worker's mini-batches, each prepared one step ahead."""
 
     def __init__(
-        self, make: Callable[[int], MiniBatch | None], steps: int, prepare: Callable[[MiniBatch], object] | None = None
-    ) -> None:
+        self, make: Callable[[int], MiniBatch | None], steps: int, prepare: Callable[[MiniBatch], object] | None = None,
+        ahead: bool = True,
+    ) -> None:  # fmt: skip
         """``make`` returns the mini-batch of one of the first ``steps`` steps; ``prepare`` is called with each in the
-        prefetch thread."""
-        self._make, self._steps, self._prepare = make, steps, prepare
+        prefetch thread. With ``ahead`` False nothing is prefetched: other people's data may draw from the generator
+        that dropout uses in the main thread."""
+        self._make, self._steps, self._prepare, self._ahead = make, steps, prepare, ahead
         threads = torch.get_num_threads()  # by default a new thread would use all cores
         self._thread = ThreadPoolExecutor(1, "batches", initializer=lambda: torch.set_num_threads(threads))
         self._next: tuple[int, Future[MiniBatch | None]] | None = None
 
     def __call__(self, step: int) -> MiniBatch | None:
         """Returns a step's mini-batch and starts the next one. Raises the exceptions of ``make`` and ``prepare``."""
+        if not self._ahead:
+            return self._make_and_prepare(step)
         if self._next is None or self._next[0] != step:
             self._start_next(step)
         assert self._next is not None

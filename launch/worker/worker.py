@@ -49,7 +49,7 @@ from suite.training.wandb_run import Wandb
 
 
 @dataclass(frozen=True)
-class Job:
+class AttemptSpec:
     """A worker's arguments; everything else is in the run's folder."""
 
     folder: Path
@@ -62,7 +62,7 @@ class Job:
     resume: bool
     attempt: int = 1
     """Counted across resumes of the run."""
-    faults: str = ""
+    fault_plan: str = ""
     """Faults to inject in tests (``suite.pipeline.runtime.fault_injection``)."""
     step_s: float = 0.0
     """Planned duration of a step."""
@@ -104,39 +104,39 @@ STALL_REPORT_DELAY_S = 2.0
 """Seconds by which a worker that lost its neighbour delays its report, so that the root cause is reported first."""
 
 
-def work(job: Job, rank: int, node: str = "") -> None:
+def train_stage(spec: AttemptSpec, rank: int, node: str = "") -> None:
     """Runs one worker to the end of the job. The default process group must exist.
 
     Raises the SuiteError that ends the run, the same on all workers that know it; ProgramError for any other exception.
     """
-    experiment = job.experiment()
+    experiment = spec.experiment()
     coord = RankCoord(rank, experiment.pipeline.stages, experiment.pipeline.replicas)
-    log_to(job.run.log(coord.replica, coord.stage))
-    status = WorkerStatus(Deadline(job.timeout_s), action_timeout_s=job.timeout_s)
-    with HeartbeatWriter(job.run.heartbeats, coord, job.attempt, status, node):
+    log_to(spec.run.log(coord.replica, coord.stage))
+    status = WorkerStatus(Deadline(spec.timeout_s), action_timeout_s=spec.timeout_s)
+    with HeartbeatWriter(spec.run.heartbeats, coord, spec.attempt, status, node):
         try:
-            if job.faults:
-                inject_faults(job.faults, coord, job.attempt, job.run.checkpoints, status)
-            _work(job, experiment, coord, status)
+            if spec.fault_plan:
+                inject_faults(spec.fault_plan, coord, spec.attempt, spec.run.checkpoints, status)
+            _train_stage(spec, experiment, coord, status)
         except Exception as error:
             with suppress(OSError):  # the log may be on a full disk
                 traceback.print_exc()  # goes to this worker's log; the terminal shows one sentence
-            reported = _as_reported_error(error, job, coord, status)
+            reported = _as_reported_error(error, spec, coord, status)
             if isinstance(reported, StallError):
                 time.sleep(STALL_REPORT_DELAY_S)
             raise reported from error
 
 
-def _as_reported_error(error: Exception, job: Job, coord: RankCoord, status: WorkerStatus) -> SuiteError:
+def _as_reported_error(error: Exception, spec: AttemptSpec, coord: RankCoord, status: WorkerStatus) -> SuiteError:
     """Converts an exception to the error reported to the supervisor."""
     if isinstance(error, SuiteError):
         return error
     if isinstance(error, RuntimeError):
-        stall = as_stall_error(error, f"the other workers ({coord})", job.timeout_s)
+        stall = as_stall_error(error, f"the other workers ({coord})", spec.timeout_s)
         if isinstance(stall, SuiteError):
             return stall
     action, layer = status.action, status.layer
-    log_file, host = str(job.run.log(coord.replica, coord.stage)), socket.gethostname()
+    log_file, host = str(spec.run.log(coord.replica, coord.stage)), socket.gethostname()
     where = FailureLocation(coord.replica, coord.stage, status.step, str(action), layer, host, log_file)
     place = str(action) + (f" of step {status.step}" if status.step is not None else "")
     if isinstance(action, Action):
@@ -152,24 +152,24 @@ def _as_reported_error(error: Exception, job: Job, coord: RankCoord, status: Wor
     return ProgramError(message, error_type, where)
 
 
-def _work(job: Job, experiment: Experiment, coord: RankCoord, status: WorkerStatus) -> None:
+def _train_stage(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, status: WorkerStatus) -> None:
     torch.set_num_threads(threads_of(experiment))
     keep_freed_memory()
-    with status.waiting_for("the other workers' start", job.timeout_s):
-        context = _build_context(job, experiment, coord, status)
+    with status.waiting_for("the other workers' start", spec.timeout_s):
+        context = _build_context(spec, experiment, coord, status)
     engine = context.engine
     with context.system_metrics:
         progress = train(context.setup, experiment.train, Progress(engine.start, int(engine.notes.get("units", 0))))
     context.batches.close()
-    with status.waiting_for("the end of the run", job.timeout_s):
+    with status.waiting_for("the end of the run", spec.timeout_s):
         held_out = context.source.held_out()
         score = evaluate(engine.executor, held_out) if len(held_out) else None
-        memory = peak_memory(job.use_gpu)
+        memory = peak_memory(spec.use_gpu)
         if coord.is_metrics_rank:
-            measure = experiment.measure
+            measure = experiment.metric_name
             scores = {f"valid_{measure}": score, f"baseline_{measure}": context.source.baseline(held_out)}
             result = RunResult(progress, scores, memory, context.wandb_run, context.source.counts())
-            record = write_record(job.run, experiment, context.layers, result)
+            record = write_record(spec.run, experiment, context.layers, result)
         dist.barrier()
         if coord.is_metrics_rank:
             context.system_metrics.sample()
@@ -190,17 +190,19 @@ class TrainingContext:
     wandb_run: str | None
 
 
-def _build_context(job: Job, experiment: Experiment, coord: RankCoord, status: WorkerStatus) -> TrainingContext:
+def _build_context(
+    spec: AttemptSpec, experiment: Experiment, coord: RankCoord, status: WorkerStatus
+) -> TrainingContext:
     """Builds the engine, from a checkpoint if the job resumes, and the objects for training. All workers must call
     it."""
-    log = metrics_rank_logger(job.run.messages)
+    log = metrics_rank_logger(spec.run.messages)
     layers, loss = experiment.build()
-    device = torch.device("cuda", torch.cuda.current_device()) if job.use_gpu else torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if spec.use_gpu else torch.device("cpu")
 
     def load_weights(stage: Stage) -> checkpoint.Checkpoint | None:
         loaded = None
-        if job.resume:
-            location = checkpoint_location(job.run, experiment)
+        if spec.resume:
+            location = checkpoint_location(spec.run, experiment)
             with status.waiting_for("all workers to read the checkpoint", LOAD_TIMEOUT_S):
                 loaded = checkpoint.newest_valid(location, stage.indices, len(layers), log)
         if loaded is not None:
@@ -209,42 +211,43 @@ def _build_context(job: Job, experiment: Experiment, coord: RankCoord, status: W
             _initialize(experiment, stage, log)
         return loaded
 
-    model = PartitionedModel(layers, loss, cell_ranges(job.cells, len(layers)), job.schedule_config)
+    model = PartitionedModel(layers, loss, cell_ranges(spec.cells, len(layers)), spec.schedule_config)
     sync_batchnorm_stats = getattr(experiment.train, "sync_batchnorm_stats", True)
     engine = assemble(
         coord, model, device, experiment.optimizer, experiment.train.seed, load_weights, sync_batchnorm_stats, status
     )
     status.first_step = engine.start
-    source = data_source(experiment, job.data, coord)
-    source.check(engine.notes)
+    source = data_source(experiment, spec.data, coord)
+    if warning := source.check(engine.notes):
+        log(warning)
     dist.barrier()  # every worker has read the experiment, and its checkpoint if it resumes
-    if job.resume and coord.rank == 0:
-        if job.draft.exists():
-            job.draft.rename(job.run.experiment)
+    if spec.resume and coord.rank == 0:
+        if spec.draft.exists():
+            spec.draft.rename(spec.run.experiment)
         log(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
-    system_metrics = SystemMetrics(job.run.system, coord, job.attempt, status, device)
-    trackers, wandb = _trackers(job, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)
+    system_metrics = SystemMetrics(spec.run.system, coord, spec.attempt, status, device)
+    trackers, wandb = _trackers(spec, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)
     run_id = _broadcast_run_id(wandb.run_id if wandb else None, coord)
     fixed = {"name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id} | source.notes()
     saver = checkpoint.Saver(
-        checkpoint.Storage(checkpoint_location(job.run, experiment)), engine.optimizer,
+        checkpoint.Storage(checkpoint_location(spec.run, experiment)), engine.optimizer,
         lambda units: {"units": units} | fixed, log, engine.start,
     )  # fmt: skip
-    schedule_key = str((experiment.pipeline, job.cells, job.schedule_config))
-    trace = TraceWriter(job.run.traces, coord, device, engine.start, experiment.trace, schedule_key)
-    batches = Prefetcher(source.batch, experiment.train.steps, engine.executor.prefetch_shapes)
+    schedule_key = str((experiment.pipeline, spec.cells, spec.schedule_config))
+    trace = TraceWriter(spec.run.traces, coord, device, engine.start, experiment.trace, schedule_key)
+    batches = Prefetcher(source.batch, experiment.train.steps, engine.executor.prefetch_shapes, source.is_thread_safe)
     setup = TrainingSetup(
         engine.executor, engine.optimizer, batches, saver, trackers, trace,
-        experiment.unit, experiment.measure, _layer_stats(job, experiment, engine), log,
+        experiment.unit, experiment.metric_name, _layer_stats(spec, experiment, engine), log,
     )  # fmt: skip
     return TrainingContext(layers, engine, source, batches, setup, system_metrics, run_id)
 
 
-def _layer_stats(job: Job, experiment: Experiment, engine: Engine) -> LayerStats | None:
+def _layer_stats(spec: AttemptSpec, experiment: Experiment, engine: Engine) -> LayerStats | None:
     every = experiment.train.layer_stats_every
     if every is None:
         return None
-    path = job.run.layers if engine.executor.coord.is_metrics_rank else None
+    path = spec.run.layers if engine.executor.coord.is_metrics_rank else None
     return LayerStats(engine.executor, every, engine.start, path)
 
 
@@ -261,12 +264,12 @@ def _initialize(experiment: Experiment, stage: Stage, log: Callable[[str], None]
 
 
 def _trackers(
-    job: Job, experiment: Experiment, engine: Engine, system_metrics: SystemMetrics, log: Callable[[str], None]
+    spec: AttemptSpec, experiment: Experiment, engine: Engine, system_metrics: SystemMetrics, log: Callable[[str], None]
 ) -> tuple[list[Tracker], Wandb]:
-    identity = wandb_identity(job.run, experiment, job.schedule_config, engine.notes.get("wandb_run"))
-    config = wandb_config(experiment, job.cells, job.schedule_config, job.step_s)
-    wandb = Wandb(job.folder, experiment.tracking, identity, config, log, system_metrics.latest)
-    return [MetricsFile(job.run.metrics, engine.start), LossSpikes(job.run.spikes, engine.start, log), wandb], wandb
+    identity = wandb_identity(spec.run, experiment, spec.schedule_config, engine.notes.get("wandb_run"))
+    config = wandb_config(experiment, spec.cells, spec.schedule_config, spec.step_s)
+    wandb = Wandb(spec.folder, experiment.tracking, identity, config, log, system_metrics.latest)
+    return [MetricsFile(spec.run.metrics, engine.start), LossSpikes(spec.run.spikes, engine.start, log), wandb], wandb
 
 
 def _broadcast_run_id(run_id: str | None, coord: RankCoord) -> str | None:

@@ -42,7 +42,7 @@ def cached(folder: Path, build: Callable[[Path], None], log: Log) -> None:
 def _is_valid(folder: Path, log: Log) -> bool:
     if not folder.exists():
         return False
-    fault = damage(folder)
+    fault = find_damage(folder)
     if fault is None:
         return True
     log(f"the prepared data in {folder} is damaged ({fault}); preparing it again")
@@ -79,7 +79,7 @@ def _write_manifest(folder: Path) -> None:
     (folder / _MANIFEST).write_text(json.dumps({"files": dict(sorted(files.items()))}, indent=1))
 
 
-def damage(folder: Path) -> str | None:
+def find_damage(folder: Path) -> str | None:
     """Describes what is wrong with the folder; None when every file is intact."""
     try:
         listed = json.loads((folder / _MANIFEST).read_text())["files"]

@@ -56,7 +56,7 @@ def score(translations: Sequence[str], references: Sequence[str]) -> tuple[Score
     return scores, {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())}
 
 
-def macro(scores: Mapping[str, Scores], third_of: Mapping[str, Third]) -> dict[str, dict[str, float | None]]:
+def macro_average(scores: Mapping[str, Scores], third_of: Mapping[str, Third]) -> dict[str, dict[str, float | None]]:
     """Returns {"bleu": {"all", "high", "middle", "low"}, "chrf": ...}: unweighted means over directions.
 
     ``third_of`` maps directions to thirds. The mean of an empty third is None.

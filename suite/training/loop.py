@@ -37,13 +37,13 @@ LAST_SAVE_TIMEOUT_S = 4 * SAVE_TIMEOUT_S
 class Saving(Protocol):
     """The part of ``checkpoint.Saver`` that the loop uses. All workers make the same calls in the same order."""
 
-    def stepped(self, step: int, applied: bool) -> None:
+    def on_step_end(self, step: int, applied: bool) -> None:
         """Notes that ``step`` steps are done, and whether the last one updated the weights."""
 
     def save(self, step: int, units: int) -> None:
         """Starts saving the state after ``step`` steps."""
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits for the current save."""
 
     def finish(self, step: int, units: int) -> None:
@@ -63,7 +63,7 @@ class TrainingSetup:
     trace: TraceWriter | None = None
     unit: str = "tokens"
     """What the weight of a mini-batch counts."""
-    measure: str = "nll"
+    metric_name: str = "nll"
     """Name of the metric that the loss reports per unit, beside its objective."""
     layer_stats: LayerStats | None = None
     log: Log = print
@@ -96,10 +96,10 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
         if batch is not None:
             progress.units += int(batch.weight)
             _record(worker, progress, result, batch.weight, seconds)
-        worker.saver.stepped(progress.step, result.applied)
+        worker.saver.on_step_end(progress.step, result.applied)
         if nonfinite_steps > settings.max_nonfinite_steps:
             with _saving(worker, step):
-                worker.saver.settle()
+                worker.saver.wait()
             raise NonFiniteError(
                 f"{nonfinite_steps} steps in a row had non-finite numbers, {settings.max_nonfinite_steps} are allowed; "
                 f"stopped at step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
@@ -187,7 +187,7 @@ def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:
 def _record(worker: TrainingSetup, progress: Progress, result: StepResult, weight: float, seconds: float) -> None:
     values = {
         "loss": result.objective / weight,
-        worker.measure: result.metric / weight,
+        worker.metric_name: result.metric / weight,
         "grad_norm": result.grad_norm,
         "lr": result.lr,
         "applied": float(result.applied),

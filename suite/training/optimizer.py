@@ -1,8 +1,15 @@
-"""The optimizer step of a stage, over its replicas.
+"""The optimizer step of a stage, over its replicas. Outside the benchmark's peers only this module imports deepspeed.
 
-    .grad of R replicas --mean over replicas, overlapped with the last backward--> each replica's part (DeepSpeed)
+    .grad of R replicas --mean over replicas, overlapped with the last backward--> each replica's part
     --per-layer squares, one small all-reduce over all workers--> global norm, losses, finite flag
     --same decision everywhere--> clip and step (DeepSpeed), or skip
+
+    ReplicatedState   each replica holds all gradients and optimizer state; no ZeRO
+    ShardedState      each replica holds its 1/R of them; ZeRO-1
+
+With R = 1 there is nothing to shard and each parameter stays a separate tensor, so results are bit-identical for all K.
+ZeRO-2 and 3 are not supported: they shard gradients and weights per micro-batch, which costs a pipeline M times per
+step. Adafactor's factored moments need whole matrices, which ZeRO flattens, so Adafactor always runs without ZeRO.
 
 Frozen parameters (``requires_grad`` False) have no gradient, state, norm or weight decay. A stage with only frozen
 parameters has no DeepSpeed engine, but takes part in the all-reduce of the norm.
@@ -10,9 +17,13 @@ parameters has no DeepSpeed engine, but takes part in the all-reduce of the norm
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,8 +38,174 @@ from suite.pipeline.runtime.gradient_reducer import GradientReducer
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.runtime.stage import Stage
 from suite.settings import OptimizerSettings
-from suite.training.deepspeed_state import Key, ReplicatedState, ShardedState, State
 from suite.training.update_rule import learning_rate, make_optimizer, state_names, state_shapes
+
+Key = tuple[int, str]
+"""A parameter's layer and name."""
+
+State = dict[str, Tensor]
+
+
+class ReplicatedState:
+    """Whole gradients and optimizer state on every replica. All replicas must make the same calls in the same order."""
+
+    is_sharded = False
+
+    def __init__(
+        self, module: nn.Module, parameters: Mapping[Key, nn.Parameter], settings: OptimizerSettings, coord: RankCoord,
+        groups: ProcessGroups,
+    ) -> None:  # fmt: skip
+        """``parameters`` are the trainable ones of ``module``. Without any there is no DeepSpeed engine."""
+        self._parameters = parameters
+        self._step_on_device = settings.name == "adamw"  # the fused kernel needs it there, Adafactor on the host
+        if parameters:
+            self._inner = make_optimizer(list(parameters.values()), settings)
+            self._engine = _initialize(module, self._inner, coord, groups, zero_stage=int(self.is_sharded))
+
+    def step(self, rate: float) -> None:
+        """Updates the parameters with this learning rate."""
+        if not self._parameters:
+            return
+        for group in self._inner.param_groups:
+            group["lr"] = rate
+        self._engine.optimizer.step()
+        assert not getattr(self._engine.optimizer, "overflow", False), "DeepSpeed skipped a step that was agreed on"
+
+    def local_gradients(self) -> list[tuple[Key, Tensor]]:
+        """Returns this replica's part of each averaged gradient: all of it, or its shard."""
+        return [(key, cast(Tensor, parameter.grad)) for key, parameter in self._parameters.items()]
+
+    def gradient(self, key: Key) -> Tensor:
+        """Returns the full averaged gradient of a parameter."""
+        return cast(Tensor, self._parameters[key].grad)
+
+    def state(self, key: Key) -> State:
+        """Returns the full optimizer state of a parameter; empty before the first step."""
+        state = self._inner.state.get(self._parameters[key], {})
+        return {name: value for name, value in state.items() if value is not None}
+
+    def load_state(self, key: Key, state: State) -> None:
+        """Sets the full optimizer state of a parameter."""
+        parameter = self._parameters[key]
+        self._inner.state[parameter] = {
+            name: value.to("cpu" if name == "step" and not self._step_on_device else parameter.device)
+            for name, value in state.items()
+        }
+
+    def accept_values(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Makes values that were written to parameters outside of ``step`` those that the next step updates."""
+
+    def clear_gradients(self) -> None:
+        """Drops all gradients, averaged or not."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+
+class ShardedState(ReplicatedState):
+    """A shard of the averaged gradients and of the optimizer state, as ZeRO-1 divides them."""
+
+    is_sharded = True
+
+    def __init__(
+        self, module: nn.Module, parameters: Mapping[Key, nn.Parameter], settings: OptimizerSettings, coord: RankCoord,
+        groups: ProcessGroups,
+    ) -> None:  # fmt: skip
+        """Allocates the state before the first step, so that a checkpoint can be loaded into it."""
+        super().__init__(module, parameters, settings, coord, groups)
+        from deepspeed import utils
+
+        self._utils: Any = utils
+        self._names = state_names(settings)
+        for group in self._inner.param_groups:
+            flat = group["params"][0]
+            self._inner.state[flat] = {
+                "step": torch.zeros((), device=flat.device if self._step_on_device else "cpu"),
+                **{name: torch.zeros_like(flat) for name in self._names},
+            }
+        self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def local_gradients(self) -> list[tuple[Key, Tensor]]:
+        optimizer = self._engine.optimizer
+        optimizer.set_gradient_accumulation_boundary(True)
+        # the second half of DeepSpeed's reduce_gradients: each replica takes its shard of the gradients, which are
+        # averaged already; nothing is reduced here
+        optimizer.overlapping_partition_gradients_reduce_epilogue()
+        keys = {id(parameter): key for key, parameter in self._parameters.items()}
+        local = []
+        for group, parameters in enumerate(optimizer.params_in_partition):
+            shards = [g for g in optimizer.averaged_gradients[group] if not getattr(g, "_zero_padding", False)]
+            shards = shards[: len(parameters)]  # the rest is padding
+            values = sum(map(Tensor.numel, shards))
+            expected = optimizer.partition_size[group] - optimizer.groups_padding[group]
+            assert values == expected, f"DeepSpeed gave shards of {values} values, this replica has {expected}"
+            local += [(keys[id(p)], shard) for p, shard in zip(parameters, shards, strict=True)]
+        return local
+
+    def gradient(self, key: Key) -> Tensor:
+        return cast(Tensor, self._utils.safe_get_full_grad(self._parameters[key]))
+
+    def state(self, key: Key) -> State:
+        parameter = self._parameters[key]
+        state = {name: self._utils.safe_get_full_optimizer_state(parameter, name) for name in self._names}
+        return {"step": self._step_count.clone(), **state}
+
+    def load_state(self, key: Key, state: State) -> None:
+        parameter = self._parameters[key]
+        for name in self._names:
+            self._utils.safe_set_full_optimizer_state(parameter, state[name].to(parameter.device), name)
+        self._step_count.copy_(state["step"])
+
+    def accept_values(self, parameters: Sequence[nn.Parameter]) -> None:
+        for parameter in parameters:
+            self._utils.safe_set_full_fp32_param(parameter, parameter.data)
+
+    def clear_gradients(self) -> None:
+        optimizer = self._engine.optimizer
+        for group in optimizer.averaged_gradients:
+            optimizer.averaged_gradients[group] = None
+        optimizer.zero_grad(set_to_none=True)
+        super().clear_gradients()
+
+    @property
+    def _step_count(self) -> Tensor:
+        return cast(Tensor, self._inner.state[self._inner.param_groups[0]["params"][0]]["step"])
+
+
+def _initialize(
+    module: nn.Module, inner: torch.optim.Optimizer, coord: RankCoord, groups: ProcessGroups, zero_stage: int
+) -> Any:
+    """Returns the engine. Its own clipping and norm are off: they ignore ties, depend on K, and the norm would cost two
+    all-reduces per step."""
+    os.environ.update(RANK=str(coord.rank), WORLD_SIZE=str(coord.stages * coord.replicas))
+    os.environ.setdefault("LOCAL_RANK", "0")
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    # otherwise DeepSpeed compiles an all-reduce kernel for inference at the first start, for half a minute
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    for parameter in module.parameters():
+        parameter.model_parallel = True  # type: ignore[attr-defined]  # otherwise DeepSpeed treats stages as copies
+    mpu = SimpleNamespace(
+        get_data_parallel_group=lambda: groups.replicas, get_data_parallel_rank=lambda: coord.replica,
+        get_data_parallel_world_size=lambda: coord.replicas, get_model_parallel_group=lambda: groups.stages,
+        get_model_parallel_rank=lambda: coord.stage, get_model_parallel_world_size=lambda: coord.stages,
+    )  # fmt: skip
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=inner, mpu=mpu, dist_init_required=False,
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "zero_optimization": {
+                "stage": zero_stage, "overlap_comm": False, "contiguous_gradients": False,
+                "compute_grad_norm": not zero_stage,  # not a valid option without ZeRO
+            },
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": 0.0,
+        },
+    )  # fmt: skip
+    return engine
 
 
 @dataclass(frozen=True)
@@ -159,8 +336,8 @@ class StageOptimizer:
     def _sync_ties(self) -> None:
         """Copies the owner's values of tied parameters to the other stages.
 
-        The rounding of a sum over three or more replicas depends on a gradient's position in DeepSpeed's buffer, so the
-        copies would drift apart in the last bit.
+        The rounding of a sum over three or more replicas depends on a gradient's position in the flat bucket of
+        ``GradientReducer``, so the copies would drift apart in the last bit.
         """
         self._ties.broadcast_owner()
         self._state.accept_values(self._ties.parameters())

@@ -13,7 +13,7 @@ from experiments.scaling.scales import for_laptop
 from launch.backends.processes import ProcessLauncher
 from launch.runs.store import RunFolder
 from launch.supervision.supervisor import Supervisor
-from launch.worker.worker import Job, metrics_rank_logger
+from launch.worker.worker import AttemptSpec, metrics_rank_logger
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.runtime.fault_injection import VARIABLE
@@ -113,7 +113,7 @@ class Trials:
             partition([parameters_of(layer) for layer in layers], pipeline.stages * schedule_config.virtual_stages)
         )
         data = folder_of(experiment.text, self.root / "cache")
-        return Job(run.path, data, cells, schedule_config, False, resume)
+        return AttemptSpec(run.path, data, cells, schedule_config, False, resume)
 
     def train(self, monkeypatch, settings: str, faults=(), each=lambda: None):
         """Runs to the end under a plan of faults; calls ``each`` before every attempt."""

@@ -80,8 +80,8 @@ class Entrant:
     """``PipelineSettings`` of a planned entrant."""
     memory_of: str | None = None
     """The entrant whose planned memory limits this one's plan; None for no limit."""
-    parts: int = 1
-    """Stages per process."""
+    virtual_stages: int = 1
+    """Cells per stage."""
     workloads: tuple[str, ...] = ()
     """Names of the workloads that it runs; empty for all."""
     refuse: Callable[[BenchWorkload], str | None] = accept_all

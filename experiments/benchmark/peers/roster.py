@@ -13,10 +13,16 @@ from experiments.benchmark.peers.torchgpipe import TorchGPipe, torchgpipe_refusa
 COMPUTING = ("layers", "translation")
 
 
-def _torch(name: str, schedule: str, recompute: bool, parts: int = 1, v_shaped: bool = False) -> Entrant:
-    build = partial(TorchPipelining, schedule=schedule, recompute=recompute, parts=parts, v_shaped=v_shaped)
+def _torch(name: str, schedule: str, recompute: bool, virtual_stages: int = 1, v_shaped: bool = False) -> Entrant:
+    build = partial(
+        TorchPipelining, schedule=schedule, recompute=recompute, virtual_stages=virtual_stages, v_shaped=v_shaped
+    )
     return Entrant(
-        name, build, recompute, parts=parts, refuse=split_backward_refusal if "ZeroBubble" in schedule else accept_all
+        name,
+        build,
+        recompute,
+        virtual_stages=virtual_stages,
+        refuse=split_backward_refusal if "ZeroBubble" in schedule else accept_all,
     )
 
 
@@ -30,10 +36,10 @@ PEERS = (
     _torch("torch GPipe", "GPipe", False),
     _torch("torch 1F1B, recomputed", "1F1B", True),
     _torch("torch 1F1B", "1F1B", False),
-    _torch("torch interleaved 1F1B, recomputed", "Interleaved1F1B", True, parts=2),
-    _torch("torch interleaved 1F1B", "Interleaved1F1B", False, parts=2),
-    _torch("torch interleaved zero-bubble", "InterleavedZeroBubble", False, parts=2),
-    _torch("torch ZBV zero-bubble", "ZBVZeroBubble", False, parts=2, v_shaped=True),
+    _torch("torch interleaved 1F1B, recomputed", "Interleaved1F1B", True, virtual_stages=2),
+    _torch("torch interleaved 1F1B", "Interleaved1F1B", False, virtual_stages=2),
+    _torch("torch interleaved zero-bubble", "InterleavedZeroBubble", False, virtual_stages=2),
+    _torch("torch ZBV zero-bubble", "ZBVZeroBubble", False, virtual_stages=2, v_shaped=True),
     Entrant("DeepSpeed 1F1B, recomputed", partial(DeepSpeedPipeline, recompute=True), True),
     Entrant("DeepSpeed 1F1B", partial(DeepSpeedPipeline, recompute=False), False),
     _torchgpipe("torchgpipe, recomputed", "except_last"),

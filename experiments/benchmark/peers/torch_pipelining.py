@@ -30,13 +30,18 @@ class TorchPipelining(CellRunner):
     """One of PyTorch's schedules, over its ``PipelineStage``."""
 
     def __init__(
-        self, context: BenchContext, schedule: str, recompute: bool = False, parts: int = 1, v_shaped: bool = False
+        self,
+        context: BenchContext,
+        schedule: str,
+        recompute: bool = False,
+        virtual_stages: int = 1,
+        v_shaped: bool = False,
     ) -> None:
-        """Each process has ``parts`` stages: process k has k, K + k, ..., or if ``v_shaped`` k and 2K - 1 - k."""
+        """Process k has ``virtual_stages`` stages: k, K + k, ..., or if ``v_shaped`` k and 2K - 1 - k."""
         self._context = context
         layers, loss = context.work.build()
         stages, k = context.coord.stages, context.coord.stage
-        count = parts * stages
+        count = virtual_stages * stages
         own_stages = [k, count - 1 - k] if v_shaped else list(range(k, count, stages))
         cells = cell_ranges(context.cells[count], len(layers))
         super().__init__([Cell(layers, cells[index], recompute) for index in own_stages])
@@ -50,7 +55,7 @@ class TorchPipelining(CellRunner):
         self._target = context.targets if count - 1 in own_stages else None
         # the objective is already divided, so the schedule must not divide the gradients again
         self._schedule = get_schedule_class(schedule)(
-            pipeline_stages[0] if parts == 1 else pipeline_stages,
+            pipeline_stages[0] if virtual_stages == 1 else pipeline_stages,
             context.work.micro_batches,
             loss_fn=context.objective(loss),
             scale_grads=False,

@@ -6,9 +6,8 @@ of it, and an image's random numbers depend on its position there. The number of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,7 @@ from suite.data.images.sets import TEST, TRAIN
 from suite.data.images.transforms import ImageData
 from suite.errors import SettingError
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.microbatch import MiniBatch, sizes
+from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_share, sizes
 from suite.pipeline.model.rng import mix
 from suite.settings import ImageSettings, ImageTrainSettings
 
@@ -49,11 +48,8 @@ class ImageBatches:
         ``images`` the inputs are empty, for a stage that only computes the loss. The weight is ``train.batch_images``.
         """
         count = self._train.batch_images
-        parts = sizes(count, self._replicas * self._micro_batches)
-        shares = sizes(len(parts), self._replicas)
-        offset = sum(shares[:replica])
-        own = parts[offset : offset + shares[replica]]
-        first = sum(parts[:offset])
+        parts, share = replica_share(count, replica, self._replicas, self._micro_batches)
+        own, first, offset = parts[share], sum(parts[: share.start]), share.start
         rows = self.rows(step)[first : first + sum(own)]
         labels = self._data.labels(TRAIN, rows).split(own)
         pixels = self._augmented(rows, self._chances(step)[first : first + sum(own)]).split(own) if images else None
@@ -70,7 +66,7 @@ class ImageBatches:
         total = min(self._train.test_images or self._data.info.counts[TEST], self._data.info.counts[TEST])
         size = self._train.batch_images
         rows = [range(first, min(total, first + size)) for first in range(0, total, size)]
-        return _HeldOut(rows, lambda batch_rows: self._test_batch(batch_rows, images))
+        return LazyMiniBatches(rows, lambda batch_rows: self._test_batch(batch_rows, images))
 
     def _test_batch(self, rows: range, images: bool) -> MiniBatch:
         parts = sizes(len(rows), self._micro_batches)
@@ -94,27 +90,13 @@ class ImageBatches:
         parts = chances[:, :4] if settings.crop == "random_resized_crop" else None
         images = self._data.standardised(self._data.pixels(TRAIN, rows, settings, parts))
         if settings.crop == "random_shift":
-            images = shifted(images, chances[:, :2])
+            images = random_shift(images, chances[:, :2])
         if settings.flip:
             images = torch.where((chances[:, 4] < 0.5).view(-1, 1, 1, 1), images.flip(3), images)
-        return cut_out(images, chances[:, 5:7], settings.cutout) if settings.cutout else images
+        return cutout(images, chances[:, 5:7], settings.cutout) if settings.cutout else images
 
 
-class _HeldOut(Sequence[MiniBatch]):
-    """Mini-batches that are read on access, so a test set need not fit in memory."""
-
-    def __init__(self, rows: Sequence[range], read: Callable[[range], MiniBatch]) -> None:
-        self._rows, self._read = rows, read
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, at: Any) -> Any:
-        """Reads one mini-batch."""
-        return self._read(self._rows[at])
-
-
-def shifted(images: Tensor, chances: Tensor) -> Tensor:
+def random_shift(images: Tensor, chances: Tensor) -> Tensor:
     """Shifts each image by up to an eighth of its size in both axes and fills the border with 0, the mean."""
     size = images.shape[-1]
     margin = size // 8
@@ -124,7 +106,7 @@ def shifted(images: Tensor, chances: Tensor) -> Tensor:
     return torch.stack(moved)
 
 
-def cut_out(images: Tensor, chances: Tensor, side: int) -> Tensor:
+def cutout(images: Tensor, chances: Tensor, side: int) -> Tensor:
     """Sets a square of each image to 0, the mean. Its centre is anywhere in the image (DeVries and Taylor, 2017)."""
     size = images.shape[-1]
     places = torch.arange(size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from suite.data.cache import cached, save_rows
+from suite.data.images.class_folder import fingerprint, is_class_folder, read_class_folder
 from suite.data.images.sets import (
     FASHION,
     FASHION_HUB,
@@ -23,7 +25,7 @@ from suite.data.images.sets import (
     read_hub,
     read_images,
 )
-from suite.data.images.transforms import ImageData, ImageSetInfo, decoded, prints_of
+from suite.data.images.transforms import ImageData, ImageSetInfo, decode_images, fingerprints
 from suite.data.wheels import UnreachableError
 from suite.errors import DataError
 from suite.log import Log
@@ -55,7 +57,7 @@ def prepare_images(settings: ImageSettings, channels: int, classes: int, cache: 
         log(f"no Debian package of {FASHION}: {error}; using {FASHION_HUB} from the hub, which has the same images")
         settings = settings.model_copy(update={"source": FASHION_HUB})
         data = _prepare(settings, cache, log)
-    faults = find_faults(data, settings, channels, classes)
+    faults = find_image_errors(data, settings, channels, classes)
     if faults:
         raise DataError(f"{settings.source} does not fit the model: {'; '.join(faults)}")
     return data
@@ -65,8 +67,7 @@ def folder_of_images(settings: ImageSettings, cache: Path) -> Path:
     """Returns the cache folder of these images. Augmentation settings do not change it."""
     parts = [VERSION, settings.source]
     if settings.source.startswith(("/", ".")):
-        files = sorted(Path(settings.source).glob("*ubyte*"))
-        parts += [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        parts += fingerprint(settings.source)
     slug = re.sub(r"\W+", "-", settings.source).strip("-")
     return cache / f"images-{slug}-{sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
 
@@ -79,7 +80,12 @@ def _prepare(settings: ImageSettings, cache: Path, log: Log) -> ImageData:
 
 def _build(source: str, building: Path, cache: Path, log: Log) -> None:
     start = time.monotonic()
-    if is_local(source):
+    if is_class_folder(source):
+        splits, image_column, label_column = read_class_folder(source, building), "image", "label"
+        for name, rows in splits.items():
+            save_rows(rows, building / name)
+        shutil.rmtree(building / "draft")
+    elif is_local(source):
         splits, image_column, label_column = _tables(read_images(source, cache, log)), "image", "label"
         for name, rows in splits.items():
             save_rows(rows, building / name)
@@ -113,7 +119,7 @@ def _inspect(source: str, splits: dict[str, Any], image_column: str, label_colum
         if len(values) == 0:
             raise DataError(f"{source} has no {name} images; use another set")
     classes = 1 + max(int(values.max()) for values in labels.values())
-    sample = decoded(splits[TRAIN], image_column, _spread(len(splits[TRAIN]), CHANNEL_SAMPLE), "train image")
+    sample = decode_images(splits[TRAIN], image_column, _spread(len(splits[TRAIN]), CHANNEL_SAMPLE), "train image")
     deep = [image.mode for image in sample if image.mode in ("I", "I;16", "F")]
     if deep:
         raise DataError(
@@ -132,7 +138,7 @@ def _inspect(source: str, splits: dict[str, Any], image_column: str, label_colum
     class_counts = np.bincount(labels[TEST][labels[TEST] >= 0], minlength=classes)
     return ImageSetInfo(
         source, not is_local(source), image_column, label_column, channels, classes,
-        {name: len(values) for name, values in labels.items()}, prints_of(splits),
+        {name: len(values) for name, values in labels.items()}, fingerprints(splits),
         tuple((class_counts / class_counts.sum()).tolist()), tuple(mean.tolist()), tuple(deviation.tolist()),
     )  # fmt: skip
 
@@ -142,7 +148,7 @@ def _spread(count: int, limit: int) -> list[int]:
     return list(range(0, count, max(1, -(-count // limit))))
 
 
-def find_faults(data: ImageData, settings: ImageSettings, channels: int, classes: int) -> list[str]:
+def find_image_errors(data: ImageData, settings: ImageSettings, channels: int, classes: int) -> list[str]:
     """Returns each reason why the images do not fit a model."""
     info, faults = data.info, []
     if info.channels != channels:
@@ -168,7 +174,7 @@ def _sizes(rows: Any, column: str, split: str, size: int) -> list[str]:
     wrong = []
     for begin in range(0, len(rows), CHANNEL_SAMPLE):
         some = range(begin, min(len(rows), begin + CHANNEL_SAMPLE))
-        images = decoded(rows, column, some, f"{split} image")
+        images = decode_images(rows, column, some, f"{split} image")
         wrong += [(at, image.size) for at, image in zip(some, images, strict=True) if image.size != (size, size)]
     if not wrong:
         return []

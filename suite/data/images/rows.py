@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +19,15 @@ class ImageRows:
 
     def __init__(
         self, source: str, split: Literal["train", "test"] = "train", size: int = 28, channels: int = 1,
-        classes: int = 10, cache: Path = Path(".cache"),
+        classes: int = 10,
     ) -> None:  # fmt: skip
-        """Prepares ``source`` (``images.source`` in docs/settings.md) in ``cache``, once.
+        """Prepares ``source`` (``images.source`` in docs/settings.md) once, in ``GPIPE_CACHE`` or ``.cache``.
 
         Raises DataError for a set that is not available or does not have these sizes.
         """
         self._settings, self._split = ImageSettings(source=source, size=size), split
-        self._data = prepare_images(self._settings, channels, classes, cache, log=print)
+        cache, log = Path(os.environ.get("GPIPE_CACHE", ".cache")), partial(print, file=sys.stderr)
+        self._data = prepare_images(self._settings, channels, classes, cache, log)
 
     def __len__(self) -> int:
         return self._data.info.counts[self._split]

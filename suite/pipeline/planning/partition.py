@@ -214,12 +214,12 @@ def _balance(cut: Sequence[int], before: Costs, fits: Places) -> list[int]:
     cut = list(cut)
     due: Iterable[int] = range(1, len(cut) - 1)
     while due:
-        moved = [k for k in due if _shift_boundary(cut, k, before, fits)]
+        moved = [k for k in due if _shift_cut(cut, k, before, fits)]
         due = sorted({beside for k in moved for beside in (k - 1, k + 1) if 0 < beside < len(cut) - 1})
     return cut
 
 
-def _shift_boundary(cut: list[int], k: int, before: Costs, fits: Places) -> bool:
+def _shift_cut(cut: list[int], k: int, before: Costs, fits: Places) -> bool:
     """Moves cut ``k`` to where the heavier of its two cells is lightest; returns whether that is elsewhere."""
     start, end = cut[k - 1], cut[k + 1]
     between = slice(start + 1, min(fits[start], end - 1) + 1)

@@ -27,7 +27,7 @@ class Node:
     total: int
 
     def __str__(self) -> str:
-        return f"{self.name} {self.free} of {self.total}"
+        return f"{self.name}: {self.free} of {self.total}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Placement:
 
     @property
     def cuts(self) -> frozenset[int]:
-        """The boundaries k, from stage k to k + 1, at which a replica continues on another node."""
+        """The cuts k, from stage k to k + 1, at which a replica continues on another node."""
         return frozenset(rank % self.stages for rank in self._crossings)
 
     @property
@@ -71,9 +71,9 @@ class Placement:
     def lines(self) -> Iterator[str]:
         """Yields the placement as text, a line a replica; of many replicas, the first ones and the count."""
         used, crossings = len({node.id for node in self.nodes}), len(self._crossings)
-        boundaries = self.replicas * (self.stages - 1)
+        links = self.replicas * (self.stages - 1)
         yield (
-            f"  placed on {used} node{'s' * (used > 1)}; {boundaries - crossings} of {boundaries} boundaries between "
+            f"  placed on {used} node{'s' * (used > 1)}; {links - crossings} of {links} links between "
             "stages lie inside a node"
         )
         for replica in range(min(self.replicas, 8)):
@@ -108,9 +108,9 @@ def shortage(nodes: Sequence[Node], stages: int, replicas: int, kind: str = "dev
     need, free, total = stages * replicas, sum(node.free for node in nodes), sum(node.total for node in nodes)
     listed = ", ".join(str(node) for node in sorted(nodes, key=lambda node: (-node.free, node.name))[:16])
     more = f" and {len(nodes) - 16} more nodes" if len(nodes) > 16 else ""
-    free_per_node = f"; free of each node: {listed}{more}" if nodes else ""
+    free_per_node = f" ({listed}{more})" if nodes else ""
     return (
-        f"K = {stages} stages x R = {replicas} replicas need {need} {kind}s, of the cluster's {total} are {free} "
+        f"K = {stages} stages x R = {replicas} replicas need {need} {kind}s; {free} of the cluster's {total} are "
         f"free{free_per_node}"
     )
 

@@ -1,6 +1,6 @@
 """Plans a run before it starts: layer costs, partitioned into cells that fit the devices, simulated as a schedule.
 
-    layer costs -> partition under the memory cap -> schedule, validated -> recompute -> simulate -> step, bytes
+    layer costs -> partition under the memory limit -> live-graph limit -> schedule, validated -> simulate -> step
 
 Where the settings say ``auto``, all schedules are simulated and the fastest that fits is used, and each stage keeps as
 many graphs as its memory holds, which minimises recomputes. The run executes the same schedule on the same cells, so a
@@ -24,7 +24,7 @@ from suite.pipeline.planning.memory import MemoryModel
 from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.planning.skip_costs import message_costs
 from suite.pipeline.schedule.action import Schedule
-from suite.pipeline.schedule.config import MIN_VIRTUAL_STAGES, ScheduleConfig, setting_faults
+from suite.pipeline.schedule.config import MIN_VIRTUAL_STAGES, ScheduleConfig, pipeline_errors
 from suite.pipeline.schedule.timeline import Timeline
 from suite.settings import PipelineSettings, ScheduleName
 
@@ -158,7 +158,7 @@ def _resolve_schedules(costs: Sequence[LayerCost], pipeline: PipelineSettings) -
         check_costs(costs)
     except SettingError as error:
         raise PlanError([str(error)]) from None
-    wrong = setting_faults(pipeline, len(costs))
+    wrong = pipeline_errors(pipeline, len(costs))
     if wrong:
         raise PlanError(wrong)
     return list(_candidates(pipeline, len(costs))) if pipeline.schedule == "auto" else [pipeline]
@@ -173,7 +173,7 @@ def _candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSet
     for name, virtual_stages in choices:
         candidate = pipeline.model_copy(update={"schedule": name, "virtual_stages": virtual_stages})
         by_hand = virtual_stages > 1 and pipeline.layers_per_cell is not None
-        if not by_hand and not setting_faults(candidate, layers):
+        if not by_hand and not pipeline_errors(candidate, layers):
             yield candidate
 
 

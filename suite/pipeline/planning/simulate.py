@@ -39,7 +39,7 @@ class Links:
     within_node: Link
     between_nodes: Link
     cuts: frozenset[int]
-    """The boundaries k, from stage k to k + 1, between nodes (``suite.pipeline.planning.placement``)."""
+    """The cuts k, from stage k to k + 1, between nodes (``suite.pipeline.planning.placement``)."""
 
     def between(self, source: int, target: int) -> Link:
         """Returns the link between two stages."""
@@ -72,14 +72,13 @@ class CellCost:
     """What splitting the backward costs extra."""
 
     def seconds(self, kind: str, recomputed: bool) -> float:
-        """Returns how long an action takes; a forward whose micro-batch is not recomputed records its graph."""
-        if kind == "W":
-            return self.weight_grad_s
-        if kind == "B":
-            return self.backward_s
+        """Returns how long an action takes; a forward whose micro-batch is not recomputed records its graph. Raises
+        KeyError for an unknown kind."""
+        if kind == "F":
+            return self.forward_s if recomputed else self.recompute_s
         if kind == "I":
             return self.backward_s + (self.split_s - self.weight_grad_s)
-        return self.forward_s if kind == "F" and recomputed else self.recompute_s
+        return {"R": self.recompute_s, "B": self.backward_s, "W": self.weight_grad_s}[kind]
 
 
 def action_seconds(schedule: Sequence[Sequence[Action]], cells: Sequence[CellCost]) -> Callable[[int, Action], float]:

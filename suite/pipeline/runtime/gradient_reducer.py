@@ -1,11 +1,11 @@
-"""Averages gradients over replicas during the last backward of a step.
+"""Averages gradients over replicas during the last backward of a step, or the last ``W``.
 
     stage 0     ... R0 B0: layer 3 | layer 2 | layer 1 | layer 0 |
     replicas                       | mean 3  | mean 2  | mean 1  | mean 0 |
 
-In a step's last backward a layer's gradients are complete as soon as the layer is done, those of the last layer first.
-They are all-reduced in buckets of whole parameters, in the same order on all replicas. So little communication is left
-after the backward of the first stage, and even less on the others.
+In a step's last backward, or last ``W``, a layer's gradients are complete as soon as the layer is done, those of the
+last layer first. They are all-reduced in buckets of whole parameters, in the same order on all replicas. So little
+communication is left after the backward of the first stage, and even less on the others.
 """
 
 from __future__ import annotations

@@ -215,7 +215,8 @@ class P2PCommunicator:
         self, coord: RankCoord, groups: ProcessGroups, device: torch.device, deadline: Deadline, local: LocalMessages,
         virtual_stage: int, max_inflight_sends: int,
     ) -> None:  # fmt: skip
-        """All cells of a stage share ``local``. At most ``max_inflight_sends`` sends to a neighbour are in flight."""
+        """All cells of a stage share ``local``. At most ``max_inflight_sends`` sends to the two neighbours, metadata
+        included, are in flight together."""
         self.coord, self.groups, self.device, self.deadline = coord, groups, device, deadline
         self._local = local
         self.cell, self._max_inflight_sends = virtual_stage * coord.stages + coord.stage, max_inflight_sends

@@ -2,7 +2,7 @@
 
 start | F0 F1 F2 B2 B1 B0 update save | F0 ...     ``actions_begun`` counts these entries, so a stalled action is seen
                  ^                                 by a count that does not change. A worker that waits for others is
-                 waiting: the gradients from       never the root cause of a stall
+                 waiting: the gradients from       reported only if all wait, or if it is silent
                  stage 2 of micro-batch 1
 """
 

@@ -1,8 +1,10 @@
 """The actions of a schedule: what a stage does with one micro-batch in one of its cells.
 
 F3     forward of micro-batch 3                B3     backward
-R3     recompute of its activations            I3     backward of the inputs only; W3 follows later
-F3.1   forward in the stage's second cell      W3     backward of the weights
+R3     recompute of its activations            I3     backward that defers the weight gradients of linear layers
+F3.1   forward in the stage's second cell      W3     adds the deferred weight gradients
+
+All other layers compute their weight gradients in ``I`` (``suite.pipeline.runtime.weight_grad``).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from suite.settings import PipelineSettings, ScheduleName
 MIN_VIRTUAL_STAGES = 2
 """The fewest cells a stage of an interleaved schedule; with one it would be 1F1B."""
 
-INTERLEAVED = ("interleaved", "zero_bubble")
+WITH_VIRTUAL_STAGES = ("interleaved", "zero_bubble")
 """Schedules that support several cells a stage."""
 
 
@@ -96,7 +96,7 @@ def _actions(
     return tuple(map(tuple, schedule))
 
 
-def setting_faults(pipeline: PipelineSettings, layers: int) -> list[str]:
+def pipeline_errors(pipeline: PipelineSettings, layers: int) -> list[str]:
     """Returns every contradiction between schedule, K, virtual stages and number of layers, each with a remedy."""
     stages, virtual_stages, schedule = pipeline.stages, pipeline.virtual_stages, pipeline.schedule
     max_virtual_stages = layers // stages
@@ -112,7 +112,7 @@ def setting_faults(pipeline: PipelineSettings, layers: int) -> list[str]:
         ]
     if virtual_stages == 1 or schedule == "auto":
         return []
-    if schedule not in INTERLEAVED:
+    if schedule not in WITH_VIRTUAL_STAGES:
         return [
             f"pipeline.virtual_stages is {virtual_stages}, and a stage of {schedule} holds one cell; "
             "use pipeline.virtual_stages=1 or pipeline.schedule=interleaved"

@@ -41,8 +41,8 @@ def _kept_graphs(actions: Sequence[Action], virtual_stage: int, max_graphs: int)
     """Returns the micro-batches of one cell whose graphs are kept.
 
     This is interval scheduling on k machines: take the intervals by their ends, and put each that fits on the machine
-    that became free last (Faigle and Nawijn, 1995). Time counts backwards; each backward, with the recompute before it,
-    needs one graph itself.
+    that became free last (Faigle and Nawijn, 1995). The clock is the number of backwards done; each backward, with the
+    recompute before it, needs one graph itself.
     """
     forwards = [a.micro_batch for a in actions if a.virtual_stage == virtual_stage and a.kind == "F"]
     if max_graphs == 0 or max_graphs >= len(forwards):

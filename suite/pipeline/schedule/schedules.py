@@ -16,7 +16,8 @@ from suite.pipeline.schedule.action import Action, Kind, Schedule
 
 
 def fill_drain(stages: int, micro_batches: int) -> Schedule:
-    """Returns the paper's schedule (figure 2c and section 2.3), here with the recomputes that ``remat`` adds:
+    """Returns the paper's schedule (figure 2c and section 2.3). The picture also shows the recomputes that
+    ``remat.with_recomputes`` inserts; the function returns only F and B:
 
         stage 0   F0 F1 F2 F3 .  .  .  .  B3 R2 B2 R1 B1 R0 B0
         stage 1   .  F0 F1 F2 F3 .  .  B3 R2 B2 R1 B1 R0 B0
@@ -36,7 +37,7 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
         stage 1   .  F0 F1 .  B0 F2 B1 F3 B2 F4 B3 .  B4
         stage 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
 
-    As long as fill-drain, but stage k never holds more than K - k micro-batches.
+    Takes the same time as fill-drain, but stage k never holds more than K - k micro-batches.
     """
     forwards, backwards = [Action("F", i) for i in range(micro_batches)], [Action("B", i) for i in range(micro_batches)]
     return _greedy(stages, forwards, backwards, [_RunAheadLimits(stages - k) for k in range(stages)])
@@ -83,8 +84,8 @@ def _ahead(stages: int, virtual_stages: int) -> list[int]:
 
 
 def zero_bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> Schedule:
-    """Returns a zero-bubble schedule (Qi et al., 2023, their ZB-H1): ``I`` computes only what the previous stage waits
-    for, and ``W``, the weight gradients, fills idle time.
+    """Returns a zero-bubble schedule (Qi et al., 2023, their ZB-H1): ``I`` defers the weight gradients of linear layers
+    (all others compute theirs in ``I``), and ``W`` adds the deferred ones in idle time.
 
         stage 0   F0 F1 F2 .  .  I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4
         stage 1   .  F0 F1 .  I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4

@@ -39,12 +39,12 @@ def folder_of(step: int) -> str:
 
 
 @dataclass(frozen=True)
-class Publication:
+class ManifestJob:
     """What rank 0 needs to publish the manifest."""
 
     stages: int
     notes: dict[str, Any]
-    proven: int | None
+    good_step: int | None
     """Step of the previous checkpoint, if a finite step followed it."""
     log: Log
 
@@ -53,11 +53,17 @@ class AsyncSave:
     """One worker's running save. Its daemon thread ends with the process."""
 
     def __init__(
-        self, storage: Storage, step: int, save_id: str, snapshot: Snapshot, stage: int, publication: Publication | None
+        self,
+        storage: Storage,
+        step: int,
+        save_id: str,
+        snapshot: Snapshot,
+        stage: int,
+        manifest_job: ManifestJob | None,
     ) -> None:
         self.step = step
         self._storage, self._folder, self._save_id, self._snapshot = storage, folder_of(step), save_id, snapshot
-        self._stage, self._publication = stage, publication
+        self._stage, self._manifest_job = stage, manifest_job
         self._written, self._ended, self._given_up = threading.Event(), threading.Event(), threading.Event()
         self._fault: str | None = None
         self.published = False
@@ -83,7 +89,7 @@ class AsyncSave:
         files: Files = {}
         self._note_fault(lambda: files.update(self._write()))
         self._written.set()
-        publication = self._publication
+        publication = self._manifest_job
         if publication is not None:
             self._note_fault(lambda: self._publish(files, publication))
         self._ended.set()
@@ -104,12 +110,12 @@ class AsyncSave:
             name = layer_file(layer)
             self._storage.write(f"{self._folder}/{name}", data)
             files[name] = File(bytes=len(data), sha256=digest(data))
-        if self._publication is None:
+        if self._manifest_job is None:
             self._storage.write(self._file_list(self._stage), _FILES.dump_json(files))
         return files
 
-    def _publish(self, files: Files, publication: Publication) -> None:
-        others = range(1, publication.stages)
+    def _publish(self, files: Files, manifest_job: ManifestJob) -> None:
+        others = range(1, manifest_job.stages)
         if self._fault is not None or not self._wait_for([self._file_list(stage) for stage in others]):
             self._given_up.wait()  # others may still be writing; the next save point checks all of them
             self._storage.remove_folder(self._folder)
@@ -117,13 +123,13 @@ class AsyncSave:
         for stage in others:
             path = self._file_list(stage)
             files |= _FILES.validate_json(self._storage.read(path, self._storage.size(path)))
-        manifest = Manifest(step=self.step, written=time.time(), files=files, notes=publication.notes)
+        manifest = Manifest(step=self.step, written=time.time(), files=files, notes=manifest_job.notes)
         self._storage.settle(self._folder)  # in a power cut the manifest must not survive without its files
         self._storage.write(f"{self._folder}/{MANIFEST}", manifest.encode())
         self._storage.settle(self._folder)
         self.published = True
         self._clean_up(
-            [*map(self._start_marker, range(publication.stages)), *map(self._file_list, others)], publication
+            [*map(self._start_marker, range(manifest_job.stages)), *map(self._file_list, others)], manifest_job
         )
 
     def _wait_for(self, paths: list[str]) -> bool:
@@ -135,16 +141,16 @@ class AsyncSave:
             pause = min(2 * pause, LONGEST_POLL_S)
         return True
 
-    def _clean_up(self, temporary: list[str], publication: Publication) -> None:
+    def _clean_up(self, temporary: list[str], manifest_job: ManifestJob) -> None:
         try:
             for path in temporary:
                 self._storage.remove(path)
-            if publication.proven is not None:
-                mark_good(self._storage, folder_of(publication.proven))
+            if manifest_job.good_step is not None:
+                mark_good(self._storage, folder_of(manifest_job.good_step))
             rotate(self._storage, self.step)
         except OSError as error:
             with suppress(OSError):
-                publication.log(f"old checkpoints could not be removed: {error}")
+                manifest_job.log(f"old checkpoints could not be removed: {error}")
 
     def _start_marker(self, stage: int) -> str:
         return f"{self._folder}/{BEGUN}{stage}"

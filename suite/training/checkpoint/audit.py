@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from suite.errors import CheckpointError
 from suite.training.checkpoint.manifest import Manifest, layer_file
-from suite.training.checkpoint.reading import Checkpoint, survey
+from suite.training.checkpoint.reading import Checkpoint, iter_checkpoints
 from suite.training.checkpoint.retention import KEEP_GOOD
 from suite.training.checkpoint.storage import Storage
 
@@ -29,7 +29,7 @@ def audit(storage: Storage) -> Iterator[Audit]:
 
     Raises CheckpointError when the location cannot be listed.
     """
-    for folder, entry in survey(storage):
+    for folder, entry in iter_checkpoints(storage):
         good = KEEP_GOOD in storage.names(folder)
         if isinstance(entry, Checkpoint):
             yield Audit(entry.step, entry.manifest, good, tuple(_faults(entry)))

@@ -20,8 +20,7 @@ from suite.log import Log
 from suite.pipeline.runtime.stage import Stage
 from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest, layer_file
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
-from suite.training.deepspeed_state import State
-from suite.training.optimizer import StageOptimizer
+from suite.training.optimizer import StageOptimizer, State
 
 PARTS = ("value/", "state/")
 
@@ -93,7 +92,7 @@ class Checkpoint:
             )
 
 
-def survey(storage: Storage) -> Iterator[tuple[str, Checkpoint | str | CheckpointError]]:
+def iter_checkpoints(storage: Storage) -> Iterator[tuple[str, Checkpoint | str | CheckpointError]]:
     """Yields every folder's name, newest step first, with its checkpoint or the fault of its manifest: a
     CheckpointError when another version of the suite wrote it, else a text.
 
@@ -169,7 +168,7 @@ def _none_usable(location: str | Path, bad: list[str]) -> CheckpointError:
 def _with_manifest(storage: Storage, log: Log, bad: list[str]) -> list[Checkpoint]:
     """Like ``list_checkpoints``; adds to ``bad`` the unusable ones that are no interrupted saves, with the reason."""
     checkpoints = []
-    for folder, entry in survey(storage):
+    for folder, entry in iter_checkpoints(storage):
         if isinstance(entry, CheckpointError):
             raise entry
         if isinstance(entry, Checkpoint):

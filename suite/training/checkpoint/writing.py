@@ -22,7 +22,7 @@ from torch import Tensor
 
 from suite.errors import CheckpointError
 from suite.log import Log
-from suite.training.checkpoint.async_save import AsyncSave, Publication, Snapshot, folder_of
+from suite.training.checkpoint.async_save import AsyncSave, ManifestJob, Snapshot, folder_of
 from suite.training.checkpoint.storage import Storage
 from suite.training.optimizer import StageOptimizer
 
@@ -61,7 +61,7 @@ class Saver:
             except OSError as error:
                 raise CheckpointError(f"checkpoints cannot be listed: {error}") from None
 
-    def stepped(self, step: int, applied: bool) -> None:
+    def on_step_end(self, step: int, applied: bool) -> None:
         """Notes a step. A finite step after a checkpoint proves that checkpoint good."""
         if applied:
             self._last_finite = step
@@ -73,7 +73,7 @@ class Saver:
 
         Raises CheckpointError, on all workers, when LIMIT saves in a row have failed.
         """
-        self.settle()
+        self.wait()
         self._check_failures()
         fault = self._agree(step)
         if fault:
@@ -83,13 +83,13 @@ class Saver:
         snapshot = self._snapshot()
         self._saving_step = step
         if self._coord.replica == 0:
-            publication = None
+            manifest_job = None
             if self._coord.rank == 0:
-                proven = self._newest if 0 < self._newest < self._last_finite else None
-                publication = Publication(self._coord.stages, self._notes(units), proven, self._log)
-            self._save = AsyncSave(self._storage, step, self._save_id, snapshot, self._coord.stage, publication)
+                good_step = self._newest if 0 < self._newest < self._last_finite else None
+                manifest_job = ManifestJob(self._coord.stages, self._notes(units), good_step, self._log)
+            self._save = AsyncSave(self._storage, step, self._save_id, snapshot, self._coord.stage, manifest_job)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits for the running save to end and logs a failure. All workers must call it."""
         step, self._saving_step = self._saving_step, None
         if step is None:
@@ -114,10 +114,10 @@ class Saver:
 
         Raises CheckpointError, on all workers, when LIMIT saves in a row have failed.
         """
-        self.settle()
+        self.wait()
         while self._newest != step:
             self.save(step, units)
-            self.settle()
+            self.wait()
 
     def _agree(self, step: int) -> str:
         """Returns why a worker cannot start a save, empty if all can. All workers then have the same new save id."""

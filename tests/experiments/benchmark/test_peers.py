@@ -13,7 +13,7 @@ from experiments.benchmark.peers.cell import Cell
 from experiments.benchmark.peers.roster import PEERS
 from experiments.benchmark.peers.torch_pipelining import split_backward_refusal
 from experiments.benchmark.peers.workload import SyntheticWork, TranslationWork
-from launch.benchmarks import peers as bench
+from launch.benchmarks import bench
 from launch.benchmarks.entrants import ENTRANTS
 from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.planning.costs import LayerCost

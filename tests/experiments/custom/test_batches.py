@@ -1,10 +1,14 @@
 """Mini-batches of one's own data: every row once an epoch, the same for any number of replicas, wrong ones refused."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader
 
 from experiments.custom.batches import RowBatches
 from experiments.custom.loss import SummedLoss, units_of
@@ -25,7 +29,7 @@ def test_every_row_comes_once_an_epoch_whatever_the_replicas(rows, batch, replic
     batches = RowBatches(spec(numbers(rows)), batch, seed=3)
     seen = []
     for step in range(rows):
-        shares = [batches.share(step, replica, replicas, micro_batches) for replica in range(replicas)]
+        shares = [batches.batch(step, replica, replicas, micro_batches) for replica in range(replicas)]
         parts = [part for share in shares for (part,) in share.inputs]
         assert [share.offset for share in shares] == [sum(map(len, shares[:at])) for at in range(replicas)]
         assert {share.weight for share in shares} == {float(batch)}
@@ -38,7 +42,7 @@ def test_every_row_comes_once_an_epoch_whatever_the_replicas(rows, batch, replic
 
 def test_a_function_makes_the_batches_of_its_steps():
     batches = RowBatches(spec(lambda step: (torch.full((3, 1), float(step)), torch.zeros(3, dtype=torch.long))), 99, 0)
-    assert batches.share(5, 0, 1, 2).inputs[0][0].tolist() == [[5.0], [5.0]]
+    assert batches.batch(5, 0, 1, 2).inputs[0][0].tolist() == [[5.0], [5.0]]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +105,63 @@ def test_a_mean_over_units_of_ones_own():
     assert total / units_of(own, (counts,)) == pytest.approx(float(mean_of_tokens(values, counts)))
 
 
+@pytest.mark.parametrize("parts", [[7], [3, 1, 3]], ids=str)
+def test_a_metric_is_a_mean_over_the_same_units(parts):
+    """One part has an ignored label alone."""
+
+    def counted(scores, labels):
+        kept = labels != -100
+        return (scores.argmax(1) == labels)[kept].double().mean()
+
+    own = spec(numbers(2), metric=counted)
+    summed = SummedLoss(own, targets=1)
+    total = sum(float(summed(s, t)[1]) for s, t in zip(SCORES.split(parts), LABELS.split(parts), strict=True))
+    assert total / units_of(own, (LABELS,)) == pytest.approx(float(counted(SCORES, LABELS)))
+
+
+def test_cross_entropy_with_units_of_your_own_is_a_mean_over_these():
+    own = spec(numbers(2), nn.CrossEntropyLoss(), units=lambda labels: len(labels))
+    labels = LABELS.clamp(min=0)
+    total = sum(float(SummedLoss(own, 1)(s, t)[0]) for s, t in zip(SCORES.split(3), labels.split(3), strict=True))
+    means = [float(own.loss(s, t)) * len(t) for s, t in zip(SCORES.split(3), labels.split(3), strict=True)]
+    assert total == pytest.approx(sum(means))
+
+
+def test_a_loss_with_parameters_is_refused():
+    with pytest.raises(SettingError, match="has parameters, which would not be trained; move them into the last layer"):
+        SummedLoss(spec(numbers(2), nn.Bilinear(3, 3, 1)), targets=1)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ([], "train has no rows"),
+        (DataLoader(numbers(3)), "train is a DataLoader; give its dataset, and its batch size as batch_size"),
+        (iter([1]), "train is a list_iterator; give a dataset with len"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(train, message):
+    with pytest.raises(DataError, match=message):
+        RowBatches(spec(train), 2, 0)
+
+
+def test_data_may_draw_random_numbers_which_are_the_same_in_every_process():
+    def draw(step):
+        return torch.randn(3, 1), torch.tensor([random.random() + np.random.rand() for _ in range(3)])
+
+    own = spec(draw)
+    first, second = (RowBatches(own, 3, 0) for _ in range(2))
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    whole = first.whole(4)
+    assert torch.get_rng_state().equal(before), "dropout draws from this generator"
+    torch.randn(5), np.random.rand(5), random.random()
+    assert all(one.equal(other) for own, others in zip(whole, second.whole(4), strict=True)
+               for one, other in zip(own, others, strict=True))  # fmt: skip
+    assert not whole[0][0].equal(first.whole(5)[0][0])
+    assert first.digest() == second.digest()
+
+
 def test_a_metric_is_a_mean_as_the_loss_is():
     own = spec(numbers(2), metric=lambda scores, labels: (scores.argmax(1) == labels).double().mean())
     objective, metric = SummedLoss(own, targets=1)(SCORES, SCORES.argmax(1))
@@ -117,4 +178,4 @@ def test_a_loss_of_each_row_is_refused():
 def test_a_mini_batch_whose_targets_are_all_ignored_is_refused():
     ignored = (torch.ones(2, 1), torch.tensor([-100, -100]))
     with pytest.raises(DataError, match="no units to take the mean over: all its targets are ignored"):
-        RowBatches(spec(lambda step: ignored), 2, 0).share(0, 0, 1, 1)
+        RowBatches(spec(lambda step: ignored), 2, 0).batch(0, 0, 1, 1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.custom.layers import find_faults, layers_of, on_meta, tie_shared
+from experiments.custom.layers import find_layer_errors, layers_of, on_meta, tie_shared
 from suite import TrainSpec
 from suite.errors import SettingError
 from suite.pipeline.model.layers import materialize, structure_key, ties_of
@@ -32,13 +32,22 @@ class Held(nn.Module):
         return x * self.scale
 
 
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return x * self.scale
+
+
 def mean(outputs, targets):
-    return (outputs - targets).square().sum(), outputs.sum()
+    return (outputs - targets).square().sum(), outputs.sum().detach()
 
 
 def faults(*layers, loss=mean):
     made = [on_meta(layer) for layer in layers]
-    found = find_faults(made, loss, (torch.ones(2, 3),), (torch.ones(2, 3),))
+    found = find_layer_errors(made, loss, (torch.ones(2, 3),), (torch.ones(2, 3),))
     return found[0] if found else ""
 
 
@@ -61,13 +70,34 @@ def test_a_layer_on_the_meta_device_is_initialised_by_its_modules():
     assert first[2].weight.equal(torch.ones(3))
 
 
-def test_a_layer_on_the_meta_device_without_a_way_to_initialise_it_is_refused():
-    layer = nn.Sequential(nn.Linear(3, 3))
-    layer.register_parameter("token", nn.Parameter(torch.ones(3)))
-    with pytest.raises(
-        SettingError, match=r"nothing initialises its own parameters \(Sequential has no reset_parameters"
-    ):
-        on_meta(layer.to("meta"))
+def test_a_parameter_that_nothing_initialises_is_named_before_workers_start():
+    class Sub(nn.Linear):
+        """Its inherited reset_parameters leaves the norm alone."""
+
+        def __init__(self):
+            super().__init__(3, 3)
+            self.norm = nn.LayerNorm(3)
+
+    bare = nn.Sequential(nn.Linear(3, 3))
+    bare.register_parameter("token", nn.Parameter(torch.ones(3)))
+    with torch.device("meta"):
+        assert "layer 0 (Sub): nothing initialises its norm.weight" in faults(Sub())
+    assert "layer 0 (Sequential): nothing initialises its token" in faults(bare.to("meta"))
+
+
+def test_the_topmost_reset_of_a_branch_initialises_it():
+    class Sevens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def reset_parameters(self):
+            nn.init.constant_(self.linear.weight, 7)
+            nn.init.zeros_(self.linear.bias)
+
+    with torch.device("meta"):
+        made = materialize(on_meta(nn.Sequential(Sevens())), 1, CPU)
+    assert made[0].linear.weight.equal(torch.full((3, 3), 7.0))
 
 
 def test_equal_layers_count_as_equal():
@@ -90,7 +120,7 @@ def test_a_parameter_with_two_names_in_a_layer_is_refused():
         tie_shared([layer])
 
 
-def test_a_model_that_fits_together_has_no_faults():
+def test_a_model_that_fits_together_has_no_errors():
     assert not faults(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
 
 
@@ -108,8 +138,11 @@ def test_a_model_that_fits_together_has_no_faults():
         ([Function(lambda x: x[: int(x.sum())])], "layer 0 (Function) does not run on the meta device"),
         ([Held()], "layer 0 (Held) does not run on the meta device"),
         ([nn.Linear(3, 4)], "the loss cannot take float32 (2, 4) with targets float32 (2, 3): RuntimeError"),
+        ([Function(lambda x: None)], "layer 0 (Function) returns nothing; it must return one tensor or a tuple"),
+        ([nn.BatchNorm1d(3)], "layer 0 (BatchNorm1d): BatchNorm1d(3"),
+        ([nn.Linear(3, 3).bfloat16()], "layer 0 (Linear) trains weight in bfloat16, where most updates round to"),
+        ([Scale()], "layer 0 (Scale) has the parameter scale without an axis; use torch.ones(1)"),
     ],
-    ids=["shape", "inputs", "tuple", "nested", "in place", "values", "held", "loss"],
 )
 def test_a_layer_that_cannot_run_is_named_before_workers_start(layers, message):
     assert message in faults(*layers)
@@ -120,6 +153,13 @@ def test_a_loss_must_be_one_number():
     assert "the loss returns a tensor of shape (2,)" in faults(
         nn.Linear(3, 3), loss=lambda outputs, targets: (outputs.sum(1), outputs.sum())
     )
+
+
+def test_a_loss_must_have_a_gradient():
+    def errors(outputs, targets):
+        return (outputs.argmax(1) != 0).float().mean(), outputs.sum()
+
+    assert "the loss has no gradient" in faults(nn.Linear(3, 3), loss=errors)
 
 
 @pytest.mark.parametrize(("layers", "message"), [([], "has no layers"), ([3], "layer 0 is a int; every layer must be")])

@@ -1,4 +1,4 @@
-"""``NAME=path.py:function``: what a wrong one is told, in one sentence."""
+"""``NAME=path.py:function``: a wrong one is refused in one sentence."""
 
 from importlib.metadata import EntryPoint
 
@@ -7,6 +7,7 @@ from rich.console import Console
 
 from experiments import registry
 from experiments.custom.experiment import find_custom
+from experiments.custom.loading import ROOT, absolute, description
 from experiments.registry import find, read_experiment
 from launch.runs import listing
 from suite.errors import SettingError
@@ -75,6 +76,7 @@ def test_the_seed_decides_the_initial_values(folder):
     ("name", "message"),
     [
         ("own.py:smal", "there is no function smal in .*own.py; did you mean small"),
+        ("own.py", "own.py is a file; name the function in it: own.py:function"),
         ("own.py:", "'own.py:' names no function; write path.py:function, such as my_run.py:digits"),
         ("none.py:small", "there is no file none.py, looked for small in it"),
         ("own.py:number", "own.py:number returned a int; it must return a suite.TrainSpec"),
@@ -115,3 +117,10 @@ def test_an_installed_package_adds_its_experiments_to_the_list(folder, monkeypat
     shown = console.export_text()
     assert "tiny (own:small): Two layers." in shown
     assert "bad cannot be used: own:number returned a int" in shown
+
+
+def test_a_file_of_the_suite_is_named_from_its_folder(monkeypatch, tmp_path):
+    """A job on a cluster runs from a copy, whose place differs by node and by job."""
+    monkeypatch.chdir(tmp_path)
+    assert absolute(f"{ROOT}/examples/digits.py:digits") == "examples/digits.py:digits"
+    assert description("examples/digits.py:digits") == "Digits of 8 x 8 pixels."

@@ -36,7 +36,7 @@ def train(rank, world, rendezvous):
             loss = SummedLoss(spec, targets=1)
             coord = RankCoord(rank, world, 1)
             executor, ties, parameters, _ = build(coord, [on_meta(layer) for layer in layers], loss, schedule_config)
-            batch = batches.share(0, 0, 1, spec.micro_batches)
+            batch = batches.batch(0, 0, 1, spec.micro_batches)
             sums = executor.train(batch, 0)
             ties.sum_gradients()
             results[name, schedule_config.schedule] = (

@@ -86,9 +86,23 @@ def test_a_model_of_another_type_is_refused():
     class Other:
         class config:  # noqa: N801
             model_type = "mamba"
+            _attn_implementation = "sdpa"
 
     with pytest.raises(SettingError, match="of type mamba cannot be cut into layers; known: gpt2, llama"):
         causal_lm_layers(Other())
+
+
+def test_a_model_that_needs_a_mask_is_refused():
+    model = MODELS["llama"]()
+    model.set_attn_implementation("eager")
+    with pytest.raises(SettingError, match="the model's attention is eager, which needs a mask"):
+        causal_lm_layers(model)
+
+
+def test_a_folder_in_bf16_is_trained_in_fp32(tmp_path):
+    MODELS["llama"]().bfloat16().save_pretrained(tmp_path / "half")
+    layers = on_cpu(load_causal_lm(tmp_path / "half"))
+    assert {parameter.dtype for layer in layers for parameter in layer.parameters()} == {torch.float32}
 
 
 def test_other_layers_cannot_be_written_back(tmp_path):

@@ -86,7 +86,7 @@ def test_on_one_gpu_it_has_one_stage_and_reports_this() -> None:
 
 def test_batchnorm_needs_two_values_per_channel() -> None:
     run = find("amoebanet_fashion")
-    assert run.with_settings("train.batch_images=4 pipeline.micro_batches=4").faults() == []  # 7 x 7 places
+    assert run.with_settings("train.batch_images=4 pipeline.micro_batches=4").setting_errors() == []  # 7 x 7 places
     with pytest.raises(SettingError, match=r"which is 1 x 1 in the last layers.*set pipeline.micro_batches=2 or fewer"):
         run.with_settings("train.batch_images=4 pipeline.micro_batches=4 images.size=4")
 

@@ -59,7 +59,7 @@ def test_a_step_of_one_stage_is_the_sum_of_its_actions() -> None:
     forward, recompute, backward, update = (
         sum(getattr(cost, name) for cost in costs) for name in ("forward_s", "recompute_s", "backward_s", "update_s")
     )
-    # three forwards that are rebuilt, and the last, which records its graph at once
+    # three forwards that are recomputed, and the last, which records its graph at once
     assert planned.plan.step_s == pytest.approx(3 * (forward + recompute + backward) + recompute + backward + update)
     assert planned.plan.timeline.bubble == pytest.approx(0, abs=1e-9)
 
@@ -118,6 +118,6 @@ def test_small_numbers_keep_two_figures(value: float, figures: str) -> None:
     assert in_figures(value) == figures
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(7200, "2.00 hours"), (90, "1.5 minutes"), (5, "5.00 s")])
-def test_a_short_run_is_told_in_minutes_or_seconds(seconds: float, told: str) -> None:
-    assert in_hours(seconds) == told
+@pytest.mark.parametrize(("seconds", "expected"), [(7200, "2.00 hours"), (90, "1.5 minutes"), (5, "5.00 s")])
+def test_a_short_run_is_shown_in_minutes_or_seconds(seconds: float, expected: str) -> None:
+    assert in_hours(seconds) == expected

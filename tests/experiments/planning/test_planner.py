@@ -12,7 +12,7 @@ from torch import nn
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import LayerCosts
-from experiments.planning.planner import estimated_costs, least_memory, plan_workload, row_faults, try_plan
+from experiments.planning.planner import estimated_costs, least_memory, plan_workload, row_errors, try_plan
 from experiments.registry import find, resolve
 from experiments.translation.language_model import LanguageModel
 from experiments.translation.workload import Translation
@@ -75,17 +75,17 @@ def test_cells_by_hand_are_the_plans_cells() -> None:
 def test_every_fault_is_told_at_once() -> None:
     work = translation("pipeline.stages=2 pipeline.replicas=3 pipeline.micro_batches=8 train.batch_tokens=1000")
     fault = refused(work, Cluster(5, 2 * MIB, "gpu"))
-    devices, *memory = fault.faults
+    devices, *memory = fault.errors
     assert devices.startswith("K = 2 stages x R = 3 replicas need 6 devices, there are 5 GPUs")
     assert memory
     assert all("needs" in line or "fewest" in line for line in memory)
-    assert str(fault).startswith(f"{len(fault.faults)} faults:\n- {devices}\n- ")
+    assert str(fault).startswith(f"{len(fault.errors)} faults:\n- {devices}\n- ")
 
 
 def test_a_language_models_rows_are_counted() -> None:
     """32 sequences; sentences of a translation are as many as it takes, each of a token at the least."""
     fault = refused(language(stages=2).with_settings("pipeline.micro_batches=33"), parse_cluster("64x16GiB", LAPTOP))
-    assert "R = 1 x M = 33 micro-batches are more than the 32 examples that a step of" in fault.faults[0]
+    assert "R = 1 x M = 33 micro-batches are more than the 32 examples that a step of" in fault.errors[0]
     assert plan_workload(
         translation("pipeline.micro_batches=999 train.batch_tokens=1000"), ROOMY, estimated_costs
     ).plan.layers_per_cell
@@ -106,10 +106,10 @@ def test_an_advice_on_too_many_micro_batches_is_one_that_can_be_set(
 ) -> None:
     pipeline = PipelineSettings(stages=2, replicas=replicas, micro_batches=micro_batches)
     work = language().with_pipeline(pipeline)
-    (fault,) = row_faults(work)
+    (fault,) = row_errors(work)
     assert fault.endswith(f"; use {advice}")
     settings = re.findall(r"pipeline\.\w+=\d+", advice)
-    assert row_faults(work.with_settings(" ".join(settings))) == []
+    assert row_errors(work.with_settings(" ".join(settings))) == []
 
 
 class Counts:
@@ -144,8 +144,8 @@ def test_more_micro_batches_than_a_mini_batch_can_have_rows_are_refused_at_once(
     fault = refused(work, ROOMY)
     assert 0 < max(counts.generated) <= 1024
     assert 0 < max(counts.simulated) <= 1024
-    assert "M = 10,000,000 micro-batches are more than the 1,024 examples" in fault.faults[0]
-    assert "use pipeline.micro_batches=1024 or fewer" in fault.faults[0]
+    assert "M = 10,000,000 micro-batches are more than the 1,024 examples" in fault.errors[0]
+    assert "use pipeline.micro_batches=1024 or fewer" in fault.errors[0]
     assert fault.remedies
 
 
@@ -216,13 +216,13 @@ def test_declared_devices_take_no_turns_but_the_cores_at_hand_do() -> None:
     work = translation("pipeline.stages=4")
     assert plan_workload(work, LAPTOP, estimated_costs).plan.layers_per_cell
     declared = replace(parse_cluster("2x16GiB", LAPTOP), kind="cpu")
-    assert "need 4 devices" in refused(work, declared).faults[0]
+    assert "need 4 devices" in refused(work, declared).errors[0]
 
 
 def test_the_papers_6b_fits_its_own_devices_and_not_a_quarter_of_their_memory() -> None:
     work = Translation(find("t128_6b"))
     assert plan_workload(work, parse_cluster("128x16GiB", LAPTOP), estimated_costs).parameters == 6_040_979_968
-    assert "needs" in refused(work, parse_cluster("128x4GiB", LAPTOP)).faults[0]
+    assert "needs" in refused(work, parse_cluster("128x4GiB", LAPTOP)).errors[0]
 
 
 def test_a_plan_over_nodes_says_where_workers_go_and_plays_the_network_at_the_cuts() -> None:

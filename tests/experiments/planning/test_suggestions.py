@@ -10,7 +10,7 @@ import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
-from experiments.planning.neighbours import adapted
+from experiments.planning.neighbours import limit_replicas_to_cluster
 from experiments.planning.plan_report import LayerCosts, PlanReport
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.translation.workload import Translation
@@ -33,7 +33,7 @@ def test_fewer_replicas_keep_the_mini_batch(
 ) -> None:
     work = translation("pipeline.stages=2 train.batch_tokens=4096")
     work = work.with_pipeline(PipelineSettings(stages=2, replicas=replicas, micro_batches=micro_batches))
-    changed, (note,) = adapted(work, Cluster(devices, GIB, "gpu"))
+    changed, (note,) = limit_replicas_to_cluster(work, Cluster(devices, GIB, "gpu"))
     assert (changed.pipeline.replicas, changed.pipeline.micro_batches) == expected
     assert (changed.pipeline.stages, changed.batch) == (2, 4096)
     assert f"R 8 -> {expected[0]} and M 3 -> {expected[1]}" in note
@@ -42,15 +42,15 @@ def test_fewer_replicas_keep_the_mini_batch(
 @pytest.mark.parametrize("devices", [16, 100, 1, 0])
 def test_nothing_is_adapted_where_all_fits_or_nothing_would(devices: int) -> None:
     work = translation("pipeline.stages=2 pipeline.replicas=8 pipeline.micro_batches=2")
-    assert adapted(work, Cluster(devices, GIB, "gpu")) == (work, ())
+    assert limit_replicas_to_cluster(work, Cluster(devices, GIB, "gpu")) == (work, ())
 
 
 def test_cells_by_hand_that_do_not_fit_are_named_and_may_go() -> None:
     work = translation("pipeline.stages=2 pipeline.layers_per_cell=1,6")
     _, heavy = peaks(work)
     fault = refused(work, Cluster(2, heavy - 1, "gpu"))
-    assert len(fault.faults) == 1
-    assert fault.faults[0].startswith(f"stage 1 (layers 1-6) needs {heavy / GIB:.2f} GiB")
+    assert len(fault.errors) == 1
+    assert fault.errors[0].startswith(f"stage 1 (layers 1-6) needs {heavy / GIB:.2f} GiB")
     assert settings_of(fault)[0] == "pipeline.layers_per_cell=none"
 
 
@@ -132,8 +132,8 @@ def test_where_no_setting_helps_the_memory_that_would_is_told() -> None:
     work = language(stages=4)
     fault = refused(work, Cluster(4, MIB, "gpu"))
     assert fault.remedies == ()
-    told = r"\(no setting was found that fits; with K = 4 the run needs devices of at least (\S+) GiB\)$"
-    (size,) = re.findall(told, str(fault))
+    sentence = r"\(no setting was found that fits; with K = 4 the run needs devices of at least (\S+) GiB\)$"
+    (size,) = re.findall(sentence, str(fault))
     assert plan_workload(work, Cluster(4, int(float(size) * GIB), "gpu"), estimated_costs)
 
 
@@ -141,8 +141,8 @@ def test_where_workers_share_the_memory_of_one_machine_all_of_it_is_told() -> No
     work = language(stages=4)
     fault = refused(work, Cluster(2, MIB, "cpu"))
     assert fault.remedies == ()
-    told = r"\(no setting was found that fits; with K = 4 the run needs at least (\S+) GiB in total\)$"
-    (size,) = re.findall(told, str(fault))
+    sentence = r"\(no setting was found that fits; with K = 4 the run needs at least (\S+) GiB in total\)$"
+    (size,) = re.findall(sentence, str(fault))
     assert plan_workload(work, Cluster(2, int(float(size) / 2 * GIB), "cpu"), estimated_costs)
     refused(work, Cluster(2, int((float(size) / 2 - 0.2) * GIB), "cpu"))
 
@@ -150,7 +150,7 @@ def test_where_workers_share_the_memory_of_one_machine_all_of_it_is_told() -> No
 def test_more_stages_than_a_language_model_has_layers_are_refused_with_a_way_out() -> None:
     work = language(stages=40)
     fault = refused(work, parse_cluster("64x16GiB", LAPTOP))
-    assert "cannot cut 12 layers into 40 stages" in fault.faults[0]
+    assert "cannot cut 12 layers into 40 stages" in fault.errors[0]
     (settings,) = settings_of(fault)
     assert (
         plan_workload(

@@ -13,7 +13,7 @@ from experiments.planning.timeline_plot import COLOURS, draw
 from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.timeline import Timeline
-from tests.suite.pipeline.walks import fill_drain
+from tests.suite.pipeline.schedule_helpers import fill_drain
 
 
 def step(stages: int) -> Timeline:
@@ -54,7 +54,7 @@ def test_it_is_a_png_of_sensible_size_with_every_kind_of_action(tmp_path: Path, 
     assert all(share(image, COLOURS[kind]) < 0.001 for kind in "IW")  # nothing is deferred, so the legend omits it
     assert all(value > 0.005 for value in shares.values()), shares
     assert shares["B"] > 1.5 * shares["F"]  # twice as long
-    assert shares["F"] > shares["R"]  # four forwards, three rebuilds
+    assert shares["F"] > shares["R"]  # four forwards, three recomputes
 
 
 def test_a_shorter_step_is_shorter_on_the_common_scale(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_shorter_step_is_shorter_on_the_common_scale(tmp_path: Path) -> None:
     draw([("short", short)], tmp_path / "alone.png", "")
     draw([("long", long), ("short", short)], tmp_path / "both.png", "")
     alone, both = (pixels(tmp_path / name) for name in ("alone.png", "both.png"))
-    # nothing is rebuilt in the long one, so all rebuilds are the short one's, drawn narrower beside it
+    # nothing is recomputed in the long one, so all recomputes are the short one's, drawn narrower beside it
     narrower = widest(both, COLOURS["R"]) / widest(alone, COLOURS["R"])
     assert narrower == pytest.approx(short.seconds / long.seconds, rel=0.05)
 

@@ -22,7 +22,7 @@ ROOMY = Cluster(8, 12 * GIB, "gpu")
 
 
 def translation(settings: str = "") -> Translation:
-    """T(2, 128, 1) of 7 layers at the laptop's scale, rebuilt as the paper does where nothing else is said."""
+    """T(2, 128, 1) of 7 layers at the laptop's scale, recomputed as the paper does where nothing else is said."""
     remat = "" if "pipeline.remat" in settings else "pipeline.remat=except_last"
     return Translation(resolve("t12_400m", "laptop", LAPTOP, f"model.layers=2 {remat} {settings}")[0])
 

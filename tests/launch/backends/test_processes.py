@@ -101,12 +101,12 @@ interrupts.install()
 {imports}
 print("here", flush=True)
 try:
-    with interrupts.command():
+    with interrupts.interruptible():
         {what}
 except BaseException:
-    if not interrupts.received():
+    if not interrupts.was_interrupted():
         raise
-    interrupts.leave()
+    interrupts.kill_children_and_exit()
 """
 STARTS = (
     "from launch.backends.processes import run_processes; from tests.launch.backends.test_processes import sleep",

@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from launch.benchmarks import command as tables
+from launch.benchmarks import tables
 from launch.benchmarks.netns_hosts import Hosts
 from suite.errors import SettingError
 from suite.pipeline.planning.simulate import Link

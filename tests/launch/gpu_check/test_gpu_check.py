@@ -12,7 +12,7 @@ from experiments.report.table import Table
 from launch.gpu_check import command as gpu_check
 from launch.gpu_check import gradients, steps, variants
 from launch.gpu_check.single_stage import SingleStageTrainer
-from launch.gpu_check.work import MeanSquare, cell, paper_sizes, whole
+from launch.gpu_check.work import MeanSquare, cell_workload, full_model_workload, paper_sizes
 from models.shape import TransformerShape
 from models.transformer import DecoderLayer, EncoderLayer
 from suite.errors import NonFiniteError
@@ -55,7 +55,7 @@ def test_the_paper_sizes_are_those_of_the_experiments():
     assert (sizes.whole.layers, sizes.whole.feed_forward, sizes.whole.heads) == (6, 8192, 16)
     assert (sizes.cell.layers, sizes.cell.feed_forward, sizes.cell.heads) == (64, 16384, 32)
     assert (sizes.cell_layers, sizes.rows, sizes.time, sizes.product) == (8, 16, 128, 8192)
-    assert whole(sizes).parameters == 408_209_920
+    assert full_model_workload(sizes).parameters == 408_209_920
 
 
 def test_the_json_has_every_promised_key(written):
@@ -189,7 +189,7 @@ def test_gradients_are_those_of_the_whole_model():
 @pytest.mark.parametrize("kind", [EncoderLayer, DecoderLayer])
 def test_losses_of_the_steps_fall(kind):
     sizes = tiny_sizes()
-    trainer = SingleStageTrainer(cell(sizes, kind), CPU, sizes.optimizer)
+    trainer = SingleStageTrainer(cell_workload(sizes, kind), CPU, sizes.optimizer)
     losses = []
     for step in range(4):
         losses.append(trainer.train(step))
@@ -208,14 +208,14 @@ def test_a_recomputation_that_differs_from_the_forward_does_not_pay():
             return objective + ChangingLoss.calls, measure
 
     sizes = tiny_sizes()
-    work = replace(cell(sizes, EncoderLayer), loss=ChangingLoss())
+    work = replace(cell_workload(sizes, EncoderLayer), loss=ChangingLoss())
     trainer = SingleStageTrainer(work, CPU, sizes.optimizer)
     assert not trainer.recompute_equals_forward()
     plain, other = variants.variants(sizes)[:2]
-    slow = variants.Timed(plain, work, (2.0, 2.1), 1, True)
-    assert variants.Timed(other, work, (1.0, 1.1), 1, True).pays(slow) is True
-    assert variants.Timed(other, work, (2.05, 2.05), 1, True).pays(slow) is False
-    assert variants.Timed(other, work, (1.0, 1.1), 1, False).pays(slow) is False
+    slow = variants.VariantResult(plain, work, (2.0, 2.1), 1, True)
+    assert variants.VariantResult(other, work, (1.0, 1.1), 1, True).pays(slow) is True
+    assert variants.VariantResult(other, work, (2.05, 2.05), 1, True).pays(slow) is False
+    assert variants.VariantResult(other, work, (1.0, 1.1), 1, False).pays(slow) is False
 
 
 def test_without_rich_tables_are_printed_as_markdown(monkeypatch, capsys):

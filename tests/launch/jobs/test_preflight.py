@@ -9,7 +9,7 @@ import ray
 
 from launch.jobs import remote_probe
 from launch.jobs.client import JobError
-from launch.jobs.preflight import judge
+from launch.jobs.preflight import check_probe_report
 from launch.jobs.requirements import pinned_requirements
 from launch.jobs.source_package import checkout
 from launch.runs.store import CACHE, SHARED_CACHE
@@ -35,7 +35,7 @@ def cluster(*nodes, **changes):
 
 
 def test_a_cluster_that_has_everything_gets_nothing_installed():
-    environment = judge(cluster(node(), node()), PINS, "/s", "3.11.7")
+    environment = check_probe_report(cluster(node(), node()), PINS, "/s", "3.11.7")
     assert (environment.nodes, environment.storage, environment.python, environment.install) == (
         2,
         "/s",
@@ -46,7 +46,9 @@ def test_a_cluster_that_has_everything_gets_nothing_installed():
 
 
 def test_packages_that_differ_on_any_node_are_installed_and_named():
-    environment = judge(cluster(node(), node(differ={"rich": "14.0.0", "torch": None})), PINS, "/s", "3.11.7")
+    environment = check_probe_report(
+        cluster(node(), node(differ={"rich": "14.0.0", "torch": None})), PINS, "/s", "3.11.7"
+    )
     assert environment.install["pip"]["packages"] == ["rich==15.0.0", "torch==2.13.0"]
     assert environment.python == "python"
     assert "each node first installs 2 packages" in environment.lines[0]
@@ -54,20 +56,20 @@ def test_packages_that_differ_on_any_node_are_installed_and_named():
 
 
 def test_with_a_url_runs_are_on_the_head_and_checkpoints_and_copies_at_the_url():
-    environment = judge(cluster(storage="s3://b/x"), PINS, "s3://b/x", "3.11.7")
+    environment = check_probe_report(cluster(storage="s3://b/x"), PINS, "s3://b/x", "3.11.7")
     assert (environment.storage, environment.url) == ("/h", "s3://b/x")
     assert "s3://b/x" in environment.lines[1]
 
 
 def test_a_job_uses_the_submitters_cache_if_the_head_and_all_nodes_see_it(tmp_path):
-    ours = judge(cluster(node(cache=True), node(cache=True), cache=True), PINS, "/s", "3.11.7")
+    ours = check_probe_report(cluster(node(cache=True), node(cache=True), cache=True), PINS, "/s", "3.11.7")
     assert ours.cache == str(CACHE.resolve())
     assert f"cache: {ours.cache}, shared with the head and all nodes" in ours.lines[2]
     for report in (
         cluster(node(cache=True), node(cache=False), cache=True),
         cluster(node(cache=True), cache=False),
     ):
-        assert judge(report, PINS, "/s", "3.11.7").cache == ""
+        assert check_probe_report(report, PINS, "/s", "3.11.7").cache == ""
     (tmp_path / "marker").touch()
     assert remote_probe.probe_node({}, "", "", "", str(tmp_path / "marker"))["cache"]
     assert not remote_probe.probe_node({}, "", "", "", str(tmp_path / "other"))["cache"]
@@ -107,7 +109,7 @@ def test_a_job_uses_the_submitters_cache_if_the_head_and_all_nodes_see_it(tmp_pa
 )
 def test_a_cluster_that_cannot_run_a_job_is_rejected(report, storage, parts):
     with pytest.raises(JobError) as rejected:
-        judge(report, PINS, storage, "3.11.7")
+        check_probe_report(report, PINS, storage, "3.11.7")
     for part in parts:
         rejected.match(part)
 
@@ -184,7 +186,7 @@ def test_a_node_that_fails_three_times_in_the_same_way_is_not_probed_again(faili
     assert (calls.count(A), calls.count(B)) == (3, 1)
     assert "failed there 3 times in the same way: OSError; Ray lists it as alive" in reports[A]["fault"]
     with pytest.raises(JobError, match=r"node a+ .* cannot be used: the probe failed there 3 times"):
-        judge(cluster(reports[A] | {"address": "x"}), PINS, "/s", "3.11.7")
+        check_probe_report(cluster(reports[A] | {"address": "x"}), PINS, "/s", "3.11.7")
 
 
 def test_a_node_whose_errors_differ_is_probed_again(failing_node):

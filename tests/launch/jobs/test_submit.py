@@ -8,6 +8,7 @@ from rich.console import Console
 
 from launch.jobs.client import JobError, address_of, is_dashboard
 from launch.jobs.logs import report_end
+from launch.jobs.source_package import checkout
 from launch.jobs.submit import JobRequest, _check_names, job_command
 from suite.errors import SettingError, SuiteError
 
@@ -23,6 +24,15 @@ def test_a_job_runs_the_same_command_as_a_local_run():
     assert resumed.arguments == ("resume", "t/20260101-000000")
     at_url = job_command(JobRequest("t128_6b", storage="s3://b/x/"))
     assert at_url.arguments[-1] == "train.checkpoint_dir=s3://b/x/checkpoints"
+
+
+def test_a_job_gets_an_experiment_of_a_file_that_git_tracks(tmp_path):
+    text = job_command(JobRequest(f"{checkout()}/examples/language_model.py:text", settings="train.steps=5"))
+    assert text.name == "text"
+    assert text.arguments[:2] == ("experiment", "examples/language_model.py:text")
+    (tmp_path / "own.py").write_text("")
+    with pytest.raises(SettingError, match=r"own\.py is not among the files that a job gets"):
+        job_command(JobRequest(f"{tmp_path}/own.py:text"))
 
 
 @pytest.mark.parametrize(

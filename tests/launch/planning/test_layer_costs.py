@@ -11,7 +11,7 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.translation.language_model import LanguageModel
 from launch.backends import select
-from launch.backends.select import Backend
+from launch.backends.select import LocalBackend
 from launch.planning import layer_costs
 from launch.runs.store import RunFolder
 from launch.train.step_check import StepCheck
@@ -49,7 +49,7 @@ def measured(monkeypatch):
     return calls
 
 
-class WithDevice(Backend):
+class WithDevice(LocalBackend):
     """This machine with another device."""
 
     def __init__(self, device):
@@ -238,9 +238,9 @@ def begun(measured, tmp_path):
 def test_costs_that_the_first_steps_disagree_with_are_measured_again(begun, measured, monkeypatch, factor):
     assert len(begun(1.25)) == 1  # measured for the first time, and nothing else
     assert begun(0.8) == []
-    (told,) = begun(factor)
+    (logged_line,) = begun(factor)
     assert re.match(
-        r"a step takes .* \(median of 5\), the plan predicts .* load 3.5, spread 1.20; the next plan meas", told
+        r"a step takes .* \(median of 5\), the plan predicts .* load 3.5, spread 1.20; the next plan meas", logged_line
     )
     other = LayerMeasurements(tuple(replace(cost, backward_s=9e-3) for cost in COSTS), Link(2e-4, 1.5e9), 0)
     monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: [other])
@@ -259,9 +259,9 @@ def test_costs_confirmed_on_an_idle_machine_are_not_measured_again(begun, measur
     assert len(measured) == 2
     calm = LayerMeasurements(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=0.4)
     monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: [calm])
-    measuring, _, told = begun(1.5)
+    measuring, _, logged_line = begun(1.5)
     assert "again" in measuring
-    assert told.endswith("twice with the same result, so they are kept: the difference has another cause")
+    assert logged_line.endswith("twice with the same result, so they are kept: the difference has another cause")
     monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: pytest.fail("measured once more"))
     assert "twice" in begun(1.5)[0]
 

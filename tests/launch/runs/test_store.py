@@ -55,7 +55,7 @@ def test_an_ambiguous_id_is_rejected_with_the_runs_names():
     for name in ("small", "large", "small-2"):
         run = runs.named_run(name, "t12_400m-0")()
         run.experiment.write_text("")
-    told = "3 runs have the id 't12_400m-0': large/t12_400m-0, small-2/t12_400m-0, small/t12_400m-0; choose one of them"
-    with pytest.raises(SettingError, match=told):
+    message = "3 runs have the id 't12_400m-0': large/t12_400m-0, small-2/t12_400m-0, small/t12_400m-0; choose one"
+    with pytest.raises(SettingError, match=message):
         runs.find_run("t12_400m-0")
     assert runs.find_run("small-2/t12_400m-0") == run

@@ -12,7 +12,7 @@ from experiments.scaling.scales import for_laptop
 from launch.supervision.attempts import Attempts
 from launch.supervision.failure import Cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
-from launch.worker.worker import Job
+from launch.worker.worker import AttemptSpec
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import read_lines
 
@@ -59,7 +59,7 @@ def test_attempts_are_numbered_across_resumes(tmp_path):
     attempts = Attempts(path)
     assert attempts.begin(experiment) == 1
     attempts.end(
-        1, Watchdog(Job(tmp_path, tmp_path, (1,), ScheduleConfig(), False, False), experiment), "failed", KILLED
+        1, Watchdog(AttemptSpec(tmp_path, tmp_path, (1,), ScheduleConfig(), False, False), experiment), "failed", KILLED
     )
     assert attempts.begin(experiment) == 2  # and its driver was killed
     path.write_text(path.read_text() + '{"attempt": 3, "beg')  # while it wrote this

@@ -21,7 +21,7 @@ from launch.sweeps.member_process import MemberSpec
 from launch.sweeps.pending import PendingMember
 from launch.sweeps.process_pool import ProcessPool
 from launch.sweeps.retries import MemberError, RetryDecision
-from launch.sweeps.tasks import SweepTasks, visible
+from launch.sweeps.tasks import SweepTasks, cuda_visible_devices
 from suite.errors import PlacementError
 from suite.pipeline.planning.devices import GIB
 from tests.launch.train.test_end_to_end import environment
@@ -154,6 +154,6 @@ def test_a_member_that_needs_more_devices_than_exist_is_rejected(members):
 
 def test_devices_have_the_names_of_this_process(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert visible((0, 2)) == "0,2"
+    assert cuda_visible_devices((0, 2)) == "0,2"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
-    assert visible((0, 2)) == "GPU-a,GPU-c"
+    assert cuda_visible_devices((0, 2)) == "GPU-a,GPU-c"

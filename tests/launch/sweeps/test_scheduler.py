@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from launch.sweeps import scheduler
 from launch.sweeps.devices import LocalDevicePool
 from launch.sweeps.retries import MAX_ATTEMPTS, MemberError, RetryDecision, decide_retry
-from launch.sweeps.scheduler import MAX_PASSED_OVER, DeviceUsage, SchedulerListener, Task, choose, in_order, run_tasks
+from launch.sweeps.scheduler import (
+    MAX_PASSED_OVER,
+    DeviceUsage,
+    SchedulerListener,
+    Task,
+    in_order,
+    run_tasks,
+    select_task,
+)
 from suite.errors import (
     BusyError,
     CheckpointError,
@@ -231,7 +239,7 @@ TASKS = st.lists(st.tuples(st.integers(1, 8), st.integers(-1, 1)), min_size=1, m
 def test_the_chosen_task_fits_and_passes_over_only_tasks_that_do_not(sizes, free, ours, passed):
     due = in_order([Task(str(at), need, print, (), priority) for at, (need, priority) in enumerate(sizes)])
     assert all((a.priority, a.need) >= (b.priority, b.need) for a, b in pairwise(due))
-    chosen = choose(due, free, free + ours, passed)
+    chosen = select_task(due, free, free + ours, passed)
     before = due if chosen is None else due[: due.index(chosen)]
     waited_long = [task for task in before if task.need <= free + ours and passed.get(task.name, 0) >= MAX_PASSED_OVER]
     if chosen is None:
@@ -254,7 +262,7 @@ def test_no_task_is_passed_over_more_often_than_the_limit(arrivals, data):
         free = 8 - sum(task.need for task, _ in running)
         assert free >= 0
         order = in_order(due)
-        task = choose(order, free, 8, passed)
+        task = select_task(order, free, 8, passed)
         if task is not None:
             for earlier in order[: order.index(task)]:
                 passed[earlier.name] = passed.get(earlier.name, 0) + 1
@@ -271,5 +279,5 @@ def test_no_task_is_passed_over_more_often_than_the_limit(arrivals, data):
 
 def test_no_devices_are_reserved_for_a_task_that_would_not_fit_without_our_own_tasks():
     large, small = waits(6, 2)
-    assert choose([large, small], 2, 8, {"0": MAX_PASSED_OVER}) is None
-    assert choose([large, small], 2, 5, {"0": MAX_PASSED_OVER}) is small
+    assert select_task([large, small], 2, 8, {"0": MAX_PASSED_OVER}) is None
+    assert select_task([large, small], 2, 5, {"0": MAX_PASSED_OVER}) is small

@@ -11,7 +11,7 @@ from experiments.registry import find
 from experiments.scaling.scales import for_laptop
 from launch.backends import processes as spawn
 from launch.runs.store import RunFolder
-from launch.worker.worker import Job
+from launch.worker.worker import AttemptSpec
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -42,9 +42,9 @@ def trained(tmp_path_factory):
             for resume, steps in ((False, stop), (True, 20)) if stop else ((False, 20),):
                 each = experiment.with_settings(f"train.steps={steps}")
                 (run.experiment.with_suffix(".draft") if resume else run.experiment).write_text(each.to_toml())
-                job = Job(run.path, folder_of(experiment.text, root / "cache"), cells_of(experiment),
+                job = AttemptSpec(run.path, folder_of(experiment.text, root / "cache"), cells_of(experiment),
                           ScheduleConfig.from_settings(experiment.pipeline), False, resume)  # fmt: skip
-                spawn.run(job, each, deadline_s=200)
+                spawn.run_attempt(job, each, deadline_s=200)
             lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
             files = {path.name: load_file(path) for path in sorted(run.checkpoints.glob("*/*.safetensors"))}
             record = json.loads(run.record.read_text())

@@ -42,7 +42,7 @@ def test_two_hundred_times_random_bytes_flipped_in_a_run_of_three_checkpoints(tm
 def every_harm(rank, world, rendezvous, folder):
     """Returns {(file, harm): (step taken, what was said)}; 64 bits of each file are flipped, one after the other."""
     join(rank, world, rendezvous)
-    chance, told = random.Random(4), {}
+    chance, outcomes = random.Random(4), {}
     for name in FILES:
         path = Path(folder) / "00000040" / name
         data = path.read_bytes()
@@ -61,16 +61,16 @@ def every_harm(rank, world, rendezvous, folder):
             said = []
             found = newest_valid(folder, range(LAYERS), LAYERS, said.append)
             faults = next(iter(audit(Storage(folder)))).faults
-            told[name, kind] = found.step, said, faults
+            outcomes[name, kind] = found.step, said, faults
             path.write_bytes(data)
-    return told
+    return outcomes
 
 
 def test_each_file_with_a_bit_flipped_cut_emptied_or_deleted_is_detected_and_named(written, tmp_path):
     folder = shutil.copytree(written, tmp_path / "copy")
-    (told,) = run_processes(every_harm, 1, str(folder))
-    assert len(told) == len(FILES) * 67
-    for (name, kind), (step, said, faults) in told.items():
+    (outcomes,) = run_processes(every_harm, 1, str(folder))
+    assert len(outcomes) == len(FILES) * 67
+    for (name, kind), (step, said, faults) in outcomes.items():
         assert step == 20, (name, kind)
         assert len(said) == len(faults) == 1, (name, kind, said, faults)
         word = "manifest" if name == "manifest.json" else name

@@ -69,7 +69,7 @@ def test_hosts_in_order_have_no_fault(unwell):
     assert unwell() == []
 
 
-def told(findings):
+def levels_and_checks(findings):
     return [(one.level, one.subject) for one in findings]
 
 
@@ -81,7 +81,7 @@ def test_another_version_of_a_package_on_a_node(hosts, unwell):
         found = unwell()
     finally:
         shutil.rmtree(about)
-    assert told(found) == [("fault", "versions")]
+    assert levels_and_checks(found) == [("fault", "versions")]
     assert f"4.0 on {hosts.hosts[1].address}" in found[0].found
     assert "transformers" in found[0].remedy
 
@@ -89,14 +89,14 @@ def test_another_version_of_a_package_on_a_node(hosts, unwell):
 def test_cores_that_ray_offers_and_a_node_does_not_have(hosts, unwell):
     with hosts.hosts[0].with_cores(sorted(os.sched_getaffinity(0))[:1]):
         found = unwell()
-    assert told(found) == [("warning", "devices")]
+    assert levels_and_checks(found) == [("warning", "devices")]
     assert found[0].found == f"{hosts.hosts[0].address}: Ray offers 2 CPUs, but its processes may use 1 core"
 
 
 def test_a_small_shared_memory(hosts, unwell):
     with hosts.hosts[1].mounted("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "none"):
         found = unwell()
-    assert told(found) == [("fault", "shared memory")]
+    assert levels_and_checks(found) == [("fault", "shared memory")]
     assert f"{hosts.hosts[1].address}: /dev/shm has 64 MiB" in found[0].found
     assert "75 MiB" in found[0].found
     assert "--shm-size" in found[0].remedy
@@ -106,7 +106,7 @@ def test_a_full_disk(hosts, unwell):
     shrink, grow = (["mount", "-o", f"remount,size={size}", hosts.temporary] for size in ("64m", "16g"))
     with hosts.hosts[0].during(shrink, grow):
         found = unwell()
-    assert told(found) == [("fault", "disk")]
+    assert levels_and_checks(found) == [("fault", "disk")]
     assert found[0].found.startswith(f"{hosts.hosts[0].address}: {hosts.temporary} has 0.1 GiB free of 0.1 GiB")
 
 
@@ -124,7 +124,7 @@ def test_a_storage_that_is_another_folder_on_a_node(hosts, place, unwell, tmp_pa
 def test_a_storage_that_cannot_be_written_on_a_node(hosts, place, unwell):
     with hosts.hosts[0].mounted(place, "-t", "tmpfs", "-o", "ro", "none"):
         found = unwell()
-    assert told(found) == [("fault", "storage")]
+    assert levels_and_checks(found) == [("fault", "storage")]
     assert found[0].found == f"{hosts.hosts[0].address} cannot write to {place}: Read-only file system"
 
 
@@ -132,7 +132,7 @@ def test_a_storage_that_is_not_there_on_a_node_is_not_made(hosts, place, unwell,
     hidden = place.parent
     with hosts.hosts[0].mounted(hidden, "-t", "tmpfs", "none"):
         found = unwell()
-        assert told(found) == [("fault", "storage")]
+        assert levels_and_checks(found) == [("fault", "storage")]
         assert "there is no such folder" in found[0].found
         assert hosts.hosts[0].inside("ls", hidden) == ""
 
@@ -140,7 +140,7 @@ def test_a_storage_that_is_not_there_on_a_node_is_not_made(hosts, place, unwell,
 def test_a_clock_that_is_ahead(hosts, unwell):
     with hosts.hosts[1].clock_ahead(5):
         found = unwell()
-    assert told(found) == [("warning", "clocks")]
+    assert levels_and_checks(found) == [("warning", "clocks")]
     told_s = float(re.fullmatch(rf"{hosts.hosts[1].address}'s clock is ([\d.]+) s ahead.*", found[0].found)[1])
     assert told_s == pytest.approx(5, abs=0.5)
 
@@ -161,7 +161,7 @@ def test_wandb_that_is_not_reached_though_there_is_a_key(hosts, unwell, monkeypa
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     found = unwell()
-    assert told(found) == [("warning", "wandb")] * 3
+    assert levels_and_checks(found) == [("warning", "wandb")] * 3
     assert "does not reach http://127.0.0.1:9" in found[0].found
     assert not any("0" * 40 in f"{one.found}{one.remedy}" for one in found)
 
@@ -175,14 +175,14 @@ def test_a_slow_link(hosts, probes):
     slow = hosts.hosts[1]
     shape = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "160mbit", "burst", "64kb", "latency", "100ms"]
     with slow.during(shape, ["tc", "qdisc", "del", "dev", "eth0", "root"]):
-        measured, found = link_benchmark.by_ray(one_each(probes), lambda text: None)
+        measured, found = link_benchmark.measure_with_ray(one_each(probes), lambda text: None)
     assert found == []
     links = {names: link.bytes_per_s for names, link in measured.pairs.items()}
     assert len(links) == 3
     # a message goes there at the wire's speed and back at 20 MB/s: of both ways, twice that
     assert all((20e6 < rate < 44e6) == (slow.address in names) for names, rate in links.items()), links
     shown = [one for one in link_report.findings_of(measured, None) if one.level != "ok"]
-    assert told(shown) == [("warning", "links between nodes")] * 2
+    assert levels_and_checks(shown) == [("warning", "links between nodes")] * 2
     assert all(slow.address in one.found for one in shown)
 
 
@@ -194,11 +194,11 @@ def test_workers_that_find_no_place(hosts, probes, monkeypatch):
     holder = start_on(taken.id, link_benchmark.LinkActor, taken.address, num_cpus=2)
     try:
         ray.get(holder.ready.remote(), timeout=PATIENCE_S)
-        measured, found = link_benchmark.by_ray([taken], lambda text: None)
+        measured, found = link_benchmark.measure_with_ray([taken], lambda text: None)
     finally:
         ray.kill(holder)
     assert measured is None
-    assert told(found) == [("fault", "placement")]
+    assert levels_and_checks(found) == [("fault", "placement")]
     assert found[0].found.startswith(f"{taken.name} has 2 CPUs, but only 0 of 2 workers with one each were placed")
 
 
@@ -236,5 +236,5 @@ def test_a_node_that_says_nothing(hosts, unwell):
     silent = hosts.hosts[1]
     with silent.stopped():
         found = unwell(seconds=4)
-    assert told(found) == [("fault", "nodes")]
+    assert levels_and_checks(found) == [("fault", "nodes")]
     assert found[0].found == f"{silent.address} does not answer: no answer in 4 s"

@@ -10,7 +10,7 @@ from ray.cluster_utils import Cluster
 
 from launch.jobs import remote_probe
 from launch.jobs.client import JobError
-from launch.jobs.preflight import judge
+from launch.jobs.preflight import check_probe_report
 
 
 @pytest.fixture(scope="module")
@@ -52,4 +52,4 @@ def test_a_node_that_does_not_answer_is_described(cluster, monkeypatch):
     assert "did not answer 3 tries in 5 s; Ray lists it as alive, 3 of its 3 CPUs free" in second["fault"]
     head = {"python": "3.11.2", "executable": "p", "storage": "/s", "home": "/h", "fault": "", "differ": {}}
     with pytest.raises(JobError, match=r"did not answer 3 tries .* try again when it is less busy"):
-        judge(head | {"nodes": list(reports.values())}, {}, "/s", "3.11.7")
+        check_probe_report(head | {"nodes": list(reports.values())}, {}, "/s", "3.11.7")

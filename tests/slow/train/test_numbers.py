@@ -24,10 +24,10 @@ def test_nan_is_named_by_stage_layer_and_micro_batch(kind, layer, what):
     micro_batch = layer % 4
     with pytest.raises(NonFiniteError) as stopped:
         trained(STAGES, until=20, poison=(kind, layer, micro_batch))
-    told = str(stopped.value)
-    assert "3 steps in a row had non-finite numbers, 2 are allowed; stopped at step 3 without an update" in told
-    assert f"at replica 0, stage {layer * STAGES // LAYERS}, micro-batch {micro_batch}, layer {layer}: " in told
-    assert what in told
+    message = str(stopped.value)
+    assert "3 steps in a row had non-finite numbers, 2 are allowed; stopped at step 3 without an update" in message
+    assert f"at replica 0, stage {layer * STAGES // LAYERS}, micro-batch {micro_batch}, layer {layer}: " in message
+    assert what in message
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -56,8 +56,8 @@ def test_a_spoiled_step_of_a_whole_run_is_left_out_and_told(trials, monkeypatch,
     assert trial.error is None, trial.said
     assert len(trial.ends) == 1
     stage = int(action[1:])
-    told = f"step 4 had non-finite numbers and was skipped; the first non-finite number was at replica 0, stage {stage}"
-    assert f"{told}, micro-batch {stage}, layer {layer}: " in trial.said
+    text = f"step 4 had non-finite numbers and was skipped; the first non-finite number was at replica 0, stage {stage}"
+    assert f"{text}, micro-batch {stage}, layer {layer}: " in trial.said
     assert f"coderLayer, {what}" in trial.said
     assert applied(trial) == [1, 1, 1, 0, 1, 1]
     assert all(np.isfinite(value).all() for value in trial.state.values())

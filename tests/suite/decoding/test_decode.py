@@ -104,9 +104,9 @@ def hurried(*arguments):
     return write(*arguments)
 
 
-@pytest.mark.parametrize(("late", "told"), [(0, "group 0 from stage 0"), (1, "stage [01]")])
-def test_a_stage_that_is_waited_for_too_long_is_named(late, told):
-    with pytest.raises(StallError, match=f"waited 1 s for .*{told}"):
+@pytest.mark.parametrize(("late", "message"), [(0, "group 0 from stage 0"), (1, "stage [01]")])
+def test_a_stage_that_is_waited_for_too_long_is_named(late, message):
+    with pytest.raises(StallError, match=f"waited 1 s for .*{message}"):
         run_processes(hurried, 2, (5, 2), 5, (1,), late)
 
 

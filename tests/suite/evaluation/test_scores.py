@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.evaluation.scores import Scores, macro, one_line, score, thirds
+from suite.evaluation.scores import Scores, macro_average, one_line, score, thirds
 
 
 def test_scores_are_those_of_the_command_line(tmp_path):
@@ -52,7 +52,7 @@ def test_thirds_are_even_and_in_order(sizes):
 def test_means_count_each_direction_alike():
     found = {"en-de": Scores(40, 60), "de-en": Scores(20, 50), "en-ga": Scores(3, 10)}
     third_of = {"en-de": "high", "de-en": "high", "en-ga": "low"}
-    assert macro(found, third_of) == {
+    assert macro_average(found, third_of) == {
         "bleu": {"all": 21, "high": 30, "middle": None, "low": 3},
         "chrf": {"all": 40, "high": 55, "middle": None, "low": 10},
     }

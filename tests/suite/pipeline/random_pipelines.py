@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.pipeline.model.microbatch import MiniBatch, split
-from suite.pipeline.schedule.config import INTERLEAVED, ScheduleConfig
+from suite.pipeline.schedule.config import WITH_VIRTUAL_STAGES, ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
 
 WIDTH = 3
@@ -87,7 +87,7 @@ def draw_pipeline(seed: int, stages: int) -> Pipeline:
     """Returns the pipeline of a seed."""
     dice = random.Random(seed * 10 + stages)
     schedule = dice.choice(["fill_drain", "1f1b", "zero_bubble", *(["interleaved"] if stages > 1 else [])])
-    several = schedule in INTERLEAVED and stages > 1
+    several = schedule in WITH_VIRTUAL_STAGES and stages > 1
     virtual_stages = dice.randint(2 if schedule == "interleaved" else 1, 4) if several else 1
     count = stages * virtual_stages
     graphs = tuple(dice.choice((0, 1, 2, UNLIMITED)) for _ in range(count if dice.random() < 0.3 else 1))

@@ -47,7 +47,7 @@ def test_what_is_ended_within_its_period_was_not_done():
 
 
 def test_an_exception_is_told_once_and_ends_nothing():
-    told, calls, enough = [], 0, threading.Event()
+    errors, calls, enough = [], 0, threading.Event()
 
     def fail():
         nonlocal calls
@@ -56,12 +56,12 @@ def test_an_exception_is_told_once_and_ends_nothing():
             enough.set()
         raise ValueError("the first kind" if calls < 3 else "the second kind")
 
-    recurring = PeriodicThread(fail, 0.01, "failing", told.append)
+    recurring = PeriodicThread(fail, 0.01, "failing", errors.append)
     recurring.start()
     assert enough.wait(60)
     assert not recurring.died
     assert recurring.end()
-    assert [str(error) for error in told] == ["the first kind", "the second kind"]
+    assert [str(error) for error in errors] == ["the first kind", "the second kind"]
 
 
 def test_whoever_is_told_may_fail_too():

@@ -155,9 +155,9 @@ def update(rank: int, world: int, rendezvous: str):
     dist.all_reduce = all_reduce
     engine.executor.train(batch, 1)
     engine.optimizer._state._engine.optimizer.params_in_partition[0].pop()
-    with pytest.raises(AssertionError, match="DeepSpeed gave shards of") as told:
+    with pytest.raises(AssertionError, match="DeepSpeed gave shards of") as caught:
         engine.optimizer.finish_reduction()
-    return sizes, str(told.value)
+    return sizes, str(caught.value)
 
 
 def test_an_update_reduces_norms_once_and_misses_no_parameter():

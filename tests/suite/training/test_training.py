@@ -146,15 +146,15 @@ def test_a_step_with_infinite_numbers_changes_nothing_anywhere(alone):
 
 
 @pytest.mark.parametrize(
-    ("poison", "schedule_config", "told"),
+    ("poison", "schedule_config", "place"),
     [
         (None, "except_last", "layer 5: .* or the loss behind it"),
         (("gradient", 4, 2), ScheduleConfig("zero_bubble", (UNLIMITED,)), "micro-batch 2, layer 4: .*, its input's"),
     ],
 )
-def test_too_many_bad_steps_stop_all_workers_and_name_where_the_numbers_went_bad(poison, schedule_config, told):
+def test_too_many_bad_steps_stop_all_workers_and_name_where_the_numbers_went_bad(poison, schedule_config, place):
     with pytest.raises(
-        NonFiniteError, match=rf"3 steps in a row .* the first non-finite number was at replica 0, stage 1, .*{told}"
+        NonFiniteError, match=rf"3 steps in a row .* the first non-finite number was at replica 0, stage 1, .*{place}"
     ):
         trained(2, until=20, spoil=(2, 3, 4), poison=poison, schedule_config=schedule_config)
 

@@ -8,10 +8,10 @@ from PIL import Image
 
 from suite.data import wheels
 from suite.data.images import sets
-from suite.data.images.batches import ImageBatches, cut_out, shifted
+from suite.data.images.batches import ImageBatches, cutout, random_shift
 from suite.data.images.prepare import folder_of_images, prepare_images
 from suite.data.images.sets import read_folder
-from suite.data.images.transforms import ImageData, fitted, part_of
+from suite.data.images.transforms import ImageData, random_resized_crop, resize_and_center_crop
 from suite.errors import DataError, SettingError
 from suite.settings import ImageSettings, ImageTrainSettings
 from tests.suite.data.images.pictures import SIZE, images, write_folder, write_idx
@@ -62,7 +62,7 @@ def test_it_is_built_once(data, folder, cache, monkeypatch):
 
 
 def test_every_fault_is_told_before_the_first_step(folder, cache):
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         prepare_images(settings(folder).model_copy(update={"size": 9}), 3, 3, cache, lambda text: None)
     for fault in (
         "its images have 1 channels, model.channels is 3",
@@ -71,7 +71,7 @@ def test_every_fault_is_told_before_the_first_step(folder, cache):
         "train image 0 is 8 x 8 pixels, and 63 others are not 9 x 9; set images.size, or images.fit=resize",
         "test image 0 is 8 x 8 pixels",
     ):
-        assert fault in str(told.value)
+        assert fault in str(caught.value)
 
 
 def test_other_sizes_are_made_right_where_that_is_asked_for(data, folder):
@@ -80,7 +80,7 @@ def test_other_sizes_are_made_right_where_that_is_asked_for(data, folder):
     wide = Image.new("L", (30, 10))
     wide.paste(255, (10, 0, 20, 10))
     kept = ImageSettings(source="x", size=5, fit="resize")
-    assert np.asarray(fitted(wide, kept, "it")).min() > 200  # the middle, all bright
+    assert np.asarray(resize_and_center_crop(wide, kept, "it")).min() > 200  # the middle, all bright
 
 
 def damaged(folder, name, harm):
@@ -245,16 +245,16 @@ def test_more_replicas_than_images_are_refused(data, folder):
 
 def test_a_shift_moves_each_image_by_up_to_an_eighth_and_fills_with_grey():
     x = torch.arange(1.0, 65.0).view(1, 1, 8, 8)
-    still, right = shifted(x, torch.tensor([[0.5, 0.5]])), shifted(x, torch.tensor([[0.0, 0.5]]))
+    still, right = random_shift(x, torch.tensor([[0.5, 0.5]])), random_shift(x, torch.tensor([[0.0, 0.5]]))
     assert still.equal(x)
     assert right[..., 1:].equal(x[..., :-1])
     assert right[..., 0].eq(0).all()
-    assert shifted(x, torch.tensor([[1.0, 1.0]]))[..., :-1, :-1].equal(x[..., 1:, 1:])
+    assert random_shift(x, torch.tensor([[1.0, 1.0]]))[..., :-1, :-1].equal(x[..., 1:, 1:])
 
 
 def test_a_cutout_is_a_square_that_may_hang_over_the_edge():
     x = torch.ones(2, 3, 8, 8)
-    cut = cut_out(x, torch.tensor([[0.5, 0.25], [0.0, 0.99]]), 4)
+    cut = cutout(x, torch.tensor([[0.5, 0.25], [0.0, 0.99]]), 4)
     holes = (cut == 0).all(1)
     assert holes[0].nonzero().tolist() == [[y, x] for y in range(4) for x in range(2, 6)]
     assert holes[1].nonzero().tolist() == [[y, x] for y in range(5, 8) for x in range(2)]
@@ -264,8 +264,8 @@ def test_a_cutout_is_a_square_that_may_hang_over_the_edge():
 def test_a_part_is_as_large_as_its_chances_say():
     image = Image.new("L", (100, 80))
     for chances in ([0.0, 0.5, 0.3, 0.3], [1.0, 0.5, 0.5, 0.5], [0.5, 0.0, 1.0, 1.0], [0.7, 1.0, 0.0, 0.0]):
-        assert part_of(image, chances, 16).size == (16, 16)
+        assert random_resized_crop(image, chances, 16).size == (16, 16)
     bright = Image.new("L", (100, 100))
     bright.paste(255, (60, 60, 100, 100))
-    corner = np.asarray(part_of(bright, [0.0, 0.5, 1.0, 1.0], 8))
+    corner = np.asarray(random_resized_crop(bright, [0.0, 0.5, 1.0, 1.0], 8))
     assert corner.min() == 255  # 8% of the area, in the lower right corner

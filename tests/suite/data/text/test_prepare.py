@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from suite.data import cache as caching
-from suite.data.cache import damage
+from suite.data.cache import find_damage
 from suite.data.text import prepare as module
 from suite.data.text.corpora import REQUIREMENTS, read_corpus
 from suite.data.text.prepare import folder_of, prepare
@@ -67,10 +67,10 @@ def _flip(file: Path) -> None:
 )
 def test_damage_is_named(own_cache: Path, settings: TextSettings, harm, named: str):
     folder = folder_of(settings, own_cache)
-    assert damage(folder) is None
+    assert find_damage(folder) is None
     harm(folder)
     with pytest.raises(AssertionError, match=named):
-        raise AssertionError(damage(folder))
+        raise AssertionError(find_damage(folder))
 
 
 def test_a_damaged_cache_is_not_used_but_built_again(own_cache: Path, settings: TextSettings, data: TextData):
@@ -80,7 +80,7 @@ def test_a_damaged_cache_is_not_used_but_built_again(own_cache: Path, settings: 
     again = prepare(settings, own_cache, said.append)
     assert str(folder) in said[0]
     assert "damaged (text.json" in said[0]
-    assert damage(folder) is None
+    assert find_damage(folder) is None
     assert again.sizes == data.sizes
     assert again.digest == data.digest
     assert [again.splits["valid"][i] for i in range(50)] == [data.splits["valid"][i] for i in range(50)]

@@ -51,6 +51,8 @@ def test_unseen_characters_come_back_too(data: TextData, text: str):
     text = normalize("NFKC", " ".join(text.split()))
     if not text or "\u2581" in text or " " in text:  # the mark of a space, and what NFKC makes spaces of
         return
+    if any(token in text for token in data.tokenizer.all_special_tokens):  # hypothesis tries words of the source code
+        return
     ids = encode_all(data.tokenizer, [text])[0]
     assert data.tokenizer.unk_token_id not in ids
     assert data.tokenizer.decode(ids) == text

@@ -1,4 +1,4 @@
-"""What is left to the plan: the schedule and the rebuild dial, against all choices there are."""
+"""What is left to the plan: the schedule and the recomputation, against all choices there are."""
 
 from contextlib import suppress
 
@@ -23,7 +23,7 @@ unhurried = settings(deadline=None)
 
 
 def layer(weight=1.0, **numbers):
-    """F and R ``weight``, B twice that, half of it put off if need be; a boundary of 10 bytes, activations of 100."""
+    """F and R ``weight``, B twice that, half of it deferred if need be; a boundary of 10 bytes, activations of 100."""
     sizes = {
         "boundary_bytes": 10, "gradient_bytes": 10, "activation_bytes": 100, "forward_peak_bytes": 20,
         "graph_peak_bytes": 100, "backward_peak_bytes": 20, "weight_grad_s": weight, "deferred_bytes": 40,
@@ -101,7 +101,7 @@ def test_one_graph_more_on_any_stage_would_not_fit(costs, stages, micro_batches,
         assert peak_bytes(more, stage.cost.memory) > UNCOUNTED_BYTES + room
 
 
-def test_with_memory_to_spare_nothing_is_rebuilt():
+def test_with_memory_to_spare_nothing_is_recomputed():
     for name, virtual_stages in CHOICES:
         found = plan(
             [layer()] * 8, stages=4, micro_batches=8, remat="auto", schedule=name, virtual_stages=virtual_stages
@@ -109,7 +109,7 @@ def test_with_memory_to_spare_nothing_is_rebuilt():
         assert found.recomputes == (0, 32 * virtual_stages)
 
 
-def test_the_less_memory_the_more_is_rebuilt_and_the_longer_a_step_takes():
+def test_the_less_memory_the_more_is_recomputed_and_the_longer_a_step_takes():
     costs, asked = [layer()] * 4, {"stages": 4, "micro_batches": 8, "remat": "auto"}
     seen = [plan(costs, room, **asked) for room in (1_200, 700, 500, 350)]
     again, seconds = [one.recomputes[0] for one in seen], [one.step_s for one in seen]
@@ -119,7 +119,7 @@ def test_the_less_memory_the_more_is_rebuilt_and_the_longer_a_step_takes():
 
 
 def test_schedules_by_hand():
-    """K = 4 equal stages, M = 8, F = R = 1, B = 2, of that 1 put off."""
+    """K = 4 equal stages, M = 8, F = R = 1, B = 2, of that 1 deferred."""
     costs = [layer()] * 4
     spare, tight = ({"stages": 4, "micro_batches": 8, "remat": remat} for remat in ("auto", "except_last"))
     assert plan(costs, **spare, schedule="fill_drain").step_s == (8 + 3) * 3

@@ -1,4 +1,4 @@
-"""Layer costs are checked as a whole: every fault is told at once."""
+"""Layer costs are checked as a whole: every error is reported at once."""
 
 import math
 from dataclasses import replace

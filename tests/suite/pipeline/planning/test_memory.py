@@ -1,4 +1,4 @@
-"""Bytes of a stage: walks counted by hand, fields of cells, and the closed form that cuts a model."""
+"""Bytes of a stage: schedules counted by hand, fields of cells, and the closed form that cuts a model."""
 
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -15,7 +15,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import max_inflight_sends
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import OptimizerSettings
-from tests.suite.pipeline.walks import cell_memory, fill_drain, in_flight
+from tests.suite.pipeline.schedule_helpers import cell_memory, fill_drain, in_flight
 
 unhurried = settings(deadline=None)
 REMATS = ["always", "except_last", "never"]
@@ -58,7 +58,7 @@ def likely(one):
     return replace(one, gradient_bytes=min(one.gradient_bytes, one.boundary_bytes), graph_peak_bytes=graph)
 
 
-def walk(micro_batches, remat, stage):
+def peak_of(micro_batches, remat, stage):
     return peak_bytes(fill_drain(1, micro_batches, remat)[0], stage)
 
 
@@ -93,16 +93,16 @@ def walk(micro_batches, remat, stage):
     ],
 )
 def test_a_walk_counted_by_hand(remat, micro_batches, stage, peak):
-    assert walk(micro_batches, remat, stage) == 10_000 + peak
-    assert walk(micro_batches, remat, replace(stage, update_peak_bytes=peak)) == 10_000 + peak
-    assert walk(micro_batches, remat, replace(stage, update_peak_bytes=peak + 1)) == 10_000 + peak + 1
+    assert peak_of(micro_batches, remat, stage) == 10_000 + peak
+    assert peak_of(micro_batches, remat, replace(stage, update_peak_bytes=peak)) == 10_000 + peak
+    assert peak_of(micro_batches, remat, replace(stage, update_peak_bytes=peak + 1)) == 10_000 + peak + 1
 
 
 def test_inputs_stand_for_every_micro_batch_activations_for_one():
     """Section 2.3 of the paper: N + L/K * N/M."""
-    peaks = [walk(micro_batches, "except_last", ALONE) for micro_batches in range(2, 20)]
+    peaks = [peak_of(micro_batches, "except_last", ALONE) for micro_batches in range(2, 20)]
     assert [more - fewer for fewer, more in pairwise(peaks)] == [10] * 17
-    kept = [walk(micro_batches, "never", ALONE) for micro_batches in range(2, 20)]
+    kept = [peak_of(micro_batches, "never", ALONE) for micro_batches in range(2, 20)]
     assert [more - fewer for fewer, more in pairwise(kept)] == [110] * 17
 
 
@@ -111,7 +111,7 @@ def test_inputs_stand_for_every_micro_batch_activations_for_one():
 def test_more_bytes_of_anything_never_lower_the_peak(stage, micro_batches, remat, data):
     name = data.draw(st.sampled_from([field.name for field in fields(CellMemory)]))
     more = replace(stage, **{name: getattr(stage, name) + data.draw(amounts)})
-    assert walk(micro_batches, remat, more) >= walk(micro_batches, remat, stage)
+    assert peak_of(micro_batches, remat, more) >= peak_of(micro_batches, remat, stage)
 
 
 THREE = [
@@ -228,7 +228,7 @@ def cells_of(costs):
 def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
     sizes = MemoryModel(costs, in_flight(micro_batches, remat), bytes_per_parameter=1.0)
     for begin, end in cells_of(costs):
-        assert sizes.peak_upper_bound(begin, end) >= walk(micro_batches, remat, cell_memory(sizes, begin, end))
+        assert sizes.peak_upper_bound(begin, end) >= peak_of(micro_batches, remat, cell_memory(sizes, begin, end))
         assert end == len(costs) or sizes.peak_upper_bound(begin, end) <= sizes.peak_upper_bound(begin, end + 1)
 
 
@@ -268,7 +268,7 @@ def test_nor_is_it_with_other_schedules(costs, micro_batches, stages, name, virt
 @settings(unhurried, max_examples=200)
 @given(layer_costs(), st.integers(1, 9), remats)
 def test_the_closed_form_is_above_the_walk_by_messages_alone(costs, micro_batches, remat):
-    """By one message each way, when the walk too takes the largest boundaries inside the cell for its own."""
+    """By one message each way, when the schedule too takes the largest boundaries inside the cell for its own."""
     costs = [likely(one) for one in costs]
     sizes = MemoryModel(costs, in_flight(micro_batches, remat), bytes_per_parameter=1.0)
     edges = [*costs[1:], cost()]
@@ -281,7 +281,7 @@ def test_the_closed_form_is_above_the_walk_by_messages_alone(costs, micro_batche
         if (
             stage.forward_peak_bytes <= stage.graph_peak_bytes
         ):  # or forwards decide, and the last ones differ with remat
-            assert sizes.peak_upper_bound(begin, end) <= walk(micro_batches, remat, stage) + leaving + coming_back
+            assert sizes.peak_upper_bound(begin, end) <= peak_of(micro_batches, remat, stage) + leaving + coming_back
 
 
 @settings(unhurried, max_examples=200)
@@ -293,7 +293,7 @@ def test_without_messages_the_closed_form_is_the_walk(costs, micro_batches, rema
     ]
     sizes = MemoryModel(costs, in_flight(micro_batches, remat), bytes_per_parameter=1.0)
     for begin, end in cells_of(costs):
-        assert sizes.peak_upper_bound(begin, end) == walk(micro_batches, remat, cell_memory(sizes, begin, end))
+        assert sizes.peak_upper_bound(begin, end) == peak_of(micro_batches, remat, cell_memory(sizes, begin, end))
 
 
 @settings(unhurried, max_examples=200)
@@ -307,7 +307,7 @@ def test_reach_is_the_longest_cell_that_fits_and_all_shorter_ones_fit(costs, mic
         fitting = [end for end in range(begin + 1, layers + 1) if sizes.peak_upper_bound(begin, end) <= limit]
         assert furthest_end[begin] == max(fitting, default=begin)
         for end in range(begin + 1, furthest_end[begin] + 1):
-            assert walk(micro_batches, remat, cell_memory(sizes, begin, end)) <= limit
+            assert peak_of(micro_batches, remat, cell_memory(sizes, begin, end)) <= limit
 
 
 def test_reach_by_hand():
@@ -323,7 +323,7 @@ def test_reach_counts_the_largest_boundary_inside():
     """The cell of all three is sent no gradient; for what reach says of its parts, it is counted as if it were."""
     costs = [cost(), cost(gradient_bytes=100), cost()]
     sizes = MemoryModel(costs, in_flight(1, "always"), bytes_per_parameter=1.0)
-    assert [walk(1, "always", cell_memory(sizes, 0, end)) - UNCOUNTED_BYTES for end in (1, 2, 3)] == [100, 100, 100]
+    assert [peak_of(1, "always", cell_memory(sizes, 0, end)) - UNCOUNTED_BYTES for end in (1, 2, 3)] == [100, 100, 100]
     assert [sizes.peak_upper_bound(0, end) - UNCOUNTED_BYTES for end in (1, 2, 3)] == [100, 200, 200]
     assert sizes.furthest_end(UNCOUNTED_BYTES + 199) == [1, 3, 3]
     assert sizes.furthest_end(UNCOUNTED_BYTES + 200) == [3, 3, 3]

@@ -62,7 +62,7 @@ def test_what_is_said_of_a_placement_is_what_it_is():
     assert placement.cuts == {2}
     assert placement.spread
     assert list(placement.lines()) == [
-        "  placed on 3 nodes; 5 of 6 boundaries between stages lie inside a node",
+        "  placed on 3 nodes; 5 of 6 links between stages lie inside a node",
         "  replica 0: stages 0-3 on node 0",
         "  replica 1: stages 0-2 on node 1, stage 3 on node 2",
     ]
@@ -85,7 +85,7 @@ def test_a_shortage_is_told_by_node_in_numbers():
     with pytest.raises(PlacementError, match="K = 3 stages x R = 2 replicas need 6 devices"):
         place(nodes_of(2, 0, 1), 3, 2)
     assert shortage(nodes_of(2, 0, 1), 3, 2, "GPU") == (
-        "K = 3 stages x R = 2 replicas need 6 GPUs, of the cluster's 24 are 3 free; "
-        "free of each node: node 0 2 of 8, node 2 1 of 8, node 1 0 of 8"
+        "K = 3 stages x R = 2 replicas need 6 GPUs; 3 of the cluster's 24 are free "
+        "(node 0: 2 of 8, node 2: 1 of 8, node 1: 0 of 8)"
     )
     assert "and 24 more nodes" in shortage(nodes_of(*[1] * 40), 41, 1)

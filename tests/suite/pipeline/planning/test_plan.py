@@ -1,4 +1,4 @@
-"""Plans: cells, times and bytes against the parts they are made of, faults told at once, and real memory kept to."""
+"""Plans: cells, times and bytes against the parts they are made of, all errors at once, and real memory kept to."""
 
 from dataclasses import dataclass, replace
 
@@ -24,7 +24,7 @@ from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.settings import OptimizerSettings, PipelineSettings
 from tests.suite.pipeline.planning.costs import layer
-from tests.suite.pipeline.walks import cell_memory, fill_drain, in_flight
+from tests.suite.pipeline.schedule_helpers import cell_memory, fill_drain, in_flight
 
 SCHEDULES = [("fill_drain", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2)]
 unhurried = settings(deadline=None)
@@ -42,7 +42,7 @@ def plan(costs, machine=ROOMY, bytes_per_param=16.0, **pipeline):
 def faults(costs, machine=ROOMY, bytes_per_param=16.0, **pipeline):
     with pytest.raises(PlanError) as caught:
         plan(costs, machine, bytes_per_param, **pipeline)
-    return caught.value.faults
+    return caught.value.errors
 
 
 def test_a_plan_by_hand():

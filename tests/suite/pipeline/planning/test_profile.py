@@ -163,7 +163,7 @@ def test_an_update_is_timed_on_its_own(clock):
 
 
 def test_the_first_rounds_do_not_count(clock, monkeypatch):
-    """Once to see what leaves the layer, then a forward and a rebuild in each round."""
+    """Once to see what leaves the layer, then a forward and a recompute in each round."""
     monkeypatch.setattr(SlowAtFirst, "clock", clock, raising=False)
     (cost,) = measured(lambda: [SlowAtFirst()], rows(1, 1))
     assert clock.now == pytest.approx(0.05 * (1 + 2 * WARM_UPS))

@@ -15,7 +15,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.playback import Playback, Route
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.schedules import forward_only
-from tests.suite.pipeline.walks import fill_drain, validate
+from tests.suite.pipeline.schedule_helpers import fill_drain, validate
 
 unhurried = settings(deadline=None)
 REMATS = ["always", "except_last", "never"]
@@ -27,8 +27,8 @@ sizes = st.integers(0, 40)
 stage_costs = st.builds(CellCost, times, times, times, times, sizes, sizes)
 schedule_configs = st.sampled_from(
     [
-        ScheduleConfig(name, (graphs,), turns)
-        for name, turns in (
+        ScheduleConfig(name, (graphs,), virtual_stages)
+        for name, virtual_stages in (
             ("fill_drain", 1),
             ("1f1b", 1),
             ("zero_bubble", 1),
@@ -68,6 +68,11 @@ def drawn(timeline):
 
 def parse(lines):
     return [[Action.parse(cell) for cell in line.split()] for line in lines]
+
+
+def test_an_unknown_kind_of_action_has_no_cost():
+    with pytest.raises(KeyError):
+        EQUAL.seconds("X", recomputed=False)
 
 
 def test_two_stages_two_micro_batches():
@@ -118,14 +123,14 @@ def test_a_heavier_stage_is_what_the_others_wait_for():
     ]
 
 
-def test_a_rebuild_fills_the_wait_for_its_gradient():
+def test_a_recompute_fills_the_wait_for_its_gradient():
     assert drawn(simulate(fill_drain(2, 1, "always"), [CellCost(1, 3, 2)] * 2)) == [
         "F0:0-1 R0:1-4 B0:7-9",
         "F0:1-2 R0:2-5 B0:5-7",
     ]
 
 
-def test_a_forward_that_is_not_rebuilt_records_its_graph():
+def test_a_forward_that_is_not_recomputed_records_its_graph():
     slow_graph = [CellCost(forward_s=1, recompute_s=3, backward_s=2)]
     assert drawn(simulate(fill_drain(1, 2, "always"), slow_graph)) == ["F0:0-1 F1:1-2 R1:2-5 B1:5-7 R0:7-10 B0:10-12"]
     assert drawn(simulate(fill_drain(1, 2, "except_last"), slow_graph)) == ["F0:0-1 F1:1-4 B1:4-6 R0:6-9 B0:9-11"]
@@ -145,7 +150,7 @@ def test_an_update_begins_when_all_stages_are_done():
 @unhurried
 @given(st.integers(1, 8), st.integers(1, 32), times, times, st.sampled_from(REMATS))
 def test_equal_stages_take_the_closed_form(stages, micro_batches, forward, backward, remat):
-    """With a graph that costs nothing, R = F: (M+K-1)(F+B) and a rebuild of each micro-batch that is rebuilt."""
+    """With a graph that costs nothing, R = F: (M+K-1)(F+B) and a recompute of each micro-batch that is recomputed."""
     again = sum(action.kind == "R" for action in fill_drain(1, micro_batches, remat)[0])
     step = simulate(fill_drain(stages, micro_batches, remat), [CellCost(forward, forward, backward)] * stages).seconds
     assert step == (micro_batches + stages - 1) * (forward + backward) + again * forward
@@ -153,7 +158,7 @@ def test_equal_stages_take_the_closed_form(stages, micro_batches, forward, backw
 
 @unhurried
 @given(st.integers(1, 8), st.integers(1, 32), times, times, times, st.sampled_from(REMATS))
-def test_equal_stages_whose_rebuild_costs_more_or_less(stages, micro_batches, forward, recompute, backward, remat):
+def test_equal_stages_whose_recompute_costs_more_or_less(stages, micro_batches, forward, recompute, backward, remat):
     step = simulate(fill_drain(stages, micro_batches, remat), [CellCost(forward, recompute, backward)] * stages).seconds
     passes = micro_batches + stages - 1
     if remat == "always":
@@ -283,7 +288,7 @@ def test_played_in_units_it_is_the_picture_of_the_validator(schedule_config, sta
         }
 
 
-def test_what_is_put_off_leaves_the_backward_and_comes_with_what_that_costs():
+def test_what_is_deferred_leaves_the_backward_and_comes_with_what_that_costs():
     cost = CellCost(1, 1, 4, weight_grad_s=1.5, split_s=0.25)
     timeline = simulate(ScheduleConfig("zero_bubble", (UNLIMITED,)).actions(1, 2), [cost])
     assert drawn(timeline) == ["F0:0-1 I0:1-3.75 W0:3.75-5.25 F1:5.25-6.25 I1:6.25-9 W1:9-10.5"]

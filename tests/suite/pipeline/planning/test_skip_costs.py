@@ -14,7 +14,7 @@ from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import max_inflight_sends
 from suite.pipeline.schedule.remat import UNLIMITED
-from tests.suite.pipeline.walks import fill_drain, in_flight
+from tests.suite.pipeline.schedule_helpers import fill_drain, in_flight
 
 PLAIN = LayerCost(*[1.0] * 4, *[0] * 8)
 

@@ -15,7 +15,7 @@ from tests.suite.pipeline.build import build, join, mini_batch, unpartitioned
 from tests.suite.pipeline.freezing import FREEZES, freeze, frozen_toy
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 
-WALKS = {
+SCHEDULE_CONFIGS = {
     1: (
         ScheduleConfig("fill_drain", (1,)),
         ScheduleConfig("1f1b", (0,)),
@@ -34,13 +34,13 @@ def compare(rank: int, world: int, rendezvous: str, virtual_stages: int):
     for name in FREEZES:
         layers = frozen_toy(name, torch.float64)
         for splits in (False, True):
-            walks = [
+            schedule_configs = [
                 schedule_config
-                for schedule_config in WALKS[virtual_stages]
+                for schedule_config in SCHEDULE_CONFIGS[virtual_stages]
                 if schedule_config.defers_weight_grads is splits
             ]
-            executor, ties, named, _ = build(RankCoord(rank, world, 1), layers, SumLoss(), walks[0])
-            for step, schedule_config in enumerate(walks):
+            executor, ties, named, _ = build(RankCoord(rank, world, 1), layers, SumLoss(), schedule_configs[0])
+            for step, schedule_config in enumerate(schedule_configs):
                 batch = mini_batch(*toy_batch(7, step), 3)
                 executor.schedule_config = schedule_config
                 for parameter in named.values():
@@ -63,7 +63,7 @@ def _off(gradient, wanted):
 def test_frozen_parameters_get_no_gradient_and_all_others_the_right_one(stages, virtual_stages):
     found = [case for results in run_processes(compare, stages, virtual_stages) for case in results]
     parameters = sum(1 for layer in toy_layers() for _ in layer.parameters())
-    assert len(found) == (parameters + 1) * len(FREEZES) * len(WALKS[virtual_stages])
+    assert len(found) == (parameters + 1) * len(FREEZES) * len(SCHEDULE_CONFIGS[virtual_stages])
     for name in FREEZES:
         frozen = {
             (index, own)

@@ -20,18 +20,18 @@ from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 EXAMPLES = 7  # ragged for M = 2, 3, 5; fewer than M = 8
 MICRO_BATCHES = (1, 2, 3, 5, 8)
 REMATS = ("always", "except_last", "never")
-WALKS = (
+ONE_CELL = (
     *(ScheduleConfig("fill_drain", (MAX_LIVE_GRAPHS[remat],)) for remat in REMATS),
     *(ScheduleConfig("1f1b", (graphs,)) for graphs in (1, UNLIMITED)),
     ScheduleConfig("fill_drain", (2,)),
 )
-PUTTING_OFF = (ScheduleConfig("zero_bubble", (1,)), ScheduleConfig("zero_bubble", (UNLIMITED,)))
-TURNING = (
+DEFERRING = (ScheduleConfig("zero_bubble", (1,)), ScheduleConfig("zero_bubble", (UNLIMITED,)))
+SEVERAL_CELLS = (
     ScheduleConfig("interleaved", (0,), 2),
     ScheduleConfig("interleaved", (2,), 2),
     ScheduleConfig("interleaved", (UNLIMITED,), 2),
 )
-TURNING_PUT_OFF = (ScheduleConfig("zero_bubble", (1,), 2), ScheduleConfig("zero_bubble", (UNLIMITED,), 2))
+SEVERAL_CELLS_DEFERRING = (ScheduleConfig("zero_bubble", (1,), 2), ScheduleConfig("zero_bubble", (UNLIMITED,), 2))
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 CASES = [*((torch.float64, count) for count in MICRO_BATCHES), (torch.float32, 3)]
 """In fp64 a wrong order or a lost term shows; that fp32 works too needs no more than one."""
@@ -66,16 +66,16 @@ def toy_sentences(seed, micro_batches):
 MODELS = {"toy": (toy, toy_sentences), "transformer": (transformer, sentences)}
 
 
-def compare(rank: int, world: int, rendezvous: str, model: str, walks):
+def compare(rank: int, world: int, rendezvous: str, model: str, schedule_configs):
     """Returns, for each case, the largest difference of this stage's gradients and of the objective."""
     join(rank, world, rendezvous)
     make, batches = MODELS[model]
     found = []
     for dtype in TOLERANCE:
         layers, loss = make(dtype)
-        executor, ties, named, _ = build(RankCoord(rank, world, 1), layers, loss, walks[0])
+        executor, ties, named, _ = build(RankCoord(rank, world, 1), layers, loss, schedule_configs[0])
         counts = [count for kind, count in CASES if kind == dtype]
-        for step, (micro_batches, schedule_config) in enumerate(itertools.product(counts, walks)):
+        for step, (micro_batches, schedule_config) in enumerate(itertools.product(counts, schedule_configs)):
             batch = batches(step, micro_batches)
             executor.schedule_config = schedule_config
             for parameter in named.values():
@@ -97,27 +97,29 @@ def compare(rank: int, world: int, rendezvous: str, model: str, walks):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_gradients_equal_the_unpartitioned_model(stages, model):
-    check(stages, model, WALKS)
+    check(stages, model, ONE_CELL)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_so_do_those_whose_weights_are_put_off(stages, model):
-    check(stages, model, PUTTING_OFF)
+def test_gradients_with_deferred_weight_gradients_equal_the_unpartitioned_model(stages, model):
+    check(stages, model, DEFERRING)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stages", [2, 3])
-@pytest.mark.parametrize("walks", [TURNING, TURNING_PUT_OFF], ids=["whole", "put off"])
-def test_so_do_those_of_stages_of_several_cells(stages, model, walks):
-    check(stages, model, walks)
+@pytest.mark.parametrize(
+    "schedule_configs", [SEVERAL_CELLS, SEVERAL_CELLS_DEFERRING], ids=["whole backward", "deferred weight gradients"]
+)
+def test_gradients_of_stages_of_several_cells_equal_the_unpartitioned_model(stages, model, schedule_configs):
+    check(stages, model, schedule_configs)
 
 
-def check(stages, model, walks):
-    found = [case for results in run_processes(compare, stages, model, walks) for case in results]
+def check(stages, model, schedule_configs):
+    found = [case for results in run_processes(compare, stages, model, schedule_configs) for case in results]
     # every parameter of every case was compared, plus one objective a case
     parameters = sum(1 for layer in MODELS[model][0](torch.float32)[0] for _ in layer.parameters())
-    assert len(found) == (parameters + 1) * len(walks) * len(CASES)
+    assert len(found) == (parameters + 1) * len(schedule_configs) * len(CASES)
     wrong = [case for case in found if not case[-1] <= TOLERANCE[getattr(torch, case[0].split(".")[1])]]
     assert not wrong, wrong[:5]
 

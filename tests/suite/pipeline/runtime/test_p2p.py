@@ -37,16 +37,16 @@ def test_only_a_wait_of_the_host_has_a_time_out():
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "told"),
+    ("text", "kind", "message"),
     [
         ("[gloo] Timed out waiting 5000ms for recv", StallError, "waited 5 s for a tensor"),
         ("[gloo] Connection closed by peer", NeighbourLostError, "lost the connection while waiting for a tensor"),
         ("NCCL error: remote process exited", NeighbourLostError, "lost the connection while waiting for a tensor"),
     ],
 )
-def test_a_lost_message_is_told_with_its_cause(text, kind, told):
+def test_a_lost_message_is_reported_with_its_cause(text, kind, message):
     error = RuntimeError(text)
-    with pytest.raises(kind, match=told) as caught:
+    with pytest.raises(kind, match=message) as caught:
         wait(Message(error), Deadline(5.0), "a tensor", CPU)
     assert caught.value.__cause__ is error
 

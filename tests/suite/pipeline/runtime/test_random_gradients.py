@@ -126,12 +126,12 @@ def check(pipelines, stages):
 
 NOBODY = frozenset()
 LONG = Pipeline(0, 2, ScheduleConfig("interleaved", (1,), 3), (1,) * 6, ((1, 4, "apart"),), NOBODY, 8, 4)
-"""Lanes 1 -> 4 and 3 -> 4 join the same two stages."""
+"""Links 1 -> 4 and 3 -> 4 join the same two stages."""
 STAYING = Pipeline(0, 2, ScheduleConfig("interleaved", (1,), 2), (1, 1, 1, 4), ((0, 2, "apart"),), NOBODY, 8, 4)
 """The skip goes from a stage's first cell to its second."""
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
-@pytest.mark.parametrize("pipeline", [LONG, STAYING], ids=["two lanes of a pair", "one that stays"])
+@pytest.mark.parametrize("pipeline", [LONG, STAYING], ids=["two links of a pair", "one that stays"])
 def test_so_do_those_of_skips_between_stages_of_several_cells(pipeline, schedule):
     check([replace(pipeline, schedule_config=replace(pipeline.schedule_config, schedule=schedule))], 2)

@@ -11,8 +11,8 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.schedule.timeline import Span
 from tests.suite.pipeline.build import build, join, mini_batch
+from tests.suite.pipeline.schedule_helpers import fill_drain
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
-from tests.suite.pipeline.walks import fill_drain
 
 
 def test_spans_are_what_was_noted_in_its_order():
@@ -42,7 +42,7 @@ def test_a_new_step_forgets_the_last():
 
 
 def record_steps(rank, world, rendezvous, micro_batches, remats):
-    """Returns for each way to rebuild (what was noted before there was a recorder, when the step began, its spans)."""
+    """Returns by way to recompute (what was noted before there was a recorder, when the step began, its spans)."""
     join(rank, world, rendezvous)
     found = []
     for remat in remats:
@@ -60,7 +60,7 @@ def record_steps(rank, world, rendezvous, micro_batches, remats):
 
 @pytest.fixture(scope="module", params=[1, 2])
 def recorded(request):
-    """[stage][way to rebuild] -> (began, spans), of M = 4 over 1 and 2 stages."""
+    """[stage][way to recompute] -> (began, spans), of M = 4 over 1 and 2 stages."""
     return run_processes(record_steps, request.param, 4, ["except_last", "always", "never"])
 
 

@@ -11,16 +11,16 @@ from suite.pipeline.runtime.p2p import warm_up_order
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 
 
-def played(lanes, stages):
+def played(links, stages):
     """Returns the pairs that have not met when no two workers wait for each other."""
-    lists = [list(warm_up_order(lanes, stage, stages)) for stage in range(stages)]
+    lists = [list(warm_up_order(links, stage, stages)) for stage in range(stages)]
     while True:
         heads = {k: todo[0] for k, todo in enumerate(lists) if todo}
         pairs = [
             (k, other)
-            for k, (kind, lane, sends) in heads.items()
-            for other in (lane[sends] % stages,)
-            if heads.get(other) == (kind, lane, not sends)
+            for k, (kind, link, sends) in heads.items()
+            for other in (link[sends] % stages,)
+            if heads.get(other) == (kind, link, not sends)
         ]
         if not pairs:
             return [todo for todo in lists if todo]
@@ -28,37 +28,37 @@ def played(lanes, stages):
             lists[k].pop(0)
 
 
-def lanes_of(stages, virtual_stages, skips=()):
+def links_of(stages, virtual_stages, skips=()):
     return communicating_pairs(skips, [range(at, at + 1) for at in range(stages * virtual_stages)], stages)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
 @pytest.mark.parametrize("virtual_stages", [1, 2, 3, 4])
 def test_all_meet(stages, virtual_stages):
-    assert played(lanes_of(stages, virtual_stages), stages) == []
+    assert played(links_of(stages, virtual_stages), stages) == []
 
 
 def test_so_do_those_that_a_skip_connects():
-    assert played(lanes_of(4, 1, (Skip("a", 0, 2), Skip("b", 0, 3), Skip("c", 1, 3))), 4) == []
-    assert played(lanes_of(2, 2, (Skip("a", 0, 3),)), 2) == []
+    assert played(links_of(4, 1, (Skip("a", 0, 2), Skip("b", 0, 3), Skip("c", 1, 3))), 4) == []
+    assert played(links_of(2, 2, (Skip("a", 0, 3),)), 2) == []
 
 
 @given(st.integers(2, 5), st.integers(1, 4), st.data())
-def test_any_skips_meet_and_no_two_lanes_of_two_stages_share_a_group(stages, virtual_stages, data):
+def test_any_skips_meet_and_no_two_links_of_two_stages_share_a_group(stages, virtual_stages, data):
     pairs = list(combinations(range(stages * virtual_stages), 2))
     skips = [
         Skip(f"{source} to {target}", source, target) for source, target in data.draw(st.sets(st.sampled_from(pairs)))
     ]
-    lanes = lanes_of(stages, virtual_stages, skips)
+    links = links_of(stages, virtual_stages, skips)
     going = {(skip.source, skip.target) for skip in skips} | {(at, at + 1) for at in range(stages * virtual_stages - 1)}
-    assert set(lanes) == {(source, target) for source, target in going if (target - source) % stages}
-    assert played(lanes, stages) == []
-    groups = [(frozenset(cell % stages for cell in lane), at) for lane, at in p2p_group_indices(lanes, stages).items()]
-    assert len(set(groups)) == len(lanes)
+    assert set(links) == {(source, target) for source, target in going if (target - source) % stages}
+    assert played(links, stages) == []
+    groups = [(frozenset(cell % stages for cell in link), at) for link, at in p2p_group_indices(links, stages).items()]
+    assert len(set(groups)) == len(links)
 
 
-def test_a_pipeline_without_lanes_of_two_stages_twice_has_one_group():
-    assert set(p2p_group_indices(lanes_of(4, 1, (Skip("a", 0, 3),)), 4).values()) == {0}
-    assert p2p_group_indices(lanes_of(2, 3, (Skip("a", 1, 4),)), 2) == {
+def test_a_pipeline_with_one_link_for_each_pair_of_stages_has_one_group():
+    assert set(p2p_group_indices(links_of(4, 1, (Skip("a", 0, 3),)), 4).values()) == {0}
+    assert p2p_group_indices(links_of(2, 3, (Skip("a", 1, 4),)), 2) == {
         (0, 1): 0, (1, 2): 1, (1, 4): 2, (2, 3): 3, (3, 4): 4, (4, 5): 5
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gradients of weights put off: the same numbers, later."""
+"""Deferred gradients of weights: the same numbers, later."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ KINDS = [torch.float64, torch.float32]
 
 
 def two(bias=True, dtype=torch.float64):
-    """Returns a plain stack and one of the same values that can put off."""
+    """Returns a plain stack and one of the same values that can defer them."""
     stacks = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -42,7 +42,7 @@ def test_two_parts_give_the_gradients_of_one(shape, bias, dtype):
     torch.testing.assert_close(gradients(split), gradients(plain), **close)
 
 
-def test_put_off_gradients_are_added_to_those_there_and_a_backward_in_one_puts_off_nothing():
+def test_deferred_gradients_are_added_to_existing_ones_and_a_whole_backward_defers_nothing():
     plain, split = two()
     for _ in range(2):
         x = torch.randn(3, 5, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The rebuild dial against all choices there are, and what it means for fill-drain."""
+"""Recomputation against all choices there are, and what it means for fill-drain."""
 
 import itertools
 
@@ -30,7 +30,7 @@ def test_in_fill_drain_the_last_ones_are_kept(graphs, drain):
     assert text(ScheduleConfig("fill_drain", (graphs,)).actions(1, 4)[0]) == f"F0 F1 F2 F3 {drain}"
 
 
-def test_what_is_used_at_once_is_never_rebuilt():
+def test_what_is_used_at_once_is_never_recomputed():
     assert text(ScheduleConfig("1f1b", (1,)).actions(3, 3)[2]) == "F0 B0 F1 B1 F2 B2"
 
 
@@ -42,7 +42,7 @@ def test_cells_of_one_stage_have_dials_of_their_own():
 
 
 def standing(actions, kept):
-    """Returns the most graphs that stand at once when these micro-batches are kept and all others rebuilt."""
+    """Returns the most graphs that stand at once when these micro-batches are kept and all others recomputed."""
     graphs = most = 0
     for action in actions:
         if action.kind == "F":
@@ -56,22 +56,22 @@ def standing(actions, kept):
 
 
 @st.composite
-def walks(draw):
+def action_lists(draw):
     """Forwards in any order, each with its backward somewhere behind it."""
     count = draw(st.integers(1, 6))
-    walk = []
+    actions = []
     for i in draw(st.permutations(range(count))):
-        begin = draw(st.integers(0, len(walk)))
-        walk.insert(begin, Action("F", i))
-        walk.insert(draw(st.integers(begin + 1, len(walk))), Action("B", i))
-    return walk, count
+        begin = draw(st.integers(0, len(actions)))
+        actions.insert(begin, Action("F", i))
+        actions.insert(draw(st.integers(begin + 1, len(actions))), Action("B", i))
+    return actions, count
 
 
-@given(walks(), st.integers(1, 7))
+@given(action_lists(), st.integers(1, 7))
 def test_no_choice_keeps_more_within_the_dial(case, graphs):
     actions, count = case
-    walk = with_recomputes(actions, [graphs])
-    kept = set(range(count)) - {a.micro_batch for a in walk if a.kind == "R"}
+    recomputing = with_recomputes(actions, [graphs])
+    kept = set(range(count)) - {a.micro_batch for a in recomputing if a.kind == "R"}
     assert standing(actions, kept) <= graphs
     best = max(
         len(choice)
@@ -82,11 +82,11 @@ def test_no_choice_keeps_more_within_the_dial(case, graphs):
     assert len(kept) == best
 
 
-@given(walks(), st.integers(0, 7))
+@given(action_lists(), st.integers(0, 7))
 def test_a_recompute_stands_right_before_its_backward_and_nothing_else_moves(case, graphs):
     actions, _ = case
-    walk = with_recomputes(actions, [graphs])
-    assert [a for a in walk if a.kind != "R"] == actions
-    for at, action in enumerate(walk):
+    recomputing = with_recomputes(actions, [graphs])
+    assert [a for a in recomputing if a.kind != "R"] == actions
+    for at, action in enumerate(recomputing):
         if action.kind == "R":
-            assert walk[at + 1] == Action("B", action.micro_batch)
+            assert recomputing[at + 1] == Action("B", action.micro_batch)

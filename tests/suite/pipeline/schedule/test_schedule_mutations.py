@@ -12,7 +12,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import MAX_INFLIGHT_SENDS, PREPOSTED_RECVS
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.schedules import forward_only
-from tests.suite.pipeline.walks import validate
+from tests.suite.pipeline.schedule_helpers import validate
 
 MUTATIONS = 10_000
 
@@ -83,7 +83,7 @@ class Machine:
         return True
 
     opened = frozenset()
-    """Cells of later turns that their stages have come to: told by who knows what they will do."""
+    """Cells of later virtual stages that their stages have come to."""
 
     def finished(self):
         return all(past in self.complete for cell in self.history for past in cell.values())
@@ -117,8 +117,8 @@ def is_legal(schedule, micro_batches, train, rng):
     return legal
 
 
-def walk(stages, micro_batches, train, rng):
-    """Returns what a random walk of the machine did: any interleaving, any order, any set of rebuilt micro-batches."""
+def random_schedule(stages, micro_batches, train, rng):
+    """What the machine did in random steps: any interleaving, any order, any set of recomputed micro-batches."""
     machine = Machine(stages, micro_batches, train)
     share = rng.random()
     again = [{i for i in range(micro_batches) if rng.random() < share} for _ in range(stages)]
@@ -136,7 +136,7 @@ def walk(stages, micro_batches, train, rng):
 
 
 def open_actions(machine, k, again):
-    """Returns the actions that stage k may do at once, if those in ``again`` and no others are rebuilt."""
+    """Returns the actions that stage k may do at once, if those in ``again`` and no others are recomputed."""
     for i, past in machine.history[k].items():
         chain = "F" if machine.complete == COMPLETE[False] else "FRB" if i in again else "FB"
         if past == chain:
@@ -151,18 +151,18 @@ def legal_seed(rng):
     """Returns a legal schedule, its number of micro-batches, and whether it trains."""
     stages, micro_batches = rng.choice([1, 2, 3, 3, 4, 4, 5]), rng.choice([1, 2, 3, 3, 4, 4, 5, 6])
     maker = rng.choice(
-        ["fill_drain", "1f1b", "zero_bubble", "interleaved", "walk", "walk", "walk", "walk", "forward_only",
+        ["fill_drain", "1f1b", "zero_bubble", "interleaved", "random", "random", "random", "random", "forward_only",
          "forward_walk"]
     )  # fmt: skip
     if maker in ("fill_drain", "1f1b", "zero_bubble", "interleaved"):
         virtual_stages = {"interleaved": 2, "zero_bubble": rng.choice([1, 2])}.get(maker, 1)
         schedule_config = ScheduleConfig(maker, (rng.choice([0, 1, 2, UNLIMITED]),), virtual_stages)
         return schedule_config.actions(max(stages, virtual_stages), micro_batches), micro_batches, True
-    if maker == "walk":
-        return walk(stages, micro_batches, True, rng), micro_batches, True
+    if maker == "random":
+        return random_schedule(stages, micro_batches, True, rng), micro_batches, True
     if maker == "forward_only":
         return forward_only(stages, micro_batches), micro_batches, False
-    return walk(stages, micro_batches, False, rng), micro_batches, False
+    return random_schedule(stages, micro_batches, False, rng), micro_batches, False
 
 
 def some_stage(schedule, rng):
@@ -217,7 +217,7 @@ def delete(schedule, micro_batches, rng):
     del actions[rng.randrange(len(actions))]
 
 
-def delete_a_rebuild(schedule, micro_batches, rng):
+def delete_a_recompute(schedule, micro_batches, rng):
     actions = some_stage(schedule, rng)
     recomputes = [i for i, action in enumerate(actions) if action.kind == "R"]
     if recomputes:
@@ -234,8 +234,8 @@ def insert(schedule, micro_batches, rng):
     actions.insert(rng.randint(0, len(actions)), some_action(micro_batches, rng))
 
 
-def insert_a_rebuild(schedule, micro_batches, rng):
-    """Before a backward or after another action of its micro-batch: a new rebuild, a second, or one to evaluate."""
+def insert_a_recompute(schedule, micro_batches, rng):
+    """Before a backward or after another action of its micro-batch: a new recompute, a second, or one to evaluate."""
     actions = some_stage(schedule, rng)
     i = rng.randrange(len(actions))
     actions.insert(i + (actions[i].kind not in "IB"), Action("R", actions[i].micro_batch, actions[i].virtual_stage))
@@ -289,7 +289,7 @@ def empty_stage(schedule, micro_batches, rng):
 
 COARSE = [swap, swap_neighbours, move, move_a_little, delete, duplicate, insert, change_kind, change_micro_batch,
           reverse_segment, swap_everywhere, empty_stage]  # fmt: skip
-FINE = [drift, drift, drift, delete_a_rebuild, insert_a_rebuild, exchange_everywhere, swap_stages]
+FINE = [drift, drift, drift, delete_a_recompute, insert_a_recompute, exchange_everywhere, swap_stages]
 """Those that often leave a schedule legal, or break nothing but what stages have to agree about."""
 
 
@@ -361,8 +361,8 @@ def test_the_validator_accepts_exactly_what_the_machine_can_run():
         legal = is_legal(mutant, micro_batches, train, rng)
         assert legal == is_legal(mutant, micro_batches, train, rng), f"{case}: the order mattered\n{show(mutant)}"
         timeline, complaint = verdict(mutant, micro_batches, train)
-        told = f"{case}: M = {micro_batches}, train = {train}, legal = {legal}, said {complaint}\n{show(mutant)}"
-        assert legal == (complaint is None), told
+        description = f"{case}: M = {micro_batches}, train = {train}, legal = {legal}, said {complaint}\n{show(mutant)}"
+        assert legal == (complaint is None), description
         if legal:
             assert_played_as_early_as_can_be(mutant, timeline)
         count["legal" if legal else next(what for what in COMPLAINTS if what in complaint)] += 1

@@ -40,7 +40,7 @@ class Counting:
             parameter.fill_(step)
             parts = {name: torch.full_like(parameter, step) for name in ("exp_avg", "exp_avg_sq")}
             self.update.load_state(key, {"step": torch.tensor(float(step)), **parts})
-        self.saver.stepped(step, True)
+        self.saver.on_step_end(step, True)
 
 
 def restored(folder):

@@ -14,7 +14,7 @@ from suite.errors import CheckpointError
 from suite.pipeline.runtime.stage import Stage
 from suite.training.checkpoint import audit, list_checkpoints, load_optimizer, load_values, newest_valid
 from suite.training.checkpoint.manifest import digest
-from suite.training.checkpoint.reading import survey
+from suite.training.checkpoint.reading import iter_checkpoints
 from suite.training.checkpoint.retention import KEEP_LATEST
 from suite.training.checkpoint.storage import BEGUN, Storage
 from tests.suite.pipeline.build import CPU, join
@@ -169,7 +169,7 @@ def test_a_manifest_that_is_published_between_two_looks_is_read(folder, monkeypa
         return size(path)
 
     monkeypatch.setattr(storage, "size", late)
-    assert [type(found).__name__ for _, found in survey(storage)] == ["Checkpoint"] * 2
+    assert [type(found).__name__ for _, found in iter_checkpoints(storage)] == ["Checkpoint"] * 2
 
 
 @pytest.mark.parametrize("newer", HARMS)
@@ -178,19 +178,19 @@ def test_checkpoints_none_of_which_can_be_used_are_refused_by_name(folder, newer
     """Training from step 0 would write over them."""
     harm, why = HARMS[newer]
     harm(folder / "00000060")
-    told = [rf"00000060.*{why}"]
+    patterns = [rf"00000060.*{why}"]
     if older == "interrupted":
         interrupt_save(folder / "00000040")
     elif older == "none":
         shutil.rmtree(folder / "00000040")
     else:
         HARMS[older][0](folder / "00000040")
-        told.append(rf"00000040.*{HARMS[older][1]}")
-    count = {2: "none of the 2 checkpoints", 1: "the only checkpoint"}[len(told)]
+        patterns.append(rf"00000040.*{HARMS[older][1]}")
+    count = {2: "none of the 2 checkpoints", 1: "the only checkpoint"}[len(patterns)]
     with pytest.raises(CheckpointError) as refused:
         newest(folder)
     assert count in str(refused.value)
-    assert re.search(".*".join(told), str(refused.value)), refused.value
+    assert re.search(".*".join(patterns), str(refused.value)), refused.value
     assert "restore" in str(refused.value)
 
 

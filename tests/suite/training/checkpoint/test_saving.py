@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage, load_optimizer, load_values, newest_valid
-from suite.training.checkpoint.reading import UNFINISHED, survey
+from suite.training.checkpoint.reading import UNFINISHED, iter_checkpoints
 from suite.training.checkpoint.retention import KEEP_LATEST, steps_to_keep
 from suite.training.checkpoint.storage import BEGUN
 from tests.suite.training.checkpoint.saves import LAYERS, Counting, kill_during_saves, restored
@@ -38,7 +38,7 @@ def goes_on(rank, world, rendezvous, folder):
     one.become(6)  # while nothing is written yet
     before = os.listdir(folder)
     disk.open.set()
-    one.saver.settle()
+    one.saver.wait()
     return before, restored(folder)
 
 
@@ -62,7 +62,7 @@ def fails(rank, world, rendezvous, folder):
         one.become(step)
         try:
             one.saver.save(step, 0)
-            one.saver.settle()
+            one.saver.wait()
         except CheckpointError as error:
             return seen, said, step, str(error)
         seen.append((restored(folder), len(os.listdir(folder))))
@@ -104,10 +104,10 @@ def lasts(rank, world, rendezvous, folder, failures):
 
 def test_the_last_save_is_tried_again_and_a_run_without_it_ends_with_an_error(tmp_path):
     assert run_processes(lasts, 1, str(tmp_path / "mended"), 2) == [(1, None)]
-    ((step, told),) = run_processes(lasts, 1, str(tmp_path / "full"), 3)
+    ((step, message),) = run_processes(lasts, 1, str(tmp_path / "full"), 3)
     assert step == 0
-    assert "3 checkpoints in a row could not be written" in told
-    assert "there is no checkpoint yet" in told
+    assert "3 checkpoints in a row could not be written" in message
+    assert "there is no checkpoint yet" in message
 
 
 def in_a_store(rank, world, rendezvous, place):
@@ -148,7 +148,7 @@ def resumes_before(rank, world, rendezvous, folder):
     for step in (1, 2, 3):
         one.become(step)
         one.saver.save(step, 0)
-    one.saver.settle()
+    one.saver.wait()
 
 
 def again(rank, world, rendezvous, folder):
@@ -219,7 +219,7 @@ def interrupted_save(rank, world, rendezvous, folder):
     one = Counting(rank, world, rendezvous, disk)
     one.become(1)
     one.saver.save(1, 0)
-    one.saver.settle()
+    one.saver.wait()
     return disk.seen
 
 
@@ -236,4 +236,4 @@ class Watched(Storage):
         name = path.rpartition("/")[2]
         if name.startswith((BEGUN, "layer-")):
             names = self.names(path.partition("/")[0])
-            self.seen += [(names, found) for _, found in survey(Storage(self.location))]
+            self.seen += [(names, found) for _, found in iter_checkpoints(Storage(self.location))]

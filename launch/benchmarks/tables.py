@@ -23,7 +23,7 @@ from experiments.tables.table2_amoebanet import amoebanet_speeds, partition_tabl
 from experiments.tables.table2_transformer import Measurement, SleepingWork, efficiency_table, table_2, table_3
 from experiments.tables.table3_slow_links import slow_links_table
 from launch.backends.processes import run_processes
-from launch.backends.select import Backend
+from launch.backends.select import LocalBackend
 from launch.benchmarks.decoding_speed import decoding_table
 from launch.benchmarks.slow_links import layer_costs, over_hosts
 from launch.planning.layer_costs import measure_costs
@@ -109,7 +109,7 @@ def _cost_measurer(console: Console) -> Callable[[Classification], Sequence[Laye
     def costs(work: Classification) -> Sequence[LayerCost]:
         one = work.with_experiment(work.experiment.with_settings("train.threads=1"))
         cost_model = measure_costs(
-            one, replace(this_machine(), devices=1), CACHE / "costs", console.print, Backend(), timeout_s=timeout_s
+            one, replace(this_machine(), devices=1), CACHE / "costs", console.print, LocalBackend(), timeout_s=timeout_s
         )
         if not cost_model.measured:
             raise SettingError(
@@ -130,7 +130,7 @@ def _predictor(console: Console) -> Callable[[PredictedModel], Sequence[Round]]:
         for cached_file in cache.glob("*.json"):
             cached_file.unlink()  # each round measures anew
 
-        cost_model = measure_costs(work, machine, cache, lambda text: None, Backend())
+        cost_model = measure_costs(work, machine, cache, lambda text: None, LocalBackend())
         process = cost_model.machine.process_bytes
         parameter_bytes = bytes_per_parameter(work.optimizer, replicas=1)
         plan = make_plan(cost_model.costs, work.pipeline, parameter_bytes, cost_model.machine)

@@ -13,14 +13,13 @@ import torch
 from rich.console import Console
 
 from experiments.benchmark import cases
-from experiments.benchmark.cases import CASES, HEADINGS, Case, Result, Score, order, refused, step_time_lower_bound_s
+from experiments.benchmark.cases import CASES, HEADINGS, Case, Result, Score, ideal_fill_drain_s, order, refused
 from experiments.benchmark.peers.one_process import OneProcess
 from experiments.benchmark.peers.peer import Entrant
 from experiments.benchmark.peers.workload import SyntheticWork
 from experiments.tables.table2_transformer import closed_form
 from launch import cli
-from launch.benchmarks import entrants
-from launch.benchmarks import peers as bench
+from launch.benchmarks import bench, entrants
 from launch.benchmarks.worker import Observation
 from suite.errors import SettingError
 from suite.pipeline.planning.costs import LayerCost
@@ -72,9 +71,9 @@ def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypa
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 1
-    told = capsys.readouterr().err
-    assert all(f"wrong: {fault} in sleeping: K = 2, M = 3" in told.replace("\n", " ") for fault in FAULTS)
-    assert "right in" not in told
+    printed_errors = capsys.readouterr().err
+    assert all(f"wrong: {fault} in sleeping: K = 2, M = 3" in printed_errors.replace("\n", " ") for fault in FAULTS)
+    assert "right in" not in printed_errors
 
     record = json.loads((bench.FOLDER / "bench.json").read_text())
     assert {"cpu", "cores", "threads_a_process", "torch", "deepspeed", "python"} <= record["machine"].keys()
@@ -129,8 +128,8 @@ def test_each_round_runs_everybody_once_and_nobody_is_always_first(count, rounds
 def test_the_limit_of_equal_stages_is_the_closed_form():
     layers = [cost(0.01, 0.02)] * 8
     whole = cost(0.02, 0.04)
-    assert step_time_lower_bound_s(layers, (2, 2, 2, 2), 8, recomputes=True) == pytest.approx(closed_form(whole, 4, 8))
-    assert step_time_lower_bound_s(layers, (2, 2, 2, 2), 8, recomputes=False) == pytest.approx((8 + 4 - 1) * 0.06)
+    assert ideal_fill_drain_s(layers, (2, 2, 2, 2), 8, recomputes=True) == pytest.approx(closed_form(whole, 4, 8))
+    assert ideal_fill_drain_s(layers, (2, 2, 2, 2), 8, recomputes=False) == pytest.approx((8 + 4 - 1) * 0.06)
 
 
 def test_ratios_by_hand():

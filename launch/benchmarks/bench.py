@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.benchmark.cases import Case, Result, Score, cases, order, refused, step_time_lower_bound_s
+from experiments.benchmark.cases import Case, Result, Score, cases, ideal_fill_drain_s, order, refused
 from experiments.benchmark.peers.peer import Entrant
 from experiments.benchmark.peers.workload import BenchWorkload
 from launch.backends.processes import run_processes
@@ -92,7 +92,7 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
     seconds = [cost.forward_s + cost.backward_s for cost in costs]
     cells = {
         count: tuple(partition(seconds, count))
-        for count in {entrant.parts * work.stages for entrant in accepted} | {work.stages}
+        for count in {entrant.virtual_stages * work.stages for entrant in accepted} | {work.stages}
     }
     with tempfile.TemporaryDirectory() as folder:
         truth_file, progress = Path(folder) / "truth.safetensors", Path(folder) / "progress"
@@ -106,7 +106,7 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
     keys = _parameter_keys(work)
     for entrant, workers in zip(accepted, zip(*seen, strict=True), strict=True):
         recomputes_forward = plans[entrant.name].recomputes[0] > 0 if entrant.name in plans else entrant.recomputes
-        bound = step_time_lower_bound_s(costs, cells[work.stages], work.micro_batches, recomputes_forward)
+        bound = ideal_fill_drain_s(costs, cells[work.stages], work.micro_batches, recomputes_forward)
         found = score(entrant, workers, keys, bound)
         rows[entrant.name] = _add_plan(found, plans, entrant) if entrant.ours else found
     console.print(f"{case.title}: {time.monotonic() - begin:.0f} s in all")
@@ -167,7 +167,7 @@ def make_plans(
         try:
             plans[entrant.name] = make_plan(costs, pipeline, GRADIENT_BYTES, Machine(memory_limit_bytes=room))
         except PlanError as fault:
-            plan_errors[entrant.name] = "; ".join(fault.faults)
+            plan_errors[entrant.name] = "; ".join(fault.errors)
     return plans, plan_errors
 
 

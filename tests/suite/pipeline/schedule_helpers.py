@@ -1,4 +1,4 @@
-"""Schedules by the words of a setting."""
+"""Schedules, memory and validation in the short form that tests use."""
 
 from suite.pipeline.planning.stage_memory import InFlightPeaks
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -12,7 +12,7 @@ def fill_drain(stages, micro_batches, remat):
 
 
 def in_flight(micro_batches, remat):
-    """Returns what fill-drain brings together."""
+    """Returns the peaks of one stage of fill-drain."""
     return InFlightPeaks.of(fill_drain(1, micro_batches, remat), micro_batches)
 
 

@@ -1,0 +1,69 @@
+"""Your own images, one folder a class: pixels and classes, held-out images, and what a wrong folder is told."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from suite.data.images.prepare import folder_of_images, prepare_images
+from suite.errors import DataError
+from suite.settings import ImageSettings
+from tests.suite.data.images.pictures import SIZE, images
+
+
+def write(folder, split, count, seed=0, classes=("ant", "bee"), mode="L"):
+    pixels, _ = images(count, seed)
+    for at, picture in enumerate(pixels):
+        path = folder / split / classes[at % len(classes)] / f"{at:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).convert(mode).save(path)
+    return pixels
+
+
+def prepared(folder, cache, channels=1, classes=2):
+    return prepare_images(ImageSettings(source=str(folder), size=SIZE), channels, classes, cache, print)
+
+
+@pytest.mark.parametrize("test_name", ["test", "val"])
+def test_every_pixel_and_class_comes_back(tmp_path, test_name):
+    train, test = write(tmp_path / "own", "train", 10), write(tmp_path / "own", test_name, 4, seed=1)
+    data = prepared(tmp_path / "own", tmp_path / "cache")
+    assert data.info.counts == {"train": 10, "test": 4}
+    settings = ImageSettings(source=str(tmp_path / "own"), size=SIZE)
+    ordered = np.concatenate([train[::2], train[1::2]])  # class by class
+    assert data.pixels("train", range(10), settings).squeeze(1).numpy().tolist() == ordered.tolist()
+    assert data.labels("train", range(10)).tolist() == [0] * 5 + [1] * 5
+    assert data.labels("test", range(4)).tolist() == [0, 0, 1, 1]
+    assert data.pixels("test", [0], settings).squeeze().numpy().tolist() == test[0].tolist()
+
+
+def test_without_test_images_every_fifth_of_a_class_is_held_out(tmp_path):
+    write(tmp_path / "own", "train", 24, mode="RGB")
+    data = prepared(tmp_path / "own", tmp_path / "cache", channels=3)
+    assert data.info.counts == {"train": 18, "test": 6}
+    assert data.labels("test", range(6)).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_it_is_prepared_anew_when_a_file_is_added(tmp_path):
+    write(tmp_path / "own", "train", 10)
+    settings = ImageSettings(source=str(tmp_path / "own"), size=SIZE)
+    before = folder_of_images(settings, tmp_path)
+    write(tmp_path / "own", "train", 11)
+    assert folder_of_images(settings, tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda own: (own / "train/cow").mkdir(), "train/cow has no images; add some, or remove the folder"),
+        (lambda own: write(own, "test", 2, classes=("cat",)), "test has the class cat, which .*train does not have"),
+        (lambda own: (own / "train/ant/x.png").write_text("no"), "train/ant/x.png is no image that can be read"),
+    ],
+    ids=["empty", "unknown", "damaged"],
+)
+def test_a_wrong_folder_is_named(tmp_path, change, message):
+    own = tmp_path / "own"
+    write(own, "train", 10)
+    change(own)
+    with pytest.raises(DataError, match=message):
+        prepared(own, tmp_path / "cache")
+    assert not folder_of_images(ImageSettings(source=str(own), size=SIZE), tmp_path / "cache").exists()

@@ -1,0 +1,117 @@
+"""A folder of one's own parallel text: every format, its own or our held-out text, and how a wrong file is refused."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from suite.data.text.parallel import read_parallel_folder
+from suite.data.text.prepare import folder_of, prepare
+from suite.data.text.splitting import SPLITS, TEST, TRAIN, VALID, group_key
+from suite.errors import DataError, SettingError
+from suite.settings import TextSettings
+
+PAIRS = [(f"The {animal} number {at} runs", f"Das Tier {animal} Nummer {at} läuft")
+         for at, animal in enumerate(["cat", "dog", "cow", "hen"] * 50)]  # fmt: skip
+
+
+def lines(folder, name, pairs):
+    (folder / f"{name}.de-en.de").write_text("".join(f"{german}\n" for _, german in pairs))
+    (folder / f"{name}.de-en.en").write_text("".join(f"{english}\n" for english, _ in pairs))
+
+
+def tsv(folder, name, pairs):
+    (folder / f"{name}.en-de.tsv").write_text("".join(f"{english}\t{german}\n" for english, german in pairs))
+
+
+def jsonl(folder, name, pairs):
+    rows = [{"translation": {"de": german, "en": english}} for english, german in pairs]
+    rows[0] = rows[0]["translation"]
+    (folder / f"{name}.de-en.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def parquet(folder, name, pairs):
+    english, german = zip(*pairs, strict=True)
+    pq.write_table(pa.table({"en": list(english), "de": list(german)}), folder / f"{name}.de-en.parquet")
+
+
+@pytest.mark.parametrize("write", [lines, tsv, jsonl, parquet])
+def test_every_format_gives_the_same_pairs(tmp_path, write):
+    write(tmp_path, "train", PAIRS[:150])
+    write(tmp_path, "dev", PAIRS[150:170])
+    write(tmp_path, "test", PAIRS[170:])
+    log = []
+    parts = read_parallel_folder(str(tmp_path), True, log.append)
+    assert sorted(parts[TRAIN]["de"]) == sorted(PAIRS[:150])
+    assert parts[VALID]["de"] == PAIRS[150:170]
+    assert parts[TEST]["de"] == PAIRS[170:]
+    assert log == ["de: 150 training pairs, 0 dropped by cleaning, 0 because their English side is held out: 150 left"]
+
+
+def test_without_held_out_files_no_english_string_is_in_two_splits(tmp_path):
+    lines(tmp_path, "train", PAIRS)
+    parts = read_parallel_folder(str(tmp_path), True, print)
+    keys = {name: {group_key(english) for english, _ in parts[name]["de"]} for name in SPLITS}
+    assert all(keys.values())
+    assert not keys[TRAIN] & keys[VALID]
+    assert not keys[TRAIN] & keys[TEST]
+
+
+def test_training_pairs_of_held_out_english_are_dropped_and_counted(tmp_path):
+    lines(tmp_path, "train", [*PAIRS[:20], *PAIRS[:3], ("", "leer"), ("%s files", "Dateien")])
+    lines(tmp_path, "valid", PAIRS[5:6])
+    lines(tmp_path, "test", [("The CAT number 8 runs!", "Anders übersetzt")])
+    log = []
+    parts = read_parallel_folder(str(tmp_path), True, log.append)
+    assert set(parts[TRAIN]["de"]) == set(PAIRS[:20]) - {PAIRS[5], PAIRS[8]}
+    assert log == ["de: 24 training pairs, 4 dropped by cleaning, 2 because their English side is held out: 18 left"]
+    raw = read_parallel_folder(str(tmp_path), False, log.append)
+    assert len(raw[TRAIN]["de"]) == 19
+    assert ("%s files", "Dateien") in raw[TRAIN]["de"]
+    assert "24 training pairs, 3 dropped as repeated, 2 because" in log[-1]
+
+
+def test_it_is_prepared_like_any_corpus_and_anew_when_a_file_changes(tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    lines(folder, "train", PAIRS)
+    dutch = "".join(f"{english}\tHet dier {at}\n" for at, (english, _) in enumerate(PAIRS))
+    (folder / "train.en-nl.tsv").write_text(dutch)
+    settings = TextSettings(corpus=str(folder), vocabulary=400, max_length=60)
+    data = prepare(settings, tmp_path / "cache", print)
+    assert data.languages == ("de", "nl")
+    assert sum(sum(sizes) for sizes in data.sizes.values()) == 2 * len(PAIRS)
+    before = folder_of(settings, tmp_path / "cache")
+    lines(folder, "train", PAIRS[:-1])
+    assert folder_of(settings, tmp_path / "cache") != before
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"train.de-en.de": b"a\nb\n", "train.de-en.en": b"a\n"}, r"has 2 lines and train\.de-en\.en 1; line n of one"),
+        ({"train.de-en.de": b"a\n"}, r"has no other side train\.de-en\.en"),
+        ({"train.de-en.de": b"\xff\n", "train.de-en.en": b"a\n"}, r"is not UTF-8 \(byte 0: invalid start byte\)"),
+        ({"train.de-fr.tsv": b"a\tb\n"}, "has no English side"),
+        ({"train.de-en.tsv": b"a\tb\nc\n"}, "line 2 has 1 columns, not 2"),
+        ({"train.de-en.jsonl": b'{"de": "a", "en": "b"}\n{"de": "a"}\n'}, "line 2: KeyError: 'en'"),
+        ({"train.de-en.jsonl": b"[\n"}, "line 1: JSONDecodeError"),
+        ({"train.de-en.parquet": b"no"}, "cannot be read: ArrowInvalid"),
+        ({"train.de-en.doc": b"a"}, "has an unknown format"),
+        ({"train.german-en.tsv": b"a\tb\n"}, "german is not a language code"),
+        ({"test.de-en.tsv": b"a\tb\n"}, "has test files but no valid files"),
+        ({"dev.de-en.tsv": b"a\tb\n", "test.de-en.tsv": b"a\tb\n"}, "has no training text"),
+        ({"train.de-en.tsv": b"a\t\n"}, "no training pair of .* is left"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path, files, message):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_parallel_folder(str(tmp_path), True, print)
+
+
+def test_other_corpora_are_always_cleaned(tmp_path):
+    with pytest.raises(SettingError, match=r"text.clean=false is for a folder of your own text, and django is none"):
+        prepare(TextSettings(corpus="django", clean=False), tmp_path, print)
