@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.errors import SettingError, first_line
 from suite.pipeline.model.batchnorm import by_micro_batch
@@ -230,6 +231,15 @@ def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[st
             ]
     if not objective.requires_grad:
         return ["the loss has no gradient; it must be differentiable in the last layer's outputs"]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            loss(*(mode.from_tensor(tensor.detach()) for tensor in (*outputs, *targets)))
+    except Exception as error:
+        return [
+            "the loss does not run on tensors without values, from which costs are estimated "
+            f"({type(error).__name__}: {first_line(error)}); shapes must not depend on values: use torch.where instead "
+            "of a mask as an index"
+        ]
     return []
 
 

@@ -76,10 +76,10 @@ class DecodedText:
 
 
 def find_text_run(run: RunFolder) -> TranslationExperiment:
-    """Returns the experiment of a run that can translate. Raises SettingError for an image run."""
+    """Returns the experiment of a run that can translate. Raises SettingError for any other."""
     experiment = read_experiment(run.experiment.read_text())
     if not isinstance(experiment, TranslationExperiment):
-        raise SettingError(f"run {run.path} was trained on images and cannot translate; choose a run on text")
+        raise SettingError(f"run {run.path} is no translation model ({experiment.data}); choose a run on parallel text")
     return experiment
 
 

@@ -4,10 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.custom.experiment import build
 from experiments.custom.layers import find_layer_errors, layers_of, on_meta, tie_shared
 from suite import TrainSpec
 from suite.errors import SettingError
 from suite.pipeline.model.layers import materialize, structure_key, ties_of
+from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.profile import MicroBatch
+from suite.settings import OptimizerSettings
 
 CPU = torch.device("cpu")
 
@@ -153,6 +158,30 @@ def test_a_loss_must_be_one_number():
     assert "the loss returns a tensor of shape (2,)" in faults(
         nn.Linear(3, 3), loss=lambda outputs, targets: (outputs.sum(1), outputs.sum())
     )
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(torch.ones(3)), nn.functional.cross_entropy]
+)
+def test_costs_are_estimated_without_values(loss):
+    """A plan runs the loss on tensors that have shapes alone."""
+
+    def accuracy(scores, labels):
+        return (scores.argmax(1) == labels).float().mean().item()
+
+    rows = [(torch.randn(3), row % 3) for row in range(8)]
+    layers, summed = build(TrainSpec(layers=[nn.Linear(3, 3)], loss=loss, metric=accuracy, train=rows))
+    data = MicroBatch((torch.randn(4, 3),), (torch.tensor([0, 1, -100, 2]),))
+    (cost,) = estimate(layers, summed, data, DEVICES["V100"], OptimizerSettings())
+    assert cost.forward_s > 0
+
+
+def test_a_loss_whose_shapes_depend_on_values_is_named():
+    def hard_rows(outputs, targets):
+        errors = (outputs - targets).square().sum(1)
+        return errors[errors > errors.mean()].mean(), outputs.sum().detach()
+
+    assert "the loss does not run on tensors without values" in faults(nn.Linear(3, 3), loss=hard_rows)
 
 
 def test_a_loss_must_have_a_gradient():
