@@ -112,8 +112,8 @@ class LoopSettings(FrozenRecord):
     max_restarts: int = Field(10, ge=0)
     """Restarts without a new checkpoint between them; 0 disables restarts."""
     device_timeout_s: Annotated[float, Unit("seconds")] = Field(60.0, ge=0)
-    """Longest wait for devices at the start, and for busy devices after a failure; lost devices are waited for at most
-    20 s."""
+    """Longest wait for devices that are busy, or missing at the start. After a failure the run waits at most 20 s for
+    lost devices."""
     elastic: bool = False
     """Whether a run continues with a smaller K or R after devices are lost."""
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from suite.errors import SettingError, first_line
 from suite.pipeline.model.batchnorm import by_micro_batch
 from suite.pipeline.model.layers import Tensors, ties_of
-from suite.pipeline.runtime.skip import Stash, call, pops_of, stashes_of
+from suite.pipeline.runtime.skip import Stash, call
 from suite.train_spec import TrainSpec
 
 
@@ -125,12 +125,12 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
                 return [f"{name} {wrong}"]
         except SettingError as fault:
             return [f"{name}: {fault}"]
+        real.register_forward_hook(_check_output)
         try:
             with torch.no_grad():
-                returned = real(*tensors, *(stash[skip] for skip in pops_of(layer)))
-                if wrong := _output_error(returned):
-                    return [f"{name} returns {wrong}; it must return one tensor or a tuple of tensors"]
-                outputs = call(_Returning(layer, returned), tensors, stash)
+                outputs = call(real, tensors, stash)
+        except _OutputError as fault:
+            return [f"{name} returns {fault}; it must return one tensor or a tuple of tensors"]
         except Exception as error:
             return [f"{name} cannot take {taken}: {type(error).__name__}: {first_line(error)}"]
         if [tensor._version for tensor in tensors] != versions:
@@ -142,17 +142,6 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
             return [f"{name} {failure}"]
         tensors, before = outputs, f"what {name} returns"
     return _loss_errors(loss, tensors, targets)
-
-
-class _Returning(nn.Module):
-    """Stands for a layer that has run already, with its skips."""
-
-    def __init__(self, layer: nn.Module, returned: Tensor | Tensors) -> None:
-        super().__init__()
-        self.pops, self.stashes, self._returned = pops_of(layer), stashes_of(layer), returned
-
-    def forward(self, *inputs: Tensor) -> Tensor | Tensors:
-        return self._returned
 
 
 def _initialised(layer: nn.Module) -> nn.Module:
@@ -185,16 +174,19 @@ def _parameter_error(layer: nn.Module) -> str:
     return ""
 
 
-def _output_error(returned: object) -> str:
-    """Returns what is wrong with a layer's output; empty if it is one tensor or a tuple of them."""
-    if returned is None:
-        return "nothing"
+class _OutputError(Exception):
+    """A layer returned something else than tensors; the message says what."""
+
+
+def _check_output(layer: nn.Module, inputs: Tensors, returned: object) -> None:
+    """A forward hook. Raises _OutputError unless a layer returns one tensor or a tuple of them."""
     if isinstance(returned, Tensor):
-        return ""
+        return
     if not isinstance(returned, tuple | list):
-        return f"a {type(returned).__name__}"
-    wrong = [type(output).__name__ for output in returned if not isinstance(output, Tensor)]
-    return f"a {wrong[0]} among its outputs" if wrong else ""
+        raise _OutputError("nothing" if returned is None else f"a {type(returned).__name__}")
+    for output in returned:
+        if not isinstance(output, Tensor):
+            raise _OutputError(f"a {type(output).__name__} among its outputs")
 
 
 def _failure_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash: Stash) -> str:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from torch import Tensor
 
+from experiments.base.experiment import Experiment
 from experiments.custom.experiment import CustomExperiment
 from experiments.huggingface.card import model_card
 from experiments.huggingface.causal_lm import save_causal_lm
 from experiments.huggingface.convert import exported_model, exported_tokenizer
 from experiments.registry import read_experiment
-from experiments.translation.experiment import TranslationExperiment
 from launch.inference.decode import find_text_run
 from launch.inference.model_text import load_text
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder, find_run, run_lock
 from suite.errors import CheckpointError, SettingError, nearest
-from suite.training.checkpoint import list_checkpoints
+from suite.training.checkpoint import Checkpoint, list_checkpoints
 
 FORMATS = ("huggingface",)
+
+T = TypeVar("T")
 
 
 def export(requested: str, export_format: str, console: Console) -> Path:
@@ -44,7 +48,10 @@ def _export(run: RunFolder, export_format: str, console: Console) -> Path:
         return _export_causal_lm(run, custom, run.path / export_format, console)
     experiment = find_text_run(run)
     data = load_text(run, experiment, console)
-    step, layers = _read_newest(run, experiment, console)
+    step, layers = _from_newest(
+        run, experiment, console,
+        lambda checkpoint: {layer: _values(checkpoint.read(layer)) for layer in range(experiment.list_length)},
+    )  # fmt: skip
     model, folder = exported_model(experiment, layers), run.path / export_format
     shutil.rmtree(folder, ignore_errors=True)
     model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
@@ -60,45 +67,34 @@ def _export(run: RunFolder, export_format: str, console: Console) -> Path:
 
 def _export_causal_lm(run: RunFolder, experiment: CustomExperiment, folder: Path, console: Console) -> Path:
     """Writes a model of ``load_causal_lm`` back, one layer at a time."""
-    layers, reason = list(experiment.spec.layers), "it has none"
-    for checkpoint in list_checkpoints(checkpoint_location(run, experiment), console.print):
-        checkpoint.check_layers(len(layers))
-        draft = folder.with_suffix(".draft")
+    layers, draft = list(experiment.spec.layers), folder.with_suffix(".draft")
+
+    def write(checkpoint: Checkpoint) -> None:
         shutil.rmtree(draft, ignore_errors=True)
-        try:
-            save_causal_lm(draft, layers, lambda layer, source=checkpoint: _values(source.read(layer)))  # type: ignore[misc]
-        except CheckpointError as error:
-            reason = str(error)
-            console.print(f"checkpoint {checkpoint} is not used: {error}")
-            continue
-        shutil.rmtree(folder, ignore_errors=True)
-        draft.rename(folder)
-        console.print(f"step {checkpoint.step}: {folder}")
-        return folder
-    raise _no_checkpoint(run, reason)
+        save_causal_lm(draft, layers, lambda layer: _values(checkpoint.read(layer)))
+
+    step, _ = _from_newest(run, experiment, console, write)
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+    console.print(f"step {step}: {folder}")
+    return folder
 
 
 def _values(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the parameters among a layer's stored tensors, by name."""
+    """Returns a layer's values among its stored tensors, by name."""
     return {name.removeprefix("value/"): tensor for name, tensor in tensors.items() if name.startswith("value/")}
 
 
-def _no_checkpoint(run: RunFolder, reason: str) -> CheckpointError:
-    return CheckpointError(f"run {run.path} has no valid checkpoint: {reason}; make resume RUN={run.path} writes one")
-
-
-def _read_newest(
-    run: RunFolder, experiment: TranslationExperiment, console: Console
-) -> tuple[int, dict[int, dict[str, Tensor]]]:
-    """Returns the step of the newest valid checkpoint, and the values of its layers by name."""
+def _from_newest(
+    run: RunFolder, experiment: Experiment, console: Console, read: Callable[[Checkpoint], T]
+) -> tuple[int, T]:
+    """Returns the step of the newest checkpoint that ``read`` can read, and what it returns."""
     reason = "it has none"
     for checkpoint in list_checkpoints(checkpoint_location(run, experiment), console.print):
         checkpoint.check_layers(experiment.list_length)
         try:
-            stored = {layer: checkpoint.read(layer) for layer in range(experiment.list_length)}
+            return checkpoint.step, read(checkpoint)
         except CheckpointError as error:
             reason = str(error)
             console.print(f"checkpoint {checkpoint} is not used: {error}")
-            continue
-        return checkpoint.step, {layer: _values(tensors) for layer, tensors in stored.items()}
-    raise _no_checkpoint(run, reason)
+    raise CheckpointError(f"run {run.path} has no valid checkpoint: {reason}; make resume RUN={run.path} writes one")

@@ -39,6 +39,12 @@ def cached(folder: Path, build: Callable[[Path], None], log: Log) -> None:
         ) from None
 
 
+def fingerprint(folder: Path) -> list[tuple[str, int, int]]:
+    """Returns name, size and time of each file of a source folder, so that a changed one is prepared anew."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+
+
 def _is_valid(folder: Path, log: Log) -> bool:
     if not folder.exists():
         return False

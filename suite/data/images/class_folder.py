@@ -27,12 +27,6 @@ def is_class_folder(source: str) -> bool:
     return source.startswith(("/", ".")) and folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
 
 
-def fingerprint(source: str) -> list[tuple[str, int, int]]:
-    """Returns name, size and time of each file, so that a changed folder is prepared anew."""
-    paths = sorted(path for path in Path(source).rglob("*") if path.is_file())
-    return [(str(path.relative_to(source)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-
-
 def read_class_folder(source: str, building: Path) -> dict[str, Any]:
     """Returns both splits as tables of ``datasets`` that hold the files' bytes; ``building`` is a place for drafts.
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.cache import cached, save_rows
-from suite.data.images.class_folder import fingerprint, is_class_folder, read_class_folder
+from suite.data.cache import cached, fingerprint, save_rows
+from suite.data.images.class_folder import is_class_folder, read_class_folder
 from suite.data.images.sets import (
     FASHION,
     FASHION_HUB,
@@ -67,7 +67,7 @@ def folder_of_images(settings: ImageSettings, cache: Path) -> Path:
     """Returns the cache folder of these images. Augmentation settings do not change it."""
     parts = [VERSION, settings.source]
     if settings.source.startswith(("/", ".")):
-        parts += fingerprint(settings.source)
+        parts += fingerprint(Path(settings.source))
     slug = re.sub(r"\W+", "-", settings.source).strip("-")
     return cache / f"images-{slug}-{sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
 

@@ -54,11 +54,6 @@ def is_parallel_folder(name: str) -> bool:
     return folder.is_dir() and any(_FILE.fullmatch(path.name) for path in folder.iterdir())
 
 
-def fingerprint(name: str) -> list[tuple[str, int, int]]:
-    """Returns name, size and time of each file, so that a changed folder is prepared anew."""
-    return sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in Path(name).iterdir())
-
-
 def read_parallel_folder(name: str, is_cleaned: bool, log: Log) -> dict[str, Sentences]:
     """Returns {split: sentences} of a folder. Cleaning is that of the catalogues (``cleaning``); without it only empty
     sides and repeated pairs are dropped.

@@ -12,11 +12,11 @@ from typing import Any
 
 from datasets import Dataset
 
-from suite.data.cache import cached, save_rows
+from suite.data.cache import cached, fingerprint, save_rows
 from suite.data.text.cleaning import Sentences, clean
 from suite.data.text.corpora import CATALOGUES, DJANGO, REQUIREMENTS, check_corpus, read_corpus
 from suite.data.text.hub import read_hub
-from suite.data.text.parallel import fingerprint, is_parallel_folder, read_parallel_folder
+from suite.data.text.parallel import is_parallel_folder, read_parallel_folder
 from suite.data.text.splitting import SPLITS, TRAIN, split
 from suite.data.text.store import token_table
 from suite.data.text.text import INFO_FILE, TOKENIZER, TextData
@@ -54,7 +54,7 @@ def folder_of(settings: TextSettings, cache: Path) -> Path:
     """Returns the cache folder of these settings. Its name has a digest of everything that the content depends on."""
     source: Any = REQUIREMENTS.read_text() if settings.corpus == CATALOGUES else settings.corpus
     if is_parallel_folder(settings.corpus):
-        source = [source, settings.clean, fingerprint(settings.corpus)]
+        source = [source, settings.clean, fingerprint(Path(settings.corpus))]
     parts = json.dumps([VERSION, source, settings.vocabulary, settings.max_length])
     slug = re.sub(r"\W+", "-", settings.corpus)
     return cache / f"text-{slug}-{settings.vocabulary}-{sha256(parts.encode()).hexdigest()[:12]}"

@@ -107,9 +107,9 @@ def test_a_run_writes_a_trace_and_its_plot(through_ray):
     spans = [event for event in events if event["ph"] == "X"]
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
     seen = Counter((event["args"]["step"], event["tid"], event["name"]) for event in spans)
-    walked = ["F0", "F1", "F2", "B0", "B1", "B2", "U"]  # with memory to spare nothing is recomputed
+    actions = ["F0", "F1", "F2", "B0", "B1", "B2", "U"]  # the memory is enough, so nothing is recomputed
     # the first two steps of the six warm up
-    assert seen == Counter((step, stage, name) for step in (2, 3, 4, 5) for stage in (0, 1) for name in walked)
+    assert seen == Counter((step, stage, name) for step in (2, 3, 4, 5) for stage in (0, 1) for name in actions)
     for step in (2, 3, 4, 5):
         at = {(event["tid"], event["name"]): event for event in spans if event["args"]["step"] == step}
         for i in range(3):  # a stage begins when its neighbour is done

@@ -1,4 +1,4 @@
-"""Your own images, one folder a class: pixels and classes, held-out images, and what a wrong folder is told."""
+"""A folder of images with one folder a class: pixels, classes, held-out images, and errors."""
 
 import numpy as np
 import pytest

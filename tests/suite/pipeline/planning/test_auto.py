@@ -1,4 +1,4 @@
-"""What is left to the plan: the schedule and the recomputation, against all choices there are."""
+"""What ``auto`` chooses, schedule and recomputation, compared with every possible choice."""
 
 from contextlib import suppress
 
