@@ -27,7 +27,7 @@ class CustomExperiment(Experiment):
 
     task: Literal["custom"] = "custom"
     source: str
-    layers: int
+    layer_count: int
     """Layers of the model, so that a record can be read without the function."""
     train: CustomTrainSettings
 
@@ -39,7 +39,7 @@ class CustomExperiment(Experiment):
     @property
     def list_length(self) -> int:
         """As many as the spec has."""
-        return self.layers
+        return self.layer_count
 
     @property
     def batch(self) -> int:
@@ -81,7 +81,8 @@ def find_custom(source: str, name: str = "") -> CustomExperiment:
     source = absolute(source)
     spec = load_spec(source, seed=0)
     values = {
-        "name": name or source.rpartition(":")[2], "scale": "laptop", "source": source, "layers": len(layers_of(spec)),
+        "name": name or source.rpartition(":")[2], "scale": "laptop", "source": source,
+        "layer_count": len(layers_of(spec)),
         "pipeline": PipelineSettings(),
         "optimizer": OptimizerSettings(),
         "train": CustomTrainSettings(),

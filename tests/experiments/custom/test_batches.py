@@ -1,4 +1,4 @@
-"""Mini-batches of one's own data: every row once an epoch, the same for any number of replicas, wrong ones refused."""
+"""Mini-batches of a TrainSpec: every row once an epoch, the same for any number of replicas, and errors."""
 
 import random
 

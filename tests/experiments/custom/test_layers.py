@@ -1,4 +1,4 @@
-"""Layers of one's own: what they begin with, what is shared, and what is said of one that cannot run in a pipeline."""
+"""Layers of a TrainSpec: initial values, ties, and errors of a layer that cannot run in a pipeline."""
 
 import pytest
 import torch

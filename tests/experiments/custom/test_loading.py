@@ -1,4 +1,4 @@
-"""``NAME=path.py:function``: a wrong one is refused in one sentence."""
+"""``NAME=path.py:function``: the experiment that it makes, and errors in one sentence."""
 
 from importlib.metadata import EntryPoint
 
@@ -50,7 +50,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_function_of_a_file_is_an_experiment(folder):
     experiment = find("own.py:small")
     assert experiment.source == f"{folder}/own.py:small"
-    assert (experiment.name, experiment.layers, experiment.pipeline.stages, experiment.train.steps) == (
+    assert (experiment.name, experiment.layer_count, experiment.pipeline.stages, experiment.train.steps) == (
         "small",
         2,
         2,

@@ -1,4 +1,4 @@
-"""A folder of one's own parallel text: every format, its own or our held-out text, and how a wrong file is refused."""
+"""A folder of parallel text: every format, its own or our held-out text, and errors."""
 
 import json
 
