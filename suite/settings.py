@@ -12,7 +12,7 @@ from annotated_types import Unit
 from pydantic import BaseModel, ConfigDict, Field
 
 Remat = Literal["always", "except_last", "never", "auto"]
-ScheduleName = Literal["fill_drain", "1f1b", "interleaved", "zero_bubble", "auto"]
+ScheduleName = Literal["fill_drain", "1f1b", "interleaved", "zero_bubble", "csv", "auto"]
 
 
 class FrozenRecord(BaseModel):
@@ -31,9 +31,12 @@ class PipelineSettings(FrozenRecord):
     replicas: int = Field(1, ge=1)
     """R: data-parallel copies of the whole pipeline."""
     schedule: ScheduleName = "fill_drain"
-    """Pipeline schedule; fill_drain is the paper's, auto takes the fastest that fits the memory."""
+    """Pipeline schedule; fill_drain is the paper's, auto takes the fastest that fits the memory. A path that ends with
+    .csv reads your own (docs/planning.md), which then is called csv."""
+    schedule_rows: tuple[str, ...] | None = None
+    """Actions of each stage of a schedule from a file, read when pipeline.schedule is set."""
     virtual_stages: int = Field(1, ge=1)
-    """Cells per stage; more than 1 only with interleaved and zero_bubble."""
+    """Cells per stage; more than 1 only with interleaved, zero_bubble and csv."""
     remat: Remat = "except_last"
     """Micro-batches recomputed in the backward pass; except_last keeps the activations of one micro-batch at a time
     (the last in fill_drain), auto recomputes as few as the memory allows."""

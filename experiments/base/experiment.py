@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import tomli_w
@@ -18,7 +19,7 @@ from torch import nn
 from experiments.base import overrides
 from suite.errors import SettingError, nearest
 from suite.pipeline.planning.partition import cell_ranges
-from suite.pipeline.schedule import config
+from suite.pipeline.schedule import config, csv_file
 from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
 
 Scale = Literal["paper", "laptop", "tiny"]
@@ -134,7 +135,12 @@ class Experiment(FrozenRecord):
         return self.validated(values)
 
     def completed(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Adds the settings that follow from the given ones: a cosine decay ends with the run."""
+        """Adds the settings that follow from the given ones: a cosine decay ends with the run, and a schedule's file
+        determines K, M and the cells.
+
+        Raises SettingError for a file that is no valid schedule.
+        """
+        given = _with_schedule_file(given)
         decay = given.get("optimizer.lr_decay", self.optimizer.lr_decay)
         follows = {"optimizer.lr_decay", "optimizer.warmup_steps", "train.steps"} & given.keys()
         if decay == "cosine" and follows and "optimizer.lr_decay_steps" not in given:
@@ -164,3 +170,16 @@ class Experiment(FrozenRecord):
             if overrides.may_be_none(kind) and isinstance(values.get(section), dict):
                 values[section].setdefault(field, None)
         return cls.validated(values)
+
+
+def _with_schedule_file(given: dict[str, Any]) -> dict[str, Any]:
+    """Replaces ``pipeline.schedule=<path>.csv`` by the schedule in the file; settings of K and M beside it stay, and
+    are compared with the file's."""
+    schedule = given.get("pipeline.schedule")
+    if schedule is None:
+        return given
+    if not schedule.endswith(csv_file.SUFFIX):
+        return {"pipeline.schedule_rows": None, **given}
+    rows = csv_file.read_rows(Path(schedule).expanduser())
+    shape = {f"pipeline.{name}": value for name, value in csv_file.shape(rows).items()}
+    return {**shape, **given, "pipeline.schedule": "csv", "pipeline.schedule_rows": rows}

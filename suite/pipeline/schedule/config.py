@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from suite.errors import SettingError
 from suite.pipeline.schedule.action import Action, Schedule
+from suite.pipeline.schedule.csv_file import first_micro_batches, parse_rows, shape
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, with_recomputes
 from suite.pipeline.schedule.schedules import (
     fill_drain,
@@ -36,17 +37,21 @@ class ScheduleConfig:
     single number applies to all."""
     virtual_stages: int = 1
     """Cells a stage."""
+    rows: tuple[str, ...] = ()
+    """Of a schedule from a file (``suite.pipeline.schedule.csv_file``)."""
 
     @staticmethod
     def from_settings(pipeline: PipelineSettings) -> ScheduleConfig:
         """Returns the config of settings in which nothing is ``auto``."""
         assert "auto" not in (pipeline.schedule, pipeline.remat), "the plan decides these"
-        return ScheduleConfig(pipeline.schedule, (MAX_LIVE_GRAPHS[pipeline.remat],), pipeline.virtual_stages)
+        rows = pipeline.schedule_rows or ()
+        return ScheduleConfig(pipeline.schedule, (MAX_LIVE_GRAPHS[pipeline.remat],), pipeline.virtual_stages, rows)
 
     @property
     def defers_weight_grads(self) -> bool:
         """Whether weight gradients are deferred."""
-        return any(action.kind == "W" for action in self.without_recompute(stages=2, micro_batches=1)[0])
+        stages = len(self.rows) or 2
+        return any(action.kind == "W" for actions in self.without_recompute(stages, 1) for action in actions)
 
     def actions(self, stages: int, micro_batches: int, train: bool = True) -> Schedule:
         """Returns the validated schedule of K stages and M micro-batches."""
@@ -80,6 +85,8 @@ class ScheduleConfig:
             return one_forward_one_backward(stages, micro_batches)
         if self.schedule == "fill_drain":
             return fill_drain(stages, micro_batches)
+        if self.schedule == "csv":
+            return first_micro_batches(parse_rows(self.rows), micro_batches)
         raise SettingError(f"no schedule is called {self.schedule!r}; use fill_drain, 1f1b, interleaved or zero_bubble")
 
 
@@ -100,6 +107,8 @@ def pipeline_errors(pipeline: PipelineSettings, layers: int) -> list[str]:
     """Returns every contradiction between schedule, K, virtual stages and number of layers, each with a remedy."""
     stages, virtual_stages, schedule = pipeline.stages, pipeline.virtual_stages, pipeline.schedule
     max_virtual_stages = layers // stages
+    if schedule == "csv":
+        return _csv_errors(pipeline, layers)
     one_cell_remedy = "pipeline.virtual_stages=1"
     if schedule == "interleaved":
         one_cell_remedy = "pipeline.schedule=1f1b" + (" pipeline.virtual_stages=1" if virtual_stages > 1 else "")
@@ -130,3 +139,23 @@ def pipeline_errors(pipeline: PipelineSettings, layers: int) -> list[str]:
             f"the model has {layers}; use {nearest}"
         ]
     return []
+
+
+def _csv_errors(pipeline: PipelineSettings, layers: int) -> list[str]:
+    """Returns the contradictions between a schedule from a file, the other settings and the number of layers."""
+    if not pipeline.schedule_rows:
+        return ["pipeline.schedule is csv without a file; set it to the path of a CSV file, such as my_schedule.csv"]
+    try:
+        wanted = shape(pipeline.schedule_rows)
+    except SettingError as error:
+        return [f"pipeline.schedule_rows cannot run: {error}"]
+    errors = [
+        f"pipeline.{name} is {getattr(pipeline, name)}, the schedule's file has {value}; "
+        "leave it out, or set another pipeline.schedule"
+        for name, value in wanted.items()
+        if getattr(pipeline, name) != value
+    ]
+    cells = wanted["stages"] * wanted["virtual_stages"]
+    if cells > layers:
+        errors.append(f"the schedule's file has {cells} cells, the model has {layers} layers; use a file with fewer")
+    return errors

@@ -13,8 +13,10 @@ from suite.pipeline.model.layers import distinct_parameters
 from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, UNLIMITED
 from tests.suite.pipeline.build import build, join, mini_batch, unpartitioned
+from tests.suite.pipeline.torch_schedules import dump
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 
 EXAMPLES = 7  # ragged for M = 2, 3, 5; fewer than M = 8
@@ -113,6 +115,12 @@ def test_gradients_with_deferred_weight_gradients_equal_the_unpartitioned_model(
 )
 def test_gradients_of_stages_of_several_cells_equal_the_unpartitioned_model(stages, model, schedule_configs):
     check(stages, model, schedule_configs)
+
+
+@pytest.mark.parametrize("kind", ["Interleaved1F1B", "InterleavedZeroBubble"])
+def test_gradients_of_a_schedule_from_a_file_equal_the_unpartitioned_model(kind, tmp_path):
+    rows = read_rows(dump(kind, tmp_path / "torch.csv", 2, max(MICRO_BATCHES)))
+    check(2, "toy", [ScheduleConfig("csv", (graphs,), 2, rows) for graphs in (1, UNLIMITED)])
 
 
 def check(stages, model, schedule_configs):

@@ -1,0 +1,124 @@
+"""Schedules from CSV files, torch's own among them."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.errors import SettingError
+from suite.pipeline.schedule import csv_file
+from suite.pipeline.schedule.action import Action, virtual_stages_of
+from suite.pipeline.schedule.config import ScheduleConfig, pipeline_errors
+from suite.pipeline.schedule.csv_file import parse_rows, read_rows, shape
+from suite.pipeline.schedule.validate import validate
+from suite.settings import PipelineSettings
+from tests.suite.pipeline.torch_schedules import dump
+
+PICTURE = "0F0,0F1,,0B1,0B0\n,1F0,1F1,1B1,1B0\n"
+
+
+def as_csv(schedule):
+    """Writes a schedule as torch does."""
+    lines = [
+        [f"{action.cell(k, len(schedule))}{action.kind}{action.micro_batch}" for action in actions]
+        for k, actions in enumerate(schedule)
+    ]
+    return "".join(",".join(line) + "\n" for line in lines)
+
+
+def test_reads_actions_and_skips_idle_time(tmp_path):
+    (tmp_path / "own.csv").write_text(PICTURE)
+    rows = read_rows(tmp_path / "own.csv")
+    assert rows == ("0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0")
+    assert parse_rows(rows) == [[Action("F", 0), Action("F", 1), Action("B", 1), Action("B", 0)]] * 2
+    assert shape(rows) == {"stages": 2, "micro_batches": 2, "virtual_stages": 1}
+
+
+def test_the_example_in_the_docs_runs(tmp_path):
+    lines = [line.split()[0] for line in csv_file.__doc__.splitlines() if re.match(r" +\dF", line)]
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    assert shape(read_rows(tmp_path / "own.csv")) == {"stages": 2, "micro_batches": 2, "virtual_stages": 2}
+
+
+@pytest.mark.parametrize("kind", ["Interleaved1F1B", "InterleavedZeroBubble"])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (3, 6), (4, 8)])
+def test_runs_what_torch_writes(kind, stages, micro_batches, tmp_path):
+    rows = read_rows(dump(kind, tmp_path / "torch.csv", stages, micro_batches))
+    assert shape(rows) == {"stages": stages, "micro_batches": micro_batches, "virtual_stages": 2}
+    for count in range(1, micro_batches + 1):  # mini-batches with fewer micro-batches run in the same order
+        actions = ScheduleConfig("csv", (1,), 2, rows).actions(stages, count)
+        assert {action.micro_batch for action in actions[0]} == set(range(count))
+
+
+@given(
+    name=st.sampled_from(["fill_drain", "1f1b", "zero_bubble", "interleaved"]), stages=st.integers(1, 5),
+    micro_batches=st.integers(1, 9), virtual_stages=st.integers(1, 3),
+)  # fmt: skip
+def test_every_own_schedule_reads_back(name, stages, micro_batches, virtual_stages, tmp_path_factory):
+    if name in ("fill_drain", "1f1b"):
+        virtual_stages = 1
+    if name == "interleaved":
+        virtual_stages += 1
+    if stages == 1 and virtual_stages > 1:
+        return
+    schedule = ScheduleConfig(name, virtual_stages=virtual_stages).without_recompute(stages, micro_batches)
+    path = tmp_path_factory.mktemp("own") / "own.csv"
+    path.write_text(as_csv(schedule))
+    rows = read_rows(path)
+    assert parse_rows(rows) == schedule
+    assert virtual_stages_of(schedule) == shape(rows)["virtual_stages"]
+    validate(schedule, micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is empty; it needs a line of actions for each stage"),
+        ("\n\n", "is empty"),
+        ("0F0,0B0\n1F0\n", "stage 1 never runs B0"),
+        ("0F0,0X0\n1F0,1B0\n", "line 1 has '0X0', which is no action; actions look like 0F3, 0B3, 0I3 or 0W3"),
+        ("0F0,0SEND_F0,0B0\n1F0,1B0\n", "line 1 has '0SEND_F0', a message; save only the computations"),
+        ("1F0,1B0\n0F0,0B0\n", "line 1 has '1F0', and with 2 stages cell 1 is on stage 1"),
+        ("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0\n", "stages 0 and 1 disagree on the order of activations"),
+        ("0F0,0F0,0B0\n1F0,1B0\n", "stage 0 runs F0 more than once"),
+        ("0B0,0F0\n1F0,1B0\n", "stage 0 runs micro-batch 0 out of order"),
+    ],
+)
+def test_says_what_is_wrong_with_a_file(text, sentence, tmp_path):
+    (tmp_path / "own.csv").write_text(text)
+    with pytest.raises(SettingError) as caught:
+        read_rows(tmp_path / "own.csv")
+    assert sentence in str(caught.value)
+    assert str(tmp_path / "own.csv") in str(caught.value)
+
+
+def test_shows_the_deadlock_of_a_file(tmp_path):
+    (tmp_path / "own.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+    with pytest.raises(SettingError, match=r"deadlocks: stage 0 at B0, stage 1 at F1 wait for each other"):
+        read_rows(tmp_path / "own.csv")
+
+
+def test_refuses_a_v_shaped_placement(tmp_path):
+    with pytest.raises(SettingError, match="V-shaped placements are not supported"):
+        read_rows(dump("ZBVZeroBubble", tmp_path / "zbv.csv", 2, 4))
+
+
+def test_names_a_file_that_is_missing_or_no_text(tmp_path):
+    with pytest.raises(SettingError, match=r"no\.csv cannot be read: No such file"):
+        read_rows(tmp_path / "no.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe0F0")
+    with pytest.raises(SettingError, match=r"bytes\.csv cannot be read: 'utf-8' codec"):
+        read_rows(tmp_path / "bytes.csv")
+
+
+def test_the_file_determines_k_m_and_cells(tmp_path):
+    (tmp_path / "own.csv").write_text(PICTURE)
+    rows = read_rows(tmp_path / "own.csv")
+    fitting = PipelineSettings(schedule="csv", schedule_rows=rows, stages=2, micro_batches=2)
+    assert pipeline_errors(fitting, 5) == []
+    assert pipeline_errors(fitting.model_copy(update={"micro_batches": 4}), 5) == [
+        "pipeline.micro_batches is 4, the schedule's file has 2; leave it out, or set another pipeline.schedule"
+    ]
+    assert "has 2 cells, the model has 1 layers" in pipeline_errors(fitting, 1)[0]
+    assert "csv without a file" in pipeline_errors(PipelineSettings(schedule="csv"), 5)[0]
