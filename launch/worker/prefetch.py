@@ -1,7 +1,13 @@
 """Prepares the next mini-batch in a thread while the current one trains.
 
-main thread      step 3 ............... step 4 ...............    a mini-batch depends only on its step, so an
-prefetch thread    batch 4, its shapes    batch 5, its shapes     unused one does no harm
+stage 0           F0 F1 F2 .  .  .  B2 B1 B0 | F0 F1 F2 .  .  .  B2 B1 B0
+prefetch thread            batch 4, shapes              batch 5, shapes      in the bubble
+
+last stage        .  .  F0 F1 F2 B2 B1 B0    | .  .  F0 F1 F2 B2 B1 B0
+prefetch thread   batch 4                      batch 5
+
+The thread takes time from the stage's computation, so it works while the stage waits. A mini-batch depends only on its
+step, so an unused one does no harm.
 """
 
 from __future__ import annotations
@@ -22,22 +28,25 @@ class Prefetcher:
 
     def __init__(
         self, make: Callable[[int], MiniBatch | None], steps: int, prepare: Callable[[MiniBatch], object] | None = None,
-        ahead: bool = True,
+        ahead: bool = True, start_at_once: bool = True,
     ) -> None:  # fmt: skip
         """``make`` returns the mini-batch of one of the first ``steps`` steps; ``prepare`` is called with each in the
         prefetch thread. With ``ahead`` False nothing is prefetched: other people's data may draw from the generator
-        that dropout uses in the main thread."""
+        that dropout uses in the main thread. With ``start_at_once`` False the next mini-batch is prepared from the call
+        of ``start_next`` on."""
         self._make, self._steps, self._prepare, self._ahead = make, steps, prepare, ahead
+        self._start_at_once, self._step = start_at_once, -1
         threads = torch.get_num_threads()  # by default a new thread would use all cores
         self._thread = ThreadPoolExecutor(1, "batches", initializer=lambda: torch.set_num_threads(threads))
         self._next: tuple[int, Future[MiniBatch | None]] | None = None
 
     def __call__(self, step: int) -> MiniBatch | None:
-        """Returns a step's mini-batch and starts the next one. Raises the exceptions of ``make`` and ``prepare``."""
+        """Returns a step's mini-batch and, with ``start_at_once``, starts the next one. Raises the exceptions of
+        ``make`` and ``prepare``."""
         if not self._ahead:
             return self._make_and_prepare(step)
         if self._next is None or self._next[0] != step:
-            self._start_next(step)
+            self._start(step)
         assert self._next is not None
         try:
             batch = self._next[1].result(FIRST_ACTION_TIMEOUT_S)
@@ -46,16 +55,21 @@ class Prefetcher:
                 f"the mini-batch of step {step} was not ready within {FIRST_ACTION_TIMEOUT_S:.0f} s; check that the "
                 "disk with the prepared data responds"
             ) from None
-        self._next = None
-        if batch is not None and step + 1 < self._steps:
-            self._start_next(step + 1)
+        self._next, self._step = None, step
+        if batch is not None and self._start_at_once:
+            self.start_next()
         return batch
+
+    def start_next(self) -> None:
+        """Starts to prepare the step after the one that was returned last, if there is one and it has not started."""
+        if self._ahead and self._next is None and self._step + 1 < self._steps:
+            self._start(self._step + 1)
 
     def close(self) -> None:
         """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _start_next(self, step: int) -> None:
+    def _start(self, step: int) -> None:
         self._next = step, self._thread.submit(self._make_and_prepare, step)
 
     def _make_and_prepare(self, step: int) -> MiniBatch | None:

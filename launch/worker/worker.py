@@ -235,7 +235,12 @@ def _build_context(
     )  # fmt: skip
     schedule_key = str((experiment.pipeline, spec.cells, spec.schedule_config))
     trace = TraceWriter(spec.run.traces, coord, device, engine.start, experiment.trace, schedule_key)
-    batches = Prefetcher(source.batch, experiment.train.steps, engine.executor.prefetch_shapes, source.is_thread_safe)
+    in_bubble = coord.is_first and not coord.is_last
+    batches = Prefetcher(
+        source.batch, experiment.train.steps, engine.executor.prefetch_shapes, source.is_thread_safe, not in_bubble
+    )
+    if in_bubble:
+        engine.executor.on_drain = batches.start_next
     setup = TrainingSetup(
         engine.executor, engine.optimizer, batches, saver, trackers, trace,
         experiment.unit, experiment.metric_name, _layer_stats(spec, experiment, engine), log,

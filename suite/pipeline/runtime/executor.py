@@ -9,7 +9,7 @@ W3   add the weight gradients that I3 deferred
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -77,6 +77,8 @@ class StepState:
     targets: Sequence[Tensors] | None = None
     scale: float = 0.0
     results: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    draining: bool = False
+    """Whether a backward has begun."""
 
 
 class Executor:
@@ -109,6 +111,8 @@ class Executor:
         self.reducer: GradientReducer | None = None
         """Set where there are replicas; gradients are passed to it as soon as they are complete. The caller runs its
         ``finish`` after each ``train``."""
+        self.on_drain: Callable[[], None] | None = None
+        """Called in each training step before the stage's first backward, when stage 0 waits for the others."""
 
     def train(self, batch: MiniBatch | None, step: int) -> LossSums:
         """Runs the forwards, recomputes and backwards of one mini-batch. Only the first and last stage need ``batch``.
@@ -255,6 +259,9 @@ class Executor:
 
     def _backward(self, state: StepState, action: Action) -> None:
         i, cell = action.micro_batch, state.cells[action.virtual_stage]
+        if not state.draining and self.on_drain is not None:
+            self.on_drain()
+        state.draining = True
         micro_batch = cell.micro_batches.pop(i)
         if cell.gradients is not None:
             gradients = cell.gradients.recv(i)

@@ -32,6 +32,19 @@ def test_the_next_is_made_before_it_is_asked_for():
     batches.close()
 
 
+def test_the_next_is_made_from_the_call_on():
+    made = []
+    batches = Prefetcher(lambda step: made.append(step) or "batch", steps=3, start_at_once=False)
+    assert batches(0) == "batch"
+    batches.start_next()
+    assert batches(1) == "batch"
+    assert made == [0, 1]  # without the call step 2 is made only when it is asked for
+    assert batches(2) == "batch"
+    batches.start_next()  # there is no step 3
+    batches.close()
+    assert made == [0, 1, 2]
+
+
 def test_a_step_out_of_order_is_made_on_request():
     batches = Prefetcher(str, steps=99)
     assert [batches(7), batches(3), batches(4)] == ["7", "3", "4"]

@@ -156,6 +156,25 @@ def test_evaluation_does_not_depend_on_the_step_and_training_does():
     assert len({first, trained, later}) == 3
 
 
+def drains(rank, world, rendezvous):
+    """Returns what the executor was about to do when it called ``on_drain``, and how often it did in each run."""
+    join(rank, world, rendezvous)
+    executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "never")
+    actions, counts = [], []
+    executor.on_drain = lambda: actions.append(str(executor.status.action))
+    batch = mini_batch(*toy_batch(6), 3)
+    for run in (executor.train, executor.evaluate, executor.train):
+        run(batch, 0)
+        counts.append(len(actions))
+    return actions, counts
+
+
+def test_a_stage_says_once_in_a_training_step_that_it_begins_to_drain():
+    for actions, counts in run_processes(drains, 2):
+        assert actions == ["B2", "B2"]
+        assert counts == [1, 1, 2]
+
+
 def stall(rank, world, rendezvous, silent):
     join(rank, world, rendezvous)
     executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "always", deadline=30)
