@@ -41,7 +41,7 @@ class RowBatches:
         inputs, targets = self.whole(step)
         parts, share = replica_share(len(inputs[0]), replica, replicas, micro_batches)
         weight = self._weight(targets, inputs)
-        return MiniBatch(_cut(inputs, parts)[share], _cut(targets, parts)[share], weight, share.start)
+        return MiniBatch(_cut(inputs, parts)[share], _cut(targets, parts)[share], weight, share.start, len(inputs[0]))
 
     def whole(self, step: int) -> tuple[Tensors, Tensors]:
         """Returns the inputs and targets of a whole mini-batch. Raises DataError when they are no mini-batch."""
@@ -54,10 +54,12 @@ class RowBatches:
             rows = [int(self._shuffled(place // total)[place % total]) for place in places]
             return self._read(cast(Dataset, self._spec.train), rows)
 
-    def held_out(self, micro_batches: int) -> Sequence[MiniBatch]:
-        """Returns the held-out rows in order, in mini-batches of ``rows`` that are read on access."""
-        data = cast(Dataset, self._spec.valid)
-        rows = [range(first, min(len(data), first + self._rows)) for first in range(0, len(data), self._rows)]
+    def held_out(self, micro_batches: int, most: int | None = None) -> Sequence[MiniBatch]:
+        """Returns the held-out rows in order, or the first ``most`` of them, in mini-batches of ``rows`` that are read
+        on access."""
+        total = len(cast(Dataset, self._spec.valid))
+        total = min(total, most or total)
+        rows = [range(first, min(total, first + self._rows)) for first in range(0, total, self._rows)]
         return LazyMiniBatches(rows, lambda rows: self._held_out(rows, micro_batches))
 
     def digest(self) -> str:
@@ -79,7 +81,7 @@ class RowBatches:
         collate = self._spec.collate or default_collate
         more = ", ..." if len(rows) > 3 else ""
         what = f"the mini-batch of rows {', '.join(map(str, rows[:3]))}{more}"
-        return _checked(_called(lambda: collate([data[row] for row in rows]), what), what)
+        return _checked(_called(lambda: collate(_rows_of(data, rows)), what), what)
 
     def _shuffle(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(mix(3, self._seed, epoch))
@@ -90,6 +92,12 @@ class RowBatches:
         if not weight > 0:
             raise DataError("a mini-batch has no units to take the mean over: all its targets are ignored")
         return weight
+
+
+def _rows_of(data: Dataset, rows: list[int]) -> list[Any]:
+    """Reads rows; all at once if the dataset has torch's ``__getitems__``."""
+    several = getattr(data, "__getitems__", None)
+    return several(rows) if several is not None else [data[row] for row in rows]
 
 
 def _check_dataset(name: str, data: Any) -> None:

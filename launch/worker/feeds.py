@@ -179,8 +179,8 @@ class CustomSource:
         """The held-out rows, if there are any."""
         if self._experiment.spec.valid is None:
             return []
-        micro_batches = self._experiment.pipeline.micro_batches
-        return _as_many(None if self._batches is None else self._batches.held_out(micro_batches))
+        micro_batches, most = self._experiment.pipeline.micro_batches, self._experiment.train.valid_rows
+        return _as_many(None if self._batches is None else self._batches.held_out(micro_batches, most))
 
     def notes(self) -> dict[str, Any]:
         """The digest of the file with the function."""

@@ -62,7 +62,7 @@ class TrainingSetup:
     """Empty on all workers but the metrics rank."""
     trace: TraceWriter | None = None
     unit: str = "tokens"
-    """What the weight of a mini-batch counts."""
+    """What ``MiniBatch.units`` counts."""
     metric_name: str = "nll"
     """Name of the metric that the loss reports per unit, beside its objective."""
     layer_stats: LayerStats | None = None
@@ -76,7 +76,7 @@ class Progress:
 
     step: int = 0
     units: int = 0
-    """Tokens or images."""
+    """Tokens, images or rows."""
     seconds: float = 0.0
 
 
@@ -94,8 +94,8 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
         nonfinite_steps = 0 if result.applied else nonfinite_steps + 1
         origin = "" if result.applied else _find_nonfinite(worker, batch, step, result)
         if batch is not None:
-            progress.units += int(batch.weight)
-            _record(worker, progress, result, batch.weight, seconds)
+            progress.units += int(batch.units)
+            _record(worker, progress, result, batch, seconds)
         worker.saver.on_step_end(progress.step, result.applied)
         if nonfinite_steps > settings.max_nonfinite_steps:
             with _saving(worker, step):
@@ -184,16 +184,16 @@ def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:
     return float(total[0] / total[1])
 
 
-def _record(worker: TrainingSetup, progress: Progress, result: StepResult, weight: float, seconds: float) -> None:
+def _record(worker: TrainingSetup, progress: Progress, result: StepResult, batch: MiniBatch, seconds: float) -> None:
     values = {
-        "loss": result.objective / weight,
-        worker.metric_name: result.metric / weight,
+        "loss": result.objective / batch.weight,
+        worker.metric_name: result.metric / batch.weight,
         "grad_norm": result.grad_norm,
         "lr": result.lr,
         "applied": float(result.applied),
         worker.unit: float(progress.units),
         "seconds": seconds,
-        f"{worker.unit}_per_second": weight / seconds,
+        f"{worker.unit}_per_second": batch.units / seconds,
     }
     for tracker in worker.trackers:
         tracker.log(progress.step, values)
