@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, cast
 
@@ -12,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from experiments.custom.loss import units_of
-from experiments.custom.seeding import seeded
-from suite.errors import DataError, first_line
+from experiments.custom.seeding import random_state, seeded
+from suite.errors import DataError, SettingError, first_line
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_share, sizes
 from suite.pipeline.model.rng import mix
@@ -23,7 +24,8 @@ from suite.train_spec import Dataset, TrainSpec
 class RowBatches:
     """The mini-batches of a run: those of a dataset in shuffled order, or those that a function returns.
 
-    Other people's data may draw random numbers, so call it in the main thread (``seeding``).
+    Other people's data may draw random numbers, so call it in the main thread (``seeding``) unless the spec says
+    ``prefetch``.
     """
 
     def __init__(self, spec: TrainSpec, rows: int, seed: int) -> None:
@@ -45,7 +47,7 @@ class RowBatches:
 
     def whole(self, step: int) -> tuple[Tensors, Tensors]:
         """Returns the inputs and targets of a whole mini-batch. Raises DataError when they are no mini-batch."""
-        with seeded(self._seed, step):
+        with self._seeded(step):
             if not self._is_dataset:
                 function = cast(Callable[[int], Any], self._spec.train)
                 return _checked(_called(lambda: function(step), f"the mini-batch of step {step}"), f"step {step}")
@@ -62,6 +64,17 @@ class RowBatches:
         rows = [range(first, min(total, first + self._rows)) for first in range(0, total, self._rows)]
         return LazyMiniBatches(rows, lambda rows: self._held_out(rows, micro_batches))
 
+    def check_prefetch(self) -> None:
+        """Raises SettingError if the first mini-batch draws random numbers and the spec says ``prefetch``."""
+        with seeded(self._seed):
+            before = random_state()
+            self.whole(0)
+            if self._spec.prefetch and random_state() != before:
+                raise SettingError(
+                    "the data draws random numbers from the generators of torch, numpy or random, which layers use at "
+                    "the same time: leave prefetch=True out, or draw from a generator of its own, seeded by the row"
+                )
+
     def digest(self) -> str:
         """Returns a digest of the first mini-batch and of the layers' initial values: equal where the function returns
         the same."""
@@ -71,8 +84,11 @@ class RowBatches:
             hashed.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return hashed.hexdigest()
 
+    def _seeded(self, step: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._spec.prefetch else seeded(self._seed, step)
+
     def _held_out(self, rows: range, micro_batches: int) -> MiniBatch:
-        with seeded(self._seed, rows.start):
+        with self._seeded(rows.start):
             inputs, targets = self._read(cast(Dataset, self._spec.valid), list(rows))
         parts = sizes(len(inputs[0]), micro_batches)
         return MiniBatch(_cut(inputs, parts), _cut(targets, parts), self._weight(targets, inputs))

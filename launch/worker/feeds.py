@@ -162,10 +162,8 @@ class ImageSource:
 class CustomSource:
     """The data of a TrainSpec."""
 
-    is_thread_safe = False
-
     def __init__(self, experiment: CustomExperiment, coord: RankCoord) -> None:
-        self._experiment, self._coord = experiment, coord
+        self._experiment, self._coord, self.is_thread_safe = experiment, coord, experiment.spec.prefetch
         self._batches = experiment.batches() if coord.is_first or coord.is_last else None
 
     def batch(self, step: int) -> MiniBatch | None:

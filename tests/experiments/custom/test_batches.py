@@ -203,3 +203,25 @@ def test_rows_are_read_at_once_where_the_dataset_can():
 
     one, other = (RowBatches(spec(kind(numbers(5))), 3, 0).whole(0) for kind in (list, Several))
     assert one[0][0].flip(0).equal(other[0][0])
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.randn(1), lambda: np.random.rand(1), lambda: random.random()])
+def test_data_that_draws_random_numbers_is_not_read_in_a_thread(draw):
+    def drawing(step):
+        draw()
+        return torch.ones(2, 1), torch.zeros(2)
+
+    RowBatches(spec(drawing), 2, 0).check_prefetch()
+    with pytest.raises(SettingError, match=r"the data draws random numbers .*: leave prefetch=True out"):
+        RowBatches(spec(drawing, prefetch=True), 2, 0).check_prefetch()
+
+
+def test_data_that_is_read_in_a_thread_leaves_the_generators_of_layers_alone():
+    batches = RowBatches(spec(numbers(9), prefetch=True, valid=numbers(3)), 4, 0)
+    same = RowBatches(spec(numbers(9)), 4, 0)
+    batches.check_prefetch()
+    torch.manual_seed(3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "manual_seed", None)  # a seed set in a thread would be that of the layers, too
+        read = batches.whole(2), batches.held_out(1)[0].inputs[0]
+    assert read[0][0][0].equal(same.whole(2)[0][0])
