@@ -1,0 +1,80 @@
+"""Starts runs: the command line, and ``run`` for your own file or a test (docs/own-model.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:  # the command line imports this package
+    from pathlib import Path
+
+    from suite import TrainSpec
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended."""
+
+    folder: Path
+    record: dict[str, Any]
+    """``record.json``: losses, held-out score, speed, memory."""
+
+
+def run(
+    function: Callable[[], TrainSpec], settings: str = "", launcher: Literal["spawn", "ray"] = "spawn"
+) -> FinishedRun:
+    """Trains what a function of a file returns, as ``gpipe experiment file.py:function --set settings`` does.
+
+    Call it below ``if __name__ == "__main__":``, because workers import the file. Raises a SuiteError for any error
+    that the user can fix.
+    """
+    import json
+
+    from rich.console import Console
+
+    from launch.train.command import start
+    from suite.errors import SettingError, nearest
+
+    launchers = ("spawn", "ray")
+    if launcher not in launchers:
+        raise SettingError(f"unknown launcher {launcher!r}; {nearest(launcher, launchers)}")
+    with _not_while_imported():
+        console = Console(markup=False, highlight=False, soft_wrap=True)
+        folder = start(_source_of(function), "auto", settings, launcher, console)
+    return FinishedRun(folder.path, json.loads(folder.record.read_text()))
+
+
+_is_running = False
+
+
+@contextmanager
+def _not_while_imported() -> Iterator[None]:
+    """Raises SettingError for a call while another one imports the file: it would never end."""
+    from suite.errors import SettingError
+
+    global _is_running
+    if _is_running:
+        raise SettingError('run is called while the file is imported; call it below if __name__ == "__main__":')
+    _is_running = True
+    try:
+        yield
+    finally:
+        _is_running = False
+
+
+def _source_of(function: Any) -> str:
+    """Returns path.py:function or package.module:function. Raises SettingError for what workers cannot import."""
+    import sys
+
+    from suite.errors import SettingError
+
+    name, module = getattr(function, "__qualname__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
+    if not name.isidentifier() or module is None:
+        raise SettingError(f"{function!r} is no function of a file that workers can import; define it there with def")
+    if "." in module.__name__:
+        return f"{module.__name__}:{name}"
+    if getattr(module, "__file__", None) is None:
+        raise SettingError(f"{name} is defined in a shell or a notebook; write it into a file, which workers import")
+    return f"{module.__file__}:{name}"

@@ -166,6 +166,8 @@ class CustomTrainSettings(LoopSettings):
 
     batch_rows: Annotated[int, Unit("rows")] = Field(32, ge=1)
     """Rows of one mini-batch over all replicas; a function that returns mini-batches chooses its own."""
+    valid_rows: Annotated[int | None, Unit("rows")] = Field(None, ge=1)
+    """Held-out rows that are evaluated, the first ones; none: all."""
     sync_batchnorm_stats: bool = True
     """Whether BatchNorm's moving averages cover all replicas' rows, not each replica's own."""
 

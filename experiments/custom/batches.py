@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, cast
 
@@ -12,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from experiments.custom.loss import units_of
-from experiments.custom.seeding import seeded
-from suite.errors import DataError, first_line
+from experiments.custom.seeding import random_state, seeded
+from suite.errors import DataError, SettingError, first_line
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_share, sizes
 from suite.pipeline.model.rng import mix
@@ -23,7 +24,8 @@ from suite.train_spec import Dataset, TrainSpec
 class RowBatches:
     """The mini-batches of a run: those of a dataset in shuffled order, or those that a function returns.
 
-    Other people's data may draw random numbers, so call it in the main thread (``seeding``).
+    Other people's data may draw random numbers, so call it in the main thread (``seeding``) unless the spec says
+    ``prefetch``.
     """
 
     def __init__(self, spec: TrainSpec, rows: int, seed: int) -> None:
@@ -41,11 +43,11 @@ class RowBatches:
         inputs, targets = self.whole(step)
         parts, share = replica_share(len(inputs[0]), replica, replicas, micro_batches)
         weight = self._weight(targets, inputs)
-        return MiniBatch(_cut(inputs, parts)[share], _cut(targets, parts)[share], weight, share.start)
+        return MiniBatch(_cut(inputs, parts)[share], _cut(targets, parts)[share], weight, share.start, len(inputs[0]))
 
     def whole(self, step: int) -> tuple[Tensors, Tensors]:
         """Returns the inputs and targets of a whole mini-batch. Raises DataError when they are no mini-batch."""
-        with seeded(self._seed, step):
+        with self._seeded(step):
             if not self._is_dataset:
                 function = cast(Callable[[int], Any], self._spec.train)
                 return _checked(_called(lambda: function(step), f"the mini-batch of step {step}"), f"step {step}")
@@ -54,11 +56,24 @@ class RowBatches:
             rows = [int(self._shuffled(place // total)[place % total]) for place in places]
             return self._read(cast(Dataset, self._spec.train), rows)
 
-    def held_out(self, micro_batches: int) -> Sequence[MiniBatch]:
-        """Returns the held-out rows in order, in mini-batches of ``rows`` that are read on access."""
-        data = cast(Dataset, self._spec.valid)
-        rows = [range(first, min(len(data), first + self._rows)) for first in range(0, len(data), self._rows)]
+    def held_out(self, micro_batches: int, most: int | None = None) -> Sequence[MiniBatch]:
+        """Returns the held-out rows in order, or the first ``most`` of them, in mini-batches of ``rows`` that are read
+        on access."""
+        total = len(cast(Dataset, self._spec.valid))
+        total = min(total, most or total)
+        rows = [range(first, min(total, first + self._rows)) for first in range(0, total, self._rows)]
         return LazyMiniBatches(rows, lambda rows: self._held_out(rows, micro_batches))
+
+    def check_prefetch(self) -> None:
+        """Raises SettingError if the first mini-batch draws random numbers and the spec says ``prefetch``."""
+        with seeded(self._seed):
+            before = random_state()
+            self.whole(0)
+            if self._spec.prefetch and random_state() != before:
+                raise SettingError(
+                    "the data draws random numbers from the generators of torch, numpy or random, which layers use at "
+                    "the same time: leave prefetch=True out, or draw from a generator of its own, seeded by the row"
+                )
 
     def digest(self) -> str:
         """Returns a digest of the first mini-batch and of the layers' initial values: equal where the function returns
@@ -69,8 +84,11 @@ class RowBatches:
             hashed.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return hashed.hexdigest()
 
+    def _seeded(self, step: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._spec.prefetch else seeded(self._seed, step)
+
     def _held_out(self, rows: range, micro_batches: int) -> MiniBatch:
-        with seeded(self._seed, rows.start):
+        with self._seeded(rows.start):
             inputs, targets = self._read(cast(Dataset, self._spec.valid), list(rows))
         parts = sizes(len(inputs[0]), micro_batches)
         return MiniBatch(_cut(inputs, parts), _cut(targets, parts), self._weight(targets, inputs))
@@ -79,7 +97,7 @@ class RowBatches:
         collate = self._spec.collate or default_collate
         more = ", ..." if len(rows) > 3 else ""
         what = f"the mini-batch of rows {', '.join(map(str, rows[:3]))}{more}"
-        return _checked(_called(lambda: collate([data[row] for row in rows]), what), what)
+        return _checked(_called(lambda: collate(_rows_of(data, rows)), what), what)
 
     def _shuffle(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(mix(3, self._seed, epoch))
@@ -90,6 +108,12 @@ class RowBatches:
         if not weight > 0:
             raise DataError("a mini-batch has no units to take the mean over: all its targets are ignored")
         return weight
+
+
+def _rows_of(data: Dataset, rows: list[int]) -> list[Any]:
+    """Reads rows; all at once if the dataset has torch's ``__getitems__``."""
+    several = getattr(data, "__getitems__", None)
+    return several(rows) if several is not None else [data[row] for row in rows]
 
 
 def _check_dataset(name: str, data: Any) -> None:

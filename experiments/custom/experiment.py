@@ -9,8 +9,8 @@ from torch import nn
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
 from experiments.custom.batches import RowBatches
-from experiments.custom.layers import layers_of, on_meta, tie_shared
-from experiments.custom.loading import absolute, load_spec
+from experiments.custom.layers import all_on_meta, layers_of, tie_shared
+from experiments.custom.loading import Source, absolute, load_spec
 from experiments.custom.loss import SummedLoss
 from suite.errors import SettingError
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
@@ -20,9 +20,7 @@ from suite.train_spec import TrainSpec
 class CustomExperiment(Experiment):
     """``source`` is path.py:function or package.module:function; the function returns the TrainSpec."""
 
-    unit: ClassVar[str] = "units"
-    metric_name: ClassVar[str] = "metric"
-    """The spec's metric, or its loss if it has none."""
+    unit: ClassVar[str] = "rows"
     fixed: ClassVar[tuple[str, ...]] = ("source",)
 
     task: Literal["custom"] = "custom"
@@ -35,6 +33,11 @@ class CustomExperiment(Experiment):
     def spec(self) -> TrainSpec:
         """What the function returns, with this seed's initial values. Raises SettingError when it fails."""
         return load_spec(self.source, self.train.seed)
+
+    @property
+    def metric_name(self) -> str:  # type: ignore[override]
+        """``metric`` if the spec has one, otherwise ``loss``."""
+        return "loss" if self.spec.metric is None else "metric"
 
     @property
     def list_length(self) -> int:
@@ -69,7 +72,7 @@ def build(spec: TrainSpec) -> tuple[list[nn.Module], nn.Module]:
     layers = layers_of(spec)
     tie_shared(layers)
     _, targets = RowBatches(spec, rows=1, seed=0).whole(0)
-    return [on_meta(layer) for layer in layers], SummedLoss(spec, len(targets))
+    return all_on_meta(layers), SummedLoss(spec, len(targets))
 
 
 def find_custom(source: str, name: str = "") -> CustomExperiment:
@@ -81,7 +84,7 @@ def find_custom(source: str, name: str = "") -> CustomExperiment:
     source = absolute(source)
     spec = load_spec(source, seed=0)
     values = {
-        "name": name or source.rpartition(":")[2], "scale": "laptop", "source": source,
+        "name": name or Source.parse(source).function, "scale": "laptop", "source": source,
         "layer_count": len(layers_of(spec)),
         "pipeline": PipelineSettings(),
         "optimizer": OptimizerSettings(),

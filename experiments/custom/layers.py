@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,18 +29,42 @@ def layers_of(spec: TrainSpec) -> list[nn.Module]:
     return layers
 
 
-def on_meta(layer: nn.Module) -> nn.Module:
+def all_on_meta(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Returns all layers as ``on_meta`` does, and raises as it does.
+
+    What several layers hold, such as a configuration, is copied once: equal layers then remain equal, and one is
+    measured for all.
+    """
+    owners: dict[int, set[int]] = {}
+    for index, layer in enumerate(layers):
+        for value in (value for module in layer.modules() for value in vars(module).values()):
+            if type(value).__module__ != "builtins" and not isinstance(value, Tensor | nn.Module):
+                owners.setdefault(id(value), set()).add(index)
+    shared = {key for key, indices in owners.items() if len(indices) > 1}
+    copies: dict[int, object] = {}
+    made = []
+    for layer in layers:
+        memo = dict(copies)
+        made.append(on_meta(layer, memo))
+        copies |= {key: memo[key] for key in shared & memo.keys()}
+    return made
+
+
+def on_meta(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Returns the layer on the meta device; its ``reset_parameters``, which ``materialize`` calls, restores the values
     that it was built with. A layer built on the meta device is initialised by its own ``reset_parameters``, or by those
     of the modules in it.
 
-    Raises SettingError for a layer with parameters on two devices, or one that cannot be copied.
+    ``memo`` is that of ``copy.deepcopy``. Raises SettingError for a layer with parameters on two devices, or one that
+    cannot be copied.
     """
+    memo = {} if memo is None else memo
     values = _Values(_tensors(layer))
     on_meta_device = {name for name, tensor in values.items() if tensor.is_meta}
     if not on_meta_device:
         try:
-            bare = copy.deepcopy(layer, {id(tensor): _as_meta(tensor) for tensor in values.values()})  # copies no value
+            memo |= {id(tensor): _as_meta(tensor) for tensor in values.values()}  # copies no value
+            bare = copy.deepcopy(layer, memo)
         except Exception as error:
             raise SettingError(
                 f"a {type(layer).__name__} cannot be copied ({type(error).__name__}: {first_line(error)})"

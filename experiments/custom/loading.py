@@ -1,4 +1,7 @@
-"""Finds the function that ``NAME=path.py:function`` or ``NAME=package.module:function`` names, and calls it."""
+"""Finds the function that ``NAME=path.py:function`` or ``NAME=package.module:function`` names, and calls it.
+
+``path.py:function[label]`` is a run of the sweep that a function returns.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,43 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.custom.seeding import seeded
 from suite.errors import SettingError, SuiteError, first_line, nearest
+from suite.sweep_spec import SweepRun, SweepSpec
 from suite.train_spec import TrainSpec
+
+LABEL_IN_FOLDER = re.compile(r"[^A-Za-z0-9.=_+-]+")
+"""What a folder's name replaces in a label by a dash."""
+
+
+class Source(NamedTuple):
+    """The parts of ``place:function`` or ``place:function[label]``."""
+
+    place: str
+    function: str
+    label: str
+    """Of a run of a sweep; empty otherwise."""
+
+    @staticmethod
+    def parse(name: str) -> Source:
+        """Raises SettingError for a text that names no function."""
+        found = re.fullmatch(r"(.+?):([^\W\d]\w*)(?:\[(.+)\])?", name)
+        if found is None:
+            raise SettingError(f"{name!r} names no function; write path.py:function, such as my_run.py:digits")
+        place, function, label = found.groups(default="")
+        return Source(place, function, label)
+
+    def __str__(self) -> str:
+        return f"{self.place}:{self.function}" + (f"[{self.label}]" if self.label else "")
 
 
 def is_source(name: str) -> bool:
@@ -34,16 +63,14 @@ def absolute(name: str) -> str:
 
     Raises SettingError for a text without a function, and for a file that does not exist.
     """
-    place, _, function = name.rpartition(":")
-    if not place or not function.isidentifier():
-        raise SettingError(f"{name!r} names no function; write path.py:function, such as my_run.py:digits")
-    if not _is_file(place):
+    source = Source.parse(name)
+    if not _is_file(source.place):
         return name
-    path = Path(place).expanduser()
+    path = Path(source.place).expanduser()
     if not path.is_file():
-        raise SettingError(f"there is no file {place}, looked for {function} in it; NAME= takes path.py:function")
+        raise SettingError(f"there is no file {path}, looked for {source.function} in it; NAME= takes path.py:function")
     path = path.resolve()
-    return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}:{function}"
+    return str(source._replace(place=str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)))
 
 
 @lru_cache(maxsize=4)
@@ -52,30 +79,92 @@ def load_spec(source: str, seed: int) -> TrainSpec:
 
     Raises SettingError for a function that does not exist, fails, or returns anything else than a TrainSpec.
     """
-    place, _, name = source.rpartition(":")
+    place, name, label = Source.parse(source)
+    if label:
+        with seeded(seed):
+            run = _run_of(load_sweep(f"{place}:{name}"), source, label)
     with seeded(seed):
-        function = _function(_module(place), place, name)
-        try:
-            spec = function()
-        except SuiteError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise SettingError(f"{source} failed{_line_of(error, place)}: {_described(error)}") from error
+        function = run if label else _function(_module(place), place, name)
+        spec = _called(function, place, source)
+    if isinstance(spec, SweepSpec):
+        raise SettingError(f"{source} returned a SweepSpec, which `gpipe sweep {source}` runs; a run is a TrainSpec")
     if not isinstance(spec, TrainSpec):
         raise SettingError(f"{source} returned a {type(spec).__name__}; it must return a suite.TrainSpec")
     return spec
 
 
+def load_sweep(source: str) -> SweepSpec:
+    """Returns the sweep that the function makes. Raises SettingError for a function that does not exist, fails or
+    returns anything else than a SweepSpec, and for runs that cannot be told apart."""
+    place, name, _ = Source.parse(source)
+    spec = _called(_function(_module(place), place, name), place, source)
+    if isinstance(spec, TrainSpec):
+        raise SettingError(f"{source} returned a TrainSpec, which `gpipe experiment {source}` trains; a sweep is a "
+                           "suite.SweepSpec")  # fmt: skip
+    if not isinstance(spec, SweepSpec):
+        raise SettingError(f"{source} returned a {type(spec).__name__}; it must return a suite.SweepSpec")
+    if errors := _sweep_errors(spec):
+        raise SettingError(f"{source}: {'; '.join(errors)}")
+    return spec
+
+
+def _called(function: Callable[[], Any], place: str, source: str) -> Any:
+    try:
+        return function()
+    except SuiteError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SettingError(f"{source} failed{_line_of(error, place)}: {_described(error)}") from error
+
+
+def _run_of(sweep: SweepSpec, source: str, label: str) -> Callable[[], Any]:
+    runs = {run.label: run.run for run in sweep.runs}
+    run = runs.get(label)
+    if not callable(run):
+        raise SettingError(f"{source}: the sweep has no function of that label; {nearest(label, runs)}")
+    return run
+
+
+def _sweep_errors(spec: SweepSpec) -> list[str]:
+    if type(spec.seeds) is not int or spec.seeds < 1:
+        return [f"seeds is {spec.seeds!r}; it is the number of seeds of each run, 1 or more"]
+    if not isinstance(spec.runs, list | tuple) or not spec.runs:
+        return [f"runs is {'empty' if not spec.runs else type(spec.runs).__name__}; give a list of suite.SweepRun"]
+    errors, labels = list[str](), dict[str, str]()
+    for at, run in enumerate(spec.runs):
+        if not isinstance(run, SweepRun):
+            errors.append(f"run {at} is a {type(run).__name__}; it must be a suite.SweepRun")
+        elif not isinstance(run.label, str) or not LABEL_IN_FOLDER.sub("", run.label):
+            errors.append(f"the label of run {at} is {run.label!r}; give a text with letters or digits")
+        elif (same := labels.get(label_folder(run.label))) is not None:
+            names = f"are both called {same!r}" if same == run.label else f"have one folder: {same!r} and {run.label!r}"
+            errors.append(f"two runs {names}; give each its own label")
+        elif isinstance(run.run, TrainSpec):
+            errors.append(f"run {run.label!r} has a TrainSpec; give the function that returns it: digits, not digits()")
+        elif not callable(run.run) and not isinstance(run.run, str):
+            errors.append(f"run {run.label!r} has a {type(run.run).__name__}; give a function or an experiment's name")
+        elif not isinstance(run.settings, str):
+            errors.append(f"the settings of run {run.label!r} are a {type(run.settings).__name__}; write one text")
+        if isinstance(run, SweepRun) and isinstance(run.label, str):
+            labels.setdefault(label_folder(run.label), run.label)
+    return errors
+
+
+def label_folder(label: str) -> str:
+    """Returns a label as part of a folder's name."""
+    return LABEL_IN_FOLDER.sub("-", label).strip("-.")
+
+
 def digest(source: str) -> str:
     """Returns the SHA-256 of the file with the function."""
-    file = inspect.getsourcefile(_module(source.rpartition(":")[0]))
+    file = inspect.getsourcefile(_module(Source.parse(source).place))
     assert file is not None
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def description(source: str) -> str:
     """Returns the first line of the function's docstring."""
-    place, _, name = source.rpartition(":")
+    place, name, _ = Source.parse(source)
     return (_function(_module(place), place, name).__doc__ or "").strip().split("\n")[0]
 
 

@@ -29,3 +29,8 @@ def seeded(*values: int) -> Iterator[None]:
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
+
+
+def random_state() -> tuple[object, ...]:
+    """Returns the states of the three generators, to compare."""
+    return bytes(torch.get_rng_state().numpy()), repr(np.random.get_state()), random.getstate()

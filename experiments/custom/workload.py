@@ -30,6 +30,7 @@ def _layer_errors(source: str, seed: int, rows: int, least: int) -> tuple[str, .
     try:
         layers, loss = build(spec)
         inputs, targets = _first_batch(source, seed, rows)
+        RowBatches(spec, rows, seed).check_prefetch()
         if spec.valid is not None:
             _ = RowBatches(spec, rows, seed).held_out(1)[0]
         found = find_layer_errors(layers, loss, tuple(t[:least] for t in inputs), tuple(t[:least] for t in targets))

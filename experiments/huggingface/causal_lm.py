@@ -33,23 +33,25 @@ def causal_lm_layers(model: Any) -> list[nn.Module]:
     Raises SettingError for a model of another type than ``SUPPORTED``.
     """
     kind = model.config.model_type
+    if kind not in SUPPORTED:
+        raise SettingError(
+            f"a causal language model of type {kind} cannot be cut into layers; known: {', '.join(SUPPORTED)}"
+        )
     if (attention := model.config._attn_implementation) != "sdpa":
         raise SettingError(
             f"the model's attention is {attention}, which needs a mask that the layers do not get; make it with "
             'attn_implementation="sdpa", the default'
         )
+    # The blocks of these two types differ only in ``layer_idx``: their entry of a KV cache, and a factor of attention.
+    structure = model.config.to_json_string()
     if kind == "gpt2":
         body = model.transformer
         first: nn.Module = Embeddings(body.wte, body.wpe, body.drop)
-        blocks: list[nn.Module] = [Block(block) for block in body.h]
+        blocks: list[nn.Module] = [Block(block, structure) for block in body.h]
         return [first, *blocks, Head(body.ln_f, model.lm_head)]
-    if kind == "llama":
-        body = model.model
-        blocks = [RotaryBlock(block, type(body.rotary_emb)(model.config)) for block in body.layers]
-        return [Embeddings(body.embed_tokens), *blocks, Head(body.norm, model.lm_head)]
-    raise SettingError(
-        f"a causal language model of type {kind} cannot be cut into layers; known: {', '.join(SUPPORTED)}"
-    )
+    body = model.model
+    blocks = [RotaryBlock(block, type(body.rotary_emb)(model.config), structure) for block in body.layers]
+    return [Embeddings(body.embed_tokens), *blocks, Head(body.norm, model.lm_head)]
 
 
 class Embeddings(nn.Module):
@@ -70,9 +72,9 @@ class Embeddings(nn.Module):
 class Block(nn.Module):
     """A block that needs nothing but hidden states."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, structure: str) -> None:
         super().__init__()
-        self.block = block
+        self.block, self.layer_structure = block, structure
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(batch, T, width), the same."""
@@ -82,9 +84,9 @@ class Block(nn.Module):
 class RotaryBlock(nn.Module):
     """A block with rotary positions, which it computes itself: cheaper than sending them from stage to stage."""
 
-    def __init__(self, block: nn.Module, rotary: nn.Module) -> None:
+    def __init__(self, block: nn.Module, rotary: nn.Module, structure: str) -> None:
         super().__init__()
-        self.block, self.rotary = block, rotary
+        self.block, self.rotary, self.layer_structure = block, rotary, structure
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(batch, T, width), the same."""

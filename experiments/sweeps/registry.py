@@ -1,4 +1,4 @@
-"""Sweeps by name."""
+"""The suite's sweeps by name."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ SWEEPS: dict[str, Sweep] = {
         transfer.SWEEP,
     )
 }
-
-
-def find_sweep(name: str) -> Sweep:
-    """Returns a sweep by its name. Raises SettingError with the closest names for an unknown name."""
-    if name not in SWEEPS:
-        raise SettingError(f"there is no sweep {name!r}; {nearest(name, SWEEPS)}")
-    return SWEEPS[name]
 
 
 def find_scale(sweep: Sweep, requested: str, cluster: Cluster) -> str:

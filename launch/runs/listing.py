@@ -9,6 +9,7 @@ from rich.table import Table
 
 from experiments.custom.experiment import CustomExperiment
 from experiments.custom.loading import description
+from experiments.custom_sweeps import find_sweep, installed_sweeps
 from experiments.registry import experiments
 from experiments.sweeps.registry import SWEEPS
 from suite.errors import SuiteError
@@ -41,8 +42,11 @@ def tables() -> Table:
 def sweeps() -> Table:
     """Returns one row per sweep."""
     rows = Table("NAME=", "SCALE=", title="sweeps: make sweep NAME=... (docs/sweeps.md)", title_justify="left")
-    for name, sweep in SWEEPS.items():
-        rows.add_row(name, ", ".join(sweep.scales) or "only one: leave SCALE out")
+    for name in (*SWEEPS, *installed_sweeps()):
+        try:
+            rows.add_row(name, ", ".join(find_sweep(name).scales) or "only one: leave SCALE out")
+        except SuiteError as error:  # of another package
+            rows.add_row(name, f"cannot be used: {error}")
     return rows
 
 

@@ -15,10 +15,11 @@ from operator import attrgetter
 from rich.console import Console
 
 from experiments.base.cluster import Cluster
+from experiments.custom_sweeps import find_sweep, installed_sweeps
 from experiments.scaling.scale_choice import find_shortage
 from experiments.scaling.scales import fit_to_cluster
 from experiments.sweeps.members.base import Member, Sweep, folder_name
-from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
+from experiments.sweeps.registry import SWEEPS, find_scale
 from experiments.tasks import prepare_data
 from launch import interrupts
 from launch.backends.select import select_backend
@@ -49,7 +50,7 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
         if member_state.trained:  # this job does not run it, but `make fetch` should get it
             note(member_state.run.path)
     console.print(f"{len(all_pending) - len(pending)} of {len(all_pending)} members are already finished")
-    work = SweepTasks(pending, launcher, cluster, RUNS / folder_name(name, scale) / "logs", console)
+    work = SweepTasks(pending, launcher, cluster, RUNS / folder_name(family.name, scale) / "logs", console)
     at_scale = f"NAME={name} SCALE={scale}" if scale else f"NAME={name}"
     command = f"make submit {at_scale} {job_storage()}" if in_job() else f"make sweep {at_scale}"
     if pending:
@@ -113,7 +114,7 @@ def report(name: str, scale_name: str, console: Console) -> None:
     """
     cluster = this_machine()
     written = 0
-    for family in [find_sweep(name)] if name else SWEEPS.values():
+    for family in map(find_sweep, [name] if name else [*SWEEPS, *installed_sweeps()]):
         for scale in (family.scales or ("",)) if scale_name == "auto" else [find_scale(family, scale_name, cluster)]:
             members = family.members(scale, cluster, RUNS.resolve())
             if any((RUNS / member.folder / "record.json").exists() for member in members):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment
@@ -49,12 +50,17 @@ def pending_work(member: Member) -> PendingMember:
 def _check_same(old_experiment: Experiment, new_experiment: Experiment, run: RunFolder) -> None:
     """Raises SettingError if the results of two runs would differ. The pipeline does not affect them."""
     for part in (*new_experiment.fixed, "optimizer", "train"):
-        old, new = (experiment.model_dump()[part] for experiment in (old_experiment, new_experiment))
+        old, new = (_fields(part, experiment.model_dump().get(part)) for experiment in (old_experiment, new_experiment))
         differ = [
-            f"{part}.{name} is {old.get(name)} there and {value} here"
-            for name, value in new.items()
-            if name not in IGNORED_SETTINGS and old.get(name) != value
+            f"{path} is {old.get(path)} there and {value} here"
+            for path, value in new.items()
+            if path.rpartition(".")[2] not in IGNORED_SETTINGS and old.get(path) != value
         ]
         if differ:
             changes = "; ".join(differ)
             raise SettingError(f"{run.path} holds a run with other settings ({changes}); move it away or delete it")
+
+
+def _fields(part: str, value: Any) -> dict[str, Any]:
+    """Returns the values of a section by path; of a part without fields, its value."""
+    return {f"{part}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {part: value}

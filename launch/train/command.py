@@ -40,8 +40,9 @@ from suite.training.metrics import read_steps
 from suite.training.trace import perfetto, read_traces
 
 
-def start(name: str, scale: RequestedScale, settings: str, launcher: str, console: Console) -> None:
-    """Starts a new run of an experiment. Raises a SuiteError for any error that the user can fix."""
+def start(name: str, scale: RequestedScale, settings: str, launcher: str, console: Console) -> RunFolder:
+    """Starts a new run of an experiment and returns its folder. Raises a SuiteError for any error that the user can
+    fix."""
     find(name)  # an unknown name fails before Ray starts
     backend = select_backend(launcher)
     with log_when_long(f"choosing the scale of {name}", console.print):
@@ -55,7 +56,9 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
         chosen = with_changes(find(name), prepared)
     session = _Session(backend, console)
     planned = session.plan(chosen, settings)
-    session.train(new_run(chosen.name), chosen, planned)
+    run = new_run(chosen.name)
+    session.train(run, chosen, planned)
+    return run
 
 
 def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launcher: str, console: Console) -> None:

@@ -162,10 +162,8 @@ class ImageSource:
 class CustomSource:
     """The data of a TrainSpec."""
 
-    is_thread_safe = False
-
     def __init__(self, experiment: CustomExperiment, coord: RankCoord) -> None:
-        self._experiment, self._coord = experiment, coord
+        self._experiment, self._coord, self.is_thread_safe = experiment, coord, experiment.spec.prefetch
         self._batches = experiment.batches() if coord.is_first or coord.is_last else None
 
     def batch(self, step: int) -> MiniBatch | None:
@@ -179,8 +177,8 @@ class CustomSource:
         """The held-out rows, if there are any."""
         if self._experiment.spec.valid is None:
             return []
-        micro_batches = self._experiment.pipeline.micro_batches
-        return _as_many(None if self._batches is None else self._batches.held_out(micro_batches))
+        micro_batches, most = self._experiment.pipeline.micro_batches, self._experiment.train.valid_rows
+        return _as_many(None if self._batches is None else self._batches.held_out(micro_batches, most))
 
     def notes(self) -> dict[str, Any]:
         """The digest of the file with the function."""

@@ -35,8 +35,13 @@ def wandb_identity(
     )
     return Identity(
         experiment.tracking.project, name, None if family == experiment.name else family,
-        tuple(tag[:LONGEST_TAG] for tag in tags), previous.id if previous is not None else checkpoint_id,
+        tuple(map(_shortened, tags)), previous.id if previous is not None else checkpoint_id,
     )  # fmt: skip
+
+
+def _shortened(tag: str) -> str:
+    """Returns a tag that wandb accepts; of a long one the end, which tells functions of one folder apart."""
+    return tag if len(tag) <= LONGEST_TAG else "..." + tag[3 - LONGEST_TAG :]
 
 
 def wandb_config(

@@ -63,7 +63,7 @@ class TrainingSetup:
     """Empty on all workers but the metrics rank."""
     trace: TraceWriter | None = None
     unit: str = "tokens"
-    """What the weight of a mini-batch counts."""
+    """What ``MiniBatch.units`` counts."""
     metric_name: str = "nll"
     """Name of the metric that the loss reports per unit, beside its objective."""
     layer_stats: LayerStats | None = None
@@ -77,7 +77,7 @@ class Progress:
 
     step: int = 0
     units: int = 0
-    """Tokens or images."""
+    """Tokens, images or rows."""
     seconds: float = 0.0
 
 
@@ -95,8 +95,8 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
         nonfinite_steps = 0 if result.applied else nonfinite_steps + 1
         origin = "" if result.applied else _find_nonfinite(worker, batch, step, result)
         if batch is not None:
-            progress.units += int(batch.weight)
-            _record(worker, progress, result, batch.weight, seconds)
+            progress.units += int(batch.units)
+            _record(worker, progress, result, batch, seconds)
         worker.saver.on_step_end(progress.step, result.applied)
         if nonfinite_steps > settings.max_nonfinite_steps:
             with _saving(worker, step):
@@ -185,18 +185,18 @@ def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:
     return float(total[0] / total[1])
 
 
-def _record(worker: TrainingSetup, progress: Progress, result: StepResult, weight: float, seconds: float) -> None:
+def _record(worker: TrainingSetup, progress: Progress, result: StepResult, batch: MiniBatch, seconds: float) -> None:
     coord, unit = worker.executor.coord, worker.unit
     values = {
-        metrics.LOSS: result.objective / weight,
-        metrics.train_metric(worker.metric_name): result.metric / weight,
+        metrics.LOSS: result.objective / batch.weight,
+        metrics.train_metric(worker.metric_name): result.metric / batch.weight,
         metrics.GRAD_NORM: result.grad_norm,
         metrics.LR: result.lr,
         metrics.APPLIED: float(result.applied),
         metrics.units_done(unit): float(progress.units),
         metrics.STEP_S: seconds,
-        metrics.units_per_s(unit): weight / seconds,
-        metrics.units_per_s_per_device(unit): weight / seconds / (coord.stages * coord.replicas),
+        metrics.units_per_s(unit): batch.units / seconds,
+        metrics.units_per_s_per_device(unit): batch.units / seconds / (coord.stages * coord.replicas),
     }
     for tracker in worker.trackers:
         tracker.log(progress.step, values)

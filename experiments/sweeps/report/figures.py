@@ -50,22 +50,36 @@ def loss_curves(results: Results) -> Picture | None:
     """Returns the training loss of every run against the tokens seen, one colour per label."""
     if not results.runs:
         return None
+    curves = [(run.member.label, run.losses, len(run.languages) == 1) for run in results.runs]
+    caption = "Training loss by target tokens; every seed is a line, dashed for one language."
+    return _curves(curves, "target tokens seen", "training loss, nats per token (label-smoothed)", caption)
+
+
+def step_curves(runs: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> Picture | None:
+    """Returns the training loss of every run, (label, (step, loss) of each), against steps, one colour per label."""
+    if not runs:
+        return None
+    curves = [(label, losses, False) for label, losses in runs]
+    return _curves(curves, "steps", "training loss", "Training loss by steps; every seed is a line.")
+
+
+def _curves(
+    runs: Sequence[tuple[str, Sequence[tuple[int, float]], bool]], across: str, up: str, caption: str
+) -> Picture:
+    """Draws (label, points, whether dashed) of each run."""
     figure, axis = _figure()
     colours: dict[str, Any] = {}
-    for run in results.runs:
-        label = run.member.label
-        tokens, losses = _thinned(run.losses)
+    for label, points, dashed in runs:
+        places, losses = _thinned(points)
         (drawn,) = axis.plot(
-            tokens, losses, linewidth=1, linestyle="--" if len(run.languages) == 1 else "-",
+            places, losses, linewidth=1, linestyle="--" if dashed else "-",
             color=colours.get(label), label=None if label in colours else label,
         )  # fmt: skip
         colours.setdefault(label, drawn.get_color())
-    axis.set_xlabel("target tokens seen")
-    axis.set_ylabel("training loss, nats per token (label-smoothed)")
+    axis.set_xlabel(across)
+    axis.set_ylabel(up)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return Picture(
-        "loss", _png(figure), "Training loss by target tokens; every seed is a line, dashed for one language."
-    )
+    return Picture("loss", _png(figure), caption)
 
 
 def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:

@@ -34,5 +34,9 @@ class ImageRows:
 
     def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
         """Reads one row."""
-        pixels = self._data.standardised(self._data.pixels(self._split, [row], self._settings))
-        return pixels[0], self._data.labels(self._split, [row])[0]
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: list[int]) -> list[tuple[Tensor, Tensor]]:
+        """Reads several rows at once, which is many times faster."""
+        pixels = self._data.standardised(self._data.pixels(self._split, rows, self._settings))
+        return list(zip(pixels, self._data.labels(self._split, rows), strict=True))

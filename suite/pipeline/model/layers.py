@@ -62,7 +62,14 @@ def structure_key(layer: nn.Module) -> Hashable:
 
     It consists of the class, plain attributes, shapes of parameters and buffers, and which parameters are frozen, of
     the layer and all its submodules. Other attributes count by identity, so different layers never get equal keys.
+
+    A layer's author may know better: a ``layer_structure``, any hashable value, replaces the attributes of a layer and
+    its submodules, such as a block's index or a configuration. The rest still counts.
     """
+    if (declared := getattr(layer, "layer_structure", None)) is not None:
+        named = itertools.chain(layer.named_parameters(), layer.named_buffers())
+        values = tuple((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in named)
+        return type(layer), declared, tuple(len(getattr(layer, names, ())) for names in ("pops", "stashes")), values
     attributes = tuple(
         (name, value if _plain(value) else id(value))
         for name, value in sorted(vars(layer).items())

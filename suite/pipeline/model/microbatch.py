@@ -23,13 +23,20 @@ class MiniBatch:
 
     ``inputs[i]`` are the inputs of the first stage, ``targets[i]`` those of the loss on the last. ``weight`` divides
     the summed loss of the *whole* mini-batch, over all replicas: its token count. ``offset`` is the number of
-    micro-batches of the previous replicas, so that seeds do not depend on the number of replicas.
+    micro-batches of the previous replicas, so that seeds do not depend on the number of replicas. ``rows`` are those of
+    the whole mini-batch, given where metrics count rows and the weight is something else.
     """
 
     inputs: Sequence[Tensors]
     targets: Sequence[Tensors]
     weight: float
     offset: int = 0
+    rows: int | None = None
+
+    @property
+    def units(self) -> float:
+        """What metrics count of the whole mini-batch: its rows if given, otherwise its weight."""
+        return self.weight if self.rows is None else float(self.rows)
 
     def __post_init__(self) -> None:
         assert len(self.inputs) == len(self.targets), (len(self.inputs), len(self.targets))

@@ -179,3 +179,49 @@ def test_a_mini_batch_whose_targets_are_all_ignored_is_refused():
     ignored = (torch.ones(2, 1), torch.tensor([-100, -100]))
     with pytest.raises(DataError, match="no units to take the mean over: all its targets are ignored"):
         RowBatches(spec(lambda step: ignored), 2, 0).batch(0, 0, 1, 1)
+
+
+def test_metrics_count_rows_whatever_the_loss_divides_by():
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 0.5]))
+    batches = RowBatches(spec(numbers(8), weighted), 4, 0)
+    batch = batches.batch(0, 1, 2, 1)
+    assert batch.weight == pytest.approx(sum((0.2, 0.5)[label] for label in batches.whole(0)[1][0]))
+    assert batch.units == 4
+
+
+def test_the_first_of_the_held_out_rows_are_evaluated():
+    batches = RowBatches(spec(numbers(2), valid=numbers(9)), 4, 0)
+    for most, expected in ((None, range(9)), (6, range(6)), (20, range(9))):
+        rows = [float(row) for batch in batches.held_out(2, most) for (part,) in batch.inputs for row in part]
+        assert rows == list(expected)
+
+
+def test_rows_are_read_at_once_where_the_dataset_can():
+    class Several(list):
+        def __getitems__(self, rows):
+            return [self[row] for row in reversed(rows)]
+
+    one, other = (RowBatches(spec(kind(numbers(5))), 3, 0).whole(0) for kind in (list, Several))
+    assert one[0][0].flip(0).equal(other[0][0])
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.randn(1), lambda: np.random.rand(1), lambda: random.random()])
+def test_data_that_draws_random_numbers_is_not_read_in_a_thread(draw):
+    def drawing(step):
+        draw()
+        return torch.ones(2, 1), torch.zeros(2)
+
+    RowBatches(spec(drawing), 2, 0).check_prefetch()
+    with pytest.raises(SettingError, match=r"the data draws random numbers .*: leave prefetch=True out"):
+        RowBatches(spec(drawing, prefetch=True), 2, 0).check_prefetch()
+
+
+def test_data_that_is_read_in_a_thread_leaves_the_generators_of_layers_alone():
+    batches = RowBatches(spec(numbers(9), prefetch=True, valid=numbers(3)), 4, 0)
+    same = RowBatches(spec(numbers(9)), 4, 0)
+    batches.check_prefetch()
+    torch.manual_seed(3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "manual_seed", None)  # a seed set in a thread would be that of the layers, too
+        read = batches.whole(2), batches.held_out(1)[0].inputs[0]
+    assert read[0][0][0].equal(same.whole(2)[0][0])

@@ -195,3 +195,26 @@ def test_a_loss_must_have_a_gradient():
 def test_layers_must_be_modules(layers, message):
     with pytest.raises(SettingError, match=message):
         layers_of(TrainSpec(layers=layers, loss=nn.MSELoss(), train=[]))
+
+
+class Configuration:
+    """What every block of a model of transformers holds."""
+
+
+def test_layers_that_hold_one_configuration_are_equal_also_on_the_meta_device():
+    class Block(nn.Module):
+        def __init__(self, configuration):
+            super().__init__()
+            self.configuration, self.linear = configuration, nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    one, other = Configuration(), Configuration()
+    layers, _ = build(
+        TrainSpec(layers=[Block(one), Block(one), Block(other)], loss=nn.MSELoss(), train=[(torch.ones(3),) * 2])
+    )
+    keys = [structure_key(layer) for layer in layers]
+    assert keys[0] == keys[1] != keys[2]
+    assert layers[0].configuration is not one, "a copy, as of all that a layer holds"
+    assert len({id(layer.linear.weight) for layer in layers}) == 3

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from experiments.custom.layers import on_meta
 from experiments.huggingface.causal_lm import causal_lm_layers, load_causal_lm, save_causal_lm
 from suite.errors import SettingError
-from suite.pipeline.model.layers import materialize
+from suite.pipeline.model.layers import materialize, structure_key
 
 IDS = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1))
 MODELS = {
@@ -108,3 +108,13 @@ def test_a_folder_in_bf16_is_trained_in_fp32(tmp_path):
 def test_other_layers_cannot_be_written_back(tmp_path):
     with pytest.raises(SettingError, match="layers all come from load_causal_lm"):
         save_causal_lm(tmp_path / "out", [torch.nn.Linear(2, 2)], lambda layer: {})
+
+
+def test_blocks_that_differ_only_in_their_index_are_measured_once(saved):
+    model, folder = saved
+    layers = load_causal_lm(folder)
+    keys = [structure_key(layer) for layer in layers]
+    assert len(layers) == 5
+    assert keys[1] == keys[2] == keys[3]
+    model.config.hidden_act = model.config.activation_function = "relu"
+    assert structure_key(causal_lm_layers(model)[1]) != keys[1], "another activation, another function"

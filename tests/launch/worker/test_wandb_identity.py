@@ -37,3 +37,12 @@ def test_the_planners_choices_are_in_the_config():
         "cells": [5, 4], "schedule": "interleaved", "max_live_graphs": [most, 1], "virtual_stages": 2, "step_s": 0.25,
     }  # fmt: skip
     assert config == CHOSEN.model_dump(mode="json")
+
+
+def test_of_a_tag_that_is_too_long_for_wandb_the_end_stays(tmp_path):
+    source = f"/home/{'folder/' * 20}my_run.py:digits"
+    own = CHOSEN.with_data(source)
+    tag = wandb_identity(RunFolder(tmp_path / "digits" / "1"), own, ScheduleConfig(), None).tags[1]
+    assert len(tag) == 64
+    assert tag.startswith("...")
+    assert tag.endswith("/my_run.py:digits")

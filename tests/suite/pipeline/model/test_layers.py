@@ -42,6 +42,22 @@ def test_an_attribute_that_changes_the_function_changes_the_structure():
     assert structure_key(Scaled([1])) != structure_key(Scaled([1]))  # unknown to us: never taken for alike
 
 
+def test_a_declared_structure_replaces_attributes_and_nothing_else():
+    class Indexed(nn.Module):
+        def __init__(self, index, width=3, structure="block"):
+            super().__init__()
+            self.index, self.config, self.linear, self.layer_structure = index, [], nn.Linear(width, 3), structure
+
+    assert structure_key(Indexed(0)) == structure_key(Indexed(1))
+    frozen, popping = Indexed(1), Indexed(1)
+    frozen.linear.weight.requires_grad_(False)
+    popping.pops = ("skip",)
+    others = [Indexed(0), Indexed(0, width=4), Indexed(0, structure="other"), frozen, popping, nn.Linear(3, 3)]
+    assert len({structure_key(layer) for layer in others}) == len(others)
+    undeclared = [Indexed(0, structure=None), Indexed(1, structure=None)]
+    assert structure_key(undeclared[0]) != structure_key(undeclared[1])
+
+
 def test_tied_parameters_count_once():
     separate = sum(p.numel() for layer in toy_layers() for p in layer.parameters())
     assert count_parameters(toy_layers()) == separate - Middle().table.numel()
