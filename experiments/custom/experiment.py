@@ -15,6 +15,7 @@ from experiments.custom.loss import SummedLoss
 from suite.errors import SettingError
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
 from suite.train_spec import TrainSpec
+from suite.training.validation import Criterion
 
 
 class CustomExperiment(Experiment):
@@ -23,6 +24,8 @@ class CustomExperiment(Experiment):
     unit: ClassVar[str] = "units"
     metric_name: ClassVar[str] = "metric"
     """The spec's metric, or its loss if it has none."""
+    criterion: ClassVar[Criterion] = Criterion("loss")
+    """Not the metric: whether more of it is better is unknown."""
     fixed: ClassVar[tuple[str, ...]] = ("source",)
 
     task: Literal["custom"] = "custom"

@@ -130,8 +130,9 @@ def _read_curves(members: Sequence[Member], runs: Path) -> list[LayerCurves]:
         record = read_record(folder)
         if record is None:
             continue
+        steps = [line for line in read_lines(folder / "metrics.jsonl") if "loss" in line]  # without the validations
         losses, norms, applied = (
-            [math.nan if line[name] is None else float(line[name]) for line in read_lines(folder / "metrics.jsonl")]
+            [math.nan if line[name] is None else float(line[name]) for line in steps]
             for name in ("loss", "grad_norm", "applied")
         )
         layers = read_lines(folder / "layers.jsonl")

@@ -25,8 +25,9 @@ class RunResult:
     """What the workers know at the end of a run."""
 
     progress: Progress
-    scores: dict[str, float | None]
-    """The model's and the baseline's, by name; None without held-out data or a baseline."""
+    validated: dict[str, float | str | bool | None]
+    """Scores of the model and of the baseline, the best validation, and why the run stopped early, by name; None for
+    those that do not exist."""
     memory: list[int]
     """Peak bytes of each worker."""
     wandb_run: str | None
@@ -37,8 +38,8 @@ class RunResult:
 def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module], result: RunResult) -> dict[str, Any]:
     """Writes the record atomically and returns it. Seconds count only steps, over all attempts; losses are in nats per
     token or image."""
-    lines = read_lines(run.metrics)
-    known = {name: score for name, score in result.scores.items() if score is not None}
+    lines = [line for line in read_lines(run.metrics) if "loss" in line]  # without the validations
+    known = {name: value for name, value in result.validated.items() if value is not None}
     seconds = sum(line["seconds"] for line in lines)
     pipeline, units = experiment.pipeline, result.progress.units
     record = {

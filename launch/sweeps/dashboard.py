@@ -69,9 +69,12 @@ class SweepProgress:
             if not lines:
                 continue
             try:
-                last = json.loads(lines[-1])
+                steps_done = [line for line in map(json.loads, lines) if "loss" in line]  # without the validations
             except ValueError:  # a resumed run is rewriting it
                 continue
+            if not steps_done:
+                continue
+            last = steps_done[-1]
             loss = "not finite" if last["loss"] is None else f"{last['loss']:.3f}"
             self._status[name] = f"{name} step {last['step']}/{steps} loss {loss}"
             self._bars.update(bar, completed=last["step"], status=f"loss {loss}")

@@ -76,9 +76,12 @@ class Follower:
         last: dict[str, Any] | None = None
         for line in self._metrics.lines():
             try:
-                last = json.loads(line)
+                values = json.loads(line)
             except ValueError:  # part of a line, if the file was just rewritten
                 continue
+            if "loss" not in values:  # of a validation
+                continue
+            last = values
             self._on_step(int(last["step"]), float(last["seconds"]))
         if last is not None:
             self._show(last)

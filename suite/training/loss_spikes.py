@@ -39,8 +39,8 @@ class LossSpikes:
         self._in_spike = False
 
     def log(self, step: int, values: Values) -> None:
-        """Checks one step's loss. Skipped non-finite steps are no spikes."""
-        if not values["applied"]:
+        """Checks one step's loss. Skipped non-finite steps are no spikes, and validations have no such loss."""
+        if not values.get("applied"):
             return
         loss, bound = values["loss"], self.bound()
         is_spike = bound is not None and loss > bound

@@ -18,6 +18,7 @@ from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.runtime.fault_injection import VARIABLE
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.training.jsonl import read_lines
 from tests.suite.pipeline.build import parameters_of
 
 TINY = (
@@ -57,7 +58,7 @@ class Trial:
 
     @property
     def losses(self):
-        return [json.loads(line)["loss"] for line in self.run.metrics.read_text().splitlines()]
+        return [line["loss"] for line in read_lines(self.run.metrics) if "loss" in line]
 
     @property
     def state(self):

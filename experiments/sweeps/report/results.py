@@ -166,5 +166,5 @@ def _read(member: Member, folder: Path) -> Run | None:
     if record is None or scores is None or not is_scored(member, record, scores):
         return None
     lines = read_lines(folder / "metrics.jsonl")
-    losses = tuple((int(line["tokens"]), float(line["loss"])) for line in lines if line["loss"] is not None)
+    losses = tuple((int(line["tokens"]), float(line["loss"])) for line in lines if line.get("loss") is not None)
     return Run(member, record, scores, losses)

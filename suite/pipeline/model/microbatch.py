@@ -23,13 +23,15 @@ class MiniBatch:
 
     ``inputs[i]`` are the inputs of the first stage, ``targets[i]`` those of the loss on the last. ``weight`` divides
     the summed loss of the *whole* mini-batch, over all replicas: its token count. ``offset`` is the number of
-    micro-batches of the previous replicas, so that seeds do not depend on the number of replicas.
+    micro-batches of the previous replicas, so that seeds do not depend on the number of replicas. ``groups`` has the
+    name and the weight of each micro-batch of held-out data that is reported by group, such as by language.
     """
 
     inputs: Sequence[Tensors]
     targets: Sequence[Tensors]
     weight: float
     offset: int = 0
+    groups: Sequence[tuple[str, float]] = ()
 
     def __post_init__(self) -> None:
         assert len(self.inputs) == len(self.targets), (len(self.inputs), len(self.targets))

@@ -17,6 +17,7 @@ from experiments.base.cluster import Cluster
 from launch import cli
 from suite.errors import SuiteError
 from suite.pipeline.planning.devices import DEVICES
+from suite.training.jsonl import read_lines
 from tests.launch.tracking.wandb_parts import parts
 
 SMALL = (
@@ -49,7 +50,7 @@ def only_run(folder):
 
 
 def losses(run):
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in read_lines(run / "metrics.jsonl") if "loss" in line]
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +68,9 @@ def test_a_run_through_ray_writes_a_complete_record(through_ray):
     assert record | {
         "name": "t24_1_3b_wide", "scale": "laptop", "data": "django", "K": 2, "R": 1, "M": 3, "layers": 7, "steps": 6,
     } == record  # fmt: skip
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    *lines, validated = read_lines(run / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert (validated["step"], validated["valid/nll"]) == (6, record["valid_nll"])
     assert (record["loss_first"], record["loss_last"]) == (lines[0]["loss"], lines[-1]["loss"])
     assert record["tokens"] == lines[-1]["tokens"] >= 6 * 200
     assert record["seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
