@@ -108,6 +108,10 @@ class LoopSettings(FrozenRecord):
     none: the run's own folder."""
     max_nonfinite_steps: Annotated[int, Unit("steps")] = Field(3, ge=0)
     """Consecutive steps with non-finite gradients that are skipped; one more ends the run."""
+    validate_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
+    """Interval between validations on held-out data; none: only at the end. The checkpoint of the best one is kept."""
+    patience: Annotated[int | None, Unit("validations")] = Field(None, ge=1)
+    """Validations in a row without improvement that end the run; none: it trains to the end."""
     layer_stats_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
     """Interval between records of each layer's gradient norm and kurtosis; none disables them."""
     threads: int | None = Field(None, ge=1)

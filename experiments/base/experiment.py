@@ -21,6 +21,7 @@ from suite.errors import SettingError, nearest
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.schedule import config, csv_file
 from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
+from suite.training.validation import Criterion
 
 Scale = Literal["paper", "laptop", "tiny"]
 
@@ -54,6 +55,8 @@ class Experiment(FrozenRecord):
     """Unit of a mini-batch: tokens or images."""
     metric_name: ClassVar[str]
     """The metric that the loss reports per unit, beside its objective: nll or accuracy."""
+    criterion: ClassVar[Criterion]
+    """What decides which validation is the best."""
     fixed: ClassVar[tuple[str, ...]]
     """Sections that a resumed run cannot change: the model and the data."""
 
@@ -69,7 +72,7 @@ class Experiment(FrozenRecord):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        errors = [*self.setting_errors(), *self._pipeline_errors()]
+        errors = [*self.setting_errors(), *self._pipeline_errors(), *_validation_errors(self.train)]
         if errors:
             raise SettingError("; ".join(errors))
         return self
@@ -183,3 +186,25 @@ def _with_schedule_file(given: dict[str, Any]) -> dict[str, Any]:
     rows = csv_file.read_rows(Path(schedule).expanduser())
     shape = {f"pipeline.{name}": value for name, value in csv_file.shape(rows).items()}
     return {**shape, **given, "pipeline.schedule": "csv", "pipeline.schedule_rows": rows}
+
+
+def _validation_errors(train: LoopSettings) -> list[str]:
+    """Returns why ``train.validate_every`` and ``train.patience`` would have no effect."""
+    every, patience, steps = train.validate_every, train.patience, train.steps
+    if every is None:
+        if patience is None:
+            return []
+        return [f"train.patience={patience} counts validations, and train.validate_every is none; set both or neither"]
+    if every > steps:
+        return [
+            f"train.validate_every={every} is longer than the run of {steps} steps; use {steps} or fewer, or none "
+            "for a validation at the end"
+        ]
+    longest = (steps - 1) // every - 1  # the first validation improves, the one at the end ends nothing
+    if patience is not None and patience > longest:
+        remedy = f"use train.patience={longest} or less" if longest > 0 else "use a smaller train.validate_every"
+        return [
+            f"train.patience={patience} could never end this run early: it has {steps // every} validations, one every "
+            f"{every} of {steps} steps; {remedy}, or none"
+        ]
+    return []

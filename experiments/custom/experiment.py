@@ -15,12 +15,15 @@ from experiments.custom.loss import SummedLoss
 from suite.errors import SettingError
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
 from suite.train_spec import TrainSpec
+from suite.training.validation import Criterion
 
 
 class CustomExperiment(Experiment):
     """``source`` is path.py:function or package.module:function; the function returns the TrainSpec."""
 
     unit: ClassVar[str] = "rows"
+    criterion: ClassVar[Criterion] = Criterion("loss")
+    """Not the metric: whether more of it is better is unknown."""
     fixed: ClassVar[tuple[str, ...]] = ("source",)
 
     task: Literal["custom"] = "custom"

@@ -74,7 +74,14 @@ class Custom(ExperimentWorkload):
             least = sizes(self._rows(), pipeline.replicas * pipeline.micro_batches)[-1]
         except SuiteError as error:
             return [str(error)]
-        return list(_layer_errors(experiment.source, experiment.train.seed, experiment.train.batch_rows, least))
+        errors = _layer_errors(experiment.source, experiment.train.seed, experiment.train.batch_rows, least)
+        every = experiment.train.validate_every
+        if every is not None and experiment.spec.valid is None:
+            errors += (
+                f"train.validate_every={every}, but {experiment.source} has no held-out data; set valid of its "
+                "TrainSpec, or train.validate_every=none",
+            )
+        return list(errors)
 
     def sample(self) -> Sample:
         """The rows of the first step."""

@@ -13,6 +13,7 @@ from models.amoebanet import AmoebaNetShape, layers
 from models.loss import ClassificationLoss
 from suite.pipeline.model.microbatch import sizes
 from suite.settings import ImageSettings, ImageTrainSettings
+from suite.training.validation import Criterion
 
 
 class ImageExperiment(Experiment):
@@ -20,6 +21,7 @@ class ImageExperiment(Experiment):
 
     unit: ClassVar[str] = "images"
     metric_name: ClassVar[str] = "accuracy"
+    criterion: ClassVar[Criterion] = Criterion("accuracy", higher_is_better=True)
     fixed: ClassVar[tuple[str, ...]] = ("model", "images")
 
     task: Literal["classification"] = "classification"

@@ -12,6 +12,7 @@ from experiments.base.experiment import Experiment, checked_shape
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape, layers
 from suite.settings import TextSettings, TrainSettings
+from suite.training.validation import Criterion
 
 
 class TranslationExperiment(Experiment):
@@ -19,6 +20,7 @@ class TranslationExperiment(Experiment):
 
     unit: ClassVar[str] = "tokens"
     metric_name: ClassVar[str] = "nll"
+    criterion: ClassVar[Criterion] = Criterion("nll")
     fixed: ClassVar[tuple[str, ...]] = ("model", "text")
 
     task: Literal["translation"] = "translation"

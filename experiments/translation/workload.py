@@ -12,6 +12,7 @@ from torch import Tensor
 from experiments.base.workload import ExperimentWorkload, sample_shapes, update_key
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.batching import TranslationBatches
+from suite.data.text.splitting import VALID
 from suite.data.text.text import TextData
 from suite.pipeline.planning.profile import MicroBatch, Sample
 
@@ -40,6 +41,18 @@ class Translation(ExperimentWorkload):
         """One target token per row is the least; a step with fewer rows has fewer micro-batches."""
         return self.experiment.train.batch_tokens
 
+    def setting_errors(self) -> list[str]:
+        """Also whether the prepared text has something to validate on."""
+        errors = super().setting_errors()
+        languages = self.experiment.text.languages
+        if self.text is not None and not _validation_pairs(self.text, languages):
+            scope = f" in {', '.join(languages)}" if languages else ""
+            errors.append(
+                f"{self.experiment.data} has no validation pairs{scope}; add a validation file to it "
+                "(docs/own-data.md), or use a larger corpus or other languages"
+            )
+        return errors
+
     def sample(self) -> Sample:
         """From the prepared text, if there is one."""
         return _longest_rows(self.experiment) if self.text is None else _from_text(self.experiment, self.text)
@@ -67,6 +80,12 @@ def _longest_rows(experiment: TranslationExperiment) -> Sample:
     ids = random_ids(rows, time, experiment.text.vocabulary)
     micro_batch = MicroBatch((ids, ids), (ids,))
     return Sample(micro_batch, micro_batch)
+
+
+@lru_cache(maxsize=8)
+def _validation_pairs(text: Path, languages: tuple[str, ...] | None) -> int:
+    data = TextData.open(text)
+    return sum(data.sizes[VALID][language] for language in data.drawn(languages))
 
 
 @lru_cache(maxsize=8)

@@ -25,8 +25,9 @@ class RunResult:
     """What the workers know at the end of a run."""
 
     progress: Progress
-    scores: dict[str, float | None]
-    """The model's and the baseline's, by name; None without held-out data or a baseline."""
+    validated: dict[str, float | str | bool | None]
+    """Scores of the model and of the baseline, the best validation, and why the run stopped early, by name; None for
+    those that do not exist."""
     memory: list[int]
     """Peak bytes of each worker."""
     wandb_run: str | None
@@ -38,7 +39,7 @@ def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module]
     """Writes the record atomically and returns it. Seconds count only steps, over all attempts; losses are in nats per
     token or image."""
     steps = read_steps(run.metrics)
-    known = {name: score for name, score in result.scores.items() if score is not None}
+    known = {name: value for name, value in result.validated.items() if value is not None}
     seconds = sum(step[STEP_S] for step in steps)
     pipeline, units = experiment.pipeline, result.progress.units
     record = {

@@ -21,9 +21,7 @@ from suite.errors import DataError
 from suite.evaluation.unigram import unigram_entropy
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
-
-HeldOut = Sequence[MiniBatch] | Sequence[None]
-"""Held-out mini-batches on the stages that need them; a list of None with the same length on all others."""
+from suite.training.validation import HeldOut
 
 
 class DataSource(Protocol):
@@ -33,7 +31,10 @@ class DataSource(Protocol):
         """Returns this worker's share of a step."""
 
     def held_out(self) -> HeldOut:
-        """Returns the held-out mini-batches, the same number on every stage. All workers must call it."""
+        """Returns the held-out mini-batches. All workers must call it."""
+
+    has_held_out: bool
+    """Whether there are any."""
 
     def notes(self) -> dict[str, Any]:
         """Returns the description of the data that checkpoints store."""
@@ -68,7 +69,7 @@ def data_source(experiment: Experiment, data: Path, coord: RankCoord) -> DataSou
 class TextSource:
     """Sentence pairs."""
 
-    is_thread_safe = True
+    is_thread_safe, has_held_out = True, True
 
     def __init__(self, experiment: TranslationExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, self._train, self._pipeline = coord, experiment.train, experiment.pipeline
@@ -84,10 +85,10 @@ class TextSource:
         return self._batches.batch(step, self._coord.replica) if self._batches is not None else None
 
     def held_out(self) -> HeldOut:
-        """A fixed sample of pairs."""
+        """A fixed sample of pairs, in groups by language."""
         if self._batches is None:
             return _as_many(None)
-        return _as_many(self._batches.held_out(self._train.valid_pairs, self._pipeline.micro_batches))
+        return _as_many(self._batches.held_out(self._train.valid_pairs, self._pipeline.micro_batches), by_group=True)
 
     def notes(self) -> dict[str, Any]:
         """The vocabulary."""
@@ -109,13 +110,13 @@ class TextSource:
 
     def baseline(self, held_out: HeldOut) -> float:
         """The unigram entropy of the same tokens."""
-        return unigram_entropy(target for batch in held_out if batch for (target,) in batch.targets)
+        return unigram_entropy(target for batch in held_out.batches if batch for (target,) in batch.targets)
 
 
 class ImageSource:
     """Images for the first stage, labels for the last."""
 
-    is_thread_safe = True
+    is_thread_safe, has_held_out = True, True
 
     def __init__(self, experiment: ImageExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, pipeline = coord, experiment.pipeline
@@ -165,6 +166,7 @@ class CustomSource:
     def __init__(self, experiment: CustomExperiment, coord: RankCoord) -> None:
         self._experiment, self._coord, self.is_thread_safe = experiment, coord, experiment.spec.prefetch
         self._batches = experiment.batches() if coord.is_first or coord.is_last else None
+        self.has_held_out = experiment.spec.valid is not None
 
     def batch(self, step: int) -> MiniBatch | None:
         """Inputs and targets."""
@@ -174,9 +176,7 @@ class CustomSource:
         return self._batches.batch(step, self._coord.replica, pipeline.replicas, pipeline.micro_batches)
 
     def held_out(self) -> HeldOut:
-        """The held-out rows, if there are any."""
-        if self._experiment.spec.valid is None:
-            return []
+        """The held-out rows; call it only if there are any."""
         micro_batches, most = self._experiment.pipeline.micro_batches, self._experiment.train.valid_rows
         return _as_many(None if self._batches is None else self._batches.held_out(micro_batches, most))
 
@@ -208,8 +208,12 @@ class CustomSource:
         """None: what a model without input would score depends on the task."""
 
 
-def _as_many(batches: Sequence[MiniBatch] | None) -> HeldOut:
-    """Returns the mini-batches, or a list of None with the length of the first stage's list."""
-    count: list[Any] = [len(batches) if batches is not None else None]
-    dist.broadcast_object_list(count, src=0)
-    return batches if batches is not None else [None] * int(count[0])
+def _as_many(batches: Sequence[MiniBatch] | None, by_group: bool = False) -> HeldOut:
+    """Returns the mini-batches, or as many None as the first stage has mini-batches, and the names of their groups."""
+    shared: list[Any] = [None]
+    if batches is not None:
+        names = {name for batch in batches for name, _ in batch.groups} if by_group else set()
+        shared = [(len(batches), tuple(sorted(names)))]
+    dist.broadcast_object_list(shared, src=0)
+    count, groups = shared[0]
+    return HeldOut(batches if batches is not None else [None] * count, groups)

@@ -40,11 +40,12 @@ from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training import checkpoint
 from suite.training.layer_stats import LayerStats
-from suite.training.loop import DEADLINE_STEPS, Progress, TrainingSetup, evaluate, train
+from suite.training.loop import DEADLINE_STEPS, Progress, TrainingSetup, train
 from suite.training.loss_spikes import LossSpikes
 from suite.training.system_metrics import SystemMetrics
 from suite.training.trace import TraceWriter
 from suite.training.trackers import MetricsFile, Tracker
+from suite.training.validation import Validation, notes_of, state_of
 from suite.training.wandb_run import Wandb
 
 
@@ -162,19 +163,32 @@ def _train_stage(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, st
         progress = train(context.setup, experiment.train, Progress(engine.start, int(engine.notes.get("units", 0))))
     context.batches.close()
     with status.waiting_for("the end of the run", spec.timeout_s):
-        held_out = context.source.held_out()
-        score = evaluate(engine.executor, held_out) if len(held_out) else None
+        if context.setup.validation is not None:
+            context.setup.validation.figures(progress.step)  # those of the last step, already known unless it resumed
         memory = peak_memory(spec.use_gpu)
         if coord.is_metrics_rank:
-            measure = experiment.metric_name
-            scores = {f"valid_{measure}": score, f"baseline_{measure}": context.source.baseline(held_out)}
-            result = RunResult(progress, scores, memory, context.wandb_run, context.source.counts())
+            validated = _validated(experiment, context, progress.step)
+            result = RunResult(progress, validated, memory, context.wandb_run, context.source.counts())
             record = write_record(spec.run, experiment, context.layers, result)
         dist.barrier()
         if coord.is_metrics_rank:
             context.system_metrics.sample()
             for tracker in context.setup.trackers:
                 tracker.finish(record)
+
+
+def _validated(experiment: Experiment, context: TrainingContext, step: int) -> dict[str, float | str | bool | None]:
+    """Returns what the record says of the held-out data, after the last step."""
+    validation, measure = context.setup.validation, experiment.metric_name
+    if validation is None:
+        return {"stopped_early": False}
+    return {
+        f"valid_{measure}": validation.figures(step).metric,
+        f"baseline_{measure}": context.source.baseline(validation.held_out),
+        "best_step": validation.state.best_step,
+        f"best_valid_{experiment.criterion.name}": validation.state.best,
+        "stopped_early": validation.stopped_early(step) or False,
+    }
 
 
 @dataclass(frozen=True)
@@ -229,9 +243,15 @@ def _build_context(
     trackers, wandb = _trackers(spec, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)
     run_id = _broadcast_run_id(wandb.run_id if wandb else None, coord)
     fixed = {"name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id} | source.notes()
+    validation = None
+    if source.has_held_out:
+        validation = Validation(
+            engine.executor, source.held_out, experiment.metric_name, experiment.criterion, experiment.train,
+            state_of(engine.notes),
+        )  # fmt: skip
     saver = checkpoint.Saver(
         checkpoint.Storage(checkpoint_location(spec.run, experiment)), engine.optimizer,
-        lambda units: {"units": units} | fixed, log, engine.start,
+        lambda units: {"units": units} | notes_of(validation) | fixed, log, engine.start,
     )  # fmt: skip
     schedule_key = str((experiment.pipeline, spec.cells, spec.schedule_config))
     trace = TraceWriter(spec.run.traces, coord, device, engine.start, experiment.trace, schedule_key)
@@ -243,7 +263,7 @@ def _build_context(
         engine.executor.on_drain = batches.start_next
     setup = TrainingSetup(
         engine.executor, engine.optimizer, batches, saver, trackers, trace,
-        experiment.unit, experiment.metric_name, _layer_stats(spec, experiment, engine), log,
+        experiment.unit, experiment.metric_name, _layer_stats(spec, experiment, engine), validation, log,
     )  # fmt: skip
     return TrainingContext(layers, engine, source, batches, setup, system_metrics, run_id)
 

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 
 from suite.errors import NonFiniteError
@@ -22,6 +21,7 @@ from suite.training.layer_stats import LayerStats
 from suite.training.optimizer import StageOptimizer, StepResult
 from suite.training.trace import TraceWriter
 from suite.training.trackers import Tracker
+from suite.training.validation import Validation
 
 MIN_DEADLINE_S, DEADLINE_STEPS = 60.0, 10.0
 """The longest wait for a message after the first step: ten steps, and at least 60 s. Longer than the supervisor
@@ -41,13 +41,13 @@ class Saving(Protocol):
     def on_step_end(self, step: int, applied: bool) -> None:
         """Notes that ``step`` steps are done, and whether the last one updated the weights."""
 
-    def save(self, step: int, units: int) -> None:
-        """Starts saving the state after ``step`` steps."""
+    def save(self, step: int, units: int, best: bool = False) -> None:
+        """Starts saving the state after ``step`` steps; ``best``: no validation before was better."""
 
     def wait(self) -> None:
         """Waits for the current save."""
 
-    def finish(self, step: int, units: int) -> None:
+    def finish(self, step: int, units: int, best: bool = False) -> None:
         """Returns when the state after the last step is saved."""
 
 
@@ -67,6 +67,8 @@ class TrainingSetup:
     metric_name: str = "nll"
     """Name of the metric that the loss reports per unit, beside its objective."""
     layer_stats: LayerStats | None = None
+    validation: Validation | None = None
+    """None without held-out data."""
     log: Log = print
     """Prints a line for the user."""
 
@@ -82,14 +84,16 @@ class Progress:
 
 
 def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> Progress:
-    """Trains from ``progress`` to ``settings.steps``.
+    """Trains from ``progress`` to ``settings.steps``, or until validations have not improved for too long.
 
     Raises NonFiniteError, on all workers in the same step, after more than ``max_nonfinite_steps`` steps in a row with
     non-finite numbers; StallError when a neighbour does not send in time; CheckpointError when checkpoints cannot be
     written.
     """
-    nonfinite_steps = 0
+    nonfinite_steps, improved = 0, False
     for step in range(progress.step, settings.steps):
+        if worker.validation is not None and worker.validation.stopped_early(step):
+            break
         batch, result, seconds = _train_step(worker, step)
         progress.step, progress.seconds = step + 1, progress.seconds + seconds
         nonfinite_steps = 0 if result.applied else nonfinite_steps + 1
@@ -105,11 +109,12 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
                 f"{nonfinite_steps} steps in a row had non-finite numbers, {settings.max_nonfinite_steps} are allowed; "
                 f"stopped at step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
             )
-        if progress.step % settings.checkpoint_every == 0:
+        improved = _validate(worker, progress.step)
+        if improved or progress.step % settings.checkpoint_every == 0:
             with _saving(worker, step):
-                worker.saver.save(progress.step, progress.units)
+                worker.saver.save(progress.step, progress.units, improved)
     with _saving(worker, None, "the last checkpoint", LAST_SAVE_TIMEOUT_S):
-        worker.saver.finish(progress.step, progress.units)
+        worker.saver.finish(progress.step, progress.units, improved)
     worker.executor.status.begin("end", None)
     return progress
 
@@ -135,6 +140,19 @@ def _train_step(worker: TrainingSetup, step: int) -> tuple[MiniBatch | None, Ste
     status.deadline.seconds = max(MIN_DEADLINE_S, DEADLINE_STEPS * seconds)
     status.step_done(seconds)
     return batch, result, seconds
+
+
+def _validate(worker: TrainingSetup, step: int) -> bool:
+    """Validates if it is due after ``step`` steps, and records it; returns whether no validation before was better."""
+    validation = worker.validation
+    if validation is None or not validation.is_due(step):
+        return False
+    metrics, improved = validation.validate(step)
+    for tracker in worker.trackers:
+        tracker.log(step, metrics)
+    if worker.trackers and (reason := validation.stopped_early(step)):
+        worker.log(reason)
+    return improved
 
 
 def _saving(
@@ -167,22 +185,6 @@ def _find_nonfinite(worker: TrainingSetup, batch: MiniBatch | None, step: int, r
     if worker.trackers:
         worker.log(f"step {step + 1} had non-finite numbers and was skipped; {origin}")
     return origin
-
-
-def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:
-    """Returns the mean metric per unit over mini-batches, such as the NLL per token in nats; equal on all workers.
-
-    Every replica evaluates the same batches with its own pipeline.
-    """
-    total = torch.zeros(2, dtype=torch.float64)
-    for batch in batches:
-        sums = executor.evaluate(batch)
-        if executor.coord.is_last and batch is not None:
-            total += torch.tensor([sums.metric, batch.weight], dtype=torch.float64)
-    device = executor.stage.device
-    total = total.to(device)
-    dist.all_reduce(total)
-    return float(total[0] / total[1])
 
 
 def _record(worker: TrainingSetup, progress: Progress, result: StepResult, batch: MiniBatch, seconds: float) -> None:

@@ -40,8 +40,8 @@ class LossSpikes:
         self._in_spike = False
 
     def log(self, step: int, values: Values) -> None:
-        """Checks one step's loss. Skipped non-finite steps are no spikes."""
-        if not values[APPLIED]:
+        """Checks one step's loss. Skipped non-finite steps are no spikes, and validations have no such loss."""
+        if not values.get(APPLIED):
             return
         loss, bound = values[LOSS], self.bound()
         is_spike = bound is not None and loss > bound

@@ -20,14 +20,15 @@ class Tracker(Protocol):
     """Records a run's metrics."""
 
     def log(self, step: int, values: Values) -> None:
-        """Records the metrics of one step."""
+        """Records the metrics of one step, or of a validation after it: those have names in ``valid/``."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Records the end of the run."""
 
 
 class MetricsFile:
-    """``metrics.jsonl``: one line per step. Drops lines after the step that a run resumes from."""
+    """``metrics.jsonl``: one line per step, and one per validation. Drops lines after the step that a run resumes
+    from."""
 
     def __init__(self, path: Path, start: int) -> None:
         self._file = reopen(path, start)

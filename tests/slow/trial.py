@@ -18,6 +18,7 @@ from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.runtime.fault_injection import VARIABLE
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.training.metrics import read_steps
 from tests.suite.pipeline.build import parameters_of
 
 TINY = (
@@ -57,7 +58,7 @@ class Trial:
 
     @property
     def losses(self):
-        return [json.loads(line)["train/loss"] for line in self.run.metrics.read_text().splitlines()]
+        return [line["train/loss"] for line in read_steps(self.run.metrics)]
 
     @property
     def state(self):

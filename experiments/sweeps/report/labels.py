@@ -15,7 +15,7 @@ from experiments.sweeps.members.base import Member
 from experiments.sweeps.report.figures import step_curves
 from experiments.sweeps.report.results import read_record
 from experiments.sweeps.report.verdicts import T95
-from suite.training.jsonl import read_lines
+from suite.training.metrics import LOSS, STEP, read_steps
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def _finished(members: Sequence[Member], runs: Path) -> list[FinishedMember]:
         record = read_record(runs / member.folder)
         if record is None or record["steps"] < member.experiment.train.steps:
             continue
-        lines = read_lines(runs / member.folder / "metrics.jsonl")
-        losses = tuple((int(line["step"]), float(line["loss"])) for line in lines if line["loss"] is not None)
+        steps = read_steps(runs / member.folder / "metrics.jsonl")
+        losses = tuple((int(step[STEP]), float(step[LOSS])) for step in steps if step[LOSS] is not None)
         found.append(FinishedMember(member, record, losses))
     return found
 

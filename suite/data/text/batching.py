@@ -77,8 +77,9 @@ class TranslationBatches:
     def held_out(self, pairs: int, micro_batches: int) -> list[MiniBatch]:
         """Returns a fixed sample of ``pairs`` validation pairs, or of all if there are fewer, each in one direction.
 
-        The pairs are of the languages that the run trains on. Each mini-batch is for one replica, has about
-        ``train.batch_tokens`` labels and is split into ``micro_batches``.
+        The pairs are of the languages that the run trains on, and each micro-batch is of one language, a group of the
+        mini-batch. Each mini-batch is for one replica and has about ``train.batch_tokens`` labels, each micro-batch at
+        most about a part in ``micro_batches`` of that.
         Raises DataError when there are no validation pairs.
         """
         counts, drawn = self._data.sizes[VALID], self._data.drawn(self._text.languages)
@@ -88,11 +89,17 @@ class TranslationBatches:
         sampler = PairSampler(counts, self._text.temperature, _HELD_OUT_SEED, drawn)
         tries = islice(sampler.draws(0), _MAX_DRAWS_PER_PAIR * pairs)
         draws = list(islice(dict.fromkeys(tries), pairs))
-        examples = sorted(self._examples(VALID, draws), key=lambda example: example.order)
-        return [
-            _mini_batch(_micro_batches(group, micro_batches), _label_count(group), 0)
-            for group in _grouped(examples, self._batch_tokens)
+        of_language: dict[int, list[Example]] = {}
+        for draw, example in zip(draws, self._examples(VALID, draws), strict=True):
+            of_language.setdefault(draw.language, []).append(example)
+        most = max(1, self._batch_tokens // micro_batches)
+        parts = [
+            (self._data.languages[language], part)
+            for language in sorted(of_language)
+            for part in _parts(sorted(of_language[language], key=lambda example: example.order), most)
         ]
+        parts.sort(key=lambda part: part[1][-1].order)  # micro-batches of similar length follow each other
+        return [_held_out_batch(group) for group in _grouped(parts, self._batch_tokens)]
 
     def _training_examples(self, step: int) -> Iterator[Example]:
         """Yields the examples of a step until their labels reach ``train.batch_tokens``."""
@@ -118,23 +125,43 @@ def _label_count(examples: Iterable[Example]) -> int:
     return sum(len(example.labels) for example in examples)
 
 
-def _grouped(examples: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
-    group: list[Example] = []
+def _grouped(parts: Sequence[tuple[str, list[Example]]], tokens: int) -> Iterator[list[tuple[str, list[Example]]]]:
+    group: list[tuple[str, list[Example]]] = []
     labels = 0
-    for example in examples:
-        labels += len(example.labels)
+    for part in parts:
+        own = _label_count(part[1])
+        labels += own
         if group and labels > tokens:
             yield group
-            group, labels = [], len(example.labels)
-        group.append(example)
+            group, labels = [], own
+        group.append(part)
     if group:
         yield group
 
 
+def _parts(examples: Sequence[Example], labels: int) -> list[list[Example]]:
+    """Splits sorted examples into parts of about ``labels`` labels or fewer."""
+    return _cut(examples, -(-_label_count(examples) // labels))
+
+
+def _cut(examples: Sequence[Example], count: int) -> list[list[Example]]:
+    """Splits sorted examples into ``count`` parts, shortest rows first."""
+    ranges = cut_evenly([(len(example.source), len(example.labels)) for example in examples], count)
+    return [[examples[i] for i in part] for part in ranges]
+
+
 def _micro_batches(examples: Sequence[Example], count: int) -> list[tuple[Tensors, Tensors]]:
     """Splits sorted examples into micro-batches (inputs, targets), shortest rows first."""
-    ranges = cut_evenly([(len(example.source), len(example.labels)) for example in examples], count)
-    return [_tensors([examples[i] for i in part]) for part in ranges]
+    return [_tensors(part) for part in _cut(examples, count)]
+
+
+def _held_out_batch(parts: Sequence[tuple[str, list[Example]]]) -> MiniBatch:
+    """Returns a mini-batch of micro-batches of one language each."""
+    groups = [(language, float(_label_count(examples))) for language, examples in parts]
+    tensors = [_tensors(examples) for _, examples in parts]
+    weight = sum(weight for _, weight in groups)
+    inputs, targets = ([part[at] for part in tensors] for at in (0, 1))
+    return MiniBatch(inputs, targets, weight, groups=groups)
 
 
 def _tensors(examples: Sequence[Example]) -> tuple[Tensors, Tensors]:

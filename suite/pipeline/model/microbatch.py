@@ -24,7 +24,8 @@ class MiniBatch:
     ``inputs[i]`` are the inputs of the first stage, ``targets[i]`` those of the loss on the last. ``weight`` divides
     the summed loss of the *whole* mini-batch, over all replicas: its token count. ``offset`` is the number of
     micro-batches of the previous replicas, so that seeds do not depend on the number of replicas. ``rows`` are those of
-    the whole mini-batch, given where metrics count rows and the weight is something else.
+    the whole mini-batch, given where metrics count rows and the weight is something else. ``groups`` has the name and
+    the weight of each micro-batch of held-out data that is reported by group, such as by language.
     """
 
     inputs: Sequence[Tensors]
@@ -32,6 +33,7 @@ class MiniBatch:
     weight: float
     offset: int = 0
     rows: int | None = None
+    groups: Sequence[tuple[str, float]] = ()
 
     @property
     def units(self) -> float:

@@ -34,7 +34,8 @@ from suite.pipeline.schedule.config import ScheduleConfig
 
 @dataclass(frozen=True)
 class LossSums:
-    """Loss sums of a replica's share of a mini-batch, over its tokens. Only the last stage has them; zero elsewhere."""
+    """Loss sums over the tokens of a replica's share of a mini-batch, or of one micro-batch. Only the last stage has
+    them; zero elsewhere."""
 
     objective: float = 0.0
     metric: float = 0.0
@@ -121,7 +122,9 @@ class Executor:
         """
         assert self.reducer is None or self.reducer.idle, "gradients of the step before were not finished"
         self.stage.train(True)
-        return self._run(batch, step, train=True)
+        sums = self._run(batch, step, train=True)
+        objective, metric = sums.sum(0).tolist()
+        return LossSums(objective, metric)
 
     def prefetch_shapes(self, batch: MiniBatch) -> None:
         """Infers the shapes of a future mini-batch on the first stage. New shapes take a while, so another thread may
@@ -130,12 +133,16 @@ class Executor:
             for tensors in batch.inputs:
                 self.stage.infer_output(CutSpec.of(tensors))
 
-    def evaluate(self, batch: MiniBatch | None, step: int = 0) -> LossSums:
-        """Runs the forwards only, with dropout off."""
-        self.stage.train(False)
-        return self._run(batch, step, train=False)
+    def evaluate(self, batch: MiniBatch | None, step: int = 0) -> list[LossSums]:
+        """Runs the forwards only, with dropout off. Returns the sums of each micro-batch, none before the last stage.
 
-    def _run(self, batch: MiniBatch | None, step: int, train: bool) -> LossSums:
+        Leaves no trace in the stage: the next ``train`` gives the same bits as without it.
+        """
+        self.stage.train(False)
+        return [LossSums(*sums) for sums in self._run(batch, step, train=False).tolist()]
+
+    def _run(self, batch: MiniBatch | None, step: int, train: bool) -> Tensor:
+        """Returns objective and metric of each micro-batch, (M, 2) in fp64; (0, 2) before the last stage."""
         status_step = step if train else None
         self.status.begin("open", status_step)
         try:
@@ -159,8 +166,7 @@ class Executor:
             when = f"step {step}" if train else "evaluation"
             raise type(error)(f"{self.coord}, {when}, {at}: {error}") from error
         sums = [torch.stack(pair).double() for _, pair in sorted(state.results.items())]
-        objective, metric = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
-        return LossSums(objective, metric)
+        return torch.stack(sums) if sums else torch.zeros(0, 2, dtype=torch.float64)
 
     def _begin(self, batch: MiniBatch | None, step: int, train: bool) -> StepState:
         """Receives the boundary metadata, sends that of the next cell, and posts the first receives."""

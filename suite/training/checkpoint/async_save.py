@@ -22,7 +22,7 @@ from torch import Tensor
 
 from suite.log import Log
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
-from suite.training.checkpoint.retention import mark_good, rotate
+from suite.training.checkpoint.retention import mark_best, mark_good, rotate
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 
 FIRST_POLL_S, LONGEST_POLL_S = 0.01, 1.0
@@ -46,6 +46,8 @@ class ManifestJob:
     notes: dict[str, Any]
     good_step: int | None
     """Step of the previous checkpoint, if a finite step followed it."""
+    best: bool
+    """Whether no validation before was better."""
     log: Log
 
 
@@ -124,6 +126,8 @@ class AsyncSave:
             path = self._file_list(stage)
             files |= _FILES.validate_json(self._storage.read(path, self._storage.size(path)))
         manifest = Manifest(step=self.step, written=time.time(), files=files, notes=manifest_job.notes)
+        if manifest_job.best:  # before the manifest: a finished checkpoint has its mark
+            mark_best(self._storage, self._folder)
         self._storage.settle(self._folder)  # in a power cut the manifest must not survive without its files
         self._storage.write(f"{self._folder}/{MANIFEST}", manifest.encode())
         self._storage.settle(self._folder)

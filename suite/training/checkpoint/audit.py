@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from suite.errors import CheckpointError
 from suite.training.checkpoint.manifest import Manifest, layer_file
 from suite.training.checkpoint.reading import Checkpoint, iter_checkpoints
-from suite.training.checkpoint.retention import KEEP_GOOD
+from suite.training.checkpoint.retention import KEEP_BEST, KEEP_GOOD
 from suite.training.checkpoint.storage import Storage
 
 
@@ -20,6 +20,8 @@ class Audit:
     manifest: Manifest | None
     good: bool
     """Whether a finite step followed it."""
+    best: bool
+    """Whether no validation before it was better; of several such, the newest counts."""
     faults: tuple[str, ...]
     """What is wrong, one entry per file; empty for a valid checkpoint."""
 
@@ -30,11 +32,12 @@ def audit(storage: Storage) -> Iterator[Audit]:
     Raises CheckpointError when the location cannot be listed.
     """
     for folder, entry in iter_checkpoints(storage):
-        good = KEEP_GOOD in storage.names(folder)
+        names = storage.names(folder)
+        good, best = KEEP_GOOD in names, KEEP_BEST in names
         if isinstance(entry, Checkpoint):
-            yield Audit(entry.step, entry.manifest, good, tuple(_faults(entry)))
+            yield Audit(entry.step, entry.manifest, good, best, tuple(_faults(entry)))
         else:
-            yield Audit(int(folder), None, good, (str(entry),))
+            yield Audit(int(folder), None, good, best, (str(entry),))
 
 
 def _faults(checkpoint: Checkpoint) -> Iterator[str]:

@@ -1,8 +1,10 @@
-"""Which checkpoints are kept: the newest two, and always the last good one.
+"""Which checkpoints are kept: the newest two, and always the last good one and the best one.
 
 step     10     20     30     40     50        good: a finite step followed it. Here every step after 20 was skipped:
          good   good   .      .      .         50 and 40 are the newest, 20 is kept in addition
                 kept          kept   kept
+
+best: no validation before was better. Only the last of these is kept beyond the newest two.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from suite.training.checkpoint.storage import MANIFEST, Storage
 KEEP_LATEST = 2
 """The newest one, and one to fall back to."""
 
-KEEP_GOOD = "good"
+KEEP_GOOD, KEEP_BEST = "good", "best"
+"""Marks: empty files in a checkpoint's folder."""
 
 
-def steps_to_keep(finished: Collection[int], good: Collection[int]) -> set[int]:
-    """Returns the steps to keep of the ``finished`` checkpoints, of which some are ``good``."""
-    return {*sorted(finished)[-KEEP_LATEST:], *sorted(set(good) & set(finished))[-1:]}
+def steps_to_keep(finished: Collection[int], good: Collection[int], best: Collection[int] = ()) -> set[int]:
+    """Returns the steps to keep of the ``finished`` checkpoints, of which some are ``good`` and some were the ``best``
+    when they were saved."""
+    last = (sorted(set(marked) & set(finished))[-1:] for marked in (good, best))
+    return {*sorted(finished)[-KEEP_LATEST:], *(step for steps in last for step in steps)}
 
 
 def rotate(storage: Storage, step: int) -> None:
@@ -31,7 +36,8 @@ def rotate(storage: Storage, step: int) -> None:
     folders = {int(name): name for name in storage.folders() if storage.is_folder(name)}
     names = {at: storage.names(name) for at, name in folders.items()}
     finished = [at for at in folders if at <= step and MANIFEST in names[at]]
-    kept = steps_to_keep(finished, [at for at in finished if KEEP_GOOD in names[at]])
+    good, best = ([at for at in finished if mark in names[at]] for mark in (KEEP_GOOD, KEEP_BEST))
+    kept = steps_to_keep(finished, good, best)
     for at, name in folders.items():
         if at not in kept:
             storage.remove_folder(name)
@@ -40,3 +46,8 @@ def rotate(storage: Storage, step: int) -> None:
 def mark_good(storage: Storage, folder: str) -> None:
     """Marks a checkpoint as good: a finite step followed it."""
     storage.write(f"{folder}/{KEEP_GOOD}", b"")
+
+
+def mark_best(storage: Storage, folder: str) -> None:
+    """Marks a checkpoint as the best so far: no validation before was better."""
+    storage.write(f"{folder}/{KEEP_BEST}", b"")

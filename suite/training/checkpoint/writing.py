@@ -66,10 +66,11 @@ class Saver:
         if applied:
             self._last_finite = step
 
-    def save(self, step: int, units: int) -> None:
+    def save(self, step: int, units: int, best: bool = False) -> None:
         """Starts saving the state after ``step`` steps and returns when it is copied. All workers must call it.
 
-        Waits for the previous save. Logs its failure, and starts this one anyway.
+        ``best`` marks the checkpoint: it is kept until one of a better validation is saved. Waits for the previous
+        save. Logs its failure, and starts this one anyway.
 
         Raises CheckpointError, on all workers, when LIMIT saves in a row have failed.
         """
@@ -86,7 +87,7 @@ class Saver:
             manifest_job = None
             if self._coord.rank == 0:
                 good_step = self._newest if 0 < self._newest < self._last_finite else None
-                manifest_job = ManifestJob(self._coord.stages, self._notes(units), good_step, self._log)
+                manifest_job = ManifestJob(self._coord.stages, self._notes(units), good_step, best, self._log)
             self._save = AsyncSave(self._storage, step, self._save_id, snapshot, self._coord.stage, manifest_job)
 
     def wait(self) -> None:
@@ -109,14 +110,14 @@ class Saver:
         else:
             self._newest, self._failures = step, 0
 
-    def finish(self, step: int, units: int) -> None:
+    def finish(self, step: int, units: int, best: bool = False) -> None:
         """Returns when the state after the last step is saved; retries a failed save. All workers must call it.
 
         Raises CheckpointError, on all workers, when LIMIT saves in a row have failed.
         """
         self.wait()
         while self._newest != step:
-            self.save(step, units)
+            self.save(step, units, best)
             self.wait()
 
     def _agree(self, step: int) -> str:

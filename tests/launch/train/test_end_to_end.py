@@ -18,6 +18,8 @@ from experiments.registry import find
 from launch import cli
 from suite.errors import SuiteError
 from suite.pipeline.planning.devices import DEVICES
+from suite.training.jsonl import read_lines
+from suite.training.metrics import read_steps
 from tests.launch.tracking.wandb_parts import parts
 
 SMALL = (
@@ -50,7 +52,7 @@ def only_run(folder):
 
 
 def losses(run):
-    return [json.loads(line)["train/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["train/loss"] for line in read_steps(run / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +70,9 @@ def test_a_run_through_ray_writes_a_complete_record(through_ray):
     assert record | {
         "name": "t24_1_3b_wide", "scale": "laptop", "data": "django", "K": 2, "R": 1, "M": 3, "layers": 7, "steps": 6,
     } == record  # fmt: skip
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    *lines, validated = read_lines(run / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert (validated["step"], validated["valid/nll"]) == (6, record["valid_nll"])
     assert (record["loss_first"], record["loss_last"]) == (lines[0]["train/loss"], lines[-1]["train/loss"])
     assert record["tokens"] == lines[-1]["train/tokens"] >= 6 * 200
     assert record["seconds"] == pytest.approx(sum(line["throughput/step_s"] for line in lines))

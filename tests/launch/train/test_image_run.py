@@ -5,6 +5,7 @@ import json
 import pytest
 from safetensors.numpy import load_file
 
+from suite.training.metrics import read_steps
 from tests.launch.train.test_end_to_end import called, gpipe
 from tests.suite.data.images.pictures import write_folder
 
@@ -43,8 +44,7 @@ def test_it_learns_and_reports_its_scores(trained):
     assert found["loss_last"] < found["loss_first"]
     assert f"test accuracy: {found['valid_accuracy']:.2%}; baseline, always the most frequent class: 25.00%" in printed
     assert "images/s" in printed
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert all(0 <= line["train/accuracy"] <= 1 for line in lines)
+    assert all(0 <= line["train/accuracy"] <= 1 for line in read_steps(run / "metrics.jsonl"))
     moved = weights(run, 16)[0]["value/norm.running_mean"]
     assert abs(moved).max() > 0
 

@@ -15,6 +15,7 @@ from launch.worker.worker import AttemptSpec
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.training.metrics import read_steps
 from tests.suite.pipeline.build import parameters_of
 
 BASE = (
@@ -45,7 +46,7 @@ def trained(tmp_path_factory):
                 job = AttemptSpec(run.path, folder_of(experiment.text, root / "cache"), cells_of(experiment),
                           ScheduleConfig.from_settings(experiment.pipeline), False, resume)  # fmt: skip
                 spawn.run_attempt(job, each, deadline_s=200)
-            lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+            lines = read_steps(run.metrics)
             files = {path.name: load_file(path) for path in sorted(run.checkpoints.glob("*/*.safetensors"))}
             record = json.loads(run.record.read_text())
             done[settings, stop] = (

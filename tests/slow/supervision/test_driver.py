@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from suite.training.metrics import read_steps
 from tests.launch.train.test_end_to_end import SMALL, environment, gpipe, only_run
 
 GONE_S = 30.0
@@ -85,4 +86,4 @@ def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(tmp_path, launche
 
 
 def losses(run: Path):
-    return [json.loads(line)["train/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["train/loss"] for line in read_steps(run / "metrics.jsonl")]

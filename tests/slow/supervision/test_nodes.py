@@ -14,6 +14,7 @@ from ray.cluster_utils import Cluster as RayCluster
 
 from experiments.registry import read_experiment
 from launch.worker.heartbeat import Heartbeat
+from suite.training.metrics import read_steps
 from tests.launch.train.test_end_to_end import SMALL, environment
 
 SETTINGS = (
@@ -135,7 +136,7 @@ def losses(driver):
 
 
 def losses_of(run):
-    return [json.loads(line)["train/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["train/loss"] for line in read_steps(run / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")

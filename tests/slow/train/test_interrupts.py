@@ -5,7 +5,6 @@ short parts: each begins with a sign in the run's files. Before the first line o
 ends the process as by default.
 """
 
-import json
 import os
 import random
 import re
@@ -25,6 +24,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
 from suite.training.checkpoint.storage import BEGUN, MANIFEST
+from suite.training.metrics import read_steps
 from tests.launch.train.test_end_to_end import SMALL, gpipe
 from tests.slow.interrupted_command import Command
 
@@ -198,9 +198,9 @@ def test_an_interrupted_run_ends_with_one_sentence_and_can_be_resumed(moment, un
         return  # it had finished before the signal
     printed = gpipe(tmp_path, "resume", str(run), "--launcher", "spawn", "--set", f"train.steps={max(step + 2, 30)}")
     assert f"resumed at step {step}" in printed or (step == 0 and "training starts at step 0" in printed), printed
-    losses = [json.loads(line)["train/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["train/loss"] for line in read_steps(run / "metrics.jsonl")]
     (metrics,) = reference.glob("runs/*/*/metrics.jsonl")
-    assert losses[:30] == [json.loads(line)["train/loss"] for line in metrics.read_text().splitlines()]
+    assert losses[:30] == [line["train/loss"] for line in read_steps(metrics)]
 
 
 LINES = 300

@@ -1,11 +1,10 @@
 """NaN in an activation, a gradient, a loss, at each layer of K = 3: no stage updates, and where it began is named."""
 
-import json
-
 import numpy as np
 import pytest
 
 from suite.errors import NonFiniteError
+from suite.training.metrics import read_steps
 from tests.suite.training.test_training import trained
 
 LAYERS, STAGES = 6, 3
@@ -74,4 +73,4 @@ def test_a_spoiled_loss_is_left_out_and_told(trials, monkeypatch):
 
 
 def applied(trial):
-    return [json.loads(line)["train/applied"] for line in trial.run.metrics.read_text().splitlines()]
+    return [line["train/applied"] for line in read_steps(trial.run.metrics)]

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from launch.runs.store import RunFolder
+from suite.training.metrics import read_steps
 from tests.launch.tracking.wandb_parts import read
 from tests.launch.train.test_end_to_end import SMALL, environment, only_run
 
@@ -33,7 +34,7 @@ def ended(process):
 
 
 def metrics(folder):
-    lines = [json.loads(line) for line in (only_run(folder) / "metrics.jsonl").read_text().splitlines()]
+    lines = read_steps(only_run(folder) / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     return [line["train/loss"] for line in lines]
 
@@ -69,7 +70,7 @@ def test_folders_that_vanish_and_a_killed_wandb_change_no_loss(tmp_path, undistu
     for folder in (run.path / "logs", run.path / "wandb", run.heartbeats, run.traces):
         assert folder.is_dir()
         shutil.rmtree(folder)
-    steps = len(run.metrics.read_text().splitlines())
+    steps = len(read_steps(run.metrics))
     assert steps < STEPS, "the folders were removed too late to disturb anything"
     ended(process)
     assert metrics(tmp_path) == undisturbed

@@ -147,6 +147,7 @@ def test_the_held_out_sample_is_fixed_and_bounded(data: TextData, settings: Text
     for part in held:
         assert 0 < part.weight <= 1024
         assert part.weight == sum(int((labels != 0).sum()) for (labels,) in part.targets)
-        assert 1 <= len(part) <= 4
+        assert [weight for _, weight in part.groups] == [float((labels != 0).sum()) for (labels,) in part.targets]
+        assert max(weight for _, weight in part.groups) <= 1.5 * 1024 / 4
     everything = batches(data, settings, 1, 4, 4096).held_out(10_000, 4)
     assert 1000 < sum(len(source) for part in everything for source, _ in part.inputs) <= 2 * sum(data.sizes["valid"])

@@ -150,7 +150,8 @@ def evaluated(rank: int, world: int, rendezvous: str, model: str):
         executor.stage.running_stats.update(applied=True)
     found = [executor.evaluate(mini_batch(model, 9, m)) for m in MICRO_BATCHES]
     assert all(norm.recorded == {} for norm in norms(executor.stage).values())
-    return [(sums.objective, sums.metric) for sums in found] if executor.coord.is_last else None
+    whole = [(sum(part.objective for part in parts), sum(part.metric for part in parts)) for parts in found]
+    return whole if executor.coord.is_last else None
 
 
 @pytest.mark.parametrize("model", MODELS)

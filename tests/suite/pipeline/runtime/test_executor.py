@@ -110,9 +110,16 @@ def mixed_work(rank, world, rendezvous):
         [(7, 3, True), (4, 4, False), (4, 2, False), (1, 4, True), (12, 5, True), (3, 1, False)]
     ):
         batch = mini_batch(*toy_batch(examples, seed=step), micro_batches)
-        run = executor.train if train else executor.evaluate
-        seen.append(run(batch if executor.coord.is_first or executor.coord.is_last else None, step).objective)
+        batch = batch if executor.coord.is_first or executor.coord.is_last else None
+        seen.append(objective(executor, batch, step, train))
     return seen
+
+
+def objective(executor, batch, step, train):
+    """Trains or evaluates; returns the objective of the whole mini-batch."""
+    if train:
+        return executor.train(batch, step).objective
+    return sum(sums.objective for sums in executor.evaluate(batch, step))
 
 
 def test_train_evaluate_evaluate_train_with_new_shapes_each_time():
@@ -130,7 +137,7 @@ def several_cells(rank, world, rendezvous):
     seen = []
     for step, (examples, micro_batches, train) in enumerate([(7, 3, True), (4, 4, False), (1, 4, True), (9, 5, False)]):
         batch = mini_batch(*toy_batch(examples, seed=step), micro_batches)
-        seen.append((executor.train if train else executor.evaluate)(batch, step).objective)
+        seen.append(objective(executor, batch, step, train))
     assert executor.train(MiniBatch([], [], 1.0), 9).objective == 0
     return seen
 
@@ -145,9 +152,7 @@ def evaluation_is_dropout_free(rank, world, rendezvous):
     join(rank, world, rendezvous)
     executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "never")
     batch = mini_batch(*toy_batch(4), 2)
-    return [executor.evaluate(batch, step).objective for step in (0, 1)] + [
-        executor.train(batch, s).objective for s in (0, 1)
-    ]
+    return [objective(executor, batch, step, train) for train in (False, True) for step in (0, 1)]
 
 
 def test_evaluation_does_not_depend_on_the_step_and_training_does():

@@ -1,0 +1,245 @@
+"""Validation during training: the same bits of losses and weights as without, the same figures at every K and R."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from launch.backends.processes import run_processes
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.settings import OptimizerSettings, TrainSettings
+from suite.training import checkpoint
+from suite.training.loop import Progress, TrainingSetup, train
+from suite.training.optimizer import StageOptimizer
+from suite.training.validation import Criterion, Figures, HeldOut, Validation, ValidationState, notes_of, state_of
+from tests.suite.pipeline.build import build, join, mini_batch
+from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
+
+STEPS, EVERY = 6, 2
+
+
+class Convolution(nn.Module):
+    """BatchNorm over positions, and dropout."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weigh, self.norm = nn.Conv2d(inputs, outputs, 1), nn.BatchNorm2d(outputs)
+
+    def reset_parameters(self):
+        self.weigh.reset_parameters()
+        self.norm.reset_parameters()
+
+    def forward(self, x):
+        if x.dtype == torch.int64:
+            x = F.one_hot(x, 11).float().transpose(1, 2).unsqueeze(-1)
+        return F.dropout(torch.relu(self.norm(self.weigh(x))), 0.2, self.training)
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 11)
+
+    def reset_parameters(self):
+        self.out.reset_parameters()
+
+    def forward(self, x):
+        return self.out(x.squeeze(-1).transpose(1, 2))
+
+
+def norm_layers():
+    with torch.device("meta"):
+        return [Convolution(11, 6), Convolution(6, 6), Convolution(6, 6), Scores()]
+
+
+MODELS = {"ties and dropout": toy_layers, "norms and dropout": norm_layers}
+SCHEDULES = ("except_last", ScheduleConfig("zero_bubble", (4,)))
+
+
+class Metrics:
+    """A tracker that remembers."""
+
+    def __init__(self):
+        self.steps, self.validations = [], []
+
+    def log(self, step, values):
+        if "train/loss" in values:
+            self.steps.append((values["train/loss"], values["train/grad_norm"]))
+        else:
+            self.validations.append((step, {name: v for name, v in values.items() if name != "valid/seconds"}))
+
+    def finish(self, summary):
+        pass
+
+
+class NoSaves:
+    """Saves nothing, and remembers which steps were the best."""
+
+    def __init__(self):
+        self.best = []
+
+    def on_step_end(self, step, applied): ...
+    def wait(self): ...
+    def finish(self, step, units, best=False): ...
+
+    def save(self, step, units, best=False):
+        if best:
+            self.best.append(step)
+
+
+def held_out(coord):
+    """Three mini-batches of other sizes, in two groups."""
+    batches = []
+    for at, examples in enumerate((5, 4, 3)):
+        batch = mini_batch(*toy_batch(examples, seed=900 + at), 3)
+        groups = [("even" if i % 2 == 0 else "odd", float((t[0] != 0).sum())) for i, t in enumerate(batch.targets)]
+        batches.append(dataclasses.replace(batch, groups=groups))
+    needed = coord.is_first or coord.is_last
+    return HeldOut(batches if needed else [None] * len(batches), ("even", "odd"))
+
+
+def runs(rank, world, rendezvous, stages, replicas):
+    """Returns, by model, schedule, and whether it validates: losses, validations, values of this worker's layers."""
+    join(rank, world, rendezvous)
+    coord, found = RankCoord(rank, stages, replicas), {}
+    for name, layers in MODELS.items():
+        for schedule in SCHEDULES:
+            for validates in (False, True):
+                found[name, str(schedule), validates] = _run(coord, layers(), schedule, validates)
+    return found
+
+
+def _run(coord, layers, schedule, validates):
+    executor, ties, _, groups = build(coord, layers, SumLoss(), schedule)
+    optimizer = StageOptimizer(executor.stage, len(layers), ties, coord, groups, OptimizerSettings(warmup_steps=5))
+    executor.reducer = optimizer.reducer
+    settings = TrainSettings(steps=STEPS, checkpoint_every=STEPS, validate_every=EVERY)
+    validation = None
+    if validates:
+        state = ValidationState()
+        validation = Validation(executor, lambda: held_out(coord), "nll", Criterion("nll"), settings, state)
+    metrics, share = Metrics(), 4 // coord.replicas
+
+    def batch(step):
+        return mini_batch(*toy_batch(8, seed=step), share, coord.replica, coord.replicas, 4)
+
+    trackers = [metrics] if coord.is_metrics_rank else []
+    setup = TrainingSetup(executor, optimizer, batch, NoSaves(), trackers, validation=validation, log=lambda _: None)
+    train(setup, settings, Progress())
+    values = {
+        (index, key): value.detach().clone().numpy()
+        for index, layer in zip(executor.stage.indices, executor.stage.layers, strict=True)
+        for key, value in layer.state_dict().items()
+    }
+    return metrics.steps, metrics.validations, values, validation and validation.state
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run_processes(runs, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (2, 1), (4, 1), (2, 2)])
+def test_a_run_with_validation_has_the_bits_of_one_without(alone, stages, replicas):
+    found = alone if stages == replicas == 1 else run_processes(runs, stages * replicas, stages, replicas)
+    for name in MODELS:
+        for schedule in map(str, SCHEDULES):
+            for worker in found:
+                steps, validations, values, _ = worker[name, schedule, False]
+                own_steps, own_validations, own_values, state = worker[name, schedule, True]
+                assert own_steps == steps
+                assert validations == []
+                assert [step for step, _ in own_validations] == ([2, 4, 6] if own_steps else [])
+                assert state == found[0][name, schedule, True][3]  # all workers decide alike
+                assert values.keys() == own_values.keys()
+                for key, value in values.items():
+                    assert np.array_equal(own_values[key], value), (name, schedule, key)
+            figures = next(w[name, schedule, True][1] for w in found if w[name, schedule, True][1])
+            expected = alone[0][name, schedule, True][1]
+            if replicas == 1:  # more replicas add their gradients in another order
+                assert figures == expected
+            for (_, own), (_, other) in zip(figures, expected, strict=True):
+                assert own == pytest.approx(other, rel=1e-5)
+
+
+def test_the_groups_add_up_to_the_mean_by_their_weights(alone):
+    weights = {"even": 0.0, "odd": 0.0}
+    for batch in held_out(RankCoord(0, 1, 1)).batches:
+        for name, weight in batch.groups:
+            weights[name] += weight
+    for key, (_, validations, _, _) in alone[0].items():
+        for _, values in validations:
+            mean = sum(values[f"valid/nll/{name}"] * weight for name, weight in weights.items()) / sum(weights.values())
+            assert values["valid/nll"] == pytest.approx(mean, rel=1e-12), key
+            assert values["valid/nll/even"] != values["valid/nll/odd"]
+
+
+class Planned(Validation):
+    """Validations with the given values."""
+
+    def __init__(self, values, state=None, criterion=None, **settings):
+        settings = TrainSettings(**{"steps": 100, "validate_every": 10, **settings})
+        super().__init__(None, None, "nll", criterion or Criterion("nll"), settings, state or ValidationState())
+        self._values = values
+
+    def figures(self, step):
+        return Figures(0.0, self._values[step // 10 - 1], {})
+
+
+def decisions(validation, start=0):
+    """Returns the best steps as they came, the step at which the run ends, and why."""
+    best = []
+    for step in range(start + 10, validation._settings.steps + 1, 10):
+        if validation.validate(step)[1]:
+            best.append(step)
+        if reason := validation.stopped_early(step):
+            return best, step, reason
+    return best, step, ""
+
+
+def test_the_run_ends_after_as_many_validations_without_improvement_as_patience_says():
+    values = [5.0, 4.0, math.nan, 4.0, 3.9, 3.9, 4.2, 3.8, 3.7, 3.6]
+    assert decisions(Planned(values, patience=2)) == (
+        [10, 20], 40, "stopped early after 40 of 100 steps: 2 validations in a row did not improve; the best was nll "
+        "4.0000 at step 20",
+    )  # fmt: skip
+    assert decisions(Planned(values, patience=3)) == ([10, 20, 50, 80, 90, 100], 100, "")
+    assert decisions(Planned(values)) == ([10, 20, 50, 80, 90, 100], 100, "")
+    rising = Planned([0.1, 0.3, 0.2, 0.3], criterion=Criterion("accuracy", True), patience=2)
+    assert decisions(rising)[:2] == ([10, 20], 40)
+    best, end, reason = decisions(Planned([math.nan, math.inf], patience=1))
+    assert (best, end) == ([], 10)
+    assert reason.endswith("the last validation did not improve; none was finite")
+
+
+def test_the_last_validation_of_all_steps_stops_nothing():
+    assert decisions(Planned([5.0, 6.0], steps=20, patience=1)) == ([10], 20, "")
+
+
+@pytest.mark.parametrize("cut", [10, 20, 30, 40])
+def test_a_run_resumed_from_its_notes_decides_alike(cut):
+    values = [5.0, 4.0, 4.5, 3.9, 3.95, 4.0]
+    best, end, reason = decisions(Planned(values, patience=2))
+    first = Planned(values, patience=2)
+    before = [step for step in range(10, cut + 1, 10) if first.validate(step)[1]]
+    later = decisions(Planned(values, state_of(notes_of(first)), patience=2), cut)
+    assert (before + later[0], *later[1:]) == (best, end, reason)
+    assert (best, end) == ([10, 20, 40], 60)
+
+
+def test_without_an_interval_only_the_end_counts_and_nothing_is_the_best():
+    last = Planned([5.0] * 10, validate_every=None)
+    assert [step for step in range(1, 101) if last.is_due(step)] == [100]
+    assert last.validate(100)[1] is False
+    assert notes_of(last) == {}
+
+
+def test_marks_keep_the_best_checkpoint_beyond_the_newest_two():
+    keep = checkpoint.retention.steps_to_keep
+    assert keep([10, 20, 30, 40, 50], good=[10, 20, 30], best=[10, 20]) == {20, 30, 40, 50}
+    assert keep([10, 20, 30], good=[], best=[40]) == {20, 30}
