@@ -55,5 +55,5 @@ def fashion() -> TrainSpec:
         batch_size=64,
         stages=2,
         steps=200,
-        settings="optimizer.learning_rate=2e-3 optimizer.lr_decay=cosine",
+        settings="optimizer.learning_rate=2e-3 optimizer.lr_decay=cosine train.valid_rows=2000",
     )

@@ -180,7 +180,7 @@ def sweep(
     launcher: LauncherOption = "spawn",
 ) -> None:
     """Run a sweep and report its results: depth_width, capacity, batch_size, temperature, bilingual, trainability,
-    transfer."""
+    transfer, or your own, path.py:function."""
     if not name:
         from launch.runs import listing
 

@@ -109,7 +109,8 @@ class Experiment(FrozenRecord):
         stages, cells, count = self.pipeline.stages, self.pipeline.layers_per_cell, self.list_length
         errors = config.pipeline_errors(self.pipeline, count)
         if stages > count:
-            errors.append(f"pipeline.stages is {stages}, the model has {count} layers; use 1 to {count} stages")
+            some = f"{count} layers; use 1 to {count} stages" if count > 1 else "1 layer; use 1 stage"
+            errors.append(f"pipeline.stages is {stages}, the model has {some}")
         if cells is not None and len(cells) != stages * self.pipeline.virtual_stages:
             each = f" of {self.pipeline.virtual_stages} cells each" if self.pipeline.virtual_stages > 1 else ""
             errors.append(

@@ -89,7 +89,9 @@ def load_spec(source: str, seed: int) -> TrainSpec:
     if isinstance(spec, SweepSpec):
         raise SettingError(f"{source} returned a SweepSpec, which `gpipe sweep {source}` runs; a run is a TrainSpec")
     if not isinstance(spec, TrainSpec):
-        raise SettingError(f"{source} returned a {type(spec).__name__}; it must return a suite.TrainSpec")
+        raise SettingError(
+            f"{source} returned an object of type {type(spec).__name__}; it must return a suite.TrainSpec"
+        )
     return spec
 
 
@@ -102,7 +104,9 @@ def load_sweep(source: str) -> SweepSpec:
         raise SettingError(f"{source} returned a TrainSpec, which `gpipe experiment {source}` trains; a sweep is a "
                            "suite.SweepSpec")  # fmt: skip
     if not isinstance(spec, SweepSpec):
-        raise SettingError(f"{source} returned a {type(spec).__name__}; it must return a suite.SweepSpec")
+        raise SettingError(
+            f"{source} returned an object of type {type(spec).__name__}; it must return a suite.SweepSpec"
+        )
     if errors := _sweep_errors(spec):
         raise SettingError(f"{source}: {'; '.join(errors)}")
     return spec

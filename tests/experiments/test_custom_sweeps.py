@@ -80,7 +80,7 @@ def test_members_of_one_label_differ_only_in_their_seed(folder):
     ("name", "message"),
     [
         ("goo", "there is no function goo in .*own.py; did you mean good"),
-        ("number", "own.py:number returned a int; it must return a suite.SweepSpec"),
+        ("number", "own.py:number returned an object of type int; it must return a suite.SweepSpec"),
         ("small", "own.py:small returned a TrainSpec, which `gpipe experiment .*own.py:small` trains"),
         ("raising", "own.py:raising failed at line 18: KeyError: 'x'"),
         ("unknown", "run 'b' of the sweep unknown: there is no experiment t12_400; did you mean t12_400m"),
@@ -95,7 +95,7 @@ def test_members_of_one_label_differ_only_in_their_seed(folder):
         ("transfer", "the suite has a sweep transfer, and both would have one folder; rename the function"),
         (
             "wrong_member",
-            r"run 'a' of the sweep wrong_member: .*\[a\] returned a int; it must return a suite.TrainSpec",
+            r"run 'a' of the sweep wrong_member: .*\[a\] returned an object of type int; it must return a suite",
         ),
     ],
 )
@@ -122,8 +122,9 @@ def test_a_sweep_is_no_experiment(folder, name, message):
 
 
 def test_an_installed_package_adds_its_sweeps_to_the_list(folder, monkeypatch):
+    (folder / "installed_package.py").write_text(OWN)
     monkeypatch.syspath_prepend(folder)
-    installed = [EntryPoint(name, f"own:{function}", "gpipe.sweeps") for name, function in
+    installed = [EntryPoint(name, f"installed_package:{function}", "gpipe.sweeps") for name, function in
                  (("mine", "equal"), ("theirs", "one_folder"), ("rates", "good"), ("transfer", "good"))]  # fmt: skip
     monkeypatch.setattr(custom_sweeps, "entry_points", lambda group: installed)
     assert find_sweep("rates").members("laptop", LAPTOP, Path("runs"))[0].folder == "rates-laptop/own-0"
@@ -132,7 +133,7 @@ def test_an_installed_package_adds_its_sweeps_to_the_list(folder, monkeypatch):
         console.print(listing.sweeps())
     shown = console.export_text()
     assert "rates" in shown
-    assert "cannot be used: own:equal: two runs are both called 'a'" in shown
+    assert "cannot be used: installed_package:equal: two runs are both called 'a'" in shown
 
 
 def test_the_margin_is_the_95_percent_interval_of_the_mean():

@@ -79,7 +79,7 @@ def test_the_seed_decides_the_initial_values(folder):
         ("own.py", "own.py is a file; name the function in it: own.py:function"),
         ("own.py:", "'own.py:' names no function; write path.py:function, such as my_run.py:digits"),
         ("none.py:small", "there is no file none.py, looked for small in it"),
-        ("own.py:number", "own.py:number returned a int; it must return a suite.TrainSpec"),
+        ("own.py:number", "own.py:number returned an object of type int; it must return a suite.TrainSpec"),
         ("own.py:raising", "own.py:raising failed at line 21: KeyError: 'x'"),
         ("broken.py:small", "broken.py cannot be imported at line 3: SyntaxError"),
         ("missing.py:small", "missing.py cannot be imported at line 2: ModuleNotFoundError: No module named 'no_such"),
@@ -95,6 +95,12 @@ def test_a_wrong_name_is_told_in_one_sentence(folder, name, message):
 def test_more_stages_than_layers_are_rejected(folder):
     with pytest.raises(SettingError, match=r"pipeline.stages is 3, the model has 2 layers; use 1 to 2 stages"):
         find("own.py:small").with_settings("pipeline.stages=3")
+
+
+def test_a_model_of_one_layer_has_one_stage(folder):
+    (folder / "one.py").write_text(GOOD.replace("nn.Linear(WIDTH, 4), nn.Linear(4, 2)", "nn.Linear(WIDTH, 2)"))
+    with pytest.raises(SettingError, match=r"pipeline.stages is 2, the model has 1 layer; use 1 stage"):
+        find("one.py:small")
 
 
 def test_a_wrong_setting_of_the_spec_names_it(folder):
@@ -116,7 +122,7 @@ def test_an_installed_package_adds_its_experiments_to_the_list(folder, monkeypat
         console.print(listing.table())
     shown = console.export_text()
     assert "tiny (own:small): Two layers." in shown
-    assert "bad cannot be used: own:number returned a int" in shown
+    assert "bad cannot be used: own:number returned an object of type int" in shown
 
 
 def test_a_file_of_the_suite_is_named_from_its_folder(monkeypatch, tmp_path):
