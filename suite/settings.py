@@ -112,6 +112,10 @@ class LoopSettings(FrozenRecord):
     """Interval between validations on held-out data; none: only at the end. The checkpoint of the best one is kept."""
     patience: Annotated[int | None, Unit("validations")] = Field(None, ge=1)
     """Validations in a row without improvement that end the run; none: it trains to the end."""
+    log_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
+    """Interval between lines with the step's figures where there is no terminal; none: a tenth of the run."""
+    profile_steps: str | None = None
+    """Steps that torch.profiler records, such as 20 or 20-23, counted from 1; none disables it."""
     layer_stats_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
     """Interval between records of each layer's gradient norm and kurtosis; none disables them."""
     threads: int | None = Field(None, ge=1)

@@ -21,6 +21,7 @@ from suite.errors import SettingError, nearest
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.schedule import config, csv_file
 from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
+from suite.training.profiling import profiled_steps
 from suite.training.validation import Criterion
 
 Scale = Literal["paper", "laptop", "tiny"]
@@ -72,7 +73,9 @@ class Experiment(FrozenRecord):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        errors = [*self.setting_errors(), *self._pipeline_errors(), *_validation_errors(self.train)]
+        errors = [
+            *self.setting_errors(), *self._pipeline_errors(), *_validation_errors(self.train), *self._profile_errors(),
+        ]  # fmt: skip
         if errors:
             raise SettingError("; ".join(errors))
         return self
@@ -122,6 +125,16 @@ class Experiment(FrozenRecord):
             except SettingError as fault:
                 errors.append(str(fault))
         return errors
+
+    def _profile_errors(self) -> list[str]:
+        """Returns what is wrong with the steps to profile."""
+        if self.train.profile_steps is None:
+            return []
+        try:
+            profiled_steps(self.train.profile_steps, self.train.steps)
+        except SettingError as fault:
+            return [str(fault)]
+        return []
 
     def with_settings(self, settings: str | Iterable[str]) -> Self:
         """Returns a copy with ``field=value`` settings, such as ``"train.steps=50 pipeline.stages=4"``, applied.

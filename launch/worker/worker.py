@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,14 @@ from launch.worker.cgroups import cpu_limit
 from launch.worker.distributed import GROUP_TIMEOUT_S
 from launch.worker.engine import Engine, PartitionedModel, assemble
 from launch.worker.feeds import DataSource, data_source
+from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
+from launch.worker.peak import device_peak
 from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from suite.errors import CheckpointError, FailureLocation, ProgramError, StallError, SuiteError, first_line
 from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.fault_injection import inject_faults
@@ -42,9 +45,11 @@ from suite.training import checkpoint
 from suite.training.layer_stats import LayerStats
 from suite.training.loop import DEADLINE_STEPS, Progress, TrainingSetup, train
 from suite.training.loss_spikes import LossSpikes
+from suite.training.profiling import step_profiler
 from suite.training.system_metrics import SystemMetrics
 from suite.training.trace import TraceWriter
 from suite.training.trackers import MetricsFile, Tracker
+from suite.training.utilization import Utilization
 from suite.training.validation import Validation, notes_of, state_of
 from suite.training.wandb_run import Wandb
 
@@ -69,6 +74,10 @@ class AttemptSpec:
     """Planned duration of a step."""
     shrunk: bool = False
     """Whether the run has fewer devices than requested."""
+    flops: StepFlops | None = None
+    """Planned operations; None if the model has none, or if they could not be counted."""
+    costs: Path | None = None
+    """The folder of measured costs, which has the device's measured peak too."""
 
     @property
     def run(self) -> RunFolder:
@@ -118,7 +127,12 @@ def train_stage(spec: AttemptSpec, rank: int, node: str = "") -> None:
         try:
             if spec.fault_plan:
                 inject_faults(spec.fault_plan, coord, spec.attempt, spec.run.checkpoints, status)
-            _train_stage(spec, experiment, coord, status)
+            dumps: AbstractContextManager[None] = nullcontext()
+            if spec.use_gpu:
+                profiled = experiment.train.profile_steps is not None
+                dumps = leave_gpu_dumps(spec.run.gpu, coord, spec.attempt, status, with_stacks=profiled)
+            with dumps:
+                _train_stage(spec, experiment, coord, status)
         except Exception as error:
             with suppress(OSError):  # the log may be on a full disk
                 traceback.print_exc()  # goes to this worker's log; the terminal shows one sentence
@@ -165,10 +179,11 @@ def _train_stage(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, st
     with status.waiting_for("the end of the run", spec.timeout_s):
         if context.setup.validation is not None:
             context.setup.validation.figures(progress.step)  # those of the last step, already known unless it resumed
-        memory = peak_memory(spec.use_gpu)
+        memory = peak_memory(engine.executor.stage.device)
         if coord.is_metrics_rank:
-            validated = _validated(experiment, context, progress.step)
-            result = RunResult(progress, validated, memory, context.wandb_run, context.source.counts())
+            validated, utilization = _validated(experiment, context, progress.step), context.setup.utilization
+            peak = utilization.peak if utilization is not None else None
+            result = RunResult(progress, validated, memory, context.wandb_run, context.source.counts(), peak)
             record = write_record(spec.run, experiment, context.layers, result)
         dist.barrier()
         if coord.is_metrics_rank:
@@ -231,6 +246,10 @@ def _build_context(
         coord, model, device, experiment.optimizer, experiment.train.seed, load_weights, sync_batchnorm_stats, status
     )
     status.first_step = engine.start
+    utilization = None
+    if coord.is_metrics_rank and spec.flops is not None:
+        peak = device_peak(device, experiment.optimizer.precision, spec.costs)
+        utilization = Utilization(spec.flops, peak, coord.stages * coord.replicas)
     source = data_source(experiment, spec.data, coord)
     if warning := source.check(engine.notes):
         log(warning)
@@ -263,7 +282,8 @@ def _build_context(
         engine.executor.on_drain = batches.start_next
     setup = TrainingSetup(
         engine.executor, engine.optimizer, batches, saver, trackers, trace,
-        experiment.unit, experiment.metric_name, _layer_stats(spec, experiment, engine), validation, log,
+        experiment.unit, experiment.metric_name, _layer_stats(spec, experiment, engine), validation, log, utilization,
+        step_profiler(experiment.train, spec.run.profile, coord, device),
     )  # fmt: skip
     return TrainingContext(layers, engine, source, batches, setup, system_metrics, run_id)
 

@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, as_tuple, frozen_values, loss_of, structure_key, trainable
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Device
+from suite.pipeline.planning.flops import make_fake, op_flops
 from suite.pipeline.planning.profile import MicroBatch
 from suite.pipeline.planning.skip_costs import cut_costs
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec, cast_to_boundary, to_bf16
@@ -71,7 +71,7 @@ def _estimate(
     optimizer: OptimizerSettings,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs one layer without graph, with graph, backward, and with a split backward."""
-    _fake(layer)
+    make_fake(layer)
     host = torch.device("cpu")
     inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in input_boundary)
     targets = () if loss_and_targets is None else tuple(spec.empty(host) for spec in loss_and_targets[1])
@@ -153,23 +153,6 @@ def _backward(outputs: Tensors) -> tuple[list[Tensor], list[Tensor]]:
     return differentiable, [torch.empty_like(output) for output in differentiable]
 
 
-def _fake(layer: nn.Module) -> None:
-    """Gives a meta-device layer fake CPU parameters and buffers, and gradients unless they are frozen.
-
-    The gradients exist beforehand, so that the backward's peak includes only temporary ones.
-    """
-    for module in layer.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-            fake: Any = nn.Parameter(empty, parameter.requires_grad)
-            if parameter.requires_grad:
-                fake.grad = torch.empty_like(empty)
-            setattr(module, name, fake)
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
-    layer.train()
-
-
 class OpCostMode(TorchDispatchMode):
     """A mode that counts the cost of operators.
 
@@ -207,7 +190,7 @@ class OpCostMode(TorchDispatchMode):
         if is_view:
             return
         traffic = sum(map(_bytes, inputs)) + sum(map(_bytes, outputs))
-        flops = _flops(func, args, kwargs, out)
+        flops = op_flops(func, args, kwargs, out)
         self.seconds += max(flops / self._product_rate, traffic / self._bandwidth)
 
     def _count_bytes(self, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
@@ -220,17 +203,6 @@ class OpCostMode(TorchDispatchMode):
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
         self.alive = sum(size for _, size in self._live.values())
         self.peak = max(self.peak, self.alive)
-
-
-def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Returns the operations of matrix products, convolutions and attention; other operators are bound by traffic."""
-    packet = func._overloadpacket
-    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
-        return float(sdpa_flop_count(*(tensor.shape for tensor in args[:3])))
-    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        return float(sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4])))
-    count = flop_registry.get(packet)
-    return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
 
 def _tensors(values: Any) -> list[Tensor]:
