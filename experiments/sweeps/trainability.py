@@ -26,6 +26,7 @@ from experiments.sweeps.report.results import read_record
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t128_6b
 from suite.training.jsonl import read_lines
+from suite.training.metrics import APPLIED, GRAD_NORM, LOSS, read_steps
 
 NAME = "trainability"
 
@@ -131,8 +132,8 @@ def _read_curves(members: Sequence[Member], runs: Path) -> list[LayerCurves]:
         if record is None:
             continue
         losses, norms, applied = (
-            [math.nan if line[name] is None else float(line[name]) for line in read_lines(folder / "metrics.jsonl")]
-            for name in ("loss", "grad_norm", "applied")
+            [math.nan if line[name] is None else float(line[name]) for line in read_steps(folder / "metrics.jsonl")]
+            for name in (LOSS, GRAD_NORM, APPLIED)
         )
         layers = read_lines(folder / "layers.jsonl")
         curves_of_all.append(LayerCurves(member.label, record, losses, norms, applied, layers))

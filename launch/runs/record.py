@@ -16,8 +16,8 @@ from experiments.base.experiment import Experiment
 from launch.runs.store import RunFolder
 from suite.paths import write_atomically
 from suite.pipeline.model.layers import count_parameters
-from suite.training.jsonl import read_lines
 from suite.training.loop import Progress
+from suite.training.metrics import LOSS, STEP_S, read_steps
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class RunResult:
 def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module], result: RunResult) -> dict[str, Any]:
     """Writes the record atomically and returns it. Seconds count only steps, over all attempts; losses are in nats per
     token or image."""
-    lines = read_lines(run.metrics)
+    steps = read_steps(run.metrics)
     known = {name: score for name, score in result.scores.items() if score is not None}
-    seconds = sum(line["seconds"] for line in lines)
+    seconds = sum(step[STEP_S] for step in steps)
     pipeline, units = experiment.pipeline, result.progress.units
     record = {
         "name": experiment.name, "scale": experiment.scale, "data": experiment.data,
@@ -48,7 +48,7 @@ def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module]
         "counts": result.counts, "steps": result.progress.step, "unit": experiment.unit,
         "measure": experiment.metric_name, experiment.unit: units, "seconds": seconds,
         f"{experiment.unit}_per_second": units / seconds,
-        "loss_first": lines[0]["loss"], "loss_last": lines[-1]["loss"], **known,
+        "loss_first": steps[0][LOSS], "loss_last": steps[-1][LOSS], **known,
         "threads": torch.get_num_threads(), "peak_memory_bytes": sum(result.memory),
         "shrunk": list(experiment.shrunk), "wandb_run": result.wandb_run,
     }  # fmt: skip

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from launch.runs.store import RunFolder
 from launch.tracking.follower import LogTail
+from suite.training.metrics import LOSS, STEP, is_step
 
 INTERVAL_S = 30.0
 """Seconds between two lines without a terminal."""
@@ -66,17 +68,26 @@ class SweepProgress:
         self._bars.update(self._all, status=waiting_for)
         for name, (bar, tail, steps) in self._runs.items():
             lines = list(tail.lines()) if tail is not None else []
-            if not lines:
+            last = _last_step(lines)
+            if last is None:
                 continue
-            try:
-                last = json.loads(lines[-1])
-            except ValueError:  # a resumed run is rewriting it
-                continue
-            loss = "not finite" if last["loss"] is None else f"{last['loss']:.3f}"
-            self._status[name] = f"{name} step {last['step']}/{steps} loss {loss}"
-            self._bars.update(bar, completed=last["step"], status=f"loss {loss}")
+            loss = "not finite" if last[LOSS] is None else f"{last[LOSS]:.3f}"
+            self._status[name] = f"{name} step {last[STEP]}/{steps} loss {loss}"
+            self._bars.update(bar, completed=last[STEP], status=f"loss {loss}")
         if not self._console.is_terminal and time.monotonic() > self._last + INTERVAL_S:
             self._last = time.monotonic()
             now = "; ".join(self._status.get(name, name) for name in self._runs)
             status = "; ".join(part for part in (now, waiting_for) if part)
             self._console.print(f"{self._done} of {self._tasks} done; {status}")
+
+
+def _last_step(lines: Sequence[str]) -> dict[str, Any] | None:
+    """Returns the last training step among lines of ``metrics.jsonl``; None without one."""
+    for line in reversed(lines):
+        try:
+            values = json.loads(line)
+        except ValueError:  # a resumed run is rewriting it
+            continue
+        if is_step(values):
+            return dict(values)
+    return None

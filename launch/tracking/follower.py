@@ -14,6 +14,7 @@ from experiments.planning.plan_report import in_figures
 from launch.error_log import log_error
 from launch.runs.store import RunFolder
 from launch.tracking.progress import Update, progress_view
+from suite.training.metrics import LOSS, STEP, STEP_S, is_step, units_per_s
 from suite.training.periodic import PeriodicThread
 
 PERIOD = 0.5
@@ -76,19 +77,21 @@ class Follower:
         last: dict[str, Any] | None = None
         for line in self._metrics.lines():
             try:
-                last = json.loads(line)
+                values = json.loads(line)
             except ValueError:  # part of a line, if the file was just rewritten
                 continue
-            self._on_step(int(last["step"]), float(last["seconds"]))
+            if not is_step(values):
+                continue
+            last = values
+            self._on_step(int(last[STEP]), float(last[STEP_S]))
         if last is not None:
             self._show(last)
 
     def _show(self, values: dict[str, Any]) -> None:
-        step, seconds = int(values["step"]), float(values["seconds"])
+        step, seconds = int(values[STEP]), float(values[STEP_S])
         self._mean_step_s = seconds if self._mean_step_s is None else 0.8 * self._mean_step_s + 0.2 * seconds
-        loss = "not finite" if values["loss"] is None else f"{values['loss']:.3f}"
+        loss = "not finite" if values[LOSS] is None else f"{values[LOSS]:.3f}"
         left_s = (self._steps - step) * self._mean_step_s
-        numbers = (
-            f"loss {loss}  {in_figures(values[f'{self._unit}_per_second'])} {self._unit}/s  about {left_s:.0f} s left"
-        )
+        rate = in_figures(values[units_per_s(self._unit)])
+        numbers = f"loss {loss}  {rate} {self._unit}/s  about {left_s:.0f} s left"
         self._view.show(Update(step, self._steps, numbers, time.monotonic() - self._began))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.runs.store import RunFolder
+from suite.training.metrics import STEP
 from suite.training.wandb_run import Identity, open_run
 
 
@@ -24,7 +25,7 @@ def _add_end(run: RunFolder, wandb_run: Any) -> None:
 
     steps = json.loads(run.record.read_text())["steps"]
     if run.timeline.exists():
-        wandb_run.log({"step": steps, "timeline": wandb.Image(str(run.timeline))})
+        wandb_run.log({STEP: steps, "pipeline/timeline": wandb.Image(str(run.timeline))})
     for kind, files in {
         "plan": (run.plan, run.plan_record, run.experiment), "timeline": (run.timeline, run.trace),
     }.items():  # fmt: skip
@@ -44,7 +45,7 @@ def _add_scores(run: RunFolder, wandb_run: Any) -> None:
     macro = record["macro"]
     thirds = [[measure, *means.values()] for measure, means in macro.items()]
     wandb_run.log({
-        "step": record["step"],
+        STEP: record["step"],
         "scores/languages": wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows]),
         "scores/thirds": wandb.Table(columns=["measure", *macro["bleu"]], data=thirds),
         **{f"scores/{measure}": means["all"] for measure, means in macro.items()},

@@ -37,6 +37,7 @@ from suite.pipeline.planning.devices import GIB
 from suite.pipeline.schedule.timeline import text
 from suite.training.checkpoint import list_checkpoints
 from suite.training.checkpoint.object_store import check_url
+from suite.training.metrics import read_steps
 from suite.training.trace import perfetto, read_traces
 
 
@@ -69,6 +70,7 @@ def resume(name: str, settings: str, launcher: str, console: Console) -> None:
     """Resumes a run. Raises SettingError for an unknown run, CheckpointError when it has finished."""
     run = find_run(name)
     before = read_experiment(run.experiment.read_text())
+    read_steps(run.metrics)  # raises if another version wrote them
     chosen = before.with_settings(settings)
     changed = [section for section in before.fixed if getattr(chosen, section) != getattr(before, section)]
     if chosen.optimizer.name != before.optimizer.name:

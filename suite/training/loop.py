@@ -17,6 +17,7 @@ from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.nonfinite import find_nonfinite
 from suite.settings import LoopSettings
+from suite.training import metrics
 from suite.training.layer_stats import LayerStats
 from suite.training.optimizer import StageOptimizer, StepResult
 from suite.training.trace import TraceWriter
@@ -185,15 +186,17 @@ def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:
 
 
 def _record(worker: TrainingSetup, progress: Progress, result: StepResult, weight: float, seconds: float) -> None:
+    coord, unit = worker.executor.coord, worker.unit
     values = {
-        "loss": result.objective / weight,
-        worker.metric_name: result.metric / weight,
-        "grad_norm": result.grad_norm,
-        "lr": result.lr,
-        "applied": float(result.applied),
-        worker.unit: float(progress.units),
-        "seconds": seconds,
-        f"{worker.unit}_per_second": weight / seconds,
+        metrics.LOSS: result.objective / weight,
+        metrics.train_metric(worker.metric_name): result.metric / weight,
+        metrics.GRAD_NORM: result.grad_norm,
+        metrics.LR: result.lr,
+        metrics.APPLIED: float(result.applied),
+        metrics.units_done(unit): float(progress.units),
+        metrics.STEP_S: seconds,
+        metrics.units_per_s(unit): weight / seconds,
+        metrics.units_per_s_per_device(unit): weight / seconds / (coord.stages * coord.replicas),
     }
     for tracker in worker.trackers:
         tracker.log(progress.step, values)

@@ -15,6 +15,7 @@ from typing import Any
 
 from suite.log import Log
 from suite.training.jsonl import reopen
+from suite.training.metrics import APPLIED, GRAD_NORM, LOSS, LR
 from suite.training.trackers import Values
 
 WINDOW, LEAST = 100, 20
@@ -40,18 +41,17 @@ class LossSpikes:
 
     def log(self, step: int, values: Values) -> None:
         """Checks one step's loss. Skipped non-finite steps are no spikes."""
-        if not values["applied"]:
+        if not values[APPLIED]:
             return
-        loss, bound = values["loss"], self.bound()
+        loss, bound = values[LOSS], self.bound()
         is_spike = bound is not None and loss > bound
         if is_spike:
-            line = {"step": step, "bound": bound, **{name: values[name] for name in ("loss", "grad_norm", "lr")}}
+            line = {"step": step, "bound": bound, **{name: values[name] for name in (LOSS, GRAD_NORM, LR)}}
             self._file.write(line)
             if not self._in_spike:
                 median = statistics.median(self._last)
                 self._log(
-                    f"step {step}: the loss rose from {median:.3f} to {loss:.3f}; "
-                    f"gradient norm {values['grad_norm']:.3g}"
+                    f"step {step}: the loss rose from {median:.3f} to {loss:.3f}; gradient norm {values[GRAD_NORM]:.3g}"
                 )
         self._in_spike = is_spike
         self._last.append(loss)

@@ -19,6 +19,7 @@ import torch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.training.jsonl import last_line, reopen
+from suite.training.metrics import stage_metric
 from suite.training.periodic import PeriodicThread
 
 PERIOD = 10.0
@@ -63,12 +64,13 @@ class SystemMetrics:
                 line = last_line(path_of(self._folder, replica, stage))
                 if line is None or line.get("attempt") != self._attempt:
                     continue
-                metrics = {name: value for name, value in line.items() if name not in ("step", "attempt")}
-                newest |= {f"stage/{replica}.{stage}/{name}": value for name, value in metrics.items()}
+                values = {name: value for name, value in line.items() if name not in ("step", "attempt")}
+                newest |= {stage_metric(replica, stage, name): value for name, value in values.items()}
         self._newest = newest
 
     def latest(self) -> dict[str, float]:
-        """Returns the metrics read since the last call, named like ``stage/0.2/resident_bytes``, without waiting."""
+        """Returns the metrics read since the last call, named like ``pipeline/stage.0.2/resident_bytes``, without
+        waiting."""
         newest, self._newest = self._newest, {}
         return newest
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from suite.training.jsonl import reopen
+from suite.training.metrics import STEP
 
 Values = Mapping[str, float]
 
@@ -34,7 +35,7 @@ class MetricsFile:
     def log(self, step: int, values: Values) -> None:
         """Appends one line, visible to readers at once. NaN becomes null, because JSON has no NaN."""
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write({"step": step, **finite})
+        self._file.write({STEP: step, **finite})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Closes the file; the summary goes to ``record.json``."""

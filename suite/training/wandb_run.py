@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from suite.log import Log
 from suite.paths import write_atomically
 from suite.settings import TrackingSettings
+from suite.training.metrics import NAMESPACES, STEP
 from suite.training.trackers import Values
 
 PUBLIC = "https://api.wandb.ai"
@@ -88,8 +89,9 @@ def open_run(folder: Path, mode: str, identity: Identity, config: dict[str, Any]
         settings=wandb.Settings(console="off", silent=True, init_timeout=OPENING_S, finish_timeout=FINISH_S),
     )  # fmt: skip
     # wandb's own counter drops steps that repeat after a resume
-    run.define_metric("step")
-    run.define_metric("*", step_metric="step")
+    run.define_metric(STEP)
+    for namespace in NAMESPACES:
+        run.define_metric(f"{namespace}/*", step_metric=STEP)
     return run
 
 
@@ -120,12 +122,12 @@ class Wandb:
     def log(self, step: int, values: Values) -> None:
         """Logs one step's metrics."""
         self._step = step
-        self._try(lambda run: run.log({"step": step, **values, **self._extra()}))
+        self._try(lambda run: run.log({STEP: step, **values, **self._extra()}))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Logs the remaining metrics, writes the summary and closes the run."""
         if remaining := self._extra():
-            self._try(lambda run: run.log({"step": self._step, **remaining}))
+            self._try(lambda run: run.log({STEP: self._step, **remaining}))
         self._try(lambda run: (run.summary.update(dict(summary)), run.finish()))
 
     def _try(self, action: Callable[[Any], Any]) -> None:

@@ -57,7 +57,7 @@ class Trial:
 
     @property
     def losses(self):
-        return [json.loads(line)["loss"] for line in self.run.metrics.read_text().splitlines()]
+        return [json.loads(line)["train/loss"] for line in self.run.metrics.read_text().splitlines()]
 
     @property
     def state(self):

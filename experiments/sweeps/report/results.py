@@ -17,7 +17,7 @@ from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.multilingual import baseline_label
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.tokenizer import ENGLISH
-from suite.training.jsonl import read_lines
+from suite.training.metrics import LOSS, read_steps, units_done
 
 Third = Literal["high", "middle", "low"]
 THIRDS: tuple[Third, ...] = ("high", "middle", "low")
@@ -165,6 +165,6 @@ def _read(member: Member, folder: Path) -> Run | None:
     record, scores = read_record(folder), read_record(folder, "scores.json")
     if record is None or scores is None or not is_scored(member, record, scores):
         return None
-    lines = read_lines(folder / "metrics.jsonl")
-    losses = tuple((int(line["tokens"]), float(line["loss"])) for line in lines if line["loss"] is not None)
+    steps, tokens = read_steps(folder / "metrics.jsonl"), units_done(member.experiment.unit)
+    losses = tuple((int(step[tokens]), float(step[LOSS])) for step in steps if step[LOSS] is not None)
     return Run(member, record, scores, losses)

@@ -14,7 +14,9 @@ def show(console, folder):
     """Shows a run in training while another task waits; returns what is printed."""
     with SweepProgress(console, 2) as progress:
         progress.begin("train a", RunFolder(folder), 10)
-        (folder / "metrics.jsonl").write_text(json.dumps({"step": 3, "loss": 1.5}) + "\n")
+        (folder / "metrics.jsonl").write_text(
+            json.dumps({"step": 3, "train/loss": 1.5}) + "\n" + json.dumps({"step": 3, "valid/nll": 2.0}) + "\n"
+        )
         progress.poll("others hold 1 of 2 devices")
         progress._bars.refresh()
         progress.end("train a")

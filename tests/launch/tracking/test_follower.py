@@ -27,7 +27,11 @@ def test_step_loss_speed_and_time_left_are_shown_and_messages_pass_through(tmp_p
     steps = []
     with Follower(run, 4, "tokens", Console(file=out, width=200), lambda *step: steps.append(step)):
         run.messages.write_text("a word\n")
-        lines = [{"step": s, "loss": 8.0 - s, "tokens_per_second": 1234.0, "seconds": 2.0} for s in (1, 2)]
+        lines = [
+            {"step": s, "train/loss": 8.0 - s, "throughput/tokens_per_s": 1234.0, "throughput/step_s": 2.0}
+            for s in (1, 2)
+        ]
+        lines.append({"step": 2, "valid/nll": 7.5, "valid/seconds": 1.0})
         run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = out.getvalue().splitlines()
     assert "a word" in shown

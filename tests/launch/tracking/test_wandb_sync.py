@@ -182,7 +182,7 @@ def recorded(run, id, *parts):
         identity = Identity.read(run) or Identity("p", id, "twos", (), id)
         tracker = Wandb(run, TrackingSettings(wandb="offline"), identity, {}, pytest.fail)
         for step in steps:
-            tracker.log(step, {"loss": 1.0 / step})
+            tracker.log(step, {"train/loss": 1.0 / step})
         tracker.finish({})
         if steps is not parts[-1]:
             time.sleep(1.1)  # wandb names a part by the second

@@ -14,6 +14,7 @@ import filelock
 import pytest
 
 from experiments.base.cluster import Cluster
+from experiments.registry import find
 from launch import cli
 from suite.errors import SuiteError
 from suite.pipeline.planning.devices import DEVICES
@@ -49,7 +50,7 @@ def only_run(folder):
 
 
 def losses(run):
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line)["train/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +70,9 @@ def test_a_run_through_ray_writes_a_complete_record(through_ray):
     } == record  # fmt: skip
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert (record["loss_first"], record["loss_last"]) == (lines[0]["loss"], lines[-1]["loss"])
-    assert record["tokens"] == lines[-1]["tokens"] >= 6 * 200
-    assert record["seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
+    assert (record["loss_first"], record["loss_last"]) == (lines[0]["train/loss"], lines[-1]["train/loss"])
+    assert record["tokens"] == lines[-1]["train/tokens"] >= 6 * 200
+    assert record["seconds"] == pytest.approx(sum(line["throughput/step_s"] for line in lines))
     assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["seconds"])
     assert 0 < record["baseline_nll"] < record["valid_nll"] < 9  # six steps learn little
     assert record["parameters"] > 1200 * 64
@@ -175,6 +176,17 @@ def test_a_run_that_does_not_fit_is_rejected_before_any_worker_starts(small_mach
     assert (code, said.strip()) == (2, "error: workers were started")
 
 
+def test_a_run_whose_metrics_have_old_names_is_not_resumed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("launch.runs.store.RUNS", tmp_path)
+    run = tmp_path / "t24_1_3b_wide" / "old"
+    run.mkdir(parents=True)
+    (run / "experiment.toml").write_text(find("t24_1_3b_wide").to_toml())
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 7.5, "seconds": 2.0}\n')
+    code, said = called(monkeypatch, capsys, "resume", "old")
+    assert code == 2
+    assert "such as loss for train/loss; read it and resume its run with the version that wrote it" in said
+
+
 def test_wandb_reads_the_run_back(through_ray):
     folder, _ = through_ray
     run = only_run(folder)
@@ -192,17 +204,17 @@ def test_wandb_reads_the_run_back(through_ray):
         "max_live_graphs": [3],
         "step_s": plan["step_s"],
     }
-    steps = [item for item in trained.history if "loss" in item]
+    steps = [item for item in trained.history if "train/loss" in item]
     assert [item["step"] for item in steps] == [1, 2, 3, 4, 5, 6]
-    assert [item["loss"] for item in steps] == losses(run)
+    assert [item["train/loss"] for item in steps] == losses(run)
     for stage in (0, 1):
         noted = json.loads((run / "system" / f"0-{stage}.jsonl").read_text().splitlines()[-1])
         assert (noted["step"], noted["attempt"]) == (6, 1)
         for name in ("cpu_percent", "resident_bytes", "waiting_percent"):
-            (*_, last) = (item for item in trained.history if f"stage/0.{stage}/{name}" in item)
+            (*_, last) = (item for item in trained.history if f"pipeline/stage.0.{stage}/{name}" in item)
             assert last["step"] == 6
-            assert last[f"stage/0.{stage}/{name}"] == noted[name]
-    assert [(item["step"], item["timeline.format"]) for item in added.history] == [(6, "png")]
+            assert last[f"pipeline/stage.0.{stage}/{name}"] == noted[name]
+    assert [(item["step"], item["pipeline/timeline.format"]) for item in added.history] == [(6, "png")]
     assert added.artifacts == {
         f"plan-{record['wandb_run']}": {"experiment.toml", "plan.json", "plan.txt"},
         f"timeline-{record['wandb_run']}": {"timeline.png", "trace.json"},

@@ -44,7 +44,7 @@ def test_it_learns_and_reports_its_scores(trained):
     assert f"test accuracy: {found['valid_accuracy']:.2%}; baseline, always the most frequent class: 25.00%" in printed
     assert "images/s" in printed
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert all(0 <= line["accuracy"] <= 1 for line in lines)
+    assert all(0 <= line["train/accuracy"] <= 1 for line in lines)
     moved = weights(run, 16)[0]["value/norm.running_mean"]
     assert abs(moved).max() > 0
 

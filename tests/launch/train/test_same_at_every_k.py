@@ -48,7 +48,11 @@ def trained(tmp_path_factory):
             lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
             files = {path.name: load_file(path) for path in sorted(run.checkpoints.glob("*/*.safetensors"))}
             record = json.loads(run.record.read_text())
-            done[settings, stop] = [(line["loss"], line["grad_norm"]) for line in lines], record["valid_nll"], files
+            done[settings, stop] = (
+                [(line["train/loss"], line["train/grad_norm"]) for line in lines],
+                record["valid_nll"],
+                files,
+            )
         return done[settings, stop]
 
     return train

@@ -85,4 +85,4 @@ def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(tmp_path, launche
 
 
 def losses(run: Path):
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line)["train/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]

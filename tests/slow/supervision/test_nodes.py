@@ -135,7 +135,7 @@ def losses(driver):
 
 
 def losses_of(run):
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line)["train/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -198,9 +198,9 @@ def test_an_interrupted_run_ends_with_one_sentence_and_can_be_resumed(moment, un
         return  # it had finished before the signal
     printed = gpipe(tmp_path, "resume", str(run), "--launcher", "spawn", "--set", f"train.steps={max(step + 2, 30)}")
     assert f"resumed at step {step}" in printed or (step == 0 and "training starts at step 0" in printed), printed
-    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [json.loads(line)["train/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     (metrics,) = reference.glob("runs/*/*/metrics.jsonl")
-    assert losses[:30] == [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+    assert losses[:30] == [json.loads(line)["train/loss"] for line in metrics.read_text().splitlines()]
 
 
 LINES = 300

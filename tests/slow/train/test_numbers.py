@@ -74,4 +74,4 @@ def test_a_spoiled_loss_is_left_out_and_told(trials, monkeypatch):
 
 
 def applied(trial):
-    return [json.loads(line)["applied"] for line in trial.run.metrics.read_text().splitlines()]
+    return [json.loads(line)["train/applied"] for line in trial.run.metrics.read_text().splitlines()]

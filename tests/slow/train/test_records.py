@@ -35,7 +35,7 @@ def ended(process):
 def metrics(folder):
     lines = [json.loads(line) for line in (only_run(folder) / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    return [line["loss"] for line in lines]
+    return [line["train/loss"] for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_run_that_died_before_its_first_checkpoint_goes_on_in_the_same_wandb_r
     died, store = sorted(trial.run.path.glob("wandb/offline-run-*"))  # of the first what was not yet on disk is lost
     done = read(store)
     assert died.name.rpartition("-")[2] == done.run["run_id"]
-    assert [item["step"] for item in done.history if "loss" in item] == [1, 2, 3, 4]
+    assert [item["step"] for item in done.history if "train/loss" in item] == [1, 2, 3, 4]
     for stage in range(3):
-        assert sum(f"stage/0.{stage}/resident_bytes" in item for item in done.history) == 1
+        assert sum(f"pipeline/stage.0.{stage}/resident_bytes" in item for item in done.history) == 1
     assert json.loads(trial.run.record.read_text())["wandb_run"] == done.run["run_id"]

@@ -33,7 +33,7 @@ def test_layers_are_noted_alike_at_every_k_and_across_a_death(tmp_path, monkeypa
     alone = trials.train(monkeypatch, f"{SETTINGS} pipeline.stages=1")
     noted = read(alone.run.layers)
     assert [line["step"] for line in noted] == [1, 2, 4, 6]
-    norms = {line["step"]: line["grad_norm"] for line in read(alone.run.metrics)}
+    norms = {line["step"]: line["train/grad_norm"] for line in read(alone.run.metrics)}
     for line in noted:
         assert sum(norm**2 for norm in line["norms"]) ** 0.5 == pytest.approx(norms[line["step"]])
         assert all(value is not None for value in line["kurtosis"][:-1])

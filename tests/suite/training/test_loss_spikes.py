@@ -7,7 +7,7 @@ from suite.training.loss_spikes import LEAST, LossSpikes
 
 
 def values(loss, applied=True):
-    return {"loss": loss, "grad_norm": 1.5, "lr": 0.1, "applied": float(applied)}
+    return {"train/loss": loss, "train/grad_norm": 1.5, "train/lr": 0.1, "train/applied": float(applied)}
 
 
 def noted(path):
@@ -24,7 +24,8 @@ def test_a_leap_is_noted_at_each_of_its_steps_and_said_once(tmp_path):
     assert len(said) == 2
     assert said[0].startswith("step 80: the loss rose from ")
     assert " to 7." in said[0]
-    assert all(line["loss"] > line["bound"] and line["grad_norm"] == 1.5 for line in noted(tmp_path / "spikes.jsonl"))
+    lines = noted(tmp_path / "spikes.jsonl")
+    assert all(line["train/loss"] > line["bound"] and line["train/grad_norm"] == 1.5 for line in lines)
 
 
 def test_too_few_losses_and_steps_left_out_tell_nothing(tmp_path):

@@ -37,11 +37,16 @@ def test_the_speaker_reads_what_all_stages_of_its_attempt_noted_last(tmp_path):
     speaker.sample()
     found = speaker.latest()
     assert sorted(found) == [
-        f"stage/0.{stage}/{name}" for stage in (0, 1) for name in ("cpu_percent", "resident_bytes", "waiting_percent")
+        f"pipeline/stage.0.{stage}/{name}"
+        for stage in (0, 1)
+        for name in ("cpu_percent", "resident_bytes", "waiting_percent")
     ]
     for stage in (0, 1):
-        assert found[f"stage/0.{stage}/resident_bytes"] == read_lines(path_of(folder, 0, stage))[-1]["resident_bytes"]
-    assert found["stage/0.0/resident_bytes"] > 2**20
+        assert (
+            found[f"pipeline/stage.0.{stage}/resident_bytes"]
+            == read_lines(path_of(folder, 0, stage))[-1]["resident_bytes"]
+        )
+    assert found["pipeline/stage.0.0/resident_bytes"] > 2**20
     assert speaker.latest() == {}  # told once
 
 
@@ -74,7 +79,7 @@ def test_a_line_is_written_again_and_again_beside_the_training(tmp_path, monkeyp
         while not (found := speaker.latest()):
             assert time.monotonic() < until
             time.sleep(0.005)
-    assert found["stage/0.1/resident_bytes"] > 0
+    assert found["pipeline/stage.0.1/resident_bytes"] > 0
     assert len(read_lines(path_of(tmp_path, 0, 1))) >= 2
 
 
@@ -83,4 +88,4 @@ def test_a_torn_file_tells_nothing(tmp_path, torn):
     with gauged(tmp_path, 1) as speaker:
         path_of(tmp_path, 0, 0).write_text(torn)
     speaker.sample()
-    assert {name.split("/")[1] for name in speaker.latest()} == {"0.1"}
+    assert {name.split("/")[1] for name in speaker.latest()} == {"stage.0.1"}

@@ -46,16 +46,16 @@ def test_a_key_is_one_servers(monkeypatch, tmp_path):
 
 
 def test_a_run_that_is_opened_again_is_the_same_run(tmp_path):
-    beside = [{"stage/0.1/cpu_percent": 50.0}, {}, {"stage/0.1/cpu_percent": 60.0}]
+    beside = [{"pipeline/stage.0.1/cpu_percent": 50.0}, {}, {"pipeline/stage.0.1/cpu_percent": 60.0}]
     first = Wandb(tmp_path, OFFLINE, NAMED, {"train": {"steps": 2}}, pytest.fail, lambda: beside.pop(0))
-    first.log(1, {"loss": 2.0})
-    first.log(2, {"loss": 1.0})
+    first.log(1, {"train/loss": 2.0})
+    first.log(2, {"train/loss": 1.0})
     first.finish({"valid_nll": 3.0})
     kept = Identity.read(tmp_path)
     assert kept == Identity("p", "n", "depth_width-laptop", ("laptop", "K=2"), first.run_id)
     time.sleep(1.1)  # wandb names a part by the second
     again = Wandb(tmp_path, OFFLINE, kept, {"train": {"steps": 2}}, pytest.fail)
-    again.log(2, {"loss": 1.0})
+    again.log(2, {"train/loss": 1.0})
     again.finish({})
     one, two = parts(tmp_path)
     assert one.run["run_id"] == two.run["run_id"] == first.run_id
@@ -64,11 +64,11 @@ def test_a_run_that_is_opened_again_is_the_same_run(tmp_path):
     assert [part.run["run_group"] for part in (one, two)] == ["depth_width-laptop"] * 2
     assert (one.run["job_type"], one.run["tags"]) == ("train", ["laptop", "K=2"])
     assert one.config["train"] == {"steps": 2}
-    known = ("step", "loss", "stage/0.1/cpu_percent")
+    known = ("step", "train/loss", "pipeline/stage.0.1/cpu_percent")
     assert [{name: item[name] for name in known if name in item} for item in one.history] == [
-        {"step": 1, "loss": 2.0, "stage/0.1/cpu_percent": 50.0},
-        {"step": 2, "loss": 1.0},
-        {"step": 2, "stage/0.1/cpu_percent": 60.0},
+        {"step": 1, "train/loss": 2.0, "pipeline/stage.0.1/cpu_percent": 50.0},
+        {"step": 2, "train/loss": 1.0},
+        {"step": 2, "pipeline/stage.0.1/cpu_percent": 60.0},
     ]
     assert one.summary["valid_nll"] == 3.0
 
@@ -81,7 +81,7 @@ def test_a_damaged_name_is_none(tmp_path, text):
 
 def test_disabled_is_no_run_at_all(tmp_path):
     tracker = Wandb(tmp_path, TrackingSettings(wandb="disabled"), NAMED, {}, pytest.fail)
-    tracker.log(1, {"loss": 1.0})
+    tracker.log(1, {"train/loss": 1.0})
     tracker.finish({})
     assert tracker.run_id is None
     assert list(tmp_path.iterdir()) == []
@@ -90,7 +90,7 @@ def test_disabled_is_no_run_at_all(tmp_path):
 def test_training_goes_on_when_wandb_does_not(tmp_path):
     said = []
     tracker = Wandb(tmp_path / "nowhere" / "\0", OFFLINE, NAMED, {}, said.append)
-    tracker.log(1, {"loss": 1.0})
+    tracker.log(1, {"train/loss": 1.0})
     tracker.finish({})
     assert tracker.run_id is None
     assert len(said) == 1

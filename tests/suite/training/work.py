@@ -28,7 +28,7 @@ class Losses:
         self.seen = []
 
     def log(self, step, values):
-        self.seen.append((values["loss"], values["grad_norm"]))
+        self.seen.append((values["train/loss"], values["train/grad_norm"]))
 
     def finish(self, summary):
         pass

@@ -37,7 +37,9 @@ def finish(runs: Path, member, bleu, nll=3.0):
         "shrunk": ["model.width 1 -> 2"],
     }  # fmt: skip
     (folder / "record.json").write_text(json.dumps(record))
-    lines = [json.dumps({"step": at + 1, "tokens": 1024 * (at + 1), "loss": 7 - at / 3}) for at in range(10)]
+    lines = [
+        json.dumps({"step": at + 1, "train/tokens": 1024 * (at + 1), "train/loss": 7 - at / 3}) for at in range(10)
+    ]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     directions = {
         way: {"pairs": 60, "train_pairs": PAIRS[code], "bleu": bleu + shift, "chrf": 2 * bleu}
