@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,9 +253,15 @@ def find_run(requested: str) -> RunFolder:
         with suppress(OSError):
             if path.is_dir():
                 raise _no_run_in(path)
-    hint = nearest(requested, known) if known else f"there are no runs in {RUNS} yet"
+    hint = closest_runs(requested, known) if known else f"there are no runs in {RUNS} yet"
     shown = requested if len(requested) <= 100 else f"{requested[:100]}..."
     raise SettingError(f"no run {shown!r}: {hint}")
+
+
+def closest_runs(requested: str, known: Sequence[str]) -> str:
+    """Returns which runs have a similar name, or, because there may be hundreds, the names without ids."""
+    hint = nearest(requested, known)
+    return hint if hint.startswith("did you mean") else nearest(requested, {name.partition("/")[0] for name in known})
 
 
 def _no_run_in(folder: Path) -> SettingError:

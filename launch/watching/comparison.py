@@ -14,6 +14,7 @@ from launch.watching.run_data import RunData
 from launch.watching.run_figures import GIB, overlays
 from launch.watching.run_page import median_of
 from suite.errors import SettingError
+from suite.training.metrics import LOSS, STEP_S, units_done, units_per_s
 
 LONGEST_NAME = 120
 """Characters of a page's file name; more runs than fit are named by a digest."""
@@ -64,14 +65,14 @@ def _results(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
     first = runs[0]
     rows: list[list[Value]] = []
     for run, label in zip(runs, labels, strict=True):
-        losses, valid = run.points("train/loss"), run.valid_points()
+        losses, valid = run.points(LOSS), run.valid_points()
         scores = run.scores.get("macro", {}).get("bleu", {}).get("all")
         peak = run.record.get("peak_memory_bytes")
         rows.append([
-            label, run.state.name, run.steps[-1]["step"], int(run.steps[-1].get(f"train/{run.unit}", 0)),
+            label, run.state.name, run.steps[-1]["step"], int(run.steps[-1].get(units_done(run.unit), 0)),
             losses[-1][1] if losses else None, valid[-1][1] if valid else None,
             run.best[1] if run.best is not None else None, run.best[0] if run.best is not None else None,
-            median_of(run, "throughput/step_s"), median_of(run, f"throughput/{run.unit}_per_s"),
+            median_of(run, STEP_S), median_of(run, units_per_s(run.unit)),
             peak / GIB if peak else None, scores,
         ])  # fmt: skip
     headings = [

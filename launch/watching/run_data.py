@@ -16,8 +16,7 @@ from launch.runs.store import RUNS, RunFolder
 from launch.watching.run_state import RunState, read_state
 from suite.errors import SettingError
 from suite.training.jsonl import read_lines
-
-LOSS = "train/loss"
+from suite.training.metrics import STEP, read_steps
 
 HIGHER_IS_BETTER = ("accuracy",)
 
@@ -54,7 +53,7 @@ class RunData:
         """The metric of a validation: nll, accuracy."""
         return self.experiment.metric_name
 
-    def points(self, metric: str, against: str = "step") -> list[tuple[float, float]]:
+    def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:
         """Returns (step, value) of a metric of the steps, without steps that have no finite value. ``against`` is
         another metric to take in place of the step."""
         return [
@@ -63,7 +62,7 @@ class RunData:
             if line.get(metric) is not None and line.get(against) is not None
         ]
 
-    def valid_points(self, against: str = "step", language: str = "") -> list[tuple[float, float]]:
+    def valid_points(self, against: str = STEP, language: str = "") -> list[tuple[float, float]]:
         """Returns (step, metric) of the validations; the final one is the record's if there is no other."""
         metric = f"valid/{self.metric}" + (f"/{language}" if language else "")
         values = {int(line["step"]): line[metric] for line in self.validations if line.get(metric) is not None}
@@ -96,17 +95,16 @@ class RunData:
 def read_run(run: RunFolder, holds_lock: bool = False) -> RunData:
     """Reads a run. ``holds_lock`` is whether the caller holds its lock.
 
-    Raises SettingError for a run without a finished step.
+    Raises SettingError for a run without a finished step, and for one of an older version.
     """
     experiment = read_experiment(run.experiment.read_text())
-    lines = read_lines(run.metrics)
-    steps = [line for line in lines if LOSS in line]
+    steps = read_steps(run.metrics)
     if not steps:
         raise SettingError(
             f"run {run_name(run)} has not finished a step, so there is nothing to report; its logs are in "
             f"{run.path / 'logs'}"
         )
-    validations = [line for line in lines if any(name.startswith("valid/") for name in line)]
+    validations = [line for line in read_lines(run.metrics) if any(name.startswith("valid/") for name in line)]
     return RunData(
         run, experiment, read_state(run, holds_lock), steps, validations, _read(run.record), _read(run.plan_record),
         _read(run.scores),

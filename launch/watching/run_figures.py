@@ -7,8 +7,9 @@ from typing import Any
 
 from experiments.report.figure import COLOURS, INK, new_figure, thinned
 from experiments.report.page import Picture
-from launch.watching.run_data import LOSS, RunData
+from launch.watching.run_data import RunData
 from suite.training.jsonl import read_lines
+from suite.training.metrics import GRAD_NORM, LOSS, LR, train_metric, units_done, units_per_s
 
 GIB = 2**30
 
@@ -18,7 +19,7 @@ Points = list[tuple[float, float]]
 def loss_pictures(run: RunData) -> list[Picture]:
     """Returns the training loss, and the metric of training and of validation with the best step marked."""
     pictures = [*_one("loss", run.points(LOSS), "training loss", f"Training loss per {run.unit.removesuffix('s')}.")]
-    training, validation = run.points(f"train/{run.metric}"), run.valid_points()
+    training, validation = run.points(train_metric(run.metric)), run.valid_points()
     if not validation and training == run.points(LOSS):
         return pictures
     figure, axis = new_figure("step", _in_words(run.metric))
@@ -48,9 +49,9 @@ def loss_pictures(run: RunData) -> list[Picture]:
 def optimizer_pictures(run: RunData) -> list[Picture]:
     """Returns the learning rate and the gradient norm."""
     return [
-        *_one("lr", run.points("train/lr"), "learning rate", "Learning rate of each step."),
+        *_one("lr", run.points(LR), "learning rate", "Learning rate of each step."),
         *_one(
-            "grad-norm", run.points("train/grad_norm"), "gradient norm",
+            "grad-norm", run.points(GRAD_NORM), "gradient norm",
             "Gradient norm of each step, over all stages, before clipping.",
         ),
     ]  # fmt: skip
@@ -61,7 +62,7 @@ def throughput_pictures(run: RunData) -> list[Picture]:
     unit = run.unit
     pictures = _one(
         "throughput",
-        run.points(f"throughput/{unit}_per_s"),
+        run.points(units_per_s(unit)),
         f"{unit}/s",
         f"{unit.capitalize()} per second of each step.",
     )
@@ -113,14 +114,14 @@ def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
     """Returns the curves of several runs over each other, by step and by units."""
     first = runs[0]
     unit, metric = first.unit, first.metric
-    against = f"train/{unit}"
-    speed = f"throughput/{unit}_per_s"
+    against = units_done(unit)
+    speed = units_per_s(unit)
     wanted: list[tuple[str, str, str, Callable[[RunData], Points]]] = [
         ("loss", "step", "training loss", lambda run: run.points(LOSS)),
         ("loss-units", unit, "training loss", lambda run: run.points(LOSS, against)),
         ("valid", "step", f"validation: {_in_words(metric)}", RunData.valid_points),
         ("valid-units", unit, f"validation: {_in_words(metric)}", lambda run: run.valid_points(against)),
-        ("grad-norm", "step", "gradient norm", lambda run: run.points("train/grad_norm")),
+        ("grad-norm", "step", "gradient norm", lambda run: run.points(GRAD_NORM)),
         ("throughput", "step", f"{unit}/s", lambda run: run.points(speed)),
     ]
     pictures = []

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -19,13 +19,14 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from experiments.base.experiment import Experiment
-from experiments.planning.plan_report import in_figures, in_hours
+from experiments.planning.plan_report import in_figures
 from experiments.registry import TASKS
-from launch.runs.store import RUNS, RunFolder, find_run, known_runs, resume_command
+from launch.runs.store import RUNS, RunFolder, closest_runs, find_run, known_runs, resume_command
 from launch.watching.run_data import run_name
 from launch.watching.run_state import RunState, read_state
-from suite.errors import SettingError, nearest
+from suite.errors import SettingError
 from suite.training.jsonl import last_line_with
+from suite.training.metrics import LOSS, units_per_s
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class RunSummary:
     @property
     def loss(self) -> str:
         """The loss of the last step."""
-        return _shown(self.last.get("train/loss")) if self.last else "-"
+        return _shown(self.last.get(LOSS)) if self.last else "-"
 
     @property
     def validation_metric(self) -> str:
@@ -59,7 +60,7 @@ class RunSummary:
     @property
     def speed(self) -> str:
         """Tokens or images per second of the last step."""
-        value = self.last.get(f"throughput/{self.task.unit}_per_s")
+        value = self.last.get(units_per_s(self.task.unit))
         return "-" if value is None else f"{in_figures(value)} {self.task.unit}/s"
 
     @property
@@ -87,7 +88,7 @@ def print_runs(requested: str, console: Console) -> None:
         return
     chosen = [name for name in known if requested in name]
     if not chosen and requested:
-        raise SettingError(f"no run is called {requested!r}; {nearest(requested, known)}" if known else _no_runs())
+        raise SettingError(f"no run is called {requested!r}; {closest_runs(requested, known)}" if known else _no_runs())
     if not chosen:
         console.print(_no_runs())
         return
@@ -101,7 +102,7 @@ def summary_of(run: RunFolder) -> RunSummary:
         settings = tomllib.loads(run.experiment.read_text())
     except (OSError, tomllib.TOMLDecodeError):  # it is being written, or damaged: the rest can still be shown
         settings = {}
-    last = last_line_with(run.metrics, "train/loss") or {}
+    last = last_line_with(run.metrics, LOSS) or {}
     metric = TASKS[settings["task"]].metric_name if settings.get("task") in TASKS else ""
     return RunSummary(run, read_state(run), settings, last, last_line_with(run.metrics, f"valid/{metric}") or {})
 
@@ -151,17 +152,18 @@ def _commands(summary: RunSummary) -> Iterator[str]:
 def _print_table(summaries: list[RunSummary], console: Console) -> None:
     rows = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("run", "scale", "state", "step", "loss", "valid", "speed", "changed"):
-        rows.add_column(
-            heading, justify="right" if heading in ("step", "loss", "valid", "speed") else "left", no_wrap=True
-        )
+        justify: Literal["left", "right"] = "right" if heading in ("step", "loss", "valid", "speed") else "left"
+        # the name may fold, so that a narrow terminal shows all columns
+        rows.add_column(heading, justify=justify, no_wrap=heading != "run", overflow="fold")
     for summary in summaries:
         rows.add_row(
             run_name(summary.run), str(summary.settings.get("scale", "?")), summary.state.name, summary.steps,
             summary.loss, summary.validation_metric, summary.speed, _ago(summary.changed),
         )  # fmt: skip
     # a file or a pipe gets whole names, however long
-    natural = Measurement.get(console, console.options.update(max_width=1000), rows).maximum
-    console.print(rows, width=None if console.is_terminal else natural)
+    if not console.is_terminal:
+        console.width = Measurement.get(console, console.options.update(max_width=1000), rows).maximum
+    console.print(rows)
     for summary in summaries:
         if summary.state.cause:
             console.print(f"{run_name(summary.run)} failed: {summary.state.cause}")
@@ -187,4 +189,8 @@ def _clock(seconds: float) -> str:
 
 
 def _ago(seconds: float) -> str:
-    return f"{in_hours(max(0.0, round(time.time() - seconds)) or 1)} ago"
+    passed = max(0.0, time.time() - seconds)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed >= length:
+            return f"{passed / length:.0f} {unit} ago"
+    return f"{passed:.0f} s ago"

@@ -25,6 +25,7 @@ from launch.watching.run_figures import (
 from launch.watching.translation_samples import score_section
 from suite.pipeline.schedule.timeline import Timeline
 from suite.training.jsonl import read_lines
+from suite.training.metrics import LOSS, STEP_S, units_done, units_per_s
 from suite.training.trace import StepTrace, read_traces
 
 WARM_UP_STEPS = 2
@@ -66,7 +67,7 @@ def median_of(run: RunData, metric: str) -> float | None:
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
     pipeline, last, unit = run.experiment.pipeline, run.steps[-1], run.unit
-    loss = run.points("train/loss")
+    loss = run.points(LOSS)
     facts = [
         ("state", run.state.name),
         ("step", f"{last['step']:,} of {run.experiment.train.steps:,}"),
@@ -76,13 +77,13 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         facts.append((f"validation {run.metric}", f"{valid[-1][1]:.4f}"))
     if run.best is not None:
         facts.append(("best validation", f"{run.best[1]:.4f} at step {run.best[0]:,}"))
-    speed, mfu = median_of(run, f"throughput/{unit}_per_s"), median_of(run, "throughput/mfu")
+    speed, mfu = median_of(run, units_per_s(unit)), median_of(run, "throughput/mfu")
     if speed is not None:
         facts.append((f"{unit}/s", in_figures(speed)))
     if mfu is not None:
         facts.append(("MFU", f"{mfu:.1%}"))
     facts += [
-        (unit, f"{int(last.get(f'train/{unit}', 0)):,}"),
+        (unit, f"{int(last.get(units_done(unit), 0)):,}"),
         ("K x R, M", f"{pipeline.stages} x {pipeline.replicas}, {pipeline.micro_batches}"),
         ("scale", run.experiment.scale),
         ("data", run.experiment.data),
@@ -96,8 +97,8 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
 def _plan_table(run: RunData, traced: StepTrace | None) -> Table:
     """Returns the numbers of the plan beside those of the run."""
     plan, unit = run.plan, run.unit
-    step_s = median_of(run, "throughput/step_s")
-    speed = median_of(run, f"throughput/{unit}_per_s")
+    step_s = median_of(run, STEP_S)
+    speed = median_of(run, units_per_s(unit))
     rows: list[list[Value]] = [
         ["step, s", plan.get("step_s"), step_s, _ratio(step_s, plan.get("step_s"))],
         [f"{unit}/s", plan.get(f"{unit}_per_second"), speed, _ratio(speed, plan.get(f"{unit}_per_second"))],
@@ -215,8 +216,8 @@ def _links(run: RunData) -> list[tuple[str, str]]:
         (f"log of {worker_name(path.stem.removeprefix('stage-'), run)}", f"logs/{path.name}")
         for path in sorted((folder.path / "logs").glob("*.log"))
     ]
-    names = ("metrics.jsonl", "record.json", "attempts.jsonl", "spikes.jsonl", "messages.log", "trace.json")
-    files = [(name, name) for name in names if (folder.path / name).exists() and (folder.path / name).stat().st_size]
+    known = (folder.metrics, folder.record, folder.attempts, folder.spikes, folder.messages, folder.trace)
+    files = [(path.name, path.name) for path in known if path.exists() and path.stat().st_size]
     return [(text, quote(address, safe="/:")) for text, address in (*checkpoints, *files, *logs)]
 
 

@@ -23,12 +23,13 @@ from launch.runs.store import RunFolder, find_run, resume_command
 from launch.supervision.stall_report import stall_report
 from launch.tracking.follower import LogTail
 from launch.tracking.step_line import step_line
-from launch.watching.run_data import LOSS, run_name
+from launch.watching.run_data import run_name
 from launch.watching.run_state import Attempt, RunState, read_heartbeats, read_state
 from suite.errors import SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import last_line_with
+from suite.training.metrics import LOSS, is_step
 
 PERIOD_S = 0.5
 
@@ -83,7 +84,7 @@ class WatchView:
                 line = json.loads(raw)
             except ValueError:  # part of a line, if the file was just rewritten
                 continue
-            if LOSS in line:
+            if is_step(line):
                 self._last = line
                 yield self.step_line()
 
