@@ -51,7 +51,7 @@ class Attempt:
         if fields.get("kind") == "user" or "stage" not in fields:
             return self.cause
         replica = f"replica {fields['replica']}, " if fields.get("R", 1) > 1 else ""
-        step = f" at step {fields['step'] + 1}" if "step" in fields else ""
+        step = f" at step {fields['step']}" if "step" in fields else ""
         what = "stalled" if fields.get("kind") == "stall" else fields.get("error_type", "")
         return f"{replica}stage {fields['stage']} {what}{step}".replace("  ", " ")
 

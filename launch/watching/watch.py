@@ -29,7 +29,7 @@ from suite.errors import SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import last_line_with
-from suite.training.metrics import LOSS, is_step
+from suite.training.metrics import LOSS, STEP, is_step
 
 PERIOD_S = 0.5
 
@@ -72,21 +72,29 @@ class WatchView:
 
     def poll(self) -> tuple[list[str], list[str]]:
         """Reads the folder; returns the new messages, and the lines of the new steps."""
-        messages, steps = list(self._messages.lines()), list(self._new_steps())
+        messages = list(self._messages.lines())
         self.state = read_state(self.run)
+        steps = list(self._new_steps())
         if self.state.name == "training":
             self._seen_s = time.monotonic()
         return messages, steps
 
     def _new_steps(self) -> Iterator[str]:
+        first_step = self._first_step()
         for raw in self._metrics.lines():
             try:
                 line = json.loads(raw)
             except ValueError:  # part of a line, if the file was just rewritten
                 continue
-            if is_step(line):
+            # a restarted attempt rewrites the file: its first lines are of steps that were shown before
+            if is_step(line) and line[STEP] > first_step:
                 self._last = line
                 yield self.step_line()
+
+    def _first_step(self) -> int:
+        if self.state.last is None:
+            return 0
+        return max((beat.first_step or 0 for beat in read_heartbeats(self.run, self.state.last).values()), default=0)
 
     @property
     def has_ended(self) -> bool:
