@@ -17,6 +17,9 @@ _IDLE = "#8c8c8c33"
 _LEGIBLE = 0.012
 """Actions shorter than this share of a step get no label."""
 
+WIDTH = 10.0
+"""Inches; the labels fit the width of a page."""
+
 _MOST_VECTORS = 4000
 """With more actions the bars are drawn as pixels: an SVG of them would take megabytes."""
 
@@ -36,7 +39,7 @@ def timeline_figure(rows: Sequence[tuple[str, Timeline]], title: str) -> Any:
     longest = max(timeline.seconds for _, timeline in rows)
     actions = sum(len(row) for _, timeline in rows for row in timeline.rows)
     height = 1.1 + len(rows) * (0.75 + 0.42 * stages)
-    figure = Figure(figsize=(13, height))
+    figure = Figure(figsize=(WIDTH, height))
     axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False)
     for axis, (name, timeline) in zip(axes[:, 0], rows, strict=True):
         _panel(axis, timeline, longest, rasterized=actions > _MOST_VECTORS)

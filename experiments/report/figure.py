@@ -28,9 +28,11 @@ def new_figure(xlabel: str, ylabel: str, size: tuple[float, float] = SIZE) -> tu
     # not pyplot, which keeps its figures for the whole process: several runs may draw at once
     from cycler import cycler
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k: units are many
     axis.set_prop_cycle(cycler(color=COLOURS))
     axis.set_xlabel(xlabel, fontsize=9)
     axis.set_ylabel(ylabel, fontsize=9)
@@ -59,7 +61,7 @@ def png(figure: Any) -> bytes:
     """Returns a figure as a PNG on white."""
     _draw_in_ink(figure)
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
+    figure.savefig(file, format="png", dpi=130)
     return file.getvalue()
 
 

@@ -52,7 +52,11 @@ class Attempt:
             return self.cause
         replica = f"replica {fields['replica']}, " if fields.get("R", 1) > 1 else ""
         step = f" at step {fields['step']}" if "step" in fields else ""
-        what = "stalled" if fields.get("kind") == "stall" else fields.get("error_type", "")
+        what = (
+            "stalled"
+            if fields.get("kind") == "stall"
+            else fields.get("error_type", "").removeprefix("its process was ")
+        )
         return f"{replica}stage {fields['stage']} {what}{step}".replace("  ", " ")
 
 

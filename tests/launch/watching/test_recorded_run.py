@@ -183,7 +183,9 @@ def test_compared_runs_show_only_the_settings_that_differ(run, monkeypatch, caps
         path = Path(capsys.readouterr().out.removeprefix("report: ").strip())
         assert path.parent == Path("runs")
         page = path.read_text()
-        assert re.findall(r'<td class="text" dir="auto">([a-z_]+\.[a-z_]+)</td>', page) == ["optimizer.learning_rate"]
+        assert re.findall(r'<td class="text[ a-z]*" dir="auto">([a-z_]+\.[a-z_]+)</td>', page) == [
+            "optimizer.learning_rate"
+        ]
         assert page.count(f">{run.path.name}</text>") == page.count(">other</text>") >= 4  # in the legends
         assert gpipe("report", "--run", "other", "--run", str(run.path), monkeypatch=monkeypatch) == 0
         assert Path(capsys.readouterr().out.removeprefix("report: ").strip()) == path  # whatever the order
