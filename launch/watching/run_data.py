@@ -75,13 +75,19 @@ class RunData:
     @cached_property
     def best(self) -> tuple[int, float] | None:
         """The step with the best validation, and its metric; None with fewer than two validations."""
-        if (step := self.record.get("best_step")) is not None:
-            return int(step), float(self.record[f"best_valid_{self.metric}"])
-        points = self.valid_points()
-        if len(points) < 2 or not self.validations:
+        points = {int(step): value for step, value in self.valid_points()}
+        if len(points) < 2:
             return None
-        best = max if self.metric in HIGHER_IS_BETTER else min
-        return (int((at := best(points, key=lambda point: point[1]))[0]), at[1])
+        step = self.record.get("best_step") or self._best_step()
+        return (step, points[step]) if step in points else None
+
+    def _best_step(self) -> int | None:
+        """Returns the best step so far, of a run that still trains: by the loss where validations have it."""
+        for name in ("valid/loss", f"valid/{self.metric}"):
+            values = {line[name]: int(line[STEP]) for line in self.validations if line.get(name) is not None}
+            if values:
+                return values[max(values) if self.metric in HIGHER_IS_BETTER and "loss" not in name else min(values)]
+        return None
 
     @property
     def languages(self) -> list[str]:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from experiments.planning.plan_report import in_figures, in_hours, in_seconds
 from experiments.planning.timeline_plot import timeline_figure
 from experiments.report.page import Page, Picture, Section
-from experiments.report.table import Table, Value
+from experiments.report.table import Table, Value, readable
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder
 from launch.watching.run_data import RunData, read_run
@@ -25,8 +25,11 @@ from launch.watching.run_figures import (
 from launch.watching.translation_samples import score_section
 from suite.pipeline.schedule.timeline import Timeline
 from suite.training.jsonl import read_lines
-from suite.training.metrics import LOSS, STEP_S, units_done, units_per_s
+from suite.training.metrics import LOSS, STEP, STEP_S, units_done, units_per_s
 from suite.training.trace import StepTrace, read_traces
+
+MOST_LANGUAGES = 12
+"""Languages of a table; of more it shows the lowest and the highest, and the others on a click."""
 
 WARM_UP_STEPS = 2
 """Steps that allocate memory; medians of a longer run leave them out."""
@@ -46,7 +49,7 @@ def run_page(run: RunData) -> Page:
     by_length = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)
     traced = by_length[len(by_length) // 2] if by_length else None
     sections = [
-        Section("Loss and validation", tables=_languages(run), pictures=loss_pictures(run)),
+        _loss_section(run),
         Section("Plan and measurement", tables=[_plan_table(run, traced), *_stage_table(run, traced)]),
         Section("Timeline of a step", pictures=_timeline(run, traced)),
         Section("Throughput and memory", pictures=[*throughput_pictures(run), *memory_picture(run)]),
@@ -153,19 +156,30 @@ def _timeline(run: RunData, traced: StepTrace | None) -> list[Picture]:
     return [Picture("timeline", timeline_figure(rows, title), "The traced step of median length, above the plan.")]
 
 
-def _languages(run: RunData) -> list[Table]:
-    """Returns the metric of each language at the best and at the last validation."""
+def _loss_section(run: RunData) -> Section:
+    """Returns the curves, and the metric of each language at the best and at the last validation."""
+    title, pictures = "Loss and validation", loss_pictures(run)
+    early = run.record.get("stopped_early")
+    sentences = [f"The run {early}."] if isinstance(early, str) else []
     if not run.languages:
-        return []
+        return Section(title, sentences, pictures=pictures)
     last = run.validations[-1]
-    best_step = run.best[0] if run.best is not None else last["step"]
-    best = next((line for line in run.validations if line["step"] == best_step), last)
-    names = [f"valid/{run.metric}/{language}" for language in run.languages]
-    rows: list[list[Value]] = [
-        [language, best.get(name), last.get(name)] for language, name in zip(run.languages, names, strict=True)
-    ]
-    headings = ("language", f"best: step {best['step']}", f"last: step {last['step']}")
-    return [Table("languages", f"Validation {run.metric} by language", headings, rows, [])]
+    best_step = run.best[0] if run.best is not None else last[STEP]
+    best = next((line for line in run.validations if line[STEP] == best_step), last)
+    names = {language: f"valid/{run.metric}/{language}" for language in run.languages}
+    headings = ("language", f"best: step {best[STEP]}", f"last: step {last[STEP]}")
+    rows: list[list[Value]] = [[language, best.get(name), last.get(name)] for language, name in names.items()]
+    rows.sort(key=lambda row: float(row[2] or 0.0))
+    if len(rows) <= MOST_LANGUAGES:
+        return Section(
+            title, sentences, [Table("languages", f"Validation {run.metric} by language", headings, rows, [])], pictures
+        )
+    ends = [*rows[: MOST_LANGUAGES // 2], *rows[-MOST_LANGUAGES // 2 :]]
+    shown = Table(
+        "languages", f"Validation {run.metric}: lowest and highest of {len(rows)} languages", headings, ends, []
+    )
+    listed = "\n".join("  ".join(f"{readable(value):<16}" for value in row) for row in (headings, *rows))
+    return Section(title, sentences, [shown], pictures, [(f"all {len(rows)} languages", listed)])
 
 
 def _attempt_section(run: RunData) -> Section:
