@@ -105,6 +105,10 @@ class LoopSettings(FrozenRecord):
     none: the run's own folder."""
     max_nonfinite_steps: Annotated[int, Unit("steps")] = Field(3, ge=0)
     """Consecutive steps with non-finite gradients that are skipped; one more ends the run."""
+    log_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
+    """Interval between lines with the step's figures where there is no terminal; none: a tenth of the run."""
+    profile_steps: str | None = None
+    """Steps that torch.profiler records, such as 20 or 20-23, counted from 1; none disables it."""
     layer_stats_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
     """Interval between records of each layer's gradient norm and kurtosis; none disables them."""
     threads: int | None = Field(None, ge=1)

@@ -36,7 +36,6 @@ ORDER = [
     "experiments/benchmark",
     "experiments/benchmark/peers",
     "experiments/tables",
-    "experiments/gpu_check",
     "experiments/scaling",
     "experiments/planning",
     "experiments/tasks",

@@ -10,6 +10,7 @@ from experiments.custom.batches import RowBatches
 from experiments.custom.experiment import CustomExperiment, build
 from experiments.custom.layers import find_layer_errors
 from experiments.custom.loading import digest, load_spec
+from experiments.custom.loss import units_of
 from suite.errors import SuiteError, first_line
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import sizes
@@ -83,7 +84,11 @@ class Custom(ExperimentWorkload):
         def first(rows: int) -> MicroBatch:
             return MicroBatch(tuple(t[:rows] for t in inputs), tuple(t[:rows] for t in targets))
 
-        return Sample(first(parts[len(parts) // 2]), first(parts[0]))
+        typical = first(parts[len(parts) // 2])
+        units = units_of(
+            load_spec(self.experiment.source, self.experiment.train.seed), typical.targets or typical.inputs
+        )
+        return Sample(typical, first(parts[0]), units)
 
     def key(self) -> str:
         """The file of the function, the layers, the shapes of the sample, and the update."""

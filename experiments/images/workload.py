@@ -42,7 +42,8 @@ class Classification(ExperimentWorkload):
         """Random images: costs do not depend on the content."""
         pipeline = self.pipeline
         parts = sizes(self.batch, pipeline.replicas * pipeline.micro_batches)
-        return Sample(self._images(parts[len(parts) // 2]), self._images(parts[0]))
+        typical = parts[len(parts) // 2]
+        return Sample(self._images(typical), self._images(parts[0]), typical)
 
     def _images(self, rows: int) -> MicroBatch:
         model, size = self.experiment.model, self.experiment.images.size

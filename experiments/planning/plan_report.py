@@ -12,6 +12,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable, Workload
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Machine
+from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import Plan
 
@@ -58,6 +59,19 @@ class PlanReport:
     def hours(self) -> float:
         """Hours of the whole run."""
         return self.work.steps * self.step_s / 3600
+
+    def step_flops(self) -> StepFlops | None:
+        """Counts the operations of a step per unit, for the shapes of a typical micro-batch; None if there are none.
+
+        Raises what the layers raise on the meta device.
+        """
+        layers, loss = self.work.build()
+        sample, pipeline = self.work.sample(), self.plan.pipeline
+        counts = count_flops(layers, loss, sample.typical.inputs, sample.typical.targets)
+        units = sample.units or self.work.batch / (pipeline.replicas * pipeline.micro_batches)
+        shape = self.plan.layers_per_cell, self.plan.schedule_config, pipeline.stages, pipeline.micro_batches
+        flops = step_flops(counts, *shape, units)
+        return flops if flops.model_per_unit else None
 
     @property
     def kind(self) -> str:

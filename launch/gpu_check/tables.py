@@ -63,7 +63,7 @@ def _step_table(findings: Findings, name: str) -> Table:
         "update is by the torch optimizer that DeepSpeed wraps at K = R = 1, without DeepSpeed.",
         f"Utilisation is relative to a {side} x {side} x {side} bf16 product: {begin:.4g} TFLOP/s at the start, "
         f"{end:.4g} at the end (measured), the higher of the two. Hardware operations include recomputation, model "
-        "operations do not (experiments/gpu_check/flops.py).",
+        "operations do not (suite/pipeline/planning/flops.py).",
         "A step is the median of forward, recomputation and backward plus the median update; a run with more "
         "micro-batches updates less often, so the utilisation without updates is also shown.",
         f"Estimated for: {findings.steps[0].estimated_for}. Peaks are the allocator's and include all weights.",

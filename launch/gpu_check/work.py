@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from experiments.gpu_check.flops import Rows, forward_flops, hardware_flops, model_flops
 from experiments.translation.runs import t12_400m, t128_6b
 from models.loss import TranslationLoss
 from models.shape import TransformerShape
 from models.transformer import DecoderLayer, EncoderLayer, layers
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.planning.flops import LayerFlops, count_flops
 from suite.pipeline.planning.profile import MicroBatch
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
@@ -82,6 +82,15 @@ def paper_sizes() -> Sizes:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """A micro-batch of ``count`` pairs of ``source`` and ``target`` tokens."""
+
+    count: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
 class SingleStageWorkload:
     """A pipeline of one stage: its layers on the meta device, and its mini-batch."""
 
@@ -90,8 +99,8 @@ class SingleStageWorkload:
     loss: nn.Module
     micro_batches: int
     rows: Rows
-    forward_flops: float
-    """Operations of one micro-batch's forward."""
+    flops: LayerFlops
+    """Operations of one micro-batch in all layers."""
     feed: Callable[[torch.device], list[MicroBatch]]
     """Makes the micro-batches; tensors that another stage would send are on the device."""
 
@@ -113,12 +122,12 @@ class SingleStageWorkload:
     @property
     def model_flops(self) -> float:
         """Operations of a step, without recomputation."""
-        return model_flops(self.forward_flops, self.micro_batches)
+        return self.micro_batches * (self.flops.forward + self.flops.backward)
 
     @property
     def hardware_flops(self) -> float:
         """Operations of a step, with recomputation."""
-        return hardware_flops(self.forward_flops, self.micro_batches, recomputed(self.micro_batches))
+        return self.model_flops + recomputed(self.micro_batches) * self.flops.forward
 
     def cut(self, rows: int) -> SingleStageWorkload:
         """Returns the same work in micro-batches of ``rows``."""
@@ -133,9 +142,9 @@ class SingleStageWorkload:
                 for i in range(count)
             ]
 
-        forward = self.forward_flops * rows / self.rows.count
-        changed = replace(self.rows, count=rows)
-        return replace(self, rows=changed, forward_flops=forward, micro_batches=count, feed=feed)
+        share = rows / self.rows.count
+        flops = LayerFlops(share * self.flops.forward, share * self.flops.backward)
+        return replace(self, rows=replace(self.rows, count=rows), flops=flops, micro_batches=count, feed=feed)
 
 
 def _resplit(tensors: Sequence[Tensor], rows: int) -> list[Tensor]:
@@ -159,7 +168,8 @@ def full_model_workload(sizes: Sizes) -> SingleStageWorkload:
             parts.append(MicroBatch((source, target), (target.roll(-1, 1),)))
         return parts
 
-    flops = forward_flops(made, sizes.whole, rows)
+    ids = torch.empty(sizes.rows, sizes.time, dtype=torch.int64, device="meta")
+    flops = _sum(count_flops(made, loss, (ids, ids), (ids,)))
     return SingleStageWorkload(f"whole {title(sizes.whole)}", made, loss, sizes.micro_batches, rows, flops, feed)
 
 
@@ -191,8 +201,15 @@ def cell_workload(sizes: Sizes, kind: type[EncoderLayer] | type[DecoderLayer]) -
 
     what = "encoder" if kind is EncoderLayer else "decoder"
     name = f"{len(made)} {what} layers of {title(shape)}"
-    flops = forward_flops(made, shape, rows)
+    x, ids = torch.empty(sizes.rows, sizes.time, shape.width, device="meta", requires_grad=True), torch.empty(0)
+    mask = torch.ones(sizes.rows, sizes.time, dtype=torch.bool, device="meta")
+    inputs = (x, x, mask) if kind is DecoderLayer else (x, mask, ids)
+    flops = _sum(count_flops(made, MeanSquare(), inputs, ()))
     return SingleStageWorkload(name, made, MeanSquare(), sizes.micro_batches, rows, flops, feed)
+
+
+def _sum(layers: Sequence[LayerFlops]) -> LayerFlops:
+    return LayerFlops(sum(layer.forward for layer in layers), sum(layer.backward for layer in layers))
 
 
 def title(shape: TransformerShape) -> str:

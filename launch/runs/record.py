@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,9 @@ from launch.runs.store import RunFolder
 from suite.paths import write_atomically
 from suite.pipeline.model.layers import count_parameters
 from suite.training.loop import Progress
-from suite.training.metrics import LOSS, STEP_S, read_steps
+from suite.training.metrics import HFU, LOSS, MFU, STEP_S, read_steps
+from suite.training.system_metrics import peak_bytes
+from suite.training.utilization import Peak
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class RunResult:
     wandb_run: str | None
     counts: dict[str, int]
     """Of the data."""
+    peak: Peak | None = None
+    """Of a device; None if the model's operations are not known."""
 
 
 def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module], result: RunResult) -> dict[str, Any]:
@@ -49,6 +51,7 @@ def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module]
         "measure": experiment.metric_name, experiment.unit: units, "seconds": seconds,
         f"{experiment.unit}_per_second": units / seconds,
         "loss_first": steps[0][LOSS], "loss_last": steps[-1][LOSS], **known,
+        **_utilization(steps, result.peak),
         "threads": torch.get_num_threads(), "peak_memory_bytes": sum(result.memory),
         "shrunk": list(experiment.shrunk), "wandb_run": result.wandb_run,
     }  # fmt: skip
@@ -56,16 +59,22 @@ def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module]
     return record
 
 
-def peak_memory(use_gpu: bool) -> list[int]:
-    """Returns the peak memory of each worker in bytes: allocated memory on a GPU, otherwise resident memory.
+def _utilization(steps: list[dict[str, Any]], peak: Peak | None) -> dict[str, Any]:
+    """Returns MFU and HFU over all steps of this and earlier attempts, and what they are a share of."""
+    known = [step for step in steps if MFU in step]
+    if peak is None or not known:
+        return {}
+    seconds = sum(step[STEP_S] for step in known)
+    shares = {name: sum(step[key] * step[STEP_S] for step in known) / seconds for name, key in _SHARES.items()}
+    return {**shares, "peak_flops_per_s": peak.flops_per_s, "peak_source": peak.source}
 
-    All workers must call it. Resident pages that processes share are counted in each.
-    """
-    if use_gpu:
-        peak_bytes = torch.cuda.max_memory_allocated()
-    else:
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+_SHARES = {"mfu": MFU, "hfu": HFU}
+
+
+def peak_memory(device: torch.device) -> list[int]:
+    """Returns the peak memory of each worker (``suite.training.system_metrics.peak_bytes``). All workers must call
+    it."""
     peaks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(peaks, peak_bytes)
+    dist.all_gather_object(peaks, peak_bytes(device))
     return peaks

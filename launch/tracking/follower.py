@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.planning.plan_report import in_figures
 from launch.error_log import log_error
 from launch.runs.store import RunFolder
 from launch.tracking.progress import Update, progress_view
-from suite.training.metrics import LOSS, STEP, STEP_S, is_step, units_per_s
+from launch.tracking.step_line import figures
+from suite.training.metrics import STEP, STEP_S, is_step
 from suite.training.periodic import PeriodicThread
 
 PERIOD = 0.5
@@ -48,10 +48,11 @@ class Follower:
 
     def __init__(
         self, run: RunFolder, steps: int, unit: str, console: Console,
-        on_step: Callable[[int, float], None] = lambda step, seconds: None,
+        on_step: Callable[[int, float], None] = lambda step, seconds: None, log_every: int | None = None,
     ) -> None:  # fmt: skip
-        """``on_step`` receives each step and its seconds."""
+        """``on_step`` receives each step and its seconds; ``log_every`` is ``train.log_every``."""
         self._steps, self._unit, self._on_step = steps, unit, on_step
+        self._log_every = log_every or max(1, steps // 10)
         # from the end, because a resumed run has lines already, and rewrites them while it starts
         self._metrics, self._messages = LogTail(run.metrics, from_end=True), LogTail(run.messages, from_end=True)
         self._thread = PeriodicThread(self._poll, PERIOD, "follow", log_error)
@@ -62,7 +63,7 @@ class Follower:
 
     def __enter__(self) -> Follower:
         self._view.start()
-        self._view.show(Update(0, self._steps, "starting workers", 0.0))
+        self._view.show(Update(0, self._steps, ((0, "starting workers"),), 0.0))
         self._thread.start()
         return self
 
@@ -88,10 +89,8 @@ class Follower:
             self._show(last)
 
     def _show(self, values: dict[str, Any]) -> None:
-        step, seconds = int(values[STEP]), float(values[STEP_S])
+        seconds = float(values[STEP_S])
         self._mean_step_s = seconds if self._mean_step_s is None else 0.8 * self._mean_step_s + 0.2 * seconds
-        loss = "not finite" if values[LOSS] is None else f"{values[LOSS]:.3f}"
-        left_s = (self._steps - step) * self._mean_step_s
-        rate = in_figures(values[units_per_s(self._unit)])
-        numbers = f"loss {loss}  {rate} {self._unit}/s  about {left_s:.0f} s left"
-        self._view.show(Update(step, self._steps, numbers, time.monotonic() - self._began))
+        ranked = tuple(figures(values, self._steps, self._unit, self._mean_step_s))
+        elapsed_s = time.monotonic() - self._began
+        self._view.show(Update(int(values[STEP]), self._steps, ranked, elapsed_s, self._log_every))

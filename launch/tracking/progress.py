@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from launch.error_log import log_error
+from launch.tracking.step_line import Figure, fitted, headed
 from suite.log import Log
 from suite.training.periodic import PeriodicThread
 
@@ -30,6 +31,9 @@ FOLLOWED = "GPIPE_FOLLOWED"
 
 EVERY_S = 2.0
 """Minimum seconds between two marked lines, because the log is stored, and reread from its start."""
+
+_BAR_WIDTH, _BESIDE = 20, 18
+"""Columns of the bar; of the word step, the elapsed time and the gaps beside it."""
 
 SILENT_S = 2.0
 """Work that takes no longer than this logs no progress."""
@@ -84,9 +88,11 @@ class Update:
 
     step: int
     steps: int
-    numbers: str
-    """Loss, speed and time left, as text."""
+    figures: tuple[Figure, ...]
+    """Loss, speed and time left, as ranked texts."""
     elapsed_s: float
+    log_every: int = 1
+    """Steps between two lines where there is no terminal."""
 
     def line(self) -> str:
         """Returns it as a marked line for a log."""
@@ -98,8 +104,9 @@ def read_update(line: str) -> Update | None:
     if not line.startswith(MARK):
         return None
     try:
-        return Update(**json.loads(line.removeprefix(MARK)))
-    except (ValueError, TypeError):  # an incomplete line, or one of another version
+        fields = json.loads(line.removeprefix(MARK))
+        return Update(**fields | {"figures": tuple((int(rank), str(text)) for rank, text in fields["figures"])})
+    except (ValueError, TypeError, KeyError):  # an incomplete line, or one of another version
         return None
 
 
@@ -130,12 +137,12 @@ def progress_view(console: Console) -> ProgressView:
 
 
 class Bar(ProgressView):
-    """A bar in a terminal, otherwise at most ten lines per run."""
+    """A bar in a terminal, otherwise a line every few steps."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._bar = Progress(
-            TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[numbers]}"),
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(_BAR_WIDTH), TextColumn("{task.fields[numbers]}"),
             TimeElapsedColumn(), console=console, transient=False, disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None, numbers="starting workers", visible=False)
@@ -148,16 +155,16 @@ class Bar(ProgressView):
         self._bar.stop()
 
     def show(self, update: Update) -> None:
-        """Updates the bar; without a terminal, prints a line for every tenth of the run."""
+        """Updates the bar; without a terminal, prints a line every ``log_every`` steps, and for the last one."""
         task = self._bar.tasks[0]
         task.start_time = self._bar.get_time() - update.elapsed_s  # the run may have started before the bar
-        self._bar.update(
-            self._task, completed=update.step, total=update.steps, numbers=update.numbers, visible=True
-        )  # fmt: skip
-        due = update.step // max(1, update.steps // 10)
+        room = self._console.width - _BAR_WIDTH - _BESIDE - 2 * len(str(update.steps))
+        numbers = fitted(update.figures, room)
+        self._bar.update(self._task, completed=update.step, total=update.steps, numbers=numbers, visible=True)
+        due = update.step // update.log_every
         if not self._console.is_terminal and (due > self._printed or update.step == update.steps):
             self._printed = due
-            self._console.print(f"step {update.step}/{update.steps}  {update.numbers}")
+            self._console.print(headed(update.step, update.steps, update.figures), soft_wrap=True)
 
 
 class MarkedLines(ProgressView):

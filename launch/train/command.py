@@ -32,13 +32,16 @@ from launch.tracking.wandb_sync import unsynced_parts
 from launch.train.step_check import StepCheck
 from launch.watching.report import update_page
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
-from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError
+from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError, first_line
+from suite.log import Log
 from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.timeline import text
 from suite.training.checkpoint import list_checkpoints
 from suite.training.checkpoint.object_store import check_url
 from suite.training.metrics import read_steps
 from suite.training.trace import perfetto, read_traces
+from suite.training.utilization import Peak
 
 
 def start(name: str, scale: RequestedScale, settings: str, launcher: str, console: Console) -> None:
@@ -162,7 +165,7 @@ class _Session:
         )
         with run_lock(run.path), advice:
             self.console.print(f"folder: {run.path}")
-            state = RunState(run, chosen, planned, resumed, self.plan)
+            state = RunState(run, chosen, planned, resumed, self.plan, self.console.print)
             try:
                 self._run_workers(state)
             finally:
@@ -185,7 +188,7 @@ class _Session:
         check = StepCheck(spec.run, lambda: state.planned, log)
         try:
             with (
-                Follower(spec.run, chosen.train.steps, chosen.unit, self.console, check.step),
+                Follower(spec.run, chosen.train.steps, chosen.unit, self.console, check.step, chosen.train.log_every),
                 self.backend.started(spec, state.planned.placement) as launcher,
             ):
                 Supervisor(spec, chosen, launcher, state.fit, log).run()
@@ -217,10 +220,10 @@ class RunState:
 
     def __init__(
         self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool,
-        make_plan: Callable[[Experiment], PlanReport],
+        make_plan: Callable[[Experiment], PlanReport], log: Log,
     ) -> None:  # fmt: skip
-        self._requested, self._first_plan, self._make_plan = chosen, planned, make_plan
-        self.experiment, self.planned, self.spec = chosen, planned, _attempt_spec(run, chosen, planned, resumed)
+        self._requested, self._first_plan, self._make_plan, self._log = chosen, planned, make_plan, log
+        self.experiment, self.planned, self.spec = chosen, planned, _attempt_spec(run, chosen, planned, resumed, log)
 
     def fit(self, devices: int) -> tuple[AttemptSpec, Experiment]:
         """Returns the attempt closest to the requested one that fits on ``devices`` devices.
@@ -236,9 +239,8 @@ class RunState:
                 continue
             if experiment != self.experiment:
                 self.experiment, self.planned = experiment, planned
-                self.spec = replace(
-                    _attempt_spec(self.spec.run, experiment, planned, True), shrunk=experiment != self._requested
-                )
+                spec = _attempt_spec(self.spec.run, experiment, planned, True, self._log)
+                self.spec = replace(spec, shrunk=experiment != self._requested)
                 if self.spec.shrunk:
                     self.spec.run.shrunk.write_text(experiment.to_toml())
             return self.spec, experiment
@@ -259,12 +261,20 @@ class RunState:
         run.plan_record.write_text(json.dumps(record) + "\n")
 
 
-def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool) -> AttemptSpec:
+def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, log: Log) -> AttemptSpec:
     plan = planned.plan
     return AttemptSpec(
         run.path, _data_of(chosen), plan.layers_per_cell, plan.schedule_config, planned.cluster.kind == "gpu", resumed,
-        step_s=plan.timeline.seconds,
+        step_s=plan.timeline.seconds, flops=_step_flops(planned, log), costs=(CACHE / "costs").resolve(),
     )  # fmt: skip
+
+
+def _step_flops(planned: PlanReport, log: Log) -> StepFlops | None:
+    try:
+        return planned.step_flops()
+    except Exception as error:  # layers of a user's own may need values that the meta device does not have
+        log(f"the run has no FLOP/s and no MFU, because counting failed: {type(error).__name__}: {first_line(error)}")
+        return None
 
 
 def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
@@ -293,6 +303,7 @@ def _summarise(run: RunFolder, console: Console) -> None:
     lines = [
         f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "
         f"({in_figures(record[f'{unit}_per_second'])} {unit}/s, {record['threads']} threads per worker)",
+        *_utilization(record),
         f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}",
         _score(record),
         f"peak memory of all workers: {record['peak_memory_bytes'] / GIB:.2f} GiB",
@@ -301,6 +312,14 @@ def _summarise(run: RunFolder, console: Console) -> None:
     ]
     for line in lines:
         console.print(line)
+
+
+def _utilization(record: dict[str, Any]) -> list[str]:
+    """Returns one line: MFU, HFU if activations were recomputed, and the peak that they are shares of."""
+    if "mfu" not in record:
+        return []
+    shares = f"MFU {record['mfu']:.1%}" + (f", HFU {record['hfu']:.1%}" if record["hfu"] > record["mfu"] else "")
+    return [f"{shares} of {Peak(record['peak_flops_per_s'], record['peak_source'])} per worker"]
 
 
 def _score(record: dict[str, Any]) -> str:

@@ -26,10 +26,12 @@ from launch.worker.distributed import GROUP_TIMEOUT_S
 from launch.worker.engine import Engine, PartitionedModel, assemble
 from launch.worker.feeds import DataSource, data_source
 from launch.worker.heartbeat import HeartbeatWriter
+from launch.worker.peak import device_peak
 from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from suite.errors import CheckpointError, FailureLocation, ProgramError, StallError, SuiteError, first_line
 from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.fault_injection import inject_faults
@@ -45,6 +47,7 @@ from suite.training.loss_spikes import LossSpikes
 from suite.training.system_metrics import SystemMetrics
 from suite.training.trace import TraceWriter
 from suite.training.trackers import MetricsFile, Tracker
+from suite.training.utilization import Utilization
 from suite.training.wandb_run import Wandb
 
 
@@ -68,6 +71,10 @@ class AttemptSpec:
     """Planned duration of a step."""
     shrunk: bool = False
     """Whether the run has fewer devices than requested."""
+    flops: StepFlops | None = None
+    """Planned operations; None if the model has none, or if they could not be counted."""
+    costs: Path | None = None
+    """The folder of measured costs, which has the device's measured peak too."""
 
     @property
     def run(self) -> RunFolder:
@@ -164,11 +171,13 @@ def _train_stage(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, st
     with status.waiting_for("the end of the run", spec.timeout_s):
         held_out = context.source.held_out()
         score = evaluate(engine.executor, held_out) if len(held_out) else None
-        memory = peak_memory(spec.use_gpu)
+        memory = peak_memory(context.engine.executor.stage.device)
         if coord.is_metrics_rank:
             measure = experiment.metric_name
             scores = {f"valid_{measure}": score, f"baseline_{measure}": context.source.baseline(held_out)}
-            result = RunResult(progress, scores, memory, context.wandb_run, context.source.counts())
+            utilization = context.setup.utilization
+            peak = utilization.peak if utilization is not None else None
+            result = RunResult(progress, scores, memory, context.wandb_run, context.source.counts(), peak)
             record = write_record(spec.run, experiment, context.layers, result)
         dist.barrier()
         if coord.is_metrics_rank:
@@ -217,6 +226,7 @@ def _build_context(
         coord, model, device, experiment.optimizer, experiment.train.seed, load_weights, sync_batchnorm_stats, status
     )
     status.first_step = engine.start
+    utilization = _utilization(spec, experiment, device) if coord.is_metrics_rank else None
     source = data_source(experiment, spec.data, coord)
     if warning := source.check(engine.notes):
         log(warning)
@@ -238,9 +248,16 @@ def _build_context(
     batches = Prefetcher(source.batch, experiment.train.steps, engine.executor.prefetch_shapes, source.is_thread_safe)
     setup = TrainingSetup(
         engine.executor, engine.optimizer, batches, saver, trackers, trace,
-        experiment.unit, experiment.metric_name, _layer_stats(spec, experiment, engine), log,
+        experiment.unit, experiment.metric_name, _layer_stats(spec, experiment, engine), log, utilization,
     )  # fmt: skip
     return TrainingContext(layers, engine, source, batches, setup, system_metrics, run_id)
+
+
+def _utilization(spec: AttemptSpec, experiment: Experiment, device: torch.device) -> Utilization | None:
+    if spec.flops is None:
+        return None
+    peak = device_peak(device, experiment.optimizer.precision, spec.costs)
+    return Utilization(spec.flops, peak, experiment.pipeline.stages * experiment.pipeline.replicas)
 
 
 def _layer_stats(spec: AttemptSpec, experiment: Experiment, engine: Engine) -> LayerStats | None:

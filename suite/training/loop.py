@@ -20,8 +20,10 @@ from suite.settings import LoopSettings
 from suite.training import metrics
 from suite.training.layer_stats import LayerStats
 from suite.training.optimizer import StageOptimizer, StepResult
+from suite.training.system_metrics import peak_bytes
 from suite.training.trace import TraceWriter
 from suite.training.trackers import Tracker
+from suite.training.utilization import Utilization
 
 MIN_DEADLINE_S, DEADLINE_STEPS = 60.0, 10.0
 """The longest wait for a message after the first step: ten steps, and at least 60 s. Longer than the supervisor
@@ -69,6 +71,8 @@ class TrainingSetup:
     layer_stats: LayerStats | None = None
     log: Log = print
     """Prints a line for the user."""
+    utilization: Utilization | None = None
+    """On the metrics rank, if the model's operations are known."""
 
 
 @dataclass
@@ -90,13 +94,15 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
     """
     nonfinite_steps = 0
     for step in range(progress.step, settings.steps):
-        batch, result, seconds = _train_step(worker, step)
-        progress.step, progress.seconds = step + 1, progress.seconds + seconds
+        trained = _train_step(worker, step)
+        batch, result = trained.batch, trained.result
+        progress.step, progress.seconds = step + 1, progress.seconds + trained.seconds
         nonfinite_steps = 0 if result.applied else nonfinite_steps + 1
         origin = "" if result.applied else _find_nonfinite(worker, batch, step, result)
         if batch is not None:
             progress.units += int(batch.weight)
-            _record(worker, progress, result, batch.weight, seconds)
+            if worker.trackers:
+                _record(worker, progress, trained, batch.weight)
         worker.saver.on_step_end(progress.step, result.applied)
         if nonfinite_steps > settings.max_nonfinite_steps:
             with _saving(worker, step):
@@ -114,8 +120,17 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
     return progress
 
 
-def _train_step(worker: TrainingSetup, step: int) -> tuple[MiniBatch | None, StepResult, float]:
-    """Trains one step. Returns its mini-batch, its result and its seconds."""
+@dataclass(frozen=True)
+class TrainedStep:
+    """One step on one worker; ``bubble`` only if it is traced."""
+
+    batch: MiniBatch | None
+    result: StepResult
+    seconds: float
+    bubble: float | None
+
+
+def _train_step(worker: TrainingSetup, step: int) -> TrainedStep:
     begin, status = time.perf_counter(), worker.executor.status
     status.begin("batch", step)
     recorder = worker.trace.recorder(step) if worker.trace is not None else None
@@ -126,15 +141,18 @@ def _train_step(worker: TrainingSetup, step: int) -> tuple[MiniBatch | None, Ste
         sums = worker.executor.train(batch, step)
     status.begin("update", step)
     with status.waiting_for("the other workers' gradients and norms"):
-        result = worker.optimizer.update(sums, step, recorder)
+        result = worker.optimizer.update(sums, step, recorder, peak_bytes(worker.executor.stage.device))
         if worker.layer_stats is not None:
             worker.layer_stats.write(step, result.layer_norms)
+    bubble = None
     if worker.trace is not None and recorder is not None:
         worker.trace.write(step, recorder)
+        with status.waiting_for("the other workers' traces"):
+            bubble = worker.trace.bubble(recorder)
     seconds = time.perf_counter() - begin
     status.deadline.seconds = max(MIN_DEADLINE_S, DEADLINE_STEPS * seconds)
     status.step_done(seconds)
-    return batch, result, seconds
+    return TrainedStep(batch, result, seconds, bubble)
 
 
 def _saving(
@@ -185,8 +203,9 @@ def evaluate(executor: Executor, batches: Sequence[MiniBatch | None]) -> float:
     return float(total[0] / total[1])
 
 
-def _record(worker: TrainingSetup, progress: Progress, result: StepResult, weight: float, seconds: float) -> None:
-    coord, unit = worker.executor.coord, worker.unit
+def _record(worker: TrainingSetup, progress: Progress, trained: TrainedStep, weight: float) -> None:
+    unit, coord, device = worker.unit, worker.executor.coord, worker.executor.stage.device
+    result, seconds = trained.result, trained.seconds
     values = {
         metrics.LOSS: result.objective / weight,
         metrics.train_metric(worker.metric_name): result.metric / weight,
@@ -197,6 +216,13 @@ def _record(worker: TrainingSetup, progress: Progress, result: StepResult, weigh
         metrics.STEP_S: seconds,
         metrics.units_per_s(unit): weight / seconds,
         metrics.units_per_s_per_device(unit): weight / seconds / (coord.stages * coord.replicas),
+        metrics.PEAK_GIB: result.peak_bytes / 2**30,
     }
+    if device.type == "cuda":
+        values[metrics.PEAK_SHARE] = result.peak_bytes / torch.cuda.get_device_properties(device).total_memory
+    if worker.utilization is not None:
+        values |= worker.utilization.values(weight, seconds)
+    if trained.bubble is not None:
+        values[metrics.BUBBLE] = trained.bubble
     for tracker in worker.trackers:
         tracker.log(progress.step, values)

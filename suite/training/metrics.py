@@ -23,6 +23,15 @@ APPLIED = "train/applied"
 
 STEP_S = "throughput/step_s"
 
+TFLOPS_PER_DEVICE, MFU, HFU = "throughput/tflops_per_device", "throughput/mfu", "throughput/hfu"
+"""Model operations per second of a device in 10^12; ``suite.training.utilization``."""
+
+PEAK_GIB, PEAK_SHARE = "memory/peak_gib", "memory/peak_share"
+"""Of the worker with the highest peak so far; the share is that of its GPU's memory."""
+
+BUBBLE = "pipeline/bubble"
+"""Of a step that is traced."""
+
 NAMESPACES = ("train", "valid", "throughput", "memory", "pipeline", "scores")
 """All names but ``step`` are in one of them."""
 

@@ -219,6 +219,8 @@ class StepResult:
     applied: bool
     layer_norms: tuple[float, ...] = ()
     """Gradient norm of each layer."""
+    peak_bytes: int = 0
+    """Memory of the worker with the highest peak."""
 
     @property
     def culprits(self) -> tuple[int, ...]:
@@ -246,14 +248,14 @@ class StageOptimizer:
         make_state = ShardedState if sharded else ReplicatedState
         self._state = make_state(stage.layers, self._trainable, settings, coord, groups)
 
-    def update(self, sums: LossSums, step: int, recorder: Recorder | None = None) -> StepResult:
+    def update(self, sums: LossSums, step: int, recorder: Recorder | None = None, peak_bytes: int = 0) -> StepResult:
         """Reduces gradients over ties and replicas, agrees on norm and finiteness, and applies or skips the step.
 
-        ``sums`` is this worker's share of the losses. Clears gradients in either case. ``recorder`` records the part
-        after the agreement, because before that a worker may wait for others.
+        ``sums`` is this worker's share of the losses, ``peak_bytes`` its memory. Clears gradients in either case.
+        ``recorder`` records the part after the agreement, because before that a worker may wait for others.
         """
         gradients = self.finish_reduction()
-        squares, totals = self._agree(gradients, sums)
+        squares, totals, peaks = self._agree(gradients, sums, peak_bytes)
         start = recorder.mark() if recorder is not None else None
         norm = math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else float("nan")
         applied = math.isfinite(norm) and all(map(math.isfinite, totals))
@@ -268,7 +270,7 @@ class StageOptimizer:
         if recorder is not None:
             recorder.record("U", -1, start)
         norms = tuple(math.sqrt(square) if math.isfinite(square) else square for square in squares)
-        return StepResult(totals[0], totals[1], norm, rate, applied, norms)
+        return StepResult(totals[0], totals[1], norm, rate, applied, norms, int(max(peaks)))
 
     def finish_reduction(self) -> list[tuple[Key, Tensor]]:
         """Finishes the reduction that the executor began: sums over ties, means over replicas, zeros where none came.
@@ -312,8 +314,11 @@ class StageOptimizer:
         self._state.load_state(key, state)
 
     @torch.no_grad()
-    def _agree(self, gradients: Sequence[tuple[Key, Tensor]], sums: LossSums) -> tuple[list[float], list[float]]:
-        """All-reduces each layer's sum of squared gradients, and the loss sums, over all workers at once.
+    def _agree(
+        self, gradients: Sequence[tuple[Key, Tensor]], sums: LossSums, peak_bytes: int
+    ) -> tuple[list[float], list[float], list[float]]:
+        """All-reduces each layer's sum of squared gradients, the loss sums, and each worker's peak memory, over all
+        workers at once.
 
         Only the workers of a layer fill its entry and all others have zero, so the sum is exact and the total, in layer
         order, has the same bits at every K.
@@ -328,9 +333,12 @@ class StageOptimizer:
             [torch.stack(parts).sum() if parts else zero for parts in squares]
             + [zero + sums.objective, zero + sums.metric]
         )
+        peaks = torch.zeros(dist.get_world_size(), dtype=torch.float64)
+        peaks[self.coord.rank] = peak_bytes
+        vector = torch.cat([vector, peaks.to(vector.device)])
         dist.all_reduce(vector)
         values = vector.tolist()
-        return values[: self._layers], values[self._layers :]
+        return values[: self._layers], values[self._layers : self._layers + 2], values[self._layers + 2 :]
 
     @torch.no_grad()
     def _sync_ties(self) -> None:

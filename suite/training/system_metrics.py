@@ -8,6 +8,7 @@ GPU only the stream waits for other stages' tensors, not the process, so the dev
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from pathlib import Path
@@ -103,6 +104,17 @@ class SystemMetrics:
                 self._queries_driver = False
                 print(f"GPU utilization is not available: {error}", file=sys.stderr, flush=True)
         return metrics
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Returns this process's peak memory so far: allocated memory of a GPU, otherwise resident memory.
+
+    Resident pages that processes share are counted in each.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def path_of(folder: Path, replica: int, stage: int) -> Path:

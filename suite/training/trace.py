@@ -48,7 +48,7 @@ class TraceWriter:
         self._file = JsonLinesFile(path)
         for line in (*kept, head):
             self._file.write(line)
-        self._recorder = Recorder(device)
+        self._recorder, self._device = Recorder(device), device
         self._traced = None if every_step else range(start + FIRST, start + FIRST + COUNT)
 
     def recorder(self, step: int) -> Recorder | None:
@@ -65,6 +65,18 @@ class TraceWriter:
             for span in recorder.spans()
         ]
         self._file.write({"step": step, "began": round(recorder.began, 6), "spans": spans})
+
+    def bubble(self, recorder: Recorder) -> float:
+        """Returns the idle share of all workers in the step that was recorded, its update included. All workers must
+        call it."""
+        spans = recorder.spans()
+        busy_s, step_s = sum(span.seconds for span in spans), spans[-1].end - recorder.began
+        rows = torch.zeros(2, dist.get_world_size(), dtype=torch.float64)
+        rows[:, dist.get_rank()] = torch.tensor([busy_s, step_s])
+        rows = rows.to(self._device)
+        dist.all_reduce(rows)
+        all_busy_s, steps_s = rows.cpu()
+        return float(1 - all_busy_s.mean() / steps_s.max())
 
 
 def _remove_stale(folder: Path, coord: RankCoord) -> None:

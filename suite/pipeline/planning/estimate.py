@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, as_tuple, frozen_values, loss_of, structure_key, trainable
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Device
+from suite.pipeline.planning.flops import op_flops
 from suite.pipeline.planning.profile import MicroBatch
 from suite.pipeline.planning.skip_costs import cut_costs
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec, cast_to_boundary, to_bf16
@@ -207,7 +207,7 @@ class OpCostMode(TorchDispatchMode):
         if is_view:
             return
         traffic = sum(map(_bytes, inputs)) + sum(map(_bytes, outputs))
-        flops = _flops(func, args, kwargs, out)
+        flops = op_flops(func, args, kwargs, out)
         self.seconds += max(flops / self._product_rate, traffic / self._bandwidth)
 
     def _count_bytes(self, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
@@ -220,17 +220,6 @@ class OpCostMode(TorchDispatchMode):
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
         self.alive = sum(size for _, size in self._live.values())
         self.peak = max(self.peak, self.alive)
-
-
-def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Returns the operations of matrix products, convolutions and attention; other operators are bound by traffic."""
-    packet = func._overloadpacket
-    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
-        return float(sdpa_flop_count(*(tensor.shape for tensor in args[:3])))
-    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        return float(sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4])))
-    count = flop_registry.get(packet)
-    return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
 
 def _tensors(values: Any) -> list[Tensor]:

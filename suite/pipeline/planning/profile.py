@@ -55,6 +55,8 @@ class Sample:
 
     typical: MicroBatch
     largest: MicroBatch
+    units: float | None = None
+    """Units, such as tokens, of the typical one; None: an equal share of the mini-batch."""
 
 
 def profile(

@@ -36,4 +36,4 @@ def test_step_loss_speed_and_time_left_are_shown_and_messages_pass_through(tmp_p
     shown = out.getvalue().splitlines()
     assert "a word" in shown
     assert steps == [(1, 2.0), (2, 2.0)]
-    assert "step 2/4  loss 6.000  1,234 tokens/s  about 4 s left" in shown
+    assert "step 2/4  loss 6.000  1,234 tokens/s  0:04 left" in shown

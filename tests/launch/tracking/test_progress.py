@@ -64,7 +64,14 @@ def test_parts_are_counted_and_the_time_left_uses_their_mean(monkeypatch):
 
 
 @given(
-    st.builds(Update, st.integers(0), st.integers(1), st.text(), st.floats(0, allow_nan=False, allow_infinity=False))
+    st.builds(
+        Update,
+        st.integers(0),
+        st.integers(1),
+        st.lists(st.tuples(st.integers(), st.text())).map(tuple),
+        st.floats(0, allow_nan=False, allow_infinity=False),
+        st.integers(1),
+    )
 )
 def test_a_marked_line_is_one_line_and_is_read_back(update):
     line = update.line()
@@ -84,7 +91,7 @@ def test_a_followed_job_is_shown_like_a_local_run():
     marked, bar = MarkedLines(Console(file=remote, width=200)), Bar(Console(file=local, width=200))
     for step in (0, 2, 4):
         marked._next = 0.0
-        marked.show(Update(step, 4, "loss 1", 1.5))
+        marked.show(Update(step, 4, ((0, "loss 1"),), 1.5))
     for line in remote.getvalue().splitlines():
         bar.show(read_update(line))
     assert local.getvalue().splitlines() == ["step 2/4  loss 1", "step 4/4  loss 1"]

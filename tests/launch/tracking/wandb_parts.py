@@ -17,6 +17,8 @@ class Part:
     summary: dict[str, Any]
     artifacts: dict[str, set[str]]
     """Files of each artifact, by its name."""
+    metrics: dict[str, str | None]
+    """The x axis of each defined metric, by its name or pattern."""
 
 
 def parts(folder):
@@ -41,4 +43,6 @@ def read(store):
         if "artifact" in entry
     }
     history = [entry["history"]["item"] for entry in entries if "history" in entry]
-    return Part(run, run["config"]["update"], history, summary, artifacts)
+    defined = [entry["metric"] for entry in entries if "metric" in entry]
+    metrics = {metric.get("name") or metric["glob_name"]: metric.get("step_metric") for metric in defined}
+    return Part(run, run["config"]["update"], history, summary, artifacts, metrics)

@@ -18,6 +18,7 @@ from experiments.registry import find
 from launch import cli
 from suite.errors import SuiteError
 from suite.pipeline.planning.devices import DEVICES
+from suite.training.metrics import read_steps
 from tests.launch.tracking.wandb_parts import parts
 
 SMALL = (
@@ -204,7 +205,12 @@ def test_wandb_reads_the_run_back(through_ray):
         "max_live_graphs": [3],
         "step_s": plan["step_s"],
     }
+    assert trained.metrics == {"step": None} | {
+        f"{namespace}/*": "step" for namespace in ("train", "valid", "throughput", "memory", "pipeline", "scores")
+    }
     steps = [item for item in trained.history if "train/loss" in item]
+    for name, value in read_steps(run / "metrics.jsonl")[-1].items():
+        assert steps[-1][name] == pytest.approx(value), name
     assert [item["step"] for item in steps] == [1, 2, 3, 4, 5, 6]
     assert [item["train/loss"] for item in steps] == losses(run)
     for stage in (0, 1):

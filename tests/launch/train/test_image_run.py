@@ -5,6 +5,8 @@ import json
 import pytest
 from safetensors.numpy import load_file
 
+from suite.training.metrics import read_steps
+from suite.training.trace import read_traces
 from tests.launch.train.test_end_to_end import called, gpipe
 from tests.suite.data.images.pictures import write_folder
 
@@ -47,6 +49,31 @@ def test_it_learns_and_reports_its_scores(trained):
     assert all(0 <= line["train/accuracy"] <= 1 for line in lines)
     moved = weights(run, 16)[0]["value/norm.running_mean"]
     assert abs(moved).max() > 0
+
+
+def test_every_step_has_all_metrics_and_traced_steps_the_bubble(trained):
+    _, run, _, printed = trained
+    lines = read_steps(run / "metrics.jsonl")
+    names = {
+        "step", "train/loss", "train/accuracy", "train/grad_norm", "train/lr", "train/applied", "train/images",
+        "throughput/step_s", "throughput/images_per_s", "throughput/images_per_s_per_device",
+        "throughput/tflops_per_device", "throughput/mfu", "throughput/hfu", "memory/peak_gib",
+    }  # fmt: skip
+    assert all(set(line) == names | ({"pipeline/bubble"} if line["step"] in range(3, 8) else set()) for line in lines)
+    found = record(run)
+    for line in lines:
+        assert line["throughput/images_per_s_per_device"] == line["throughput/images_per_s"] / 2
+        flops = 1e12 * line["throughput/tflops_per_device"]
+        assert line["throughput/mfu"] == pytest.approx(flops / found["peak_flops_per_s"])
+        assert 0 < line["throughput/mfu"] <= line["throughput/hfu"] < 1
+        assert 0 < line.get("pipeline/bubble", 0.5) < 1
+    assert found["peak_source"] == "measured"
+    assert max(line["memory/peak_gib"] for line in lines) <= found["peak_memory_bytes"] / 2**30
+    assert f"MFU {found['mfu']:.1%}" in printed
+    bubbles = {trace.step + 1: trace.timeline.bubble for trace in read_traces(run / "trace")}
+    assert bubbles == pytest.approx(
+        {line["step"]: line["pipeline/bubble"] for line in lines if line["step"] in bubbles}, abs=0.1
+    )
 
 
 def test_the_same_run_at_another_k_has_the_same_bits(trained, tmp_path):

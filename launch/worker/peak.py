@@ -1,0 +1,85 @@
+"""The peak of a worker's device, which MFU and HFU are shares of: declared by its maker, or measured once.
+
+A measured peak is that of a large matrix product with the run's threads. It is cached beside the layer costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from launch.worker.devices import cpu_model
+from suite.paths import write_atomically
+from suite.pipeline.planning.devices import DEVICES
+from suite.training.utilization import Peak
+
+MEASURE_S = 0.5
+"""Products are repeated for this long; the fastest counts, because other work on the machine only slows them down."""
+
+_VERSION = 1
+"""Of the measurement. Raise it when the measurement changes."""
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def device_peak(device: torch.device, precision: str, cache: Path | None) -> Peak:
+    """Returns the peak of matrix products of ``precision`` (fp32 or bf16) on a device.
+
+    Declared for the GPUs that ``suite.pipeline.planning.devices`` knows; otherwise measured with this process's
+    threads, or read from the folder ``cache``.
+    """
+    if device.type == "cuda":
+        declared = declared_peak(torch.cuda.get_device_name(device), precision)
+        if declared is not None:
+            return declared
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
+    key = repr((_VERSION, name, torch.get_num_threads(), precision, torch.__version__))
+    path = None if cache is None else cache / f"peak-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    if path is not None:
+        with suppress(OSError, ValueError, TypeError):
+            return Peak(**json.loads(path.read_text()))
+    peak = Peak(_measure(device, precision), "measured")
+    if path is not None:
+        with suppress(OSError):  # the next run measures again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(asdict(peak)))
+    return peak
+
+
+def declared_peak(name: str, precision: str) -> Peak | None:
+    """Returns the declared peak of a GPU by the name that its driver reports; None for an unknown one.
+
+    PCIe and NVL cards of the same name have lower clocks than the declared SXM modules, so they are measured.
+    """
+    words = re.split(r"[\s_-]+", name.upper())
+    if "PCIE" in words or "NVL" in words:
+        return None
+    for known in DEVICES.values():
+        if known.name.upper() in words:
+            return Peak(known.bf16 if precision == "bf16" else known.fp32, "declared")
+    return None
+
+
+def _measure(device: torch.device, precision: str) -> float:
+    side = 4096 if device.type == "cuda" else 1024
+    generator = torch.Generator(device).manual_seed(0)  # a data set may draw from the default one
+    matrix = torch.randn(side, side, device=device, generator=generator).to(_DTYPES[precision])
+    fastest_s, begin = math.inf, time.perf_counter()
+    matrix @ matrix  # allocates, and starts the threads
+    while math.isinf(fastest_s) or time.perf_counter() - begin < MEASURE_S:
+        start = time.perf_counter()
+        matrix @ matrix
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        fastest_s = min(fastest_s, time.perf_counter() - start)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return 2.0 * side**3 / fastest_s
