@@ -22,7 +22,7 @@ from launch import interrupts
 from launch.runs.store import RunFolder, find_run, resume_command
 from launch.supervision.stall_report import stall_report
 from launch.tracking.follower import LogTail
-from launch.tracking.step_line import step_line
+from launch.tracking.step_line import WIDTH, step_line
 from launch.watching.run_data import run_name
 from launch.watching.run_state import Attempt, RunState, read_heartbeats, read_state
 from suite.errors import SettingError
@@ -104,11 +104,11 @@ class WatchView:
             return False
         return self.state.name == "finished" or time.monotonic() - self._seen_s > GONE_S
 
-    def step_line(self) -> str:
-        """Returns the line of the last step."""
+    def step_line(self, width: int = WIDTH) -> str:
+        """Returns the line of the last step in at most ``width`` columns."""
         if self._last is None:
             return f"no step of {self._experiment.train.steps} is finished yet"
-        return step_line(self._last, self._experiment.train.steps, self._experiment.unit)
+        return step_line(self._last, self._experiment.train.steps, self._experiment.unit, width=width)
 
     def grid(self) -> str:
         """Returns one row a stage: where it is in its schedule."""
@@ -147,9 +147,9 @@ def _follow_live(view: WatchView, console: Console) -> RunState:
             messages, _ = view.poll()
             for message in messages:
                 live.console.print(message)
-            live.update(Text(f"{view.step_line()}\n{view.grid()}", no_wrap=True, overflow="ellipsis"))
+            live.update(Text(f"{view.step_line(console.width)}\n{view.grid()}", no_wrap=True, overflow="ellipsis"))
             time.sleep(PERIOD_S)
-    console.print(view.step_line())
+    console.print(view.step_line(console.width))
     return view.state
 
 
