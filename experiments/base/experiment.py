@@ -20,6 +20,7 @@ from suite.errors import SettingError, nearest
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.schedule import config
 from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
+from suite.training.profiling import profiled_steps
 
 Scale = Literal["paper", "laptop", "tiny"]
 
@@ -68,7 +69,7 @@ class Experiment(FrozenRecord):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        errors = [*self.setting_errors(), *self._pipeline_errors()]
+        errors = [*self.setting_errors(), *self._pipeline_errors(), *self._profile_errors()]
         if errors:
             raise SettingError("; ".join(errors))
         return self
@@ -117,6 +118,16 @@ class Experiment(FrozenRecord):
             except SettingError as fault:
                 errors.append(str(fault))
         return errors
+
+    def _profile_errors(self) -> list[str]:
+        """Returns what is wrong with the steps to profile."""
+        if self.train.profile_steps is None:
+            return []
+        try:
+            profiled_steps(self.train.profile_steps, self.train.steps)
+        except SettingError as fault:
+            return [str(fault)]
+        return []
 
     def with_settings(self, settings: str | Iterable[str]) -> Self:
         """Returns a copy with ``field=value`` settings, such as ``"train.steps=50 pipeline.stages=4"``, applied.

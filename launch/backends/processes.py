@@ -237,10 +237,13 @@ def run_worker(
     from tqdm import tqdm
 
     from launch.worker.distributed import init_process_group
+    from launch.worker.gpu_debug import start_flight_recorder
     from launch.worker.worker import train_stage
 
     tqdm.set_lock(threading.RLock())  # tqdm's default lock is shared between processes, and outlives a killed one
     gpu = (rank if device is None else device) if spec.use_gpu else None
+    if spec.use_gpu:
+        start_flight_recorder(spec.run.gpu, spec.attempt)
     init_process_group(rank, world, rendezvous, gpu=gpu, timeout_s=spec.timeout_s)
     train_stage(spec, rank, node)
     dist.destroy_process_group()

@@ -109,6 +109,16 @@ class RunFolder:
         return self.path / "attempts.jsonl"
 
     @property
+    def profile(self) -> Path:
+        """torch.profiler's traces of ``train.profile_steps``, one per worker."""
+        return self.path / "profile"
+
+    @property
+    def gpu(self) -> Path:
+        """Memory snapshots and NCCL's records of workers on GPUs that failed."""
+        return self.path / "gpu"
+
+    @property
     def heartbeats(self) -> Path:
         """One file per worker: its current action."""
         return self.path / "heartbeats"

@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from launch.worker.cgroups import cpu_limit
 from launch.worker.distributed import GROUP_TIMEOUT_S
 from launch.worker.engine import Engine, PartitionedModel, assemble
 from launch.worker.feeds import DataSource, data_source
+from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
 from launch.worker.peak import device_peak
 from launch.worker.prefetch import Prefetcher
@@ -44,6 +45,7 @@ from suite.training import checkpoint
 from suite.training.layer_stats import LayerStats
 from suite.training.loop import DEADLINE_STEPS, Progress, TrainingSetup, evaluate, train
 from suite.training.loss_spikes import LossSpikes
+from suite.training.profiling import step_profiler
 from suite.training.system_metrics import SystemMetrics
 from suite.training.trace import TraceWriter
 from suite.training.trackers import MetricsFile, Tracker
@@ -124,7 +126,12 @@ def train_stage(spec: AttemptSpec, rank: int, node: str = "") -> None:
         try:
             if spec.fault_plan:
                 inject_faults(spec.fault_plan, coord, spec.attempt, spec.run.checkpoints, status)
-            _train_stage(spec, experiment, coord, status)
+            dumps: AbstractContextManager[None] = nullcontext()
+            if spec.use_gpu:
+                profiled = experiment.train.profile_steps is not None
+                dumps = leave_gpu_dumps(spec.run.gpu, coord, spec.attempt, status, with_stacks=profiled)
+            with dumps:
+                _train_stage(spec, experiment, coord, status)
         except Exception as error:
             with suppress(OSError):  # the log may be on a full disk
                 traceback.print_exc()  # goes to this worker's log; the terminal shows one sentence
@@ -226,7 +233,10 @@ def _build_context(
         coord, model, device, experiment.optimizer, experiment.train.seed, load_weights, sync_batchnorm_stats, status
     )
     status.first_step = engine.start
-    utilization = _utilization(spec, experiment, device) if coord.is_metrics_rank else None
+    utilization = None
+    if coord.is_metrics_rank and spec.flops is not None:
+        peak = device_peak(device, experiment.optimizer.precision, spec.costs)
+        utilization = Utilization(spec.flops, peak, coord.stages * coord.replicas)
     source = data_source(experiment, spec.data, coord)
     if warning := source.check(engine.notes):
         log(warning)
@@ -249,15 +259,9 @@ def _build_context(
     setup = TrainingSetup(
         engine.executor, engine.optimizer, batches, saver, trackers, trace,
         experiment.unit, experiment.metric_name, _layer_stats(spec, experiment, engine), log, utilization,
+        step_profiler(experiment.train, spec.run.profile, coord, device),
     )  # fmt: skip
     return TrainingContext(layers, engine, source, batches, setup, system_metrics, run_id)
-
-
-def _utilization(spec: AttemptSpec, experiment: Experiment, device: torch.device) -> Utilization | None:
-    if spec.flops is None:
-        return None
-    peak = device_peak(device, experiment.optimizer.precision, spec.costs)
-    return Utilization(spec.flops, peak, experiment.pipeline.stages * experiment.pipeline.replicas)
 
 
 def _layer_stats(spec: AttemptSpec, experiment: Experiment, engine: Engine) -> LayerStats | None:

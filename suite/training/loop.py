@@ -20,6 +20,7 @@ from suite.settings import LoopSettings
 from suite.training import metrics
 from suite.training.layer_stats import LayerStats
 from suite.training.optimizer import StageOptimizer, StepResult
+from suite.training.profiling import StepProfiler
 from suite.training.system_metrics import peak_bytes
 from suite.training.trace import TraceWriter
 from suite.training.trackers import Tracker
@@ -73,6 +74,7 @@ class TrainingSetup:
     """Prints a line for the user."""
     utilization: Utilization | None = None
     """On the metrics rank, if the model's operations are known."""
+    profiler: StepProfiler | None = None
 
 
 @dataclass
@@ -94,7 +96,11 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
     """
     nonfinite_steps = 0
     for step in range(progress.step, settings.steps):
+        if worker.profiler is not None:
+            worker.profiler.begin(step, worker.executor)
         trained = _train_step(worker, step)
+        if worker.profiler is not None:
+            worker.profiler.end(step, worker.executor)
         batch, result = trained.batch, trained.result
         progress.step, progress.seconds = step + 1, progress.seconds + trained.seconds
         nonfinite_steps = 0 if result.applied else nonfinite_steps + 1

@@ -106,6 +106,8 @@ class Executor:
         self.status.stage = stage
         self.recorder: Recorder | None = None
         """Set for steps that are traced."""
+        self.profiling = False
+        """Whether torch.profiler records; each action is then a span."""
         self.reducer: GradientReducer | None = None
         """Set where there are replicas; gradients are passed to it as soon as they are complete. The caller runs its
         ``finish`` after each ``train``."""
@@ -140,7 +142,8 @@ class Executor:
                 self.status.begin(action, status_step)
                 if action.virtual_stage == len(state.cells):
                     self._start_cell(state)
-                _HANDLERS[action.kind](self, state, action)
+                with torch.profiler.record_function(str(action)) if self.profiling else nullcontext():
+                    _HANDLERS[action.kind](self, state, action)
                 if self.reducer is not None and action in state.last_grad_actions:
                     self.reducer.mark_ready(self.stage.parameters(action.virtual_stage))
             self.status.begin("close", status_step)

@@ -13,6 +13,7 @@ from suite.settings import OptimizerSettings, TrainSettings
 from suite.training import checkpoint
 from suite.training.loop import Progress, TrainingSetup, train
 from suite.training.optimizer import StageOptimizer
+from suite.training.profiling import step_profiler
 from tests.suite.pipeline.build import build, join, mini_batch
 from tests.suite.pipeline.freezing import freeze
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
@@ -52,9 +53,10 @@ def run(
 
 def trained(
     rank, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4, poison=None,
-    once=False, schedule_config="except_last", again=None, at=lambda step: None, frozen=(),
+    once=False, schedule_config="except_last", again=None, at=lambda step: None, frozen=(), profile=None,
 ):  # fmt: skip
-    """As ``run``, in a process that has joined already; ``frozen`` is what ``freeze`` takes."""
+    """As ``run``, in a process that has joined already; ``frozen`` is what ``freeze`` takes, ``profile`` a folder and
+    the steps to profile."""
     coord = RankCoord(rank, stages, replicas)
     layers = freeze(toy_layers(), frozen)
     executor, ties, named, groups = build(coord, layers, SumLoss(), schedule_config)
@@ -92,8 +94,11 @@ def trained(
         saver = checkpoint.Saver(storage, update, lambda tokens: {"tokens": tokens}, print, progress.step)
 
     losses = Losses()
-    worker = TrainingSetup(executor, update, batches, saver, [losses] if coord.is_metrics_rank else [])
-    train(worker, TrainSettings(steps=until, checkpoint_every=20, max_nonfinite_steps=2), progress)
+    trackers = [losses] if coord.is_metrics_rank else []
+    traces, steps = profile or (None, None)
+    loop = TrainSettings(steps=until, checkpoint_every=20, max_nonfinite_steps=2, profile_steps=steps)
+    profiler = step_profiler(loop, traces, coord, executor.stage.device)
+    train(TrainingSetup(executor, update, batches, saver, trackers, profiler=profiler), loop, progress)
     return losses.seen, {key: p.detach().clone().numpy() for key, p in named.items()}
 
 

@@ -1,0 +1,91 @@
+"""What a worker on a GPU leaves in its run's folder when it runs out of memory or stalls. On a CPU nothing here runs.
+
+    runs/<name>/<id>/gpu/memory-<replica>-<k>.pickle          at out-of-memory; pytorch.org/memory_viz shows it
+                         attempt-<n>-rank-<r>                 at a stall: NCCL's flight recorder, for torchfrtrace
+
+None of it has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.worker_status import WorkerStatus
+from suite.training.periodic import PeriodicThread
+
+_MEMORY_EVENTS = 100_000
+"""Allocations that a memory snapshot remembers with their stacks; each takes a few KB of host memory at most."""
+
+_POLL_S = 0.5
+
+_DUMP_SHARE = 0.5
+"""Of the time that an action may take. The supervisor ends the workers when all of it has passed."""
+
+
+def flight_recorder_environment(folder: Path, attempt: int) -> dict[str, str]:
+    """Returns the environment variables with which NCCL's flight recorder records, and writes after NCCL's own timeout.
+    They must be set before the process group exists."""
+    return {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(_dump_prefix(folder, attempt)),
+    }
+
+
+def start_flight_recorder(folder: Path, attempt: int) -> None:
+    """Sets ``flight_recorder_environment``, where the user has not set another value."""
+    folder.mkdir(exist_ok=True)
+    for name, value in flight_recorder_environment(folder, attempt).items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def leave_gpu_dumps(
+    folder: Path, coord: RankCoord, attempt: int, status: WorkerStatus, with_stacks: bool
+) -> Iterator[None]:
+    """A context for a worker on a GPU. It writes a memory snapshot when the body runs out of memory, with the stacks of
+    allocations if ``with_stacks``, which cost time; and NCCL's records when an action takes too long."""
+    folder.mkdir(exist_ok=True)
+    if with_stacks:
+        torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
+    stall = _StallDump(Path(f"{_dump_prefix(folder, attempt)}{coord.rank}"), status)
+    thread = PeriodicThread(stall.poll, _POLL_S, "flight recorder")
+    thread.start()
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        path = folder / f"memory-{coord.replica}-{coord.stage}.pickle"
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+        raise
+    finally:
+        thread.end()
+
+
+class _StallDump:
+    """Writes NCCL's records once for each action that takes too long."""
+
+    def __init__(self, path: Path, status: WorkerStatus) -> None:
+        self._path, self._status = path, status
+        self._dumped_at = -1
+
+    def poll(self) -> None:
+        """Writes them if the current action has taken too long."""
+        begun = self._status.actions_begun
+        if begun == self._dumped_at or self._status.elapsed_s < _DUMP_SHARE * self._status.current_timeout_s:
+            return
+        self._dumped_at = begun
+        try:
+            self._path.write_bytes(torch._C._distributed_c10d._dump_nccl_trace())  # type: ignore[attr-defined]
+        except (OSError, RuntimeError) as error:  # a full disk, or a build of torch without it
+            print(f"NCCL's flight recorder could not be written: {error}", file=sys.stderr, flush=True)
+
+
+def _dump_prefix(folder: Path, attempt: int) -> Path:
+    return folder / f"attempt-{attempt}-rank-"

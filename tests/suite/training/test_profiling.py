@@ -1,0 +1,64 @@
+"""Profiled steps: one trace a worker with a span for each action, and the same bits as without."""
+
+import gzip
+import json
+from collections import Counter
+
+import pytest
+
+from experiments.registry import find
+from launch.backends.processes import run_processes
+from suite.errors import SettingError
+from suite.training.profiling import profiled_steps
+from tests.suite.pipeline.build import join
+from tests.suite.training.work import merge, trained
+
+
+def with_and_without(rank, world, rendezvous, stages, replicas, folder):
+    """Returns what ``trained`` returns of 4 steps, without and with the profiler."""
+    join(rank, world, rendezvous)
+    coord = rank, stages, replicas
+    return trained(*coord, 4), trained(*coord, 4, profile=(folder, "2-3"))
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (1, 2)])
+def test_a_profiled_run_has_the_same_bits_and_a_trace_of_each_worker(tmp_path, stages, replicas):
+    found = run_processes(with_and_without, stages * replicas, stages, replicas, tmp_path / "profile")
+    (losses, weights), (profiled_losses, profiled_weights) = merge([a for a, _ in found]), merge([b for _, b in found])
+    assert losses == profiled_losses
+    assert all((weights[key] == profiled_weights[key]).all() for key in weights)
+    names = {f"stage-{replica}-{stage}.json.gz" for replica in range(replicas) for stage in range(stages)}
+    assert {path.name for path in (tmp_path / "profile").iterdir()} == names
+    count = 4 // replicas
+    for path in (tmp_path / "profile").iterdir():
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        spans = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
+        expected = {f"{kind}{i}": 2 for kind in "FRB" for i in range(count)} | {f"R{count - 1}": 0}
+        assert {name: spans[name] for name in expected} == expected
+        assert any(event["name"] == "aten::linear" or event["name"] == "aten::mm" for event in events)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("20", range(19, 20)), ("20-23", range(19, 23)), (" 1-50 ", range(50))])
+def test_a_step_or_a_range(text, expected):
+    assert profiled_steps(text, 50) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("some", "train.profile_steps is 'some'; give a step or a range of steps, such as 20 or 20-23"),
+        ("20-", "give a step or a range"),
+        ("-3", "give a step or a range"),
+        ("3.5", "give a step or a range"),
+        ("", "give a step or a range"),
+        ("0", "train.profile_steps is 0, the run has steps 1 to 50"),
+        ("23-20", "first step first"),
+        ("51", "the run has steps 1 to 50"),
+        ("49-51", "the run has steps 1 to 50"),
+    ],
+)
+def test_other_texts_are_refused_in_one_sentence(text, part):
+    with pytest.raises(SettingError, match=part):
+        profiled_steps(text, 50)
+    with pytest.raises(SettingError, match=part):
+        find("t24_1_3b_wide").with_settings(f"train.steps=50 'train.profile_steps={text}'")
