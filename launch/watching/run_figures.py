@@ -9,7 +9,7 @@ from experiments.report.figure import COLOURS, INK, new_figure, thinned
 from experiments.report.page import Picture
 from launch.watching.run_data import RunData
 from suite.training.jsonl import read_lines
-from suite.training.metrics import GRAD_NORM, LOSS, LR, train_metric, units_done, units_per_s
+from suite.training.metrics import GRAD_NORM, HFU, LOSS, LR, MFU, train_metric, units_done, units_per_s
 
 GIB = 2**30
 
@@ -42,7 +42,7 @@ def loss_pictures(run: RunData) -> list[Picture]:
     if baseline is not None:
         axis.axhline(baseline, color=INK, linewidth=1, linestyle="--", label="baseline")
     axis.legend(frameon=False, fontsize=8)
-    caption = f"{_in_words(run.metric).capitalize()} of training and of held-out data."
+    caption = f"{_in_words(run.metric).capitalize()} of training" + (" and of held-out data." if validation else ".")
     return [*pictures, Picture("metric", figure, caption, wide=False)]
 
 
@@ -66,13 +66,13 @@ def throughput_pictures(run: RunData) -> list[Picture]:
         f"{unit}/s",
         f"{unit.capitalize()} per second of each step.",
     )
-    shares = {name: run.points(f"throughput/{name}") for name in ("mfu", "hfu")}
-    if len(shares["mfu"]) > 1:
+    mfu, hfu = run.points(MFU), run.points(HFU)
+    if len(mfu) > 1:
         figure, axis = new_figure("step", "share of the device's peak, %")
-        for name, points in shares.items():
-            if len(points) > 1:
+        for name, points in (("MFU", mfu), ("HFU", hfu if hfu != mfu else [])):  # equal without recomputation
+            if points:
                 steps, values = thinned(points)
-                axis.plot(steps, [100 * value for value in values], linewidth=1.2, label=name.upper())
+                axis.plot(steps, [100 * value for value in values], linewidth=1.2, label=name)
         axis.set_ylim(bottom=0)
         axis.legend(frameon=False, fontsize=8)
         caption = "Model FLOPs utilization (MFU); HFU also counts recomputed operations."

@@ -25,7 +25,7 @@ from launch.watching.run_figures import (
 from launch.watching.translation_samples import score_section
 from suite.pipeline.schedule.timeline import Timeline
 from suite.training.jsonl import read_lines
-from suite.training.metrics import LOSS, STEP, STEP_S, units_done, units_per_s
+from suite.training.metrics import LOSS, MFU, STEP, STEP_S, units_done, units_per_s
 from suite.training.trace import StepTrace, read_traces
 
 MOST_LANGUAGES = 12
@@ -80,7 +80,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         facts.append((f"validation {run.metric}", f"{valid[-1][1]:.4f}"))
     if run.best is not None:
         facts.append(("best validation", f"{run.best[1]:.4f} at step {run.best[0]:,}"))
-    speed, mfu = median_of(run, units_per_s(unit)), median_of(run, "throughput/mfu")
+    speed, mfu = median_of(run, units_per_s(unit)), median_of(run, MFU)
     if speed is not None:
         facts.append((f"{unit}/s", in_figures(speed)))
     if mfu is not None:
