@@ -190,13 +190,14 @@ def _attempt_section(run: RunData) -> Section:
         running = run.state.name == "training" and attempt is run.state.last
         outcome = attempt.outcome or ("running" if running else "killed with its supervisor")
         rows.append([
-            attempt.number, _clock(fields["began"]), in_hours(ended - fields["began"]) if ended else "-",
-            f"{fields['K']} x {fields['R']}", fields.get("start"), fields.get("reached"), outcome,
-            attempt.short_cause, in_seconds(fields["recovered_s"]) if "recovered_s" in fields else "-",
+            attempt.number, outcome, attempt.short_cause, _clock(fields["began"]),
+            in_hours(ended - fields["began"]) if ended else "-", f"{fields['K']} x {fields['R']}",
+            fields.get("start"), fields.get("reached"),
+            in_seconds(fields["recovered_s"]) if "recovered_s" in fields else "-",
         ])  # fmt: skip
         if "message" in fields:
             causes.append((f"cause of the end of attempt {attempt.number}", str(fields["message"])))
-    headings = ("attempt", "began", "took", "K x R", "from step", "to step", "outcome", "cause", "training again after")
+    headings = ("attempt", "outcome", "cause", "began", "took", "K x R", "from step", "to step", "training again after")
     tables = [Table("attempts", "", headings, rows, [])] if rows else []
     return Section("Attempts", tables=tables, folded=causes)
 
