@@ -9,7 +9,7 @@ from urllib.parse import quote
 from experiments.planning.plan_report import in_figures, in_hours, in_seconds
 from experiments.planning.timeline_plot import timeline_figure
 from experiments.report.page import Page, Picture, Section
-from experiments.report.table import Table, Value, readable
+from experiments.report.table import Table, Value, aligned
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder
 from launch.watching.run_data import RunData, read_run
@@ -178,8 +178,7 @@ def _loss_section(run: RunData) -> Section:
     shown = Table(
         "languages", f"Validation {run.metric}: lowest and highest of {len(rows)} languages", headings, ends, []
     )
-    listed = "\n".join("  ".join(f"{readable(value):<16}" for value in row) for row in (headings, *rows))
-    return Section(title, sentences, [shown], pictures, [(f"all {len(rows)} languages", listed)])
+    return Section(title, sentences, [shown], pictures, [(f"all {len(rows)} languages", aligned(headings, rows))])
 
 
 def _attempt_section(run: RunData) -> Section:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.report.page import Section
-from experiments.report.table import Table, Value
+from experiments.report.table import Table, Value, aligned
 from launch.watching.run_data import RunData
 
 DIRECTIONS, SENTENCES = 4, 2
@@ -37,11 +37,13 @@ def score_section(run: RunData) -> Section:
     ]
     tables = [
         Table("scores", "Means of languages and directions", columns, means, list(run.scores["signatures"].values())),
-        Table("directions", "Directions", ("direction", "pairs", "training pairs", "BLEU", "chrF"), rows, []),
         *_samples(run.run.path / "scores", _spread(ranked)),
     ]
     sentence = f"Checkpoint of step {run.scores['step']:,}, beam {run.scores['beam']}, the {run.scores['split']} split."
-    return Section("Translations", [sentence], tables)
+    headings = ("direction", "pairs", "training pairs", "BLEU", "chrF")
+    return Section(
+        "Translations", [sentence], tables, folded=[(f"scores of {len(rows)} directions", aligned(headings, rows))]
+    )
 
 
 def _samples(folder: Path, directions: list[str]) -> list[Table]:

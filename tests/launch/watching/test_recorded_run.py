@@ -225,7 +225,8 @@ def test_a_scored_run_shows_translations_beside_their_references(run, monkeypatc
         page = other.report.read_text()
         rows = [page.index(text) for text in ("Save &lt;b&gt;file&lt;/b&gt;", "Datei speichern", "Datei sichern")]
         assert rows == sorted(rows)
-        assert ">12.5</td>" in page
+        assert ">12.5</td>" in page  # the mean
+        assert "en-de      50     900             12.5  30" in page
     finally:
         shutil.rmtree(other.path)
 
