@@ -14,7 +14,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep report score sync translate export list settings submit jobs logs stop fetch gpu-check doctor test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report runs watch score sync translate export list settings submit jobs logs stop fetch gpu-check doctor test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -42,8 +42,14 @@ bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, tran
 sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, trainability, transfer; SCALE=laptop, tiny, gpu, paper; without NAME, list them
 	@$(GPIPE) sweep --scale "$${SCALE:-auto}" --launcher "$${LAUNCHER:-spawn}" -- "$$NAME"
 
-report: $(READY) ## what sweeps came to, from their runs' records: NAME=, SCALE=; all of them without
-	@$(GPIPE) report --scale "$${SCALE:-auto}" -- "$$NAME"
+report: $(READY) ## what sweeps came to: NAME=, SCALE=; all of them without; or the page of a run: RUN=; of several compared: RUN="a b"
+	@$(GPIPE) report --scale "$${SCALE:-auto}" --run "$$RUN" -- "$$NAME"
+
+runs: $(READY) ## the runs here, newest first: NAME= (part of a name), or RUN= for one
+	@$(GPIPE) runs -- "$${RUN:-$$NAME}"
+
+watch: $(READY) ## follow a run that trains, from another terminal: RUN=
+	@$(GPIPE) watch -- "$$RUN"
 
 score: $(READY) ## BLEU and chrF of a trained run, a language and direction: RUN=, SET="score.beam=1 score.max_pairs=100"
 	@$(GPIPE) score --set "$$SET" -- "$$RUN"

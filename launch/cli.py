@@ -199,11 +199,39 @@ def sweep(
 def report(
     name: Annotated[str, typer.Argument(help="a sweep; empty: all that have runs")] = "",
     scale: Annotated[str, typer.Option(help="auto: every scale that has runs")] = "auto",
+    run: Annotated[
+        list[str], typer.Option(help="the page of this run instead; several, with blanks between, are compared")
+    ] = [],  # noqa: B006  # typer copies it
 ) -> None:
-    """Write a sweep's report from the records and scores of its runs: one HTML page, and Markdown."""
+    """Write the report of a sweep, or with --run the page of a run, or of several runs compared."""
+    if any(text.strip() for text in run):
+        from launch.watching.report import report_runs
+
+        if name:
+            raise SettingError(f"both the sweep {name!r} and --run are given; give one of them")
+        report_runs(run, console)
+        return
     from launch.sweeps.command import report as write_report
 
     write_report(name, scale, console)
+
+
+@app.command()
+def runs(
+    name: Annotated[str, typer.Argument(help="part of a name, or one run; empty: all runs")] = "",
+) -> None:
+    """List the runs here with their state, step, loss and speed, newest first; or tell one run."""
+    from launch.watching.run_listing import print_runs
+
+    print_runs(name, console)
+
+
+@app.command()
+def watch(run: str) -> None:
+    """Follow a run that trains, from another terminal: its steps, and what each stage does now."""
+    from launch.watching.watch import watch as watch_run
+
+    watch_run(run, console)
 
 
 @app.command()

@@ -18,6 +18,7 @@ ORDER = [
     "launch/planning",
     "launch/diagnostics",
     "launch/inference",
+    "launch/watching",
     "launch/backends",
     "launch/storage_sync",
     "launch/supervision",

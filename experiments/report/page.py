@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from experiments.report import figure
 from experiments.report.table import Table, readable
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG and its caption."""
+    """A figure and its caption: a vector graphic in HTML, a PNG beside Markdown."""
 
     name: str
-    png: bytes
+    figure: Any
+    """A matplotlib ``Figure``."""
     caption: str
+    wide: bool = True
+    """Whether it takes the whole width of the page, and scrolls on a narrow one."""
 
     @property
-    def url(self) -> str:
-        """The picture as a data URL."""
-        return f"data:image/png;base64,{b64encode(self.png).decode()}"
+    def svg(self) -> str:
+        """The picture as an SVG element."""
+        return figure.svg(self.figure)
+
+    @property
+    def png(self) -> bytes:
+        """The picture as a PNG."""
+        return figure.png(self.figure)
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,15 @@ class Section:
     sentences: Sequence[str] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
+    folded: Sequence[tuple[str, str]] = ()
+    """Heading and text of what opens on a click, in HTML only."""
+    links: Sequence[tuple[str, str]] = ()
+    """Text and relative address, in HTML only."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing below the heading."""
+        return not (self.sentences or self.tables or self.pictures or self.folded or self.links)
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,8 @@ class Page:
     title: str
     sections: Sequence[Section]
     name: str = field(default="report", kw_only=True)
+    facts: Sequence[tuple[str, str]] = ()
+    """Names and values of the most important numbers, above all sections, in HTML only."""
 
     def markdown(self) -> str:
         """Returns the page as Markdown; pictures are separate files."""
@@ -54,7 +74,7 @@ class Page:
         return "\n".join(parts)
 
     def html(self) -> str:
-        """Returns the page as HTML with embedded pictures."""
+        """Returns the page as HTML with embedded pictures. It refers to no other file but by its links."""
         from jinja2 import Environment
 
         text = files("experiments.report").joinpath("page.html").read_text()
@@ -68,7 +88,7 @@ class Page:
             for picture in section.pictures:
                 (folder / self._file(picture)).write_bytes(picture.png)
         paths = [folder / f"{self.name}.html", folder / f"{self.name}.md"]
-        paths[0].write_text(self.html())
+        paths[0].write_text(self.html(), encoding="utf-8")
         paths[1].write_text(self.markdown())
         return paths
 

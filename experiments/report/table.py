@@ -81,5 +81,12 @@ def readable(value: Value) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[Value]]) -> str:
+    """Returns rows as lines of text, for what opens on a click."""
+    lines = [list(headings), *(list(map(readable, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
 def _line(cells: object) -> str:
     return "| " + " | ".join(cells) + " |"  # type: ignore[arg-type]

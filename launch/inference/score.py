@@ -23,6 +23,7 @@ from launch.inference.decode import decode, find_text_run, stages_of
 from launch.inference.model_text import language_of, load_text, trained_languages
 from launch.runs.store import RunFolder, find_run, run_lock
 from launch.tracking.wandb_finish import publish
+from launch.watching.report import update_page
 from suite.data.text.splitting import TEST
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import END_ID, ENGLISH
@@ -52,7 +53,9 @@ class Direction:
 
 def score_from_cli(requested: str, settings: str, console: Console) -> None:
     """Scores a run from the command line. Raises SettingError for an unknown run or setting, and as ``score_run``."""
-    score_run(find_run(requested), read(settings), console)
+    run = find_run(requested)
+    score_run(run, read(settings), console)
+    update_page(run, console)
 
 
 def score_run(run: RunFolder, settings: ScoreSettings, console: Console) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,16 @@ class RunFolder:
         return self.path / "record.json"
 
     @property
+    def report(self) -> Path:
+        """The page of the run."""
+        return self.path / "report.html"
+
+    @property
+    def scores(self) -> Path:
+        """BLEU and chrF, once scored; the translations are in the folder ``scores`` beside it."""
+        return self.path / "scores.json"
+
+    @property
     def messages(self) -> Path:
         """Messages for the terminal."""
         return self.path / "messages.log"
@@ -157,17 +168,41 @@ def named_run(name: str, id: str) -> Callable[[], RunFolder]:
     return make
 
 
+LOCK_WAIT_S = 0.2
+"""Longer than ``is_locked`` holds a lock that it looks at."""
+
+
 @contextmanager
 def run_lock(run: Path, name: str = "lock") -> Iterator[None]:
     """A context that holds the lock ``name`` of a run. Raises SettingError when another process holds it."""
     lock = filelock.FileLock(run / name)
     try:
-        acquired = lock.acquire(timeout=0)
+        acquired = lock.acquire(timeout=LOCK_WAIT_S)
     except filelock.Timeout:
         raise SettingError(f"another process is using run {run}; wait until it ends, or stop it") from None
     with acquired:
         note(run)
         yield
+
+
+def is_locked(run: Path, name: str = "lock") -> bool:
+    """Whether a process, on this machine or where the storage knows locks, holds the lock ``name`` of a run."""
+    try:
+        file = os.open(run / name, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two readers do not see each other
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def known_runs() -> list[str]:
+    """Returns the names of all runs, ``name/id``, also those of sweeps."""
+    return [os.path.relpath(path.parent, RUNS) for path in RUNS.glob("*/*/experiment.toml")]
 
 
 def job_notes(storage: Path, job: str) -> Path:
@@ -214,7 +249,7 @@ def find_run(requested: str) -> RunFolder:
     there is none, and with all matches if the id is not unique."""
     if not requested:
         raise SettingError("no run given; choose one with RUN=, by its folder or its id")
-    known = [os.path.relpath(path.parent, RUNS) for path in RUNS.glob("*/*/experiment.toml")]
+    known = known_runs()
     for path in (Path(requested), RUNS / requested):
         with suppress(OSError):  # not a valid file name, such as one that is too long
             if (path / "experiment.toml").exists():
@@ -224,6 +259,25 @@ def find_run(requested: str) -> RunFolder:
         raise SettingError(f"{len(matches)} runs have the id {requested!r}: {', '.join(matches)}; choose one of them")
     if matches:
         return RunFolder((RUNS / matches[0]).resolve())
-    hint = nearest(requested, known) if known else f"there are no runs in {RUNS} yet"
+    for path in (Path(requested), RUNS / requested):
+        with suppress(OSError):
+            if path.is_dir():
+                raise _no_run_in(path)
+    hint = closest_runs(requested, known) if known else f"there are no runs in {RUNS} yet"
     shown = requested if len(requested) <= 100 else f"{requested[:100]}..."
     raise SettingError(f"no run {shown!r}: {hint}")
+
+
+def closest_runs(requested: str, known: Sequence[str]) -> str:
+    """Returns which runs have a similar name, or, because there may be hundreds, the names without ids."""
+    hint = nearest(requested, known)
+    return hint if hint.startswith("did you mean") else nearest(requested, {name.partition("/")[0] for name in known})
+
+
+def _no_run_in(folder: Path) -> SettingError:
+    """Returns the error for a folder that is not a run's."""
+    inside = sorted(path.parent.name for path in folder.glob("*/experiment.toml"))
+    if not inside:
+        return SettingError(f"{folder} has no experiment.toml: no run started there; make runs lists those that did")
+    shown = ", ".join(f"{folder}/{id}" for id in inside[-3:])
+    return SettingError(f"{folder} holds {len(inside)} runs; choose one of them, such as {shown}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launch.worker.heartbeat import Heartbeat
+from launch.worker.heartbeat import ENDED, Heartbeat
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 
@@ -50,6 +50,8 @@ def _row(actions: Sequence[str], heartbeat: Heartbeat | None) -> tuple[str, str]
 
 
 def _describe(heartbeat: Heartbeat) -> str:
+    if heartbeat.action in ENDED:
+        return ""
     step = f"step {heartbeat.step}, " if heartbeat.step is not None else ""
     layer = f"in layer {heartbeat.layer}, " if heartbeat.layer is not None else ""
     activity = f"waits for {heartbeat.waiting}" if heartbeat.waiting else "computes"

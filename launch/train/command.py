@@ -30,6 +30,7 @@ from launch.tracking.progress import log_when_long
 from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
 from launch.train.step_check import StepCheck
+from launch.watching.report import update_page
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError, first_line
 from suite.log import Log
@@ -173,6 +174,7 @@ class _Session:
             finally:
                 if not interrupts.was_interrupted():
                     _show_trace(run, state.planned, self.console)
+                    update_page(run, self.console, holds_lock=True)
             publish(run, "end", self.console.print)
             _summarise(run, self.console)
 
@@ -254,8 +256,12 @@ class RunState:
         """Writes the plan of the requested experiment to the run's folder."""
         run, plan = self.spec.run, self._first_plan
         run.plan.write_text("\n".join(plan.lines()) + "\n")
-        record = plan.as_dict() | {"pipeline": self._requested.pipeline.model_dump(mode="json")}
-        run.plan_record.write_text(json.dumps(record, indent=1) + "\n")
+        record = plan.as_dict() | {
+            "pipeline": self._requested.pipeline.model_dump(mode="json"),
+            "max_live_graphs": plan.plan.schedule_config.max_live_graphs,
+            "timeline": plan.plan.timeline.as_lists(),
+        }
+        run.plan_record.write_text(json.dumps(record) + "\n")
 
 
 def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, log: Log) -> AttemptSpec:

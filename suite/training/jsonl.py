@@ -11,6 +11,8 @@ from typing import Any
 
 _TAIL = 4096
 
+_BLOCK, _SEARCHED = 2**16, 2**20
+
 
 class JsonLinesFile:
     """A file of JSON lines. Readers see each line at once.
@@ -72,6 +74,27 @@ def last_line(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return line if isinstance(line, dict) else None
+
+
+def last_line_with(path: Path, key: str) -> dict[str, Any] | None:
+    """Returns the last complete line that has ``key``; None without one. Reads the file from its end, 64 KiB at a time,
+    and at most ``_SEARCHED`` bytes."""
+    wanted, rest = json.dumps(key).encode() + b":", b""
+    with suppress(OSError), path.open("rb") as file:
+        end = size = file.seek(0, os.SEEK_END)
+        while end > max(0, size - _SEARCHED):
+            begin = max(0, end - _BLOCK)
+            file.seek(begin)
+            block = file.read(end - begin) + rest
+            lines = block.split(b"\n") if wanted in block else [block.partition(b"\n")[0]]
+            complete = lines[:-1] if end == size else lines
+            for line in reversed(complete if begin == 0 else complete[1:]):
+                if wanted in line:
+                    with suppress(ValueError):
+                        found: dict[str, Any] = json.loads(line)
+                        return found
+            end, rest = begin, lines[0]
+    return None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.report.figure import INK, new_figure, thinned
 from experiments.report.page import Picture
 from experiments.sweeps.members.multilingual import baseline_label
 from experiments.sweeps.report.results import Results
 
-POINTS = 200
-"""Points of a loss curve; each is the mean of the steps up to it."""
+SIZE = (10.0, 4.8)
+"""Inches."""
 
 
 def against_bilingual(results: Results) -> Picture | None:
@@ -20,7 +20,7 @@ def against_bilingual(results: Results) -> Picture | None:
     codes = results.baselines
     if not codes or not results.multilingual_labels:
         return None
-    figure, axis = _figure()
+    figure, axis = new_figure("training pairs of the language", "BLEU above the bilingual baseline", SIZE)
     pairs = [results.train_pairs(code) for code in codes]
     for label in results.multilingual_labels:
         lines = _above(results, label, codes)
@@ -30,20 +30,18 @@ def against_bilingual(results: Results) -> Picture | None:
         (drawn,) = axis.plot(pairs, middle, marker="o", label=label)
         lowest, highest = ([pick(column) for column in zip(*lines, strict=True)] for pick in (min, max))
         axis.fill_between(pairs, lowest, highest, color=drawn.get_color(), alpha=0.12, linewidth=0)
-    axis.axhline(0, color="#444", linewidth=1, linestyle="--", label="bilingual")
+    axis.axhline(0, color=INK, linewidth=1, linestyle="--", label="bilingual")
     for at, (count, code) in enumerate(zip(pairs, codes, strict=True)):
         # at two heights, because neighbours may be close
         axis.annotate(code, (count, 0), textcoords="offset points", xytext=(0, 4 + 10 * (at % 2)), ha="center")
     axis.set_xscale("log")
-    axis.set_xlabel("training pairs of the language")
-    axis.set_ylabel("BLEU above the bilingual baseline")
     axis.invert_xaxis()  # as in the paper: high-resource languages on the left
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     caption = (
         "BLEU above the bilingual baseline by training pairs, mean of both directions and all seeds; shaded: from the "
         "lowest to the highest seed, against the baselines' mean."
     )
-    return Picture("bilingual", _png(figure), caption)
+    return Picture("bilingual", figure, caption)
 
 
 def loss_curves(results: Results) -> Picture | None:
@@ -67,19 +65,17 @@ def _curves(
     runs: Sequence[tuple[str, Sequence[tuple[int, float]], bool]], across: str, up: str, caption: str
 ) -> Picture:
     """Draws (label, points, whether dashed) of each run."""
-    figure, axis = _figure()
+    figure, axis = new_figure(across, up, SIZE)
     colours: dict[str, Any] = {}
     for label, points, dashed in runs:
-        places, losses = _thinned(points)
+        places, losses = thinned(points)
         (drawn,) = axis.plot(
             places, losses, linewidth=1, linestyle="--" if dashed else "-",
             color=colours.get(label), label=None if label in colours else label,
         )  # fmt: skip
         colours.setdefault(label, drawn.get_color())
-    axis.set_xlabel(across)
-    axis.set_ylabel(up)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return Picture("loss", _png(figure), caption)
+    return Picture("loss", figure, caption)
 
 
 def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
@@ -92,15 +88,13 @@ def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
     }
     pictures = []
     for name, (heading, scale, caption) in curves.items():
-        figure, axis = _figure()
+        figure, axis = new_figure("layer of the list: embedding, encoder, embedding, decoder, head", heading, SIZE)
         for label, line in lines:
             values = [float("nan") if value is None else value for value in line[name]]
             axis.plot(range(len(values)), values, linewidth=1, label=label)
         axis.set_yscale(scale)
-        axis.set_xlabel("layer of the list: embedding, encoder, embedding, decoder, head")
-        axis.set_ylabel(heading)
         axis.legend(frameon=False, fontsize=7, ncols=2)
-        pictures.append(Picture(name, _png(figure), caption))
+        pictures.append(Picture(name, figure, caption))
     return pictures
 
 
@@ -110,25 +104,3 @@ def _above(results: Results, label: str, codes: Sequence[str]) -> list[list[floa
     scores = {code: results.by_seed(label, [code]) for code in codes}
     seeds = sorted(set.intersection(*map(set, scores.values())))
     return [[scores[code][seed] - baselines[code] for code in codes] for seed in seeds]
-
-
-def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    width = max(1, len(losses) // POINTS)
-    parts = [losses[at : at + width] for at in range(0, len(losses), width)]
-    return [part[-1][0] for part in parts], [statistics.fmean(loss for _, loss in part) for part in parts]
-
-
-def _figure() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.8), layout="constrained")
-    axis = figure.subplots()
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-    return figure, axis
-
-
-def _png(figure: Any) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    return file.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["F", "R", "I", "B", "W", "U"]
 """Kinds of actions (``suite.pipeline.schedule.action``), and ``U``: the update at the end of the mini-batch, which is
@@ -39,6 +39,21 @@ class Timeline:
     """One row of spans a stage, each in order of time."""
 
     rows: tuple[tuple[Span, ...], ...]
+
+    def as_lists(self) -> list[list[list[Any]]]:
+        """Returns it for JSON: kind, micro-batch, start, end and virtual stage of each span."""
+        return [
+            [
+                [span.kind, span.micro_batch, round(span.start, 6), round(span.end, 6), span.virtual_stage]
+                for span in row
+            ]
+            for row in self.rows
+        ]
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[Sequence[Any]]]) -> Timeline:
+        """Returns the timeline that ``as_lists`` wrote."""
+        return cls(tuple(tuple(Span(*span) for span in row) for row in rows))
 
     @property
     def seconds(self) -> float:

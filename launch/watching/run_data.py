@@ -1,0 +1,131 @@
+"""What a run has recorded: its experiment, plan, metrics, validations, attempts, scores."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from experiments.base.experiment import Experiment
+from experiments.registry import read_experiment
+from launch.runs.store import RUNS, RunFolder
+from launch.watching.run_state import RunState, read_state
+from suite.errors import SettingError
+from suite.training.jsonl import read_lines
+from suite.training.metrics import STEP, read_steps
+
+HIGHER_IS_BETTER = ("accuracy",)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run, read once."""
+
+    run: RunFolder
+    experiment: Experiment
+    state: RunState
+    steps: Sequence[dict[str, Any]]
+    """The metrics of each step."""
+    validations: Sequence[dict[str, Any]]
+    """The metrics of each validation."""
+    record: dict[str, Any]
+    """Empty while the run trains."""
+    plan: dict[str, Any]
+    scores: dict[str, Any]
+    """Empty before ``make score``."""
+
+    @property
+    def name(self) -> str:
+        """Its name and id, such as t12_400m/20261122-234121."""
+        return run_name(self.run)
+
+    @property
+    def unit(self) -> str:
+        """What a mini-batch counts: tokens, images."""
+        return self.experiment.unit
+
+    @property
+    def metric(self) -> str:
+        """The metric of a validation: nll, accuracy."""
+        return self.experiment.metric_name
+
+    def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:
+        """Returns (step, value) of a metric of the steps, without steps that have no finite value. ``against`` is
+        another metric to take in place of the step."""
+        return [
+            (line[against], line[metric])
+            for line in self.steps
+            if line.get(metric) is not None and line.get(against) is not None
+        ]
+
+    def valid_points(self, against: str = STEP, language: str = "") -> list[tuple[float, float]]:
+        """Returns (step, metric) of the validations; the final one is the record's if there is no other."""
+        metric = f"valid/{self.metric}" + (f"/{language}" if language else "")
+        values = {int(line["step"]): line[metric] for line in self.validations if line.get(metric) is not None}
+        final = self.record.get(f"valid_{self.metric}")
+        if not language and final is not None:
+            values.setdefault(int(self.record["steps"]), final)
+        at = {int(line["step"]): line.get(against) for line in self.steps}
+        return [(at.get(step) or step, values[step]) for step in sorted(values)]
+
+    @cached_property
+    def best(self) -> tuple[int, float] | None:
+        """The step with the best validation, and its metric; None with fewer than two validations."""
+        points = {int(step): value for step, value in self.valid_points()}
+        if len(points) < 2:
+            return None
+        step = self.record.get("best_step") or self._best_step()
+        return (step, points[step]) if step in points else None
+
+    def _best_step(self) -> int | None:
+        """Returns the best step so far, of a run that still trains: by the loss where validations have it."""
+        for name in ("valid/loss", f"valid/{self.metric}"):
+            values = {line[name]: int(line[STEP]) for line in self.validations if line.get(name) is not None}
+            if values:
+                return values[max(values) if self.metric in HIGHER_IS_BETTER and "loss" not in name else min(values)]
+        return None
+
+    @property
+    def languages(self) -> list[str]:
+        """Languages that validations list separately."""
+        prefix = f"valid/{self.metric}/"
+        return sorted(
+            {name.removeprefix(prefix) for line in self.validations for name in line if name.startswith(prefix)}
+        )
+
+
+def read_run(run: RunFolder, holds_lock: bool = False) -> RunData:
+    """Reads a run. ``holds_lock`` is whether the caller holds its lock.
+
+    Raises SettingError for a run without a finished step, and for one of an older version.
+    """
+    experiment = read_experiment(run.experiment.read_text())
+    steps = read_steps(run.metrics)
+    if not steps:
+        raise SettingError(
+            f"run {run_name(run)} has not finished a step, so there is nothing to report; its logs are in "
+            f"{run.path / 'logs'}"
+        )
+    validations = [line for line in read_lines(run.metrics) if any(name.startswith("valid/") for name in line)]
+    return RunData(
+        run, experiment, read_state(run, holds_lock), steps, validations, _read(run.record), _read(run.plan_record),
+        _read(run.scores),
+    )  # fmt: skip
+
+
+def run_name(run: RunFolder) -> str:
+    """Returns a run's name and id, or its folder if it is not below the folder of all runs."""
+    name = os.path.relpath(run.path, RUNS.resolve())
+    return str(run.path) if name.startswith("..") else name
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):  # not written yet
+        return {}
+    return record

@@ -1,0 +1,158 @@
+"""The curves of one run, or of several over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from experiments.report.figure import COLOURS, INK, new_figure, thinned
+from experiments.report.page import Picture
+from launch.watching.run_data import RunData
+from suite.training.jsonl import read_lines
+from suite.training.metrics import GRAD_NORM, HFU, LOSS, LR, MFU, train_metric, units_done, units_per_s
+
+GIB = 2**30
+
+Points = list[tuple[float, float]]
+
+
+def loss_pictures(run: RunData) -> list[Picture]:
+    """Returns the training loss, and the metric of training and of validation with the best step marked."""
+    pictures = [*_one("loss", run.points(LOSS), "training loss", f"Training loss per {run.unit.removesuffix('s')}.")]
+    training, validation = run.points(train_metric(run.metric)), run.valid_points()
+    if not validation and training == run.points(LOSS):
+        return pictures
+    figure, axis = new_figure("step", _in_words(run.metric))
+    if len(training) > 1:
+        axis.plot(*thinned(training), linewidth=1, color=COLOURS[7], label="training")
+    if validation:
+        axis.plot(
+            *zip(*validation, strict=True),
+            marker="o",
+            markersize=4,
+            linewidth=1.4,
+            color=COLOURS[0],
+            label="validation",
+        )
+    if run.best is not None:
+        axis.plot(
+            *run.best, marker="*", markersize=13, linestyle="", color=COLOURS[1], label=f"best, step {run.best[0]}"
+        )
+    baseline = run.record.get(f"baseline_{run.metric}")
+    if baseline is not None:
+        axis.axhline(baseline, color=INK, linewidth=1, linestyle="--", label="baseline")
+    axis.legend(frameon=False, fontsize=8)
+    caption = f"{_in_words(run.metric).capitalize()} of training" + (" and of held-out data." if validation else ".")
+    return [*pictures, Picture("metric", figure, caption, wide=False)]
+
+
+def optimizer_pictures(run: RunData) -> list[Picture]:
+    """Returns the learning rate and the gradient norm."""
+    return [
+        *_one("lr", run.points(LR), "learning rate", "Learning rate of each step."),
+        *_one(
+            "grad-norm", run.points(GRAD_NORM), "gradient norm",
+            "Gradient norm of each step, over all stages, before clipping.",
+        ),
+    ]  # fmt: skip
+
+
+def throughput_pictures(run: RunData) -> list[Picture]:
+    """Returns units per second, and the utilization of the devices where it is known."""
+    unit = run.unit
+    pictures = _one(
+        "throughput",
+        run.points(units_per_s(unit)),
+        f"{unit}/s",
+        f"{unit.capitalize()} per second of each step.",
+    )
+    mfu, hfu = run.points(MFU), run.points(HFU)
+    if len(mfu) > 1:
+        figure, axis = new_figure("step", "share of the device's peak, %")
+        for name, points in (("MFU", mfu), ("HFU", hfu if hfu != mfu else [])):  # equal without recomputation
+            if points:
+                steps, values = thinned(points)
+                axis.plot(steps, [100 * value for value in values], linewidth=1.2, label=name)
+        axis.set_ylim(bottom=0)
+        axis.legend(frameon=False, fontsize=8)
+        caption = "Model FLOPs utilization (MFU); HFU also counts recomputed operations."
+        pictures.append(Picture("mfu", figure, caption, wide=False))
+    return pictures
+
+
+def memory_picture(run: RunData) -> list[Picture]:
+    """Returns the memory of each worker over the steps."""
+    curves = {}
+    for path in sorted(run.run.system.glob("*.jsonl")):
+        lines = read_lines(path)
+        points = [(line["step"], memory_of(line) / GIB) for line in lines if memory_of(line)]
+        if len(points) > 1:
+            curves[worker_name(path.stem, run)] = points
+    if not curves:
+        return []
+    figure, axis = new_figure("step", "GiB")
+    for name, points in curves.items():
+        axis.plot(*zip(*points, strict=True), linewidth=1.2, label=name)
+    axis.set_ylim(bottom=0)
+    if len(curves) <= len(COLOURS):
+        axis.legend(frameon=False, fontsize=8, ncols=2)
+    return [Picture("memory", figure, "Memory of each worker, sampled every ten seconds.", wide=False)]
+
+
+def memory_of(line: dict[str, Any]) -> float:
+    """Returns the bytes that a worker's line of system metrics reports: of the GPU, or resident."""
+    return float(line.get("gpu_allocated_bytes") or line.get("resident_bytes") or 0.0)
+
+
+def worker_name(stem: str, run: RunData) -> str:
+    """Returns ``stage 2``, or ``replica 1, stage 2``, of the file name ``1-2``."""
+    replica, _, stage = stem.partition("-")
+    return f"stage {stage}" if run.experiment.pipeline.replicas == 1 else f"replica {replica}, stage {stage}"
+
+
+def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
+    """Returns the curves of several runs over each other, by step and by units."""
+    first = runs[0]
+    unit, metric = first.unit, first.metric
+    against = units_done(unit)
+    speed = units_per_s(unit)
+    wanted: list[tuple[str, str, str, Callable[[RunData], Points]]] = [
+        ("loss", "step", "training loss", lambda run: run.points(LOSS)),
+        ("loss-units", unit, "training loss", lambda run: run.points(LOSS, against)),
+        ("valid", "step", f"validation: {_in_words(metric)}", RunData.valid_points),
+        ("valid-units", unit, f"validation: {_in_words(metric)}", lambda run: run.valid_points(against)),
+        ("grad-norm", "step", "gradient norm", lambda run: run.points(GRAD_NORM)),
+        ("throughput", "step", f"{unit}/s", lambda run: run.points(speed)),
+    ]
+    pictures = []
+    for name, xlabel, ylabel, points_of in wanted:
+        curves = [points_of(run) for run in runs]
+        if all(len(points) < 2 for points in curves):
+            continue
+        figure, axis = new_figure(xlabel, ylabel)
+        for points, label, colour in zip(curves, labels, _cycle(len(runs)), strict=True):
+            if points:
+                axis.plot(
+                    *thinned(points), linewidth=1.3, color=colour, label=label,
+                    marker="o" if name.startswith("valid") else None, markersize=4,
+                )  # fmt: skip
+        axis.legend(frameon=False, fontsize=8)
+        pictures.append(Picture(name, figure, f"{ylabel.capitalize()} by {xlabel}.", wide=False))
+    return pictures
+
+
+def _one(name: str, points: Points, ylabel: str, caption: str) -> list[Picture]:
+    """Returns a picture of one curve by step; none with fewer than two points."""
+    if len(points) < 2:
+        return []
+    figure, axis = new_figure("step", ylabel)
+    axis.plot(*thinned(points), linewidth=1.3)
+    return [Picture(name, figure, caption, wide=False)]
+
+
+def _in_words(metric: str) -> str:
+    return {"nll": "nats per token"}.get(metric, metric)
+
+
+def _cycle(count: int) -> list[str]:
+    return [COLOURS[at % len(COLOURS)] for at in range(count)]

@@ -1,0 +1,196 @@
+"""``make runs``: a table of the runs here, newest first, and one run in a few lines.
+
+Reads the end of each file of metrics, not the whole: there may be hundreds of runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from experiments.base.experiment import Experiment
+from experiments.planning.plan_report import in_figures
+from experiments.registry import TASKS
+from launch.runs.store import RUNS, RunFolder, closest_runs, find_run, known_runs, resume_command
+from launch.watching.run_data import run_name
+from launch.watching.run_state import RunState, read_state
+from suite.errors import SettingError
+from suite.training.jsonl import last_line_with
+from suite.training.metrics import LOSS, units_per_s
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run as one row."""
+
+    run: RunFolder
+    state: RunState
+    settings: dict[str, Any]
+    """What ``experiment.toml`` says."""
+    last: dict[str, Any]
+    """The metrics of the last step; empty before the first."""
+    validation: dict[str, Any]
+    """The last validation; empty before the first."""
+
+    @property
+    def task(self) -> type[Experiment]:
+        """The task's experiment, which knows its unit and metric."""
+        return TASKS.get(self.settings.get("task", ""), Experiment)
+
+    @property
+    def loss(self) -> str:
+        """The loss of the last step."""
+        return _shown(self.last.get(LOSS)) if self.last else "-"
+
+    @property
+    def validation_metric(self) -> str:
+        """The last validation."""
+        return _shown(self.validation.get(f"valid/{self.task.metric_name}"))
+
+    @property
+    def speed(self) -> str:
+        """Tokens or images per second of the last step."""
+        value = self.last.get(units_per_s(self.task.unit))
+        return "-" if value is None else f"{in_figures(value)} {self.task.unit}/s"
+
+    @property
+    def steps(self) -> str:
+        """The last step, of all."""
+        return f"{self.last.get('step', 0)}/{self.settings.get('train', {}).get('steps', '?')}"
+
+    @property
+    def changed(self) -> float:
+        """When it last did something, in seconds since 1970."""
+        files = (self.run.experiment, self.run.metrics, self.run.attempts, self.run.record)
+        return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+
+
+def print_runs(requested: str, console: Console) -> None:
+    """Prints the run ``requested``, by its folder or id, or the table of all runs whose name contains the text.
+
+    Raises SettingError if there is no such run, and if several have the id.
+    """
+    known = known_runs()
+    exact = requested and (requested in {Path(name).name for name in known} or _is_run(requested))
+    if exact:
+        for line in tell(summary_of(find_run(requested))):
+            console.print(line)
+        return
+    chosen = [name for name in known if requested in name]
+    if not chosen and requested:
+        raise SettingError(f"no run is called {requested!r}; {closest_runs(requested, known)}" if known else _no_runs())
+    if not chosen:
+        console.print(_no_runs())
+        return
+    summaries = [summary_of(RunFolder((RUNS / name).resolve())) for name in chosen]
+    _print_table(sorted(summaries, key=lambda summary: -summary.changed), console)
+
+
+def summary_of(run: RunFolder) -> RunSummary:
+    """Reads a run."""
+    try:
+        settings = tomllib.loads(run.experiment.read_text())
+    except (OSError, tomllib.TOMLDecodeError):  # it is being written, or damaged: the rest can still be shown
+        settings = {}
+    last = last_line_with(run.metrics, LOSS) or {}
+    metric = TASKS[settings["task"]].metric_name if settings.get("task") in TASKS else ""
+    return RunSummary(run, read_state(run), settings, last, last_line_with(run.metrics, f"valid/{metric}") or {})
+
+
+def tell(summary: RunSummary) -> Iterator[str]:
+    """Yields a run in a few lines, and the commands that make sense next."""
+    run, state, settings = summary.run, summary.state, summary.settings
+    pipeline = settings.get("pipeline", {})
+    yield f"{run_name(run)}: {state.name}" + (f", {state.cause}" if state.cause else "")
+    yield (
+        f"  {settings.get('name')} at scale {settings.get('scale')}; K = {pipeline.get('stages')}, "
+        f"M = {pipeline.get('micro_batches')}, R = {pipeline.get('replicas')}"
+    )
+    yield (f"  step {summary.steps}, loss {summary.loss}, validation {summary.validation_metric}, {summary.speed}")
+    if state.last is not None:
+        began = state.attempts[0].fields["began"]
+        restarts = f", {len(state.attempts)} attempts" if len(state.attempts) > 1 else ""
+        yield f"  started {_clock(began)}, last changed {_clock(summary.changed)} ({_ago(summary.changed)}){restarts}"
+    steps = sorted(int(path.parent.name) for path in run.checkpoints.glob("*/manifest.json"))
+    if steps:
+        yield f"  checkpoints of steps {', '.join(map(str, steps))}"
+    yield f"  folder: {run.path}"
+    yield "  next:"
+    for command in _commands(summary):
+        yield f"    {command}"
+
+
+def _commands(summary: RunSummary) -> Iterator[str]:
+    run, name = summary.run, run_name(summary.run)
+    if summary.state.name == "training":
+        yield f"make watch RUN={name}"
+    elif summary.state.name != "finished":
+        yield resume_command(run)
+    if summary.last:
+        yield f"make report RUN={name}"
+    if summary.state.name == "failed":
+        yield f"less {os.path.relpath(run.path / 'logs')}/stage-*.log"
+    if summary.state.name == "finished":
+        if summary.settings.get("task") == "translation":
+            yield f"make score RUN={name}"
+            yield f'make translate RUN={name} TO=de TEXT="Save the file"'
+            yield f"make export RUN={name}"
+        steps = summary.settings.get("train", {}).get("steps", 0)
+        yield f'{resume_command(run)} SET="train.steps={2 * steps}"'
+
+
+def _print_table(summaries: list[RunSummary], console: Console) -> None:
+    rows = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("run", "scale", "state", "step", "loss", "valid", "speed", "changed"):
+        justify: Literal["left", "right"] = "right" if heading in ("step", "loss", "valid", "speed") else "left"
+        # the name may fold, so that a narrow terminal shows all columns
+        rows.add_column(heading, justify=justify, no_wrap=heading != "run", overflow="fold")
+    for summary in summaries:
+        rows.add_row(
+            run_name(summary.run), str(summary.settings.get("scale", "?")), summary.state.name, summary.steps,
+            summary.loss, summary.validation_metric, summary.speed, _ago(summary.changed),
+        )  # fmt: skip
+    # a file or a pipe gets whole names, however long
+    if not console.is_terminal:
+        console.width = Measurement.get(console, console.options.update(max_width=1000), rows).maximum
+    console.print(rows)
+    for summary in summaries:
+        if summary.state.cause:
+            console.print(f"{run_name(summary.run)} failed: {summary.state.cause}")
+
+
+def _is_run(requested: str) -> bool:
+    try:
+        return any((path / "experiment.toml").exists() for path in (Path(requested), RUNS / requested))
+    except OSError:  # not a valid file name, such as one that is too long
+        return False
+
+
+def _no_runs() -> str:
+    return f"there are no runs in {RUNS} yet; start one with make experiment NAME=t128_6b"
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _ago(seconds: float) -> str:
+    passed = max(0.0, time.time() - seconds)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed >= length:
+            return f"{passed / length:.0f} {unit} ago"
+    return f"{passed:.0f} s ago"

@@ -1,0 +1,247 @@
+"""The page of one run: ``report.html`` in its folder, which needs no other file and no network."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from urllib.parse import quote
+
+from experiments.planning.plan_report import in_figures, in_hours, in_seconds
+from experiments.planning.timeline_plot import timeline_figure
+from experiments.report.page import Page, Picture, Section
+from experiments.report.table import Table, Value, aligned
+from launch.runs.checkpoints import checkpoint_location
+from launch.runs.store import RunFolder
+from launch.watching.run_data import RunData, read_run
+from launch.watching.run_figures import (
+    GIB,
+    loss_pictures,
+    memory_of,
+    memory_picture,
+    optimizer_pictures,
+    throughput_pictures,
+    worker_name,
+)
+from launch.watching.translation_samples import score_section
+from suite.pipeline.schedule.timeline import Timeline
+from suite.training.jsonl import read_lines
+from suite.training.metrics import LOSS, MFU, STEP, STEP_S, units_done, units_per_s
+from suite.training.trace import StepTrace, read_traces
+
+MOST_LANGUAGES = 12
+"""Languages of a table; of more it shows the lowest and the highest, and the others on a click."""
+
+WARM_UP_STEPS = 2
+"""Steps that allocate memory; medians of a longer run leave them out."""
+
+
+def write_page(run: RunFolder, holds_lock: bool = False) -> None:
+    """Writes the page of a run. ``holds_lock`` is whether the caller holds the run's lock.
+
+    Raises SettingError for a run without a finished step.
+    """
+    run.report.write_text(run_page(read_run(run, holds_lock)).html(), encoding="utf-8")
+
+
+def run_page(run: RunData) -> Page:
+    """Returns the page of a run."""
+    traces = read_traces(run.run.traces)
+    by_length = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)
+    traced = by_length[len(by_length) // 2] if by_length else None
+    sections = [
+        _loss_section(run),
+        Section("Plan and measurement", tables=[_plan_table(run, traced), *_stage_table(run, traced)]),
+        Section("Timeline of a step", pictures=_timeline(run, traced)),
+        Section("Throughput and memory", pictures=[*throughput_pictures(run), *memory_picture(run)]),
+        Section("Optimizer", pictures=optimizer_pictures(run)),
+        score_section(run),
+        _attempt_section(run),
+        _request(run),
+        Section("Files", links=_links(run)),
+    ]
+    return Page(f"Run {run.name}", sections, facts=_facts(run))
+
+
+def median_of(run: RunData, metric: str) -> float | None:
+    """Returns the median of a metric over the steps, without those that warm up; None if no step has it."""
+    values = [value for _, value in run.points(metric)]
+    return statistics.median(values[WARM_UP_STEPS:] or values) if values else None
+
+
+def _facts(run: RunData) -> list[tuple[str, str]]:
+    pipeline, last, unit = run.experiment.pipeline, run.steps[-1], run.unit
+    loss = run.points(LOSS)
+    facts = [
+        ("state", run.state.name),
+        ("step", f"{last['step']:,} of {run.experiment.train.steps:,}"),
+        ("loss", f"{loss[-1][1]:.4f}" if loss else "not finite"),
+    ]
+    if valid := run.valid_points():
+        facts.append((f"validation {run.metric}", f"{valid[-1][1]:.4f}"))
+    if run.best is not None:
+        facts.append(("best validation", f"{run.best[1]:.4f} at step {run.best[0]:,}"))
+    speed, mfu = median_of(run, units_per_s(unit)), median_of(run, MFU)
+    if speed is not None:
+        facts.append((f"{unit}/s", in_figures(speed)))
+    if mfu is not None:
+        facts.append(("MFU", f"{mfu:.1%}"))
+    facts += [
+        (unit, f"{int(last.get(units_done(unit), 0)):,}"),
+        ("K x R, M", f"{pipeline.stages} x {pipeline.replicas}, {pipeline.micro_batches}"),
+        ("scale", run.experiment.scale),
+        ("data", run.experiment.data),
+    ]
+    if run.state.attempts:
+        fields = run.state.attempts[0].fields
+        facts.append(("started", time.strftime("%Y-%m-%d %H:%M", time.localtime(fields["began"]))))
+    return facts
+
+
+def _plan_table(run: RunData, traced: StepTrace | None) -> Table:
+    """Returns the numbers of the plan beside those of the run."""
+    plan, unit = run.plan, run.unit
+    step_s = median_of(run, STEP_S)
+    speed = median_of(run, units_per_s(unit))
+    rows: list[list[Value]] = [
+        ["step, s", plan.get("step_s"), step_s, _ratio(step_s, plan.get("step_s"))],
+        [f"{unit}/s", plan.get(f"{unit}_per_second"), speed, _ratio(speed, plan.get(f"{unit}_per_second"))],
+    ]
+    if traced is not None:
+        bubble = traced.timeline.bubble
+        rows.append(["bubble, %", 100 * plan["bubble"] if "bubble" in plan else None, 100 * bubble, None])
+    peak = run.record.get("peak_memory_bytes")
+    if peak is not None:
+        planned = sum(stage["peak_bytes"] for stage in plan.get("stages", ())) or None
+        rows.append(["memory of all workers, GiB", _gib(planned), _gib(peak), _ratio(peak, planned)])
+    source = "measured" if plan.get("measured") else "estimated"
+    notes = [f"Planned: simulated from {source} layer costs. Measured: medians of the steps after the first two."]
+    if traced is not None:
+        notes.append(f"The bubble is that of step {traced.step + 1}, the traced step of median length.")
+    return Table("plan", "Step", ("", "planned", "measured", "measured / planned"), rows, notes)
+
+
+def _stage_table(run: RunData, traced: StepTrace | None) -> list[Table]:
+    """Returns the stages of the first replica: planned and measured idle share and memory."""
+    stages = run.plan.get("stages", [])
+    rows: list[list[Value]] = []
+    for at, cell in enumerate(stages):
+        stage = at % run.plan["K"]
+        lines = read_lines(run.run.system / f"0-{stage}.jsonl")
+        peak = max(map(memory_of, lines), default=0.0)
+        same = traced is not None and len(traced.timeline.rows) == run.plan["K"]
+        rows.append([
+            f"{stage}", f"{cell['first_layer']}-{cell['last_layer']}", cell["parameters"], 100 * cell["idle"],
+            100 * traced.timeline.idle(stage) if same and traced is not None else None,
+            _gib(cell["peak_bytes"]), _gib(peak),
+        ])  # fmt: skip
+    headings = (
+        "stage", "layers", "parameters", "planned idle, %", "measured idle, %", "planned peak, GiB",
+        "measured peak, GiB",
+    )  # fmt: skip
+    note = (
+        "The measured peak is the highest sample (one every ten seconds) of the worker's memory; on a CPU it is the "
+        "resident memory of the process, with Python and the libraries."
+    )
+    return [Table("stages", "Stages of the first replica", headings, rows, [note])] if rows else []
+
+
+def _timeline(run: RunData, traced: StepTrace | None) -> list[Picture]:
+    """Returns the traced step above the planned one."""
+    if traced is None:
+        return []
+    rows = [("measured", traced.timeline)]
+    if "timeline" in run.plan:
+        rows.append(("simulated", Timeline.from_lists(run.plan["timeline"])))
+    title = f"step {traced.step + 1}"
+    return [Picture("timeline", timeline_figure(rows, title), "The traced step of median length, above the plan.")]
+
+
+def _loss_section(run: RunData) -> Section:
+    """Returns the curves, and the metric of each language at the best and at the last validation."""
+    title, pictures = "Loss and validation", loss_pictures(run)
+    early = run.record.get("stopped_early")
+    sentences = [f"The run {early}."] if isinstance(early, str) else []
+    if not run.languages:
+        return Section(title, sentences, pictures=pictures)
+    last = run.validations[-1]
+    best_step = run.best[0] if run.best is not None else last[STEP]
+    best = next((line for line in run.validations if line[STEP] == best_step), last)
+    names = {language: f"valid/{run.metric}/{language}" for language in run.languages}
+    headings = ("language", f"best: step {best[STEP]}", f"last: step {last[STEP]}")
+    rows: list[list[Value]] = [[language, best.get(name), last.get(name)] for language, name in names.items()]
+    rows.sort(key=lambda row: float(row[2] or 0.0))
+    if len(rows) <= MOST_LANGUAGES:
+        return Section(
+            title, sentences, [Table("languages", f"Validation {run.metric} by language", headings, rows, [])], pictures
+        )
+    ends = [*rows[: MOST_LANGUAGES // 2], *rows[-MOST_LANGUAGES // 2 :]]
+    shown = Table(
+        "languages", f"Validation {run.metric}: lowest and highest of {len(rows)} languages", headings, ends, []
+    )
+    return Section(title, sentences, [shown], pictures, [(f"all {len(rows)} languages", aligned(headings, rows))])
+
+
+def _attempt_section(run: RunData) -> Section:
+    rows: list[list[Value]] = []
+    causes = []
+    for attempt in run.state.attempts:
+        fields, ended = attempt.fields, attempt.fields.get("ended")
+        running = run.state.name == "training" and attempt is run.state.last
+        outcome = attempt.outcome or ("running" if running else "killed with its supervisor")
+        rows.append([
+            attempt.number, outcome, attempt.short_cause, _clock(fields["began"]),
+            in_hours(ended - fields["began"]) if ended else "-", f"{fields['K']} x {fields['R']}",
+            fields.get("start"), fields.get("reached"),
+            in_seconds(fields["recovered_s"]) if "recovered_s" in fields else "-",
+        ])  # fmt: skip
+        if "message" in fields:
+            causes.append((f"cause of the end of attempt {attempt.number}", str(fields["message"])))
+    headings = ("attempt", "outcome", "cause", "began", "took", "K x R", "from step", "to step", "training again after")
+    tables = [Table("attempts", "", headings, rows, [])] if rows else []
+    return Section("Attempts", tables=tables, folded=causes)
+
+
+def _request(run: RunData) -> Section:
+    """Returns what was asked for and what the scale changed."""
+    shrunk = [text.rpartition(" -> ") for text in run.experiment.shrunk]
+    rows: list[list[Value]] = [[*before.partition(" ")[::2], after] for before, _, after in shrunk]
+    notes = ["Rules: experiments/scaling/scales.py."]
+    tables = [Table("shrunk", "Changed by the scale", ("setting", "paper", "here"), rows, notes)] if rows else []
+    folded = [("all settings (experiment.toml)", run.experiment.to_toml())]
+    if run.run.plan.exists():
+        folded.append(("the plan as printed (plan.txt)", run.run.plan.read_text()))
+    return Section("Settings", tables=tables, folded=folded)
+
+
+def _links(run: RunData) -> list[tuple[str, str]]:
+    """Returns the files of the run that exist, and its checkpoints."""
+    folder = run.run
+    location = checkpoint_location(folder, run.experiment)
+    best = run.best[0] if run.best is not None else None
+    if location != str(folder.checkpoints):
+        checkpoints = [(f"checkpoints: {location}", location)]
+    else:
+        names = sorted(path.parent.name for path in folder.checkpoints.glob("*/manifest.json"))
+        checkpoints = [
+            (f"checkpoint of step {int(name):,}" + (", the best" if int(name) == best else ""), f"checkpoints/{name}/")
+            for name in names
+        ]
+    logs = [
+        (f"log of {worker_name(path.stem.removeprefix('stage-'), run)}", f"logs/{path.name}")
+        for path in sorted((folder.path / "logs").glob("*.log"))
+    ]
+    known = (folder.metrics, folder.record, folder.attempts, folder.spikes, folder.messages, folder.trace)
+    files = [(path.name, path.name) for path in known if path.exists() and path.stat().st_size]
+    return [(text, quote(address, safe="/:")) for text, address in (*checkpoints, *files, *logs)]
+
+
+def _ratio(measured: float | None, planned: float | None) -> float | None:
+    return measured / planned if measured is not None and planned else None
+
+
+def _gib(count: float | None) -> float | None:
+    return count / GIB if count else None
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(seconds))

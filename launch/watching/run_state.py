@@ -1,0 +1,121 @@
+"""The state of a run, from its folder alone: its lock, its attempts, its workers' heartbeats.
+
+training       a process holds its lock, or its workers send heartbeats (they may be on another machine)
+finished       its last attempt ended with the last step
+failed         its last attempt ended with an error that no restart followed
+interrupted    ended by a signal, or the process that supervised it is gone
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launch.runs.store import RunFolder, is_locked
+from launch.supervision.watchdog import FRESH_S
+from launch.worker.heartbeat import ENDED, Heartbeat, read_heartbeat
+from suite.training.jsonl import read_lines
+
+StateName = Literal["training", "finished", "interrupted", "failed"]
+
+_OVER = ("done", "interrupted")
+"""Outcomes after which a lock is held by something else than training, such as scoring."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a run: its lines of ``attempts.jsonl`` as one record."""
+
+    number: int
+    fields: dict[str, Any]
+
+    @property
+    def outcome(self) -> str:
+        """done, failed or interrupted; empty while it runs, and if its supervisor was killed."""
+        return str(self.fields.get("outcome", ""))
+
+    @property
+    def cause(self) -> str:
+        """The first line of the error that ended it; empty without one."""
+        return str(self.fields.get("message", "")).partition("\n")[0]
+
+    @property
+    def short_cause(self) -> str:
+        """Where and why it failed, in a few words; empty if it did not."""
+        fields = self.fields
+        if self.outcome != "failed":
+            return ""
+        if fields.get("kind") == "user" or "stage" not in fields:
+            return self.cause
+        replica = f"replica {fields['replica']}, " if fields.get("R", 1) > 1 else ""
+        step = f" at step {fields['step']}" if "step" in fields else ""
+        what = (
+            "stalled"
+            if fields.get("kind") == "stall"
+            else fields.get("error_type", "").removeprefix("its process was ")
+        )
+        return f"{replica}stage {fields['stage']} {what}{step}".replace("  ", " ")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run."""
+
+    name: StateName
+    attempts: tuple[Attempt, ...]
+    """All of them, across resumes."""
+
+    @property
+    def last(self) -> Attempt | None:
+        """The last attempt; None before the first."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def cause(self) -> str:
+        """Why it failed, in a few words; empty if it did not."""
+        return self.last.short_cause if self.last is not None and self.name == "failed" else ""
+
+
+def read_state(run: RunFolder, holds_lock: bool = False) -> RunState:
+    """Returns the state of a run. Reads only small files. ``holds_lock`` is whether the caller holds the run's lock."""
+    attempts = read_attempts(run)
+    outcome = attempts[-1].outcome if attempts else ""
+    starting = outcome in _OVER and run.experiment.with_suffix(".draft").exists()  # of a run that is being resumed
+    if not holds_lock and is_locked(run.path) and (outcome not in _OVER or starting):
+        return RunState("training", attempts)
+    if attempts and not outcome and any(_is_fresh(path) for path in run.heartbeats.glob("*.json")):
+        return RunState("training", attempts)
+    ended: dict[str, StateName] = {"done": "finished", "failed": "failed"}
+    return RunState(ended.get(outcome, "interrupted"), attempts)
+
+
+def read_attempts(run: RunFolder) -> tuple[Attempt, ...]:
+    """Returns the attempts of a run, in order."""
+    merged: dict[int, dict[str, Any]] = {}
+    for line in read_lines(run.attempts):
+        merged.setdefault(int(line["attempt"]), {}).update(line)
+    return tuple(Attempt(number, merged[number]) for number in sorted(merged))
+
+
+def read_heartbeats(run: RunFolder, attempt: Attempt) -> dict[tuple[int, int], Heartbeat]:
+    """Returns the latest heartbeat of each worker of an attempt by replica and stage."""
+    found = {}
+    for replica in range(int(attempt.fields["R"])):
+        for stage in range(int(attempt.fields["K"])):
+            heartbeat = read_heartbeat(run.heartbeats, replica, stage, attempt.number)
+            if heartbeat is not None:
+                found[replica, stage] = heartbeat
+    return found
+
+
+def _is_fresh(path: Path) -> bool:
+    """Whether a worker wrote its heartbeat just now and has not ended."""
+    try:
+        if time.time() - path.stat().st_mtime > FRESH_S:
+            return False
+        return json.loads(path.read_bytes().partition(b"}")[0] + b"}")["action"] not in ENDED
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,168 @@
+"""``make watch RUN=...``: follows a run that trains, from another terminal. It only reads.
+
+step 40/100  loss 6.123 ...                                  the step line
+stage 0   ... F3 [B3] R2 B2 ...   computes, 0 s              what each stage does now
+stage 1   ... F2 [F3] B3 ...      waits for the activations from stage 0 of micro-batch 3, 0 s
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from experiments.base.experiment import Experiment
+from experiments.registry import read_experiment
+from launch import interrupts
+from launch.runs.store import RunFolder, find_run, resume_command
+from launch.supervision.stall_report import stall_report
+from launch.tracking.follower import LogTail
+from launch.tracking.step_line import WIDTH, step_line
+from launch.watching.run_data import run_name
+from launch.watching.run_state import Attempt, RunState, read_heartbeats, read_state
+from suite.errors import SettingError
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.training.jsonl import last_line_with
+from suite.training.metrics import LOSS, STEP, is_step
+
+PERIOD_S = 0.5
+
+GONE_S = 3.0
+"""Seconds without a sign of a run that did not end by itself, after which it counts as interrupted."""
+
+LINES_EVERY_S = 10.0
+"""Seconds between two grids without a terminal."""
+
+
+def watch(requested: str, console: Console) -> None:
+    """Shows a run until it ends. Raises SettingError for an unknown run and for one that does not train now."""
+    run = find_run(requested)
+    state = read_state(run)
+    if state.name != "training":
+        raise SettingError(f"run {run_name(run)} does not train now: {describe_end(run, state)}")
+    view = WatchView(run, read_experiment(run.experiment.read_text()))
+    with interrupts.interrupt_message(lambda: f"run {run_name(run)} goes on"):
+        state = _follow_live(view, console) if console.is_terminal else _follow_lines(view, console)
+    console.print(f"run {run_name(run)}: {describe_end(run, state)}")
+
+
+def describe_end(run: RunFolder, state: RunState) -> str:
+    """Returns how a run ended, and what to do next."""
+    if state.name == "finished":
+        return f"it is finished; make report RUN={run_name(run)} writes its page"
+    cause = f" ({state.cause})" if state.cause else ""
+    return f"it {'failed' if state.name == 'failed' else 'was interrupted'}{cause}; {resume_command(run)} continues it"
+
+
+class WatchView:
+    """What the folder of a run shows now."""
+
+    def __init__(self, run: RunFolder, experiment: Experiment) -> None:
+        self.run, self._experiment = run, experiment
+        self._metrics, self._messages = LogTail(run.metrics, from_end=True), LogTail(run.messages, from_end=True)
+        self._last = last_line_with(run.metrics, LOSS)
+        self.state = read_state(run)
+        self._seen_s = time.monotonic()
+
+    def poll(self) -> tuple[list[str], list[str]]:
+        """Reads the folder; returns the new messages, and the lines of the new steps."""
+        messages = list(self._messages.lines())
+        self.state = read_state(self.run)
+        steps = list(self._new_steps())
+        if self.state.name == "training":
+            self._seen_s = time.monotonic()
+        return messages, steps
+
+    def _new_steps(self) -> Iterator[str]:
+        first_step = self._first_step()
+        for raw in self._metrics.lines():
+            try:
+                line = json.loads(raw)
+            except ValueError:  # part of a line, if the file was just rewritten
+                continue
+            # a restarted attempt rewrites the file: its first lines are of steps that were shown before
+            if is_step(line) and line[STEP] > first_step:
+                self._last = line
+                yield self.step_line()
+
+    def _first_step(self) -> int:
+        if self.state.last is None:
+            return 0
+        return max((beat.first_step or 0 for beat in read_heartbeats(self.run, self.state.last).values()), default=0)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has ended. One without an end in its record may be between two attempts on another
+        machine."""
+        if self.state.name == "training":
+            return False
+        return self.state.name == "finished" or time.monotonic() - self._seen_s > GONE_S
+
+    def step_line(self, width: int = WIDTH) -> str:
+        """Returns the line of the last step in at most ``width`` columns."""
+        if self._last is None:
+            return f"no step of {self._experiment.train.steps} is finished yet"
+        return step_line(self._last, self._experiment.train.steps, self._experiment.unit, width=width)
+
+    def grid(self) -> str:
+        """Returns one row a stage: where it is in its schedule."""
+        attempt = self.state.last
+        if attempt is None:
+            return "  workers are starting"
+        stages, replicas = int(attempt.fields["K"]), int(attempt.fields["R"])
+        coords = [RankCoord(rank, stages, replicas) for rank in range(stages * replicas)]
+        latest = read_heartbeats(self.run, attempt)
+        heartbeats = {
+            coord.rank: latest[coord.replica, coord.stage] for coord in coords if (coord.replica, coord.stage) in latest
+        }
+        return stall_report(self._schedule(attempt), coords, int(attempt.fields["M"]), heartbeats, {})
+
+    def _schedule(self, attempt: Attempt) -> ScheduleConfig:
+        """Returns the planned schedule; for a pipeline that has shrunk since, one with the same actions but no
+        recomputes: the grid then shows recomputes without their neighbours."""
+        plan = _read_plan(self.run)
+        if plan.get("K") != attempt.fields["K"] or "max_live_graphs" not in plan:
+            return ScheduleConfig("fill_drain", (0,))
+        return ScheduleConfig(plan["schedule"], tuple(plan["max_live_graphs"]), plan["virtual_stages"])
+
+
+def _read_plan(run: RunFolder) -> dict[str, Any]:
+    try:
+        plan: dict[str, Any] = json.loads(run.plan_record.read_text())
+    except (OSError, ValueError):  # it is written once the workers have started
+        return {}
+    return plan
+
+
+def _follow_live(view: WatchView, console: Console) -> RunState:
+    """Shows the step line and the grid in place, and messages above them."""
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        while not view.has_ended:
+            messages, _ = view.poll()
+            for message in messages:
+                live.console.print(message)
+            live.update(Text(f"{view.step_line(console.width)}\n{view.grid()}", no_wrap=True, overflow="ellipsis"))
+            time.sleep(PERIOD_S)
+    console.print(view.step_line(console.width))
+    return view.state
+
+
+def _follow_lines(view: WatchView, console: Console) -> RunState:
+    """Prints each step, and the grid now and then."""
+    due_s = 0.0
+    console.print(view.step_line())
+    while not view.has_ended:
+        for lines in view.poll():
+            for line in lines:
+                console.print(line)
+        if view.state.name == "training" and time.monotonic() >= due_s:
+            due_s = time.monotonic() + LINES_EVERY_S
+            console.print(view.grid())
+        time.sleep(PERIOD_S)
+    return view.state

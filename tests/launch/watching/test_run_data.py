@@ -1,0 +1,91 @@
+"""What a page shows of validations: the best step, the languages, an early end."""
+
+import json
+import re
+
+import pytest
+
+from experiments.registry import find
+from launch.runs.store import RunFolder
+from launch.watching.run_data import read_run
+from launch.watching.run_page import run_page
+from suite.errors import SettingError
+
+
+def folder(path, metrics, name="t12_400m", **record):
+    """Writes a run's folder with these lines of metrics."""
+    run = RunFolder(path)
+    run.experiment.write_text(find(name).to_toml())
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    if record:
+        run.record.write_text(json.dumps(record))
+    return run
+
+
+def step(number, loss=5.0, **more):
+    return {"step": number, "train/loss": loss, "train/nll": loss, "train/tokens": 100.0 * number, **more}
+
+
+def validation(step, nll, **languages):
+    return {"step": step, "valid/nll": nll, "valid/seconds": 0.1} | {
+        f"valid/nll/{code}": v for code, v in languages.items()
+    }
+
+
+def test_validations_are_no_steps_and_the_best_one_is_marked(tmp_path):
+    lines = [step(1), step(2), validation(2, 4.0), step(3, None), step(4), validation(4, 4.5)]
+    run = read_run(folder(tmp_path, lines))
+    assert [line["step"] for line in run.steps] == [1, 2, 3, 4]
+    assert [at for at, _ in run.points("train/loss")] == [1, 2, 4]  # step 3 was not finite
+    assert run.valid_points() == [(2, 4.0), (4, 4.5)]
+    assert run.valid_points("train/tokens") == [(200.0, 4.0), (400.0, 4.5)]
+    assert run.best == (2, 4.0)
+    page = run_page(run).html()
+    assert "<dt>best validation</dt><dd>4.0000 at step 2</dd>" in page
+    assert ">best, step 2</text>" in page
+
+
+def test_the_record_decides_which_step_was_the_best(tmp_path):
+    lines = [step(2), validation(2, 4.0), step(4), validation(4, 3.5)]
+    assert read_run(folder(tmp_path, lines, steps=4, best_step=2, best_valid_nll=4.0)).best == (2, 4.0)
+
+
+def test_more_accuracy_is_better(tmp_path):
+    lines = [{"step": s, "train/loss": 1.0} for s in (1, 2)]
+    lines += [{"step": s, "valid/accuracy": value} for s, value in ((1, 0.6), (2, 0.5))]
+    assert read_run(folder(tmp_path, lines, name="amoebanet_fashion")).best == (1, 0.6)
+
+
+def test_one_validation_at_the_end_is_not_called_the_best(tmp_path):
+    run = read_run(folder(tmp_path, [step(1), step(2)], steps=2, valid_nll=4.0))
+    assert run.valid_points() == [(2, 4.0)]
+    assert run.best is None
+
+
+def test_languages_are_listed_at_the_best_and_the_last_validation(tmp_path):
+    lines = [step(2), validation(2, 4.0, de=3.0, fr=5.0), step(4), validation(4, 4.5, de=3.5, fr=5.5)]
+    page = run_page(read_run(folder(tmp_path, lines))).html()
+    table = page[page.index("Validation nll by language") :]
+    assert table.index("best: step 2") < table.index("last: step 4") < table.index(">de<") < table.index(">fr<")
+    assert re.search(r">de</td><td>3</td><td>3.5</td>", table)
+
+
+def test_of_a_hundred_languages_the_page_shows_both_ends_and_the_others_on_a_click(tmp_path):
+    languages = {f"l{at:02}": 3.0 + at / 100 for at in range(100)}
+    page = run_page(read_run(folder(tmp_path, [step(1), validation(1, 4.0, **languages)]))).html()
+    table = page[page.index("lowest and highest of 100 languages") : page.index("all 100 languages")]
+    assert re.findall(r">(l\d\d)<", table) == [*(f"l{at:02}" for at in range(6)), *(f"l{at}" for at in range(94, 100))]
+    assert "l50" in page[page.index("all 100 languages") :]
+
+
+def test_an_early_end_is_said(tmp_path):
+    reason = "stopped early after 4 of 9 steps: 2 validations in a row did not improve"
+    page = run_page(read_run(folder(tmp_path, [step(4)], steps=4, stopped_early=reason))).html()
+    assert f"<p>The run {reason}.</p>" in page
+
+
+def test_a_run_without_a_step_and_one_of_an_older_version_are_refused(tmp_path):
+    with pytest.raises(SettingError, match="has not finished a step, so there is nothing to report; its logs are in"):
+        read_run(folder(tmp_path, []))
+    with pytest.raises(SettingError, match="names of an older version"):
+        read_run(folder(tmp_path, [{"step": 1, "loss": 3.0}]))

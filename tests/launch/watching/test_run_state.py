@@ -1,0 +1,123 @@
+"""The state of a run, from files as the supervisor and the workers write them."""
+
+import fcntl
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from experiments.registry import find
+from launch.runs.store import RunFolder, is_locked, run_lock
+from launch.supervision.attempts import Attempts
+from launch.supervision.failure import Cause
+from launch.watching.run_state import read_state
+from launch.worker.heartbeat import HeartbeatWriter
+from suite.errors import SettingError
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.worker_status import WorkerStatus
+
+NOW = SimpleNamespace(first_step=0, last_step=4, verdict_time=None)
+"""What an attempt's watchdog knows at its end."""
+
+DEATH = Cause("death", "stage 1 on h: killed by SIGKILL, last seen at B1", "killed by SIGKILL", 0, 1, 3, "B1")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path)
+
+
+@pytest.fixture
+def attempts(run):
+    return Attempts(run.attempts)
+
+
+def begin(attempts):
+    return attempts.begin(find("t12_400m"))
+
+
+def test_a_run_trains_while_its_lock_is_held(run, attempts):
+    with run_lock(run.path):
+        assert read_state(run).name == "training"  # its workers start
+        begin(attempts)
+        assert read_state(run).name == "training"
+    assert read_state(run).name == "interrupted"
+
+
+def test_between_two_attempts_a_run_trains(run, attempts):
+    attempts.end(begin(attempts), NOW, "failed", DEATH)
+    with run_lock(run.path):
+        assert read_state(run).name == "training"
+    assert read_state(run).name == "failed"
+    assert read_state(run).cause == "replica 0, stage 1 killed by SIGKILL at step 3"
+
+
+def test_a_finished_run_that_is_scored_stays_finished_until_it_is_resumed(run, attempts):
+    attempts.end(begin(attempts), NOW, "done")
+    with run_lock(run.path):
+        assert read_state(run).name == "finished"
+        run.experiment.with_suffix(".draft").write_text("")
+        assert read_state(run).name == "training"
+
+
+def test_the_process_that_ends_a_run_knows_that_it_is_over(run, attempts):
+    attempts.end(begin(attempts), NOW, "failed", DEATH)
+    with run_lock(run.path):
+        assert read_state(run, holds_lock=True).name == "failed"
+
+
+def test_an_interrupted_run(run, attempts):
+    attempts.end(begin(attempts), NOW, "interrupted")
+    assert read_state(run).name == "interrupted"
+
+
+def test_a_run_whose_driver_was_killed_is_interrupted(run):
+    code = (
+        "import sys, time; from pathlib import Path; from experiments.registry import find\n"
+        "from launch.runs.store import RunFolder, run_lock; from launch.supervision.attempts import Attempts\n"
+        "run = RunFolder(Path(sys.argv[1]))\n"
+        "with run_lock(run.path):\n"
+        "    Attempts(run.attempts).begin(find('t12_400m')); print('begun', flush=True); time.sleep(100)"
+    )
+    root = Path(__file__).parents[3]
+    driver = subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, text=True, cwd=root)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "begun\n"
+    assert read_state(run).name == "training"
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate()
+    assert read_state(run).name == "interrupted"
+
+
+def test_workers_that_send_heartbeats_train_whoever_holds_the_lock(run, attempts):
+    number = begin(attempts)
+    with HeartbeatWriter(run.heartbeats, RankCoord(0, 1, 1), number, WorkerStatus()):
+        assert read_state(run).name == "training"  # on another machine, say
+    assert read_state(run).name == "interrupted"  # the worker has ended, and nobody noted it
+
+
+def test_an_error_of_the_user_is_the_cause_itself(run, attempts):
+    attempts.end(begin(attempts), NOW, "failed", Cause("user", "4 steps in a row had non-finite numbers\nmore"))
+    assert read_state(run).cause == "4 steps in a row had non-finite numbers"
+
+
+def test_looking_at_a_lock_does_not_keep_a_run_from_taking_it(run):
+    (run.path / "lock").touch()
+    with (run.path / "lock").open() as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)  # as is_locked takes it
+        threading.Timer(0.05, fcntl.flock, (looked_at, fcntl.LOCK_UN)).start()
+        with run_lock(run.path):
+            assert is_locked(run.path)
+
+
+def test_a_held_lock_is_seen_and_refused(run):
+    assert not is_locked(run.path)
+    with run_lock(run.path):
+        assert is_locked(run.path)
+        with pytest.raises(SettingError, match="another process is using run"), run_lock(run.path):
+            pass
+    assert not is_locked(run.path)
