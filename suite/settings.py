@@ -159,7 +159,8 @@ class ImageTrainSettings(LoopSettings):
     sync_batchnorm_stats: bool = True
     """Whether BatchNorm's moving averages cover all replicas' images, not each replica's own."""
     init_from: str | None = None
-    """Run folder whose weights this run starts from, except the last layer's."""
+    """Run folder whose weights this run starts from, except the last layer's: those of its best checkpoint where
+    validations chose one, otherwise of its latest."""
 
 
 class CustomTrainSettings(LoopSettings):
