@@ -2,7 +2,7 @@
 
 # Values are taken as they are typed and passed to the command line through the environment: neither make nor a shell
 # expands them, so quotes, blanks and dollar signs arrive. NAME is never taken from the environment: some systems set it.
-VALUES := NAME SCALE SET RUN LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB SEND_KEY
+VALUES := NAME SCALE SET RUN CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB SEND_KEY
 NAME   :=
 $(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
 export $(VALUES)
@@ -24,8 +24,8 @@ help: ## show this
 experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=; without NAME, list them
 	@$(GPIPE) experiment --scale "$${SCALE:-auto}" --set "$$SET" --launcher "$${LAUNCHER:-ray}" -- "$$NAME"
 
-resume: $(READY) ## resume a run: RUN=, SET= (another pipeline.stages or pipeline.replicas, say)
-	@$(GPIPE) resume --set "$$SET" --launcher "$${LAUNCHER:-ray}" -- "$$RUN"
+resume: $(READY) ## resume a run: RUN=, SET= (another pipeline.stages or pipeline.replicas, say), CHECKPOINT=best|latest|<step>
+	@$(GPIPE) resume --set "$$SET" --checkpoint "$$CHECKPOINT" --launcher "$${LAUNCHER:-ray}" -- "$$RUN"
 
 checkpoints: $(READY) ## list the checkpoints of a run; verifies every file: RUN=
 	@$(GPIPE) checkpoints -- "$$RUN"
@@ -51,17 +51,17 @@ runs: $(READY) ## the runs here, newest first: NAME= (part of a name), or RUN= f
 watch: $(READY) ## follow a run that trains, from another terminal: RUN=
 	@$(GPIPE) watch -- "$$RUN"
 
-score: $(READY) ## BLEU and chrF of a trained run, a language and direction: RUN=, SET="score.beam=1 score.max_pairs=100"
-	@$(GPIPE) score --set "$$SET" -- "$$RUN"
+score: $(READY) ## BLEU and chrF of a trained run, a language and direction: RUN=, CHECKPOINT=, SET="score.beam=1 score.max_pairs=100"
+	@$(GPIPE) score --set "$$SET" --checkpoint "$$CHECKPOINT" -- "$$RUN"
 
 sync: $(READY) ## upload what runs recorded for wandb offline: RUN=; all of them without
 	@$(GPIPE) sync -- "$$RUN"
 
-translate: $(READY) ## translate a text by a trained run's model: RUN=, TO=de, TEXT="..."
-	@$(GPIPE) translate --to "$$TO" -- "$$RUN" "$$TEXT"
+translate: $(READY) ## translate a text by a trained run's model: RUN=, CHECKPOINT=best|latest|<step>, TO=de, TEXT="..."
+	@$(GPIPE) translate --to "$$TO" --checkpoint "$$CHECKPOINT" -- "$$RUN" "$$TEXT"
 
-export: $(READY) ## a trained run's model as a folder that transformers loads: RUN=, FORMAT=huggingface
-	@$(GPIPE) export --format "$${FORMAT:-huggingface}" -- "$$RUN"
+export: $(READY) ## a trained run's model as a folder that transformers loads: RUN=, CHECKPOINT=, FORMAT=huggingface
+	@$(GPIPE) export --format "$${FORMAT:-huggingface}" --checkpoint "$$CHECKPOINT" -- "$$RUN"
 
 list: $(READY) ## list the experiments
 	@$(GPIPE) list

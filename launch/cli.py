@@ -67,6 +67,9 @@ SetOption = Annotated[
 LauncherOption = Annotated[
     LauncherName, _choice("--launcher", LauncherName, "ray: Ray; spawn: plain processes on this machine")
 ]
+CheckpointOption = Annotated[
+    str, typer.Option("--checkpoint", metavar="<best|latest|STEP>", help="empty: the best, otherwise the latest")
+]
 AddressOption = Annotated[str, typer.Option(help="address of the cluster's dashboard; empty: RAY_API_SERVER_ADDRESS")]
 
 
@@ -111,11 +114,20 @@ def experiment(
 
 
 @app.command()
-def resume(run: str, settings: SetOption = "", launcher: LauncherOption = "ray") -> None:
-    """Resume a run from its newest valid checkpoint, with the same or another K and R."""
+def resume(
+    run: str,
+    settings: SetOption = "",
+    launcher: LauncherOption = "ray",
+    checkpoint: Annotated[
+        str,
+        typer.Option(metavar="<best|latest|STEP>", help="empty: the latest; those after the chosen one are removed"),
+    ] = "",
+) -> None:
+    """Resume a run from its newest valid checkpoint, or from another one, with the same or another K and R."""
     from launch.train.command import resume as resume_run
+    from suite.training.checkpoint import parse_choice
 
-    resume_run(run, settings, launcher, console)
+    resume_run(run, settings, launcher, console, parse_choice(checkpoint))
 
 
 @app.command()
@@ -235,11 +247,12 @@ def watch(run: str) -> None:
 
 
 @app.command()
-def score(run: str, settings: SetOption = "") -> None:
+def score(run: str, settings: SetOption = "", checkpoint: CheckpointOption = "") -> None:
     """Score a trained run: BLEU and chrF per language and direction, on held-out test pairs."""
     from launch.inference.score import score_from_cli
+    from suite.training.checkpoint import parse_choice
 
-    score_from_cli(run, settings, console)
+    score_from_cli(run, settings, console, parse_choice(checkpoint))
 
 
 @app.command()
@@ -251,19 +264,30 @@ def sync(run: Annotated[str, typer.Argument(help="empty: all runs")] = "") -> No
 
 
 @app.command()
-def translate(run: str, text: str, to: Annotated[str, typer.Option(help="target language, such as de")]) -> None:
+def translate(
+    run: str,
+    text: str,
+    to: Annotated[str, typer.Option(help="target language, such as de")],
+    checkpoint: CheckpointOption = "",
+) -> None:
     """Translate a text with a trained run's model."""
     from launch.inference.translate import translate as translate_text
+    from suite.training.checkpoint import parse_choice
 
-    translate_text(run, to, text, console)
+    translate_text(run, to, text, console, parse_choice(checkpoint))
 
 
 @app.command()
-def export(run: str, form: Annotated[str, typer.Option("--format", help="huggingface")] = "huggingface") -> None:
+def export(
+    run: str,
+    form: Annotated[str, typer.Option("--format", help="huggingface")] = "huggingface",
+    checkpoint: CheckpointOption = "",
+) -> None:
     """Export a trained run's model as a folder that Hugging Face transformers loads."""
     from launch.inference.export import export as export_run
+    from suite.training.checkpoint import parse_choice
 
-    export_run(run, form, console)
+    export_run(run, form, console, parse_choice(checkpoint))
 
 
 @app.command("gpu-check")

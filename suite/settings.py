@@ -135,7 +135,7 @@ class TrainSettings(LoopSettings):
     batch_tokens: Annotated[int, Unit("tokens")] = Field(4096, ge=16)
     """Approximate target tokens of one mini-batch over all replicas."""
     valid_pairs: Annotated[int, Unit("pairs")] = Field(512, ge=1)
-    """Held-out pairs evaluated at the end."""
+    """Held-out pairs of a validation, the same ones each time."""
 
 
 class ImageSettings(FrozenRecord):
@@ -162,11 +162,12 @@ class ImageTrainSettings(LoopSettings):
     batch_images: Annotated[int, Unit("images")] = Field(128, ge=1)
     """Images of one mini-batch over all replicas."""
     test_images: Annotated[int | None, Unit("images")] = Field(None, ge=1)
-    """Held-out images evaluated at the end; none: all."""
+    """Held-out images of a validation; none: all."""
     sync_batchnorm_stats: bool = True
     """Whether BatchNorm's moving averages cover all replicas' images, not each replica's own."""
     init_from: str | None = None
-    """Run folder whose weights this run starts from, except the last layer's."""
+    """Run folder whose weights this run starts from, except the last layer's: those of its best checkpoint where
+    validations chose one, otherwise of its latest."""
 
 
 class CustomTrainSettings(LoopSettings):

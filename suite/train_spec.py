@@ -46,7 +46,8 @@ class TrainSpec:
     """Training data: a dataset, which is shuffled in each epoch, or a function that returns the mini-batch of a step,
     the same whenever it is called with that step."""
     valid: Dataset | None = None
-    """Held-out data, evaluated at the end; none: no evaluation."""
+    """Held-out data, evaluated at the end and every ``train.validate_every`` steps; none: no evaluation. The best
+    validation is the one with the lowest loss."""
     metric: Callable[..., Tensor] | None = None
     """``metric(*outputs, *targets)``: another mean over the units, reported beside the loss."""
     units: Callable[..., Tensor | float] | None = None

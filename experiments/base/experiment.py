@@ -167,6 +167,14 @@ class Experiment(FrozenRecord):
                 given = {**given, "optimizer.lr_decay_steps": max(1, int(steps) - int(warmup))}
         return given
 
+    def is_finished(self, record: dict[str, Any]) -> bool:
+        """Whether the run with this ``record.json`` has nothing left to train: it did all steps, or its validations did
+        not improve for as long as ``train.patience`` says."""
+        if record["steps"] >= self.train.steps:
+            return True
+        patience, unimproved = self.train.patience, record.get("validations_without_improvement", 0)
+        return bool(record.get("stopped_early")) and patience is not None and unimproved >= patience
+
     def to_toml(self) -> str:
         """Returns the experiment as TOML; omits fields that are None."""
         return tomli_w.dumps({"format": FORMAT, **self.model_dump(exclude_none=True)})

@@ -1,4 +1,4 @@
-"""Decodes with a trained run's newest valid checkpoint, in K stages, each a process on this machine."""
+"""Decodes with a checkpoint of a trained run, in K stages, each a process on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,6 +40,7 @@ from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.partition import cell_ranges, partition
 from suite.pipeline.runtime.stage import Stage
 from suite.training import checkpoint
+from suite.training.checkpoint import Choice
 from suite.training.periodic import PeriodicThread
 
 POLL_S = 1.0
@@ -56,6 +58,7 @@ class DecodeTask:
     stages: int
     progress: Path
     """A file with a line of JSON for each finished sentence: its number and its tokens."""
+    choice: Choice = None
 
     @property
     def use_gpu(self) -> bool:
@@ -105,16 +108,16 @@ def stages_of(experiment: Experiment, requested: int | None) -> int:
 
 def decode(
     run: RunFolder, sources: Sequence[Sequence[int]], stages: int, console: Console, beam: int = SIZE,
-    on_sentence: Callable[[int, list[int]], None] | None = None,
+    on_sentence: Callable[[int, list[int]], None] | None = None, choice: Choice = None,
 ) -> DecodedText:  # fmt: skip
-    """Translates sources, each ``<2xx> ... </s>``, with the run's newest valid checkpoint.
+    """Translates sources, each ``<2xx> ... </s>``, with the chosen checkpoint of the run.
 
     ``on_sentence`` gets the number and the tokens of each finished source; without it, progress is printed.
 
     Raises CheckpointError if there is no checkpoint, and StallError when a stage waits too long for another.
     """
     with TemporaryDirectory() as folder:
-        task = DecodeTask(run, sources, beam, stages, Path(folder) / "progress")
+        task = DecodeTask(run, sources, beam, stages, Path(folder) / "progress", choice)
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpu_limit() // stages))
         with _progress_polled(task, on_sentence or _progress_printer(len(sources), console)):
             results = run_processes(_worker, stages, task, deadline_s=7 * 86400.0)
@@ -134,7 +137,7 @@ def _worker(rank: int, world: int, rendezvous: str, task: DecodeTask) -> tuple[D
     cells = cell_ranges(partition([_cost(layer, at < first, task.beam) for at, layer in enumerate(layers)], world),
                         len(layers))  # fmt: skip
     stage = Stage(layers, [cells[rank]], None, device, experiment.optimizer.precision, experiment.train.seed)
-    step, messages = _load_stage(task.run, experiment, stage, len(layers))
+    step, messages = _load_stage(task, experiment, stage, len(layers))
     part = CachedLayers(list(stage.layers), cells[rank].start, first, device, experiment.optimizer.precision == "bf16")
     holder = next(k for k, cell in enumerate(cells) if first in cell)
     groups = make_groups(coord, GROUP_TIMEOUT_S) if world > 1 else None
@@ -181,10 +184,12 @@ def _cost(layer: nn.Module, is_encoder: bool, beam: int) -> float:
     return 1.0 + values * (1 if is_encoder else beam)
 
 
-def _load_stage(run: RunFolder, experiment: Experiment, stage: Stage, count: int) -> tuple[int, list[str]]:
-    """Loads a stage's weights; returns the checkpoint's step, and messages about invalid later checkpoints."""
+def _load_stage(task: DecodeTask, experiment: Experiment, stage: Stage, count: int) -> tuple[int, list[str]]:
+    """Loads a stage's weights; returns the checkpoint's step, and messages about invalid checkpoints."""
     messages: list[str] = []
-    found = checkpoint.newest_valid(checkpoint_location(run, experiment), stage.indices, count, messages.append)
+    run, log = task.run, messages.append
+    select = partial(checkpoint.in_order, choice=task.choice, place=f"run {run.path}")
+    found = checkpoint.newest_valid(checkpoint_location(run, experiment), stage.indices, count, log, select)
     if found is None:
         why = f" ({messages[0]})" if messages else ""
         raise CheckpointError(

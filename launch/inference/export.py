@@ -19,17 +19,17 @@ from experiments.huggingface.convert import exported_model, exported_tokenizer
 from experiments.registry import read_experiment
 from launch.inference.decode import find_text_run
 from launch.inference.model_text import load_text
-from launch.runs.checkpoints import checkpoint_location
+from launch.runs.checkpoints import checkpoints_to_use, described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
 from suite.errors import CheckpointError, SettingError, nearest
-from suite.training.checkpoint import Checkpoint, list_checkpoints
+from suite.training.checkpoint import Checkpoint, Choice
 
 FORMATS = ("huggingface",)
 
 T = TypeVar("T")
 
 
-def export(requested: str, export_format: str, console: Console) -> Path:
+def export(requested: str, export_format: str, console: Console, choice: Choice = None) -> Path:
     """Writes ``<run>/huggingface/`` and returns it.
 
     Raises SettingError for an unknown format or while another process exports the run, CheckpointError for a run
@@ -39,17 +39,17 @@ def export(requested: str, export_format: str, console: Console) -> Path:
         raise SettingError(f"unknown format {export_format!r}; {nearest(export_format, FORMATS)}")
     run = find_run(requested)
     with run_lock(run.path, f"{export_format}.lock"):
-        return _export(run, export_format, console)
+        return _export(run, export_format, console, choice)
 
 
-def _export(run: RunFolder, export_format: str, console: Console) -> Path:
+def _export(run: RunFolder, export_format: str, console: Console, choice: Choice) -> Path:
     custom = read_experiment(run.experiment.read_text())
     if isinstance(custom, CustomExperiment):
-        return _export_causal_lm(run, custom, run.path / export_format, console)
+        return _export_causal_lm(run, custom, run.path / export_format, console, choice)
     experiment = find_text_run(run)
-    data = load_text(run, experiment, console)
-    step, layers = _from_newest(
-        run, experiment, console,
+    data = load_text(run, experiment, console, choice)
+    step, layers = _from_first_valid(
+        run, experiment, console, choice,
         lambda checkpoint: {layer: _values(checkpoint.read(layer)) for layer in range(experiment.list_length)},
     )  # fmt: skip
     model, folder = exported_model(experiment, layers), run.path / export_format
@@ -61,11 +61,14 @@ def _export(run: RunFolder, export_format: str, console: Console) -> Path:
     scores = run.path / "scores.json"
     checkpoint = json.loads(scores.read_text()) if scores.exists() else None
     (folder / "README.md").write_text(model_card(experiment, data, step, model.num_parameters(), checkpoint))
-    console.print(f"step {step}, {model.num_parameters():,} parameters: {folder}")
+    used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
+    console.print(f"{used}, {model.num_parameters():,} parameters: {folder}")
     return folder
 
 
-def _export_causal_lm(run: RunFolder, experiment: CustomExperiment, folder: Path, console: Console) -> Path:
+def _export_causal_lm(
+    run: RunFolder, experiment: CustomExperiment, folder: Path, console: Console, choice: Choice
+) -> Path:
     """Writes a model of ``load_causal_lm`` back, one layer at a time."""
     layers, draft = list(experiment.spec.layers), folder.with_suffix(".draft")
 
@@ -73,10 +76,10 @@ def _export_causal_lm(run: RunFolder, experiment: CustomExperiment, folder: Path
         shutil.rmtree(draft, ignore_errors=True)
         save_causal_lm(draft, layers, lambda layer: _values(checkpoint.read(layer)))
 
-    step, _ = _from_newest(run, experiment, console, write)
+    step, _ = _from_first_valid(run, experiment, console, choice, write)
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
-    console.print(f"step {step}: {folder}")
+    console.print(f"{described_checkpoint(step, kind_of_checkpoint(run, experiment, step))}: {folder}")
     return folder
 
 
@@ -85,12 +88,12 @@ def _values(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("value/"): tensor for name, tensor in tensors.items() if name.startswith("value/")}
 
 
-def _from_newest(
-    run: RunFolder, experiment: Experiment, console: Console, read: Callable[[Checkpoint], T]
+def _from_first_valid(
+    run: RunFolder, experiment: Experiment, console: Console, choice: Choice, read: Callable[[Checkpoint], T]
 ) -> tuple[int, T]:
-    """Returns the step of the newest checkpoint that ``read`` can read, and what it returns."""
-    reason = "it has none"
-    for checkpoint in list_checkpoints(checkpoint_location(run, experiment), console.print):
+    """Returns the step of the first chosen checkpoint that ``read`` can read, and what it returns."""
+    reason = ""
+    for checkpoint in checkpoints_to_use(run, experiment, choice, console.print):
         checkpoint.check_layers(experiment.list_length)
         try:
             return checkpoint.step, read(checkpoint)

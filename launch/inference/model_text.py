@@ -8,25 +8,21 @@ from rich.console import Console
 
 from experiments.tasks import data_folder, prepare_data
 from experiments.translation.experiment import TranslationExperiment
-from launch.runs.checkpoints import checkpoint_location
+from launch.runs.checkpoints import checkpoints_to_use
 from launch.runs.store import CACHE, RunFolder
 from suite.data.text.languages import canonical
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import END_ID
-from suite.errors import CheckpointError, DataError, SettingError, nearest
-from suite.training.checkpoint import list_checkpoints
+from suite.errors import DataError, SettingError, nearest
+from suite.training.checkpoint import Choice
 
 
-def load_text(run: RunFolder, experiment: TranslationExperiment, console: Console) -> TextData:
+def load_text(run: RunFolder, experiment: TranslationExperiment, console: Console, choice: Choice = None) -> TextData:
     """Returns the prepared text that a run was trained on; prepares it again if it is not in the cache.
 
-    Raises CheckpointError if the run has no checkpoint yet, DataError if the text differs.
+    Raises CheckpointError if the run has no checkpoint yet or not the chosen one, DataError if the text differs.
     """
-    checkpoints = list_checkpoints(checkpoint_location(run, experiment), console.print)
-    if not checkpoints:
-        raise CheckpointError(
-            f"run {run.path} has no valid checkpoint; train it to its first one with make resume RUN={run.path}"
-        )
+    checkpoints = checkpoints_to_use(run, experiment, choice, console.print)
     prepared = prepare_data(experiment, CACHE, console.print)
     data = TextData.open(data_folder(experiment, CACHE).resolve()) if prepared == experiment.data else None
     if data is None or data.digest != checkpoints[0].notes.get("vocabulary", data.digest):

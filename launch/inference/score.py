@@ -21,6 +21,7 @@ from experiments.base.score_settings import ScoreSettings, read
 from experiments.report.table import Table, Value
 from launch.inference.decode import decode, find_text_run, stages_of
 from launch.inference.model_text import language_of, load_text, trained_languages
+from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
 from launch.tracking.wandb_finish import publish
 from launch.watching.report import update_page
@@ -31,6 +32,7 @@ from suite.decoding.beam import LENGTH_PENALTY
 from suite.errors import DataError
 from suite.evaluation.scores import FEWEST_PAIRS, THIRDS, Scores, macro_average, one_line, score, thirds
 from suite.paths import write_atomically
+from suite.training.checkpoint import Choice
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,14 @@ class Direction:
         return f"{self.source}-{self.target}"
 
 
-def score_from_cli(requested: str, settings: str, console: Console) -> None:
+def score_from_cli(requested: str, settings: str, console: Console, choice: Choice = None) -> None:
     """Scores a run from the command line. Raises SettingError for an unknown run or setting, and as ``score_run``."""
     run = find_run(requested)
-    score_run(run, read(settings), console)
+    score_run(run, read(settings), console, choice)
     update_page(run, console)
 
 
-def score_run(run: RunFolder, settings: ScoreSettings, console: Console) -> dict[str, Any]:
+def score_run(run: RunFolder, settings: ScoreSettings, console: Console, choice: Choice = None) -> dict[str, Any]:
     """Translates a run's test pairs in both directions, writes the texts and ``scores.json``, and returns the latter.
 
     Without ``settings.languages`` it scores all languages that the run was trained on and that have ``FEWEST_PAIRS``
@@ -67,12 +69,12 @@ def score_run(run: RunFolder, settings: ScoreSettings, console: Console) -> dict
     language with fewer pairs, CheckpointError if the run has no valid checkpoint.
     """
     with run_lock(run.path):
-        return _score(run, settings, console)
+        return _score(run, settings, console, choice)
 
 
-def _score(run: RunFolder, settings: ScoreSettings, console: Console) -> dict[str, Any]:
+def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Choice) -> dict[str, Any]:
     experiment = find_text_run(run)
-    data = load_text(run, experiment, console)
+    data = load_text(run, experiment, console, choice)
     sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))
     trained = {code: sizes[code] for code in trained_languages(experiment, data)}
     chosen = _choose_languages(trained, settings.languages, data)
@@ -85,7 +87,7 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console) -> dict[st
         f"translating {len(sources):,} sentences in {len(chosen_directions)} directions, beam {settings.beam}, "
         f"K = {stages}"
     )
-    written = decode(run, sources, stages, console, settings.beam)
+    written = decode(run, sources, stages, console, settings.beam, choice=choice)
     texts = iter([one_line(text) for text in data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)])
     shutil.rmtree(run.path / "scores", ignore_errors=True)
     (run.path / "scores").mkdir()
@@ -97,6 +99,7 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console) -> dict[st
     third_of = thirds({language: data.pairs[language] for language, pairs in sizes.items() if pairs >= FEWEST_PAIRS})
     record = {
         "step": written.step,
+        "checkpoint": kind_of_checkpoint(run, experiment, written.step),
         "split": TEST,
         "beam": settings.beam,
         "length_penalty": LENGTH_PENALTY,
@@ -170,7 +173,7 @@ def _print_scores(run: RunFolder, record: dict[str, Any], console: Console) -> N
     for measure, shown in (("bleu", "BLEU"), ("chrf", "chrF")):
         rows.append([shown, *(record["macro"][measure][column] for column in columns)])
     notes = [record["signatures"]["bleu"], record["signatures"]["chrf"]]
-    title = f"means over languages and both directions, checkpoint of step {record['step']}"
+    title = f"means over languages and both directions, {described_checkpoint(record['step'], record['checkpoint'])}"
     table = Table("scores", title, ("", *columns), rows, notes)
     console.print(table.rich_table() if console.is_terminal else table.markdown())
     console.print(f"{record['sentences_per_second']:,.0f} sentences a second; scores: {run.path / 'scores.json'}")

@@ -8,22 +8,24 @@ from rich.console import Console
 
 from launch.inference.decode import decode, find_text_run, stages_of
 from launch.inference.model_text import language_of, load_text, source_of, trained_languages
+from launch.runs.checkpoints import checkpoints_to_use, described_checkpoint, kind_of_checkpoint
 from launch.runs.store import find_run
 from suite.data.text.tokenizer import ENGLISH
 from suite.errors import SettingError
 from suite.evaluation.scores import one_line
+from suite.training.checkpoint import Choice
 
 
-def translate(requested: str, target_language: str, text: str, console: Console) -> None:
+def translate(requested: str, target_language: str, text: str, console: Console, choice: Choice = None) -> None:
     """Prints the translation of each line of ``text``, or else of standard input, in order and as soon as it is done;
-    empty lines stay empty. The workers start once.
+    empty lines stay empty. The workers start once. Standard error says which checkpoint is used.
 
     Raises SettingError for an invalid text or language and for standard input that is not UTF-8, CheckpointError for a
     run without a valid checkpoint.
     """
     run = find_run(requested)
     experiment = find_text_run(run)
-    data = load_text(run, experiment, console)
+    data = load_text(run, experiment, console, choice)
     language = language_of(target_language, [*trained_languages(experiment, data), ENGLISH])
     lines = text.splitlines() if text else _read_stdin(console)
     if not any(line.strip() for line in lines):
@@ -42,7 +44,10 @@ def translate(requested: str, target_language: str, text: str, console: Console)
             del pending_lines[printed]  # only now: a line that could not be printed is retried
             printed += 1
 
-    decode(run, sources, stages_of(experiment, None), console, on_sentence=print_in_order)
+    step = checkpoints_to_use(run, experiment, choice, lambda text: None)[0].step
+    used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
+    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(used)
+    decode(run, sources, stages_of(experiment, None), console, on_sentence=print_in_order, choice=choice)
     if printed < len(lines):
         raise RuntimeError(f"only {printed} of {len(lines)} lines were printed")
 

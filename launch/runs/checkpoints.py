@@ -12,7 +12,19 @@ from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment
 from launch.runs.store import RunFolder, find_run
 from suite.errors import CheckpointError
-from suite.training.checkpoint import Audit, Storage, audit, folders_of
+from suite.log import Log
+from suite.training.checkpoint import (
+    Audit,
+    Checkpoint,
+    Choice,
+    Storage,
+    audit,
+    best_of,
+    folders_of,
+    in_order,
+    list_checkpoints,
+)
+from suite.training.validation import state_of
 
 
 def checkpoint_location(run: RunFolder, experiment: Experiment) -> str:
@@ -28,6 +40,33 @@ def checkpoint_location_of_run(folder: Path) -> str:
     if not run.experiment.exists():
         return str(run.checkpoints)
     return checkpoint_location(run, read_experiment(run.experiment.read_text()))
+
+
+def checkpoints_to_use(run: RunFolder, experiment: Experiment, choice: Choice, log: Log) -> list[Checkpoint]:
+    """Returns the checkpoints that a command tries, in order.
+
+    Raises CheckpointError for a run without a checkpoint, and when the chosen one is not there.
+    """
+    checkpoints = list_checkpoints(checkpoint_location(run, experiment), log)
+    if not checkpoints:
+        raise CheckpointError(
+            f"run {run.path} has no valid checkpoint; train it to its first one with make resume RUN={run.path}"
+        )
+    return in_order(checkpoints, choice, f"run {run.path}")
+
+
+def kind_of_checkpoint(run: RunFolder, experiment: Experiment, step: int) -> str:
+    """Returns which of a run's checkpoints that of ``step`` is: ``best``, ``latest``, or ``other``."""
+    checkpoints = list_checkpoints(checkpoint_location(run, experiment), lambda text: None)
+    best = best_of(checkpoints)
+    if best is not None and best.step == step:
+        return "best"
+    return "latest" if checkpoints and checkpoints[0].step == step else "other"
+
+
+def described_checkpoint(step: int, kind: str) -> str:
+    """Returns what a command prints about the checkpoint that it used."""
+    return f"checkpoint of step {step}" + ("" if kind == "other" else f", the {kind} one")
 
 
 def check_unused(location: str) -> None:
@@ -54,8 +93,9 @@ def print_checkpoints(name: str, console: Console) -> bool:
 
 def _table(location: str, audits: list[Audit]) -> Table:
     rows = Table(title=f"checkpoints in {location}", title_justify="left")
-    for heading in ("step", "layers", "MiB", "minutes ago", "good", "state"):
-        rows.add_column(heading, justify="left" if heading in ("good", "state") else "right", overflow="fold")
+    for heading in ("step", "layers", "MiB", "minutes ago", "good", "best", "state"):
+        rows.add_column(heading, justify="left" if heading in ("good", "best", "state") else "right", overflow="fold")
+    best = next((checkpoint.step for checkpoint in audits if checkpoint.best and checkpoint.manifest), None)
     for checkpoint in audits:
         manifest = checkpoint.manifest
         rows.add_row(
@@ -64,6 +104,7 @@ def _table(location: str, audits: list[Audit]) -> Table:
             f"{sum(file.bytes for file in manifest.files.values()) / 2**20:,.1f}" if manifest else "",
             f"{max(0.0, time.time() - manifest.written) / 60:,.0f}" if manifest else "",
             "yes" if checkpoint.good else "not yet",
+            f"{state_of(manifest.notes).best:.4f}" if manifest and checkpoint.step == best else "",
             "\n".join(checkpoint.faults) or "valid",
         )
     return rows

@@ -25,7 +25,7 @@ class RunResult:
     """What the workers know at the end of a run."""
 
     progress: Progress
-    validated: dict[str, float | str | bool | None]
+    validated: dict[str, float | str | None]
     """Scores of the model and of the baseline, the best validation, and why the run stopped early, by name; None for
     those that do not exist."""
     memory: list[int]

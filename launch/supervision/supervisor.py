@@ -52,6 +52,8 @@ class Supervisor:
         if self._fault_plan:
             log(f"GPIPE_FAULTS injects {len(parse_faults(self._fault_plan))} faults into this run")
         self._requested_devices = _workers(experiment)
+        self._checkpoint_step = spec.checkpoint_step
+        """The checkpoint to resume from; None once an attempt has: its own checkpoints are newer."""
         self._attempts = Attempts(spec.run.attempts)
         self._causes: list[Cause] = []
         self._failures_since_checkpoint = 0
@@ -80,7 +82,13 @@ class Supervisor:
         """Runs one attempt and records it; returns the error that ended it, None if it finished."""
         resume = self._spec.resume or bool(self._causes)
         number = self._attempts.begin(self._experiment)
-        self._spec = spec = replace(self._spec, attempt=number, resume=resume, fault_plan=self._fault_plan)
+        self._spec = spec = replace(
+            self._spec,
+            attempt=number,
+            resume=resume,
+            fault_plan=self._fault_plan,
+            checkpoint_step=self._checkpoint_step,
+        )
         outcome, failure = "interrupted", None
         watchdog = Watchdog(spec, self._experiment, self._on_first_step)
         try:
@@ -97,6 +105,8 @@ class Supervisor:
         finally:
             cause = find_cause(failure, spec.run, watchdog) if failure is not None else None
             self._attempts.end(spec.attempt, watchdog, outcome, cause)
+        if watchdog.first_step is not None:
+            self._checkpoint_step = None
         if cause is not None:
             start = watchdog.first_step
             if start is not None and self._start is not None and start > self._start:

@@ -24,6 +24,7 @@ from rich.console import Console
 from experiments.base.score_settings import ScoreSettings
 from experiments.registry import read_experiment
 from experiments.sweeps.members.base import Scoring
+from experiments.sweeps.report.results import read_record, scored_step
 from experiments.translation.experiment import TranslationExperiment
 from launch import interrupts
 from launch.inference.score import score_run
@@ -102,10 +103,11 @@ def score(spec: MemberSpec, console: Console) -> None:
     languages = experiment.text.languages
     settings = ScoreSettings(beam=scoring.beam, languages=languages, max_pairs=scoring.max_pairs, stages=1)
     scores = score_run(run, settings, console)
-    if scores["step"] < experiment.train.steps:
+    wanted = scored_step(read_record(run.path) or {"steps": experiment.train.steps})
+    if scores["step"] != wanted:
         raise CheckpointError(
-            f"{run.path} was scored at step {scores['step']} of {experiment.train.steps}, because its later "
-            "checkpoints are invalid; move the run away, and the sweep trains it again"
+            f"{run.path} was scored at step {scores['step']} instead of {wanted}, because that checkpoint is missing "
+            "or invalid; move the run away, and the sweep trains it again"
         )
 
 

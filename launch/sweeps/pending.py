@@ -42,7 +42,7 @@ def pending_work(member: Member) -> PendingMember:
     if run.experiment.exists():
         _check_same(read_experiment(run.experiment.read_text()), member.experiment, run)
     record = read_record(run.path)
-    trained = record is not None and record["steps"] >= member.experiment.train.steps
+    trained = record is not None and member.experiment.is_finished(record)
     scored = record is not None and is_scored(member, record, read_record(run.path, "scores.json") or {})
     return PendingMember(member, trained, trained and scored)
 

@@ -22,13 +22,19 @@ from experiments.tasks import data_folder, prepare_data, workload
 from launch import interrupts
 from launch.backends.select import Backend, select_backend
 from launch.planning.layer_costs import cost_model
-from launch.runs.checkpoints import check_unused, checkpoint_location, checkpoint_location_of_run
+from launch.runs.checkpoints import (
+    check_unused,
+    checkpoint_location,
+    checkpoint_location_of_run,
+    checkpoints_to_use,
+)
 from launch.runs.store import CACHE, RunFolder, find_run, new_run, resume_command, run_lock, sync_command
 from launch.supervision.supervisor import Supervisor
 from launch.tracking.follower import Follower
 from launch.tracking.progress import log_when_long
 from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
+from launch.train.finished import after_interrupt, finished_record, how_to_go_on
 from launch.train.step_check import StepCheck
 from launch.watching.report import update_page
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
@@ -37,7 +43,7 @@ from suite.log import Log
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.timeline import text
-from suite.training.checkpoint import list_checkpoints
+from suite.training.checkpoint import Choice, list_checkpoints
 from suite.training.checkpoint.object_store import check_url
 from suite.training.metrics import read_steps
 from suite.training.trace import perfetto, read_traces
@@ -72,8 +78,12 @@ def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launch
     session.train(make_run(), chosen, planned)
 
 
-def resume(name: str, settings: str, launcher: str, console: Console) -> None:
-    """Resumes a run. Raises SettingError for an unknown run, CheckpointError when it has finished."""
+def resume(name: str, settings: str, launcher: str, console: Console, choice: Choice = None) -> None:
+    """Resumes a run from its newest valid checkpoint, or from the chosen one; later ones are then removed.
+
+    Raises SettingError for an unknown run, CheckpointError when it has finished, and when the chosen checkpoint is not
+    there.
+    """
     run = find_run(name)
     before = read_experiment(run.experiment.read_text())
     read_steps(run.metrics)  # raises if another version wrote them
@@ -85,12 +95,13 @@ def resume(name: str, settings: str, launcher: str, console: Console) -> None:
         changed.append("train.checkpoint_dir")
     if changed:
         raise SettingError(f"a resumed run cannot change {' and '.join(changed)}; start a new run for that")
-    if _is_finished(run, chosen):
-        raise CheckpointError(
-            f"run {run.path} has finished all {chosen.train.steps} steps; "
-            f'to train longer: {resume_command(run)} SET="train.steps={2 * chosen.train.steps}"'
-        )
     list_checkpoints(checkpoint_location(run, before), lambda text: None)  # raises if there are some but none is valid
+    step = None
+    if choice not in (None, "latest"):
+        step = checkpoints_to_use(run, before, choice, console.print)[0].step
+    record = finished_record(run, chosen)
+    if record is not None and (step is None or step >= record["steps"]):
+        raise CheckpointError(how_to_go_on(run, chosen, record))
     prepared = prepare_data(chosen, CACHE, console.print)
     if prepared != chosen.data:
         raise DataError(
@@ -99,7 +110,7 @@ def resume(name: str, settings: str, launcher: str, console: Console) -> None:
         )
     session = _Session(select_backend(launcher), console)
     planned = session.plan(_with_planned_schedule(run, before, chosen), settings)
-    session.train(run, chosen, planned, resumed=True)
+    session.train(run, chosen, planned, resumed=True, checkpoint_step=step)
 
 
 def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experiment) -> Experiment:
@@ -161,14 +172,19 @@ class _Session:
             self.console.print(line)
         return planned
 
-    def train(self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool = False) -> None:
-        """Trains and prints a summary."""
+    def train(
+        self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool = False,
+        checkpoint_step: int | None = None,
+    ) -> None:  # fmt: skip
+        """Trains and prints a summary. Resumes from the checkpoint of ``checkpoint_step``, otherwise from the newest
+        valid one."""
         advice = interrupts.interrupt_message(
-            lambda: _after_interrupt(run, chosen), lambda: f"the run is finished: {run.path}"
+            lambda: after_interrupt(run, chosen), lambda: f"the run is finished: {run.path}"
         )
         with run_lock(run.path), advice:
             self.console.print(f"folder: {run.path}")
             state = RunState(run, chosen, planned, resumed, self.plan, self.console.print)
+            state.spec = replace(state.spec, checkpoint_step=checkpoint_step)
             try:
                 self._run_workers(state)
             finally:
@@ -198,24 +214,6 @@ class _Session:
         finally:
             if not spec.draft.exists():
                 state.write_plan()
-
-
-def _is_finished(run: RunFolder, chosen: Experiment) -> bool:
-    return run.record.exists() and bool(json.loads(run.record.read_text())["steps"] >= chosen.train.steps)
-
-
-def _after_interrupt(run: RunFolder, chosen: Experiment) -> str:
-    """Returns how to continue a run that was interrupted."""
-    if not run.experiment.exists():
-        return "nothing was saved; run the same command again to restart"
-    if _is_finished(run, chosen):
-        return f"the run is finished: {run.path}"
-    if chosen.train.checkpoint_dir is not None:
-        return f"{resume_command(run)} continues from its latest checkpoint, or from step 0 if it has none yet"
-    folders = [path.parent.name for path in run.checkpoints.glob("*/manifest.json")]
-    steps = [int(name) for name in folders if name.isdecimal()]
-    start = f"the checkpoint of step {max(steps)}" if steps else "step 0, because it has no checkpoint yet"
-    return f"{resume_command(run)} continues from {start}"
 
 
 class RunState:
@@ -309,6 +307,7 @@ def _summarise(run: RunFolder, console: Console) -> None:
         *_utilization(record),
         f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}",
         _score(record),
+        *_best(record),
         f"peak memory of all workers: {record['peak_memory_bytes'] / GIB:.2f} GiB",
         f"wandb run: {record['wandb_run'] or 'none'}{hint}",
         f"folder: {run.path}",
@@ -323,6 +322,15 @@ def _utilization(record: dict[str, Any]) -> list[str]:
         return []
     shares = f"MFU {record['mfu']:.1%}" + (f", HFU {record['hfu']:.1%}" if record["hfu"] > record["mfu"] else "")
     return [f"{shares} of {Peak(record['peak_flops_per_s'], record['peak_source'])} per worker"]
+
+
+def _best(record: dict[str, Any]) -> list[str]:
+    """Returns a line about the best of several validations."""
+    if not record.get("best_step"):
+        return []
+    (name,) = [name for name in record if name.startswith("best_valid_")]
+    kept = f"best validation: {name.removeprefix('best_valid_')} {record[name]:.4f} at step {record['best_step']}"
+    return [f"{kept}; score, translate and export use its checkpoint"]
 
 
 def _score(record: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment
-from launch.runs.checkpoints import checkpoint_location, checkpoint_location_of_run
+from launch.runs.checkpoints import checkpoint_location
 from launch.runs.record import RunResult, peak_memory, write_record
 from launch.runs.store import RunFolder
 from launch.worker.cgroups import cpu_limit
@@ -27,10 +27,11 @@ from launch.worker.engine import Engine, PartitionedModel, assemble
 from launch.worker.feeds import DataSource, data_source
 from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
+from launch.worker.loading import initialize, load_to_resume
 from launch.worker.peak import device_peak
 from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
-from suite.errors import CheckpointError, FailureLocation, ProgramError, StallError, SuiteError, first_line
+from suite.errors import FailureLocation, ProgramError, StallError, SuiteError, first_line
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
@@ -78,6 +79,8 @@ class AttemptSpec:
     """Planned operations; None if the model has none, or if they could not be counted."""
     costs: Path | None = None
     """The folder of measured costs, which has the device's measured peak too."""
+    checkpoint_step: int | None = None
+    """Step of the checkpoint to resume from; later ones are removed. None: the newest valid one."""
 
     @property
     def run(self) -> RunFolder:
@@ -192,7 +195,7 @@ def _train_stage(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, st
                 tracker.finish(record)
 
 
-def _validated(experiment: Experiment, context: TrainingContext, step: int) -> dict[str, float | str | bool | None]:
+def _validated(experiment: Experiment, context: TrainingContext, step: int) -> dict[str, float | str | None]:
     """Returns what the record says of the held-out data, after the last step."""
     validation, measure = context.setup.validation, experiment.metric_name
     if validation is None:
@@ -201,6 +204,7 @@ def _validated(experiment: Experiment, context: TrainingContext, step: int) -> d
         f"valid_{measure}": validation.figures(step).metric,
         f"baseline_{measure}": context.source.baseline(validation.held_out),
         "best_step": validation.state.best_step,
+        "validations_without_improvement": validation.state.unimproved,
         f"best_valid_{experiment.criterion.name}": validation.state.best,
         "stopped_early": validation.stopped_early(step) or False,
     }
@@ -233,11 +237,11 @@ def _build_context(
         if spec.resume:
             location = checkpoint_location(spec.run, experiment)
             with status.waiting_for("all workers to read the checkpoint", LOAD_TIMEOUT_S):
-                loaded = checkpoint.newest_valid(location, stage.indices, len(layers), log)
+                loaded = load_to_resume(location, stage, len(layers), log, spec.checkpoint_step)
         if loaded is not None:
             checkpoint.load_values(loaded, stage)
         else:
-            _initialize(experiment, stage, log)
+            initialize(experiment, stage, log)
         return loaded
 
     model = PartitionedModel(layers, loss, cell_ranges(spec.cells, len(layers)), spec.schedule_config)
@@ -258,6 +262,8 @@ def _build_context(
         if spec.draft.exists():
             spec.draft.rename(spec.run.experiment)
         log(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
+    if spec.checkpoint_step is not None and coord.is_metrics_rank:
+        spec.run.record.unlink(missing_ok=True)  # of a later step
     system_metrics = SystemMetrics(spec.run.system, coord, spec.attempt, status, device)
     trackers, wandb = _trackers(spec, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)
     run_id = _broadcast_run_id(wandb.run_id if wandb else None, coord)
@@ -294,18 +300,6 @@ def _layer_stats(spec: AttemptSpec, experiment: Experiment, engine: Engine) -> L
         return None
     path = spec.run.layers if engine.executor.coord.is_metrics_rank else None
     return LayerStats(engine.executor, every, engine.start, path)
-
-
-def _initialize(experiment: Experiment, stage: Stage, log: Callable[[str], None]) -> None:
-    """Loads the weights of the run ``train.init_from``, if set, into a new stage, except for the last layer."""
-    source = getattr(experiment.train, "init_from", None)
-    if source is None:
-        return
-    indices = [index for index in stage.indices if index < experiment.list_length - 1]
-    loaded = checkpoint.newest_valid(checkpoint_location_of_run(Path(source)), indices, experiment.list_length, log)
-    if loaded is None:
-        raise CheckpointError(f"{source} has no valid checkpoint; set train.init_from to a trained run")
-    checkpoint.load_values(loaded, stage, indices)
 
 
 def _trackers(

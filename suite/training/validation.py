@@ -86,14 +86,14 @@ class Figures:
     """The metric of each group."""
 
 
-def evaluate(executor: Executor, held_out: HeldOut) -> Figures:
-    """Evaluates mini-batches, each on one replica in turn. All workers must call it."""
+def evaluate(executor: Executor, held_out: HeldOut, step: int) -> Figures:
+    """Evaluates mini-batches, each on one replica in turn. All workers must call it, after ``step`` steps."""
     coord, status = executor.coord, executor.status
     rows = {name: at for at, name in enumerate(held_out.groups or ("",))}
     sums = torch.zeros(len(held_out.batches), len(rows), 3, dtype=torch.float64)
     executor.recorder = None
     for at in range(coord.replica, len(held_out.batches), coord.replicas):
-        status.begin("validate", None)
+        status.begin("validate", step - 1)
         with status.allow(READ_TIMEOUT_S):
             batch = held_out.batches[at]
         parts = executor.evaluate(batch)
@@ -105,7 +105,7 @@ def evaluate(executor: Executor, held_out: HeldOut) -> Figures:
         for name, weight in batch.groups or [("", batch.weight)]:
             sums[at, rows[name], 2] += weight
     sums = sums.to(executor.stage.device)
-    status.begin("validate", None)
+    status.begin("validate", step - 1)
     with status.waiting_for("the other workers' validation", status.deadline.seconds):
         dist.all_reduce(sums)  # exact: of each entry all workers but one have zero
     by_group = sums.cpu().sum(0)
@@ -163,7 +163,7 @@ class Validation:
         """Returns the figures after ``step`` steps; evaluates only if they are not those of the last validation."""
         if self._last is None or self._last[0] != step:
             with torch.random.fork_rng(_cuda_devices(self._executor.stage.device)):
-                self._last = step, evaluate(self._executor, self.held_out)
+                self._last = step, evaluate(self._executor, self.held_out, step)
         return self._last[1]
 
     def stopped_early(self, step: int) -> str:

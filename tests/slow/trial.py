@@ -61,6 +61,12 @@ class Trial:
         return [line["train/loss"] for line in read_steps(self.run.metrics)]
 
     @property
+    def validations(self):
+        """The lines of the validations, without their seconds."""
+        lines = [line for line in read_lines(self.run.metrics) if "loss" not in line]
+        return [{name: value for name, value in line.items() if name != "valid/seconds"} for line in lines]
+
+    @property
     def state(self):
         """Weights and optimizer state of the newest checkpoint, by layer file and name."""
         newest = max(self.run.checkpoints.glob("[0-9]*"))
@@ -132,6 +138,7 @@ class Trials:
 def assert_same(one: Trial, other: Trial) -> None:
     """Two runs have the same losses, weights and optimizer state, to the bit."""
     assert one.losses == other.losses
+    assert one.validations == other.validations
     first, second = one.state, other.state
     assert first.keys() == second.keys()
     for key, value in first.items():

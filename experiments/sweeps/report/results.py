@@ -146,16 +146,21 @@ def read_record(folder: Path, name: str = "record.json") -> dict[str, Any] | Non
     return record
 
 
+def scored_step(record: dict[str, Any]) -> int:
+    """Returns the step of the checkpoint that ``make score`` uses: the best where validations chose one."""
+    return int(record.get("best_step") or record["steps"])
+
+
 def is_scored(member: Member, record: dict[str, Any], scores: dict[str, Any]) -> bool:
     """Whether scores are of the finished run with the sweep's scoring settings; others are not comparable."""
     if member.scoring is None:
         return True
-    wanted = {"step": record["steps"], "beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
+    wanted = {"step": scored_step(record), "beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
     assert isinstance(member.experiment, TranslationExperiment)
     languages = member.experiment.text.languages
     scored = {code for way in scores.get("directions", {}) for code in way.split("-")} - {ENGLISH}
     return (
-        record["steps"] >= member.experiment.train.steps
+        member.experiment.is_finished(record)
         and all(scores.get(name) == value for name, value in wanted.items())
         and (languages is None or scored == set(languages))
     )

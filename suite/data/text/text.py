@@ -23,6 +23,12 @@ from suite.errors import SettingError, nearest
 INFO_FILE, TOKENIZER = "text.json", "tokenizer"
 
 
+def _open_split(folder: Path, rows: int) -> Dataset:
+    if not rows:  # datasets cannot load what it saved without rows
+        return Dataset.from_dict({})
+    return load_from_disk(str(folder), keep_in_memory=False)
+
+
 @dataclass(frozen=True)
 class TextData:
     """Text ready to train on. ``sizes[split][i]`` is the number of pairs of ``languages[i]`` in a split."""
@@ -37,12 +43,13 @@ class TextData:
     def open(cls, folder: Path) -> TextData:
         """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
         info = json.loads((folder / INFO_FILE).read_text())
+        sizes = {split: tuple(info["sizes"][split]) for split in SPLITS}
         return cls(
             corpus=info["corpus"],
             languages=tuple(info["languages"]),
-            sizes={split: tuple(info["sizes"][split]) for split in SPLITS},
+            sizes=sizes,
             tokenizer=PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER),
-            splits={split: load_from_disk(str(folder / split), keep_in_memory=False) for split in SPLITS},
+            splits={split: _open_split(folder / split, sum(sizes[split])) for split in SPLITS},
         )
 
     @property

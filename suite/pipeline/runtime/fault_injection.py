@@ -9,7 +9,7 @@
     full               no file can grow beyond ``bytes`` from then on
     torn               truncates the newest checkpoint's newest file to half, and kills the process
 
-``action`` is F2, R2, I2, B2, W2 and so on, or update, save, start.
+``action`` is F2, R2, I2, B2, W2 and so on, or update, validate, save, start.
 """
 
 from __future__ import annotations

@@ -4,11 +4,13 @@
                          layer-0001.safetensors     state/<parameter>/<name>: full optimizer state
                          manifest.json              step, size and digest of all layer files, a seal of itself
                          good                       written after a finite step from this state
+                         best                       no validation before was better
 
 A folder without a manifest that matches its files is not a checkpoint: it is logged, and the previous one is used.
 """
 
 from suite.training.checkpoint.audit import Audit, audit
+from suite.training.checkpoint.choice import Choice, best_of, in_order, parse_choice
 from suite.training.checkpoint.reading import (
     Checkpoint,
     folders_of,
@@ -17,18 +19,24 @@ from suite.training.checkpoint.reading import (
     load_values,
     newest_valid,
 )
+from suite.training.checkpoint.retention import remove_later
 from suite.training.checkpoint.storage import Storage
 from suite.training.checkpoint.writing import Saver
 
 __all__ = [
     "Audit",
     "Checkpoint",
+    "Choice",
     "Saver",
     "Storage",
     "audit",
+    "best_of",
     "folders_of",
+    "in_order",
     "list_checkpoints",
     "load_optimizer",
     "load_values",
     "newest_valid",
+    "parse_choice",
+    "remove_later",
 ]

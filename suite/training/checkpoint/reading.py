@@ -6,7 +6,7 @@ parsed. Tensors that do not match the stage are rejected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,14 @@ from suite.errors import CheckpointError
 from suite.log import Log
 from suite.pipeline.runtime.stage import Stage
 from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest, layer_file
+from suite.training.checkpoint.retention import KEEP_BEST
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 from suite.training.optimizer import StageOptimizer, State
 
 PARTS = ("value/", "state/")
+
+Select = Callable[[list["Checkpoint"]], list["Checkpoint"]]
+"""Returns the checkpoints to try, in order."""
 
 UNFINISHED = "no manifest, it was never finished"
 """Reason for an interrupted save. It loses nothing: the previous checkpoint is the last finished one."""
@@ -35,6 +39,8 @@ class Checkpoint:
     storage: Storage
     folder: str
     manifest: Manifest
+    best: bool = False
+    """Whether no validation before it was better."""
     layers: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     """The tensors read so far, by layer."""
 
@@ -113,7 +119,7 @@ def _examine(storage: Storage, folder: str, retry: bool = True) -> Checkpoint | 
         manifest = decode(storage.read(path, size), storage.shown(path))
         if manifest.step != int(folder):
             raise DamagedError(f"it is of step {manifest.step}")
-        return Checkpoint(storage, folder, manifest)
+        return Checkpoint(storage, folder, manifest, KEEP_BEST in storage.names(folder))
     except FileNotFoundError:
         return _without_manifest(storage, folder, retry)
     except (DamagedError, OSError) as error:
@@ -180,17 +186,20 @@ def _with_manifest(storage: Storage, log: Log, bad: list[str]) -> list[Checkpoin
     return checkpoints
 
 
-def newest_valid(location: str | Path, layers: Sequence[int], count: int, log: Log) -> Checkpoint | None:
+def newest_valid(
+    location: str | Path, layers: Sequence[int], count: int, log: Log, select: Select = list
+) -> Checkpoint | None:
     """Returns the newest valid checkpoint with this worker's layers; None if no save ever finished. All workers must
     call it and get the same checkpoint.
 
-    Each worker reads its ``layers`` of the model's ``count``. Rank 0 logs damaged checkpoints.
+    Each worker reads its ``layers`` of the model's ``count``. Rank 0 logs damaged checkpoints. ``select`` returns those
+    to try, in order, from those with a valid manifest, newest first.
 
     Raises CheckpointError, on all workers, when checkpoints exist but none is valid, or one is of another model or
     version.
     """
     storage = Storage(location)
-    candidates, bad = _candidates(storage, log)
+    candidates, bad = _candidates(storage, log, select)
     for folder, manifest in candidates:
         checkpoint = Checkpoint(storage, folder, manifest)
         checkpoint.check_layers(count)
@@ -213,14 +222,14 @@ def newest_valid(location: str | Path, layers: Sequence[int], count: int, log: L
     return None
 
 
-def _candidates(storage: Storage, log: Log) -> tuple[list[tuple[str, Manifest]], list[str]]:
+def _candidates(storage: Storage, log: Log, select: Select) -> tuple[list[tuple[str, Manifest]], list[str]]:
     """Returns the checkpoints that rank 0 lists, and the faults of finished but unusable ones. An error of rank 0 is
     raised on all workers."""
     shared: list[Any] = [None]
     if dist.get_rank() == 0:
         bad: list[str] = []
         try:
-            found = _with_manifest(storage, log, bad)
+            found = select(_with_manifest(storage, log, bad))
             shared = [([(checkpoint.folder, checkpoint.manifest) for checkpoint in found], bad)]
         except CheckpointError as error:
             shared = [error]

@@ -43,6 +43,13 @@ def rotate(storage: Storage, step: int) -> None:
             storage.remove_folder(name)
 
 
+def remove_later(storage: Storage, step: int) -> None:
+    """Removes the checkpoints after ``step``: the run continues there."""
+    for name in storage.folders():
+        if int(name) > step and storage.is_folder(name):
+            storage.remove_folder(name)
+
+
 def mark_good(storage: Storage, folder: str) -> None:
     """Marks a checkpoint as good: a finite step followed it."""
     storage.write(f"{folder}/{KEEP_GOOD}", b"")

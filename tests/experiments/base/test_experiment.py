@@ -190,3 +190,30 @@ def test_a_value_with_spaces_needs_quotes(quote: str) -> None:
     assert (experiment.train.steps, experiment.train.checkpoint_dir) == (5, "/my disk/runs")
     printed = _merged("train.steps=5", f"train.checkpoint_dir={quote}/my disk/runs{quote}")  # as a plan's remedy has it
     assert t12_400m().with_settings(printed) == experiment
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("train.patience=3", "train.patience=3 counts validations, and train.validate_every is none"),
+        ("train.steps=20 train.validate_every=30", "train.validate_every=30 is longer than the run of 20 steps"),
+        ("train.steps=100 train.validate_every=20 train.patience=4", "use train.patience=3 or less, or none"),
+        ("train.steps=100 train.validate_every=50 train.patience=1", "use a smaller train.validate_every, or none"),
+    ],
+)
+def test_validation_settings_without_effect_are_refused(settings, words):
+    with pytest.raises(SettingError) as refused:
+        t12_400m().with_settings(settings)
+    assert words in str(refused.value)
+    t12_400m().with_settings("train.steps=100 train.validate_every=20 train.patience=3")
+
+
+def test_a_record_is_of_a_finished_run_after_all_steps_or_when_patience_ran_out():
+    run = t12_400m().with_settings("train.steps=100 train.validate_every=10 train.patience=3")
+    stopped = {"steps": 60, "stopped_early": "stopped early ...", "validations_without_improvement": 3}
+    assert run.is_finished(stopped)
+    assert run.with_settings("train.patience=2").is_finished(stopped)
+    assert not run.with_settings("train.patience=4").is_finished(stopped)
+    assert not run.with_settings("train.patience=none").is_finished(stopped)
+    assert run.is_finished({"steps": 100, "stopped_early": False})
+    assert not run.is_finished({"steps": 60})

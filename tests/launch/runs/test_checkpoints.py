@@ -11,9 +11,15 @@ from safetensors.torch import save
 from experiments.registry import find
 from launch import cli
 from launch.runs import store as runs
-from launch.runs.checkpoints import check_unused, checkpoint_location, checkpoint_location_of_run
-from suite.errors import CheckpointError
-from suite.training.checkpoint import Storage
+from launch.runs.checkpoints import (
+    check_unused,
+    checkpoint_location,
+    checkpoint_location_of_run,
+    checkpoints_to_use,
+    kind_of_checkpoint,
+)
+from suite.errors import CheckpointError, SettingError
+from suite.training.checkpoint import Storage, parse_choice
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
 
 
@@ -25,14 +31,14 @@ def run(monkeypatch, tmp_path):
     return made
 
 
-def write(place, step):
+def write(place, step, notes=None):
     """Writes a checkpoint of two layers, as a run does."""
     storage, files = Storage(place), {}
     for layer in range(2):
         data = save({"value/weight": torch.full((3,), float(step))})
         files[layer_file(layer)] = File(bytes=len(data), sha256=digest(data))
         storage.write(f"{step:08d}/{layer_file(layer)}", data)
-    manifest = Manifest(step=step, written=time.time() - 600, files=files, notes={})
+    manifest = Manifest(step=step, written=time.time() - 600, files=files, notes=notes or {})
     storage.write(f"{step:08d}/manifest.json", manifest.encode())
 
 
@@ -58,14 +64,45 @@ def test_checkpoints_are_listed_with_what_is_wrong(run, monkeypatch, capsys):
     code, rows = listed(run, monkeypatch, capsys)
     assert code == 0
     assert [row[0] for row in rows] == ["60", "50", "40", "30", "20", "10"]
-    assert [row[5] for row in rows[:3]] == [
+    assert [row[6] for row in rows[:3]] == [
         "it is not a folder", "no manifest, it was never finished", "its manifest.json is missing",
     ]  # fmt: skip
     rows = rows[2:]
     assert [row[4] for row in rows] == ["not yet", "not yet", "not yet", "yes"]
     assert [row[3] for row in rows[1:]] == ["10", "10", "10"]
-    assert "00000030/layer-0001.safetensors: it has 0 bytes, the manifest says" in rows[1][5]
-    assert [row[5] for row in rows[2:]] == ["valid", "valid"]
+    assert "00000030/layer-0001.safetensors: it has 0 bytes, the manifest says" in rows[1][6]
+    assert [row[6] for row in rows[2:]] == ["valid", "valid"]
+    assert {row[5] for row in rows} == {""}
+
+
+def test_the_best_checkpoint_is_marked_with_its_figure(run, monkeypatch, capsys):
+    for step, best in ((10, 4.5), (20, 4.25), (30, 4.25)):
+        write(run.checkpoints, step, {"validation": {"best": best, "best_step": min(step, 20), "unimproved": 0}})
+    for step in (10, 20):  # 10 was the best until 20
+        (run.checkpoints / f"{step:08d}/best").touch()
+    _, rows = listed(run, monkeypatch, capsys)
+    assert [(row[0], row[5]) for row in rows] == [("30", ""), ("20", "4.2500"), ("10", "")]
+    experiment = find("t12_400m")
+
+    def used(choice):
+        return [each.step for each in checkpoints_to_use(run, experiment, parse_choice(choice), print)]
+
+    assert used("") == [20, 30, 10]  # should the best be damaged, the latest
+    assert used("latest") == [30, 20, 10]
+    assert (used("best"), used("10")) == ([20], [10])
+    assert [kind_of_checkpoint(run, experiment, step) for step in (10, 20, 30)] == ["other", "best", "latest"]
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint of step 15; it has those of steps 30, 20 \(the best\), 10;"
+    ):
+        used("15")
+    with pytest.raises(SettingError, match="unknown checkpoint 'newest'; choose best, latest or the number of a step"):
+        used("newest")
+
+
+def test_without_validation_there_is_no_best_checkpoint(run):
+    write(run.checkpoints, 10)
+    with pytest.raises(CheckpointError, match=r"has no best checkpoint, because no validation .* of steps 10; choose"):
+        checkpoints_to_use(run, find("t12_400m"), "best", print)
 
 
 def test_no_valid_checkpoint_is_exit_code_1(run, monkeypatch, capsys):
@@ -74,7 +111,7 @@ def test_no_valid_checkpoint_is_exit_code_1(run, monkeypatch, capsys):
     (run.checkpoints / "00000010/layer-0000.safetensors").unlink()
     code, rows = listed(run, monkeypatch, capsys)
     assert code == 1
-    assert "layer-0000.safetensors: missing" in rows[0][5]
+    assert "layer-0000.safetensors: missing" in rows[0][6]
 
 
 def test_another_checkpoint_location_has_subfolders_by_name_and_id(run, tmp_path, monkeypatch, capsys):

@@ -5,7 +5,7 @@ import pytest
 from suite.errors import WorkerError
 from tests.slow.trial import Trials, assert_same
 
-STEPS = "train.steps=6 train.checkpoint_every=2 pipeline.stages=2 pipeline.micro_batches=2"
+STEPS = "train.steps=6 train.checkpoint_every=2 train.validate_every=2 pipeline.stages=2 pipeline.micro_batches=2"
 
 
 @pytest.fixture(scope="module")

@@ -149,5 +149,10 @@ def test_the_held_out_sample_is_fixed_and_bounded(data: TextData, settings: Text
         assert part.weight == sum(int((labels != 0).sum()) for (labels,) in part.targets)
         assert [weight for _, weight in part.groups] == [float((labels != 0).sum()) for (labels,) in part.targets]
         assert max(weight for _, weight in part.groups) <= 1.5 * 1024 / 4
+    for part in held:
+        for (source, _), (language, _) in zip(part.inputs, part.groups, strict=True):
+            firsts = set(source[:, 0].tolist())  # the token of the language to write
+            assert firsts <= {data.language_id(language), data.english_id}
+    assert len({language for part in held for language, _ in part.groups}) > 20
     everything = batches(data, settings, 1, 4, 4096).held_out(10_000, 4)
     assert 1000 < sum(len(source) for part in everything for source, _ in part.inputs) <= 2 * sum(data.sizes["valid"])

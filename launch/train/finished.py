@@ -1,0 +1,42 @@
+"""Whether a run is finished, and how to continue it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from experiments.base.experiment import Experiment
+from launch.runs.store import RunFolder, resume_command
+
+
+def finished_record(run: RunFolder, chosen: Experiment) -> dict[str, Any] | None:
+    """Returns the record of a run that has nothing left to train, None for any other run."""
+    record: dict[str, Any] = json.loads(run.record.read_text()) if run.record.exists() else {}
+    return record if record and chosen.is_finished(record) else None
+
+
+def how_to_go_on(run: RunFolder, chosen: Experiment, record: dict[str, Any]) -> str:
+    """Returns why a finished run is not resumed, and the command that trains on."""
+    if record["steps"] >= chosen.train.steps:
+        return (
+            f"run {run.path} has finished all {chosen.train.steps} steps; "
+            f'to train longer: {resume_command(run)} SET="train.steps={2 * chosen.train.steps}"'
+        )
+    return (
+        f"run {run.path} is finished: {record['stopped_early']}; to train on: {resume_command(run)} "
+        f'SET="train.patience=none", or a larger patience than {chosen.train.patience}'
+    )
+
+
+def after_interrupt(run: RunFolder, chosen: Experiment) -> str:
+    """Returns how to continue a run that was interrupted."""
+    if not run.experiment.exists():
+        return "nothing was saved; run the same command again to restart"
+    if finished_record(run, chosen) is not None:
+        return f"the run is finished: {run.path}"
+    if chosen.train.checkpoint_dir is not None:
+        return f"{resume_command(run)} continues from its latest checkpoint, or from step 0 if it has none yet"
+    folders = [path.parent.name for path in run.checkpoints.glob("*/manifest.json")]
+    steps = [int(name) for name in folders if name.isdecimal()]
+    start = f"the checkpoint of step {max(steps)}" if steps else "step 0, because it has no checkpoint yet"
+    return f"{resume_command(run)} continues from {start}"
