@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 
-from launch.inference.decode import decode, find_text_run, stages_of
+from launch.inference.decode import find_text_run, stages_of, translate_tokens
 from launch.inference.model_text import language_of, load_text, source_of, trained_languages
 from launch.runs.store import find_run
 from suite.data.text.tokenizer import ENGLISH
@@ -25,7 +25,7 @@ def translate(requested: str, target_language: str, text: str, console: Console)
     experiment = find_text_run(run)
     data = load_text(run, experiment, console)
     language = language_of(target_language, [*trained_languages(experiment, data), ENGLISH])
-    lines = text.splitlines() if text else _read_stdin(console)
+    lines = text.splitlines() if text else read_lines(console)
     if not any(line.strip() for line in lines):
         raise SettingError('the text to translate is empty; give TEXT="..." or lines on standard input')
     numbers = [number for number, line in enumerate(lines) if line.strip()]
@@ -42,17 +42,17 @@ def translate(requested: str, target_language: str, text: str, console: Console)
             del pending_lines[printed]  # only now: a line that could not be printed is retried
             printed += 1
 
-    decode(run, sources, stages_of(experiment, None), console, on_sentence=print_in_order)
+    translate_tokens(run, sources, stages_of(experiment, None), console, on_sentence=print_in_order)
     if printed < len(lines):
         raise RuntimeError(f"only {printed} of {len(lines)} lines were printed")
 
 
-def _read_stdin(console: Console) -> list[str]:
+def read_lines(console: Console) -> list[str]:
     """Returns the lines of standard input; none if it is closed. Raises SettingError if it is not UTF-8."""
     if sys.stdin is None:
         return []
     if sys.stdin.isatty():
-        console.print("type the lines to translate; end with Ctrl-D")
+        console.print("type the lines; end with Ctrl-D")
     data = sys.stdin.buffer.read()
     try:
         return data.decode().splitlines()

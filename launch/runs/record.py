@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
 from dataclasses import dataclass
@@ -25,8 +26,12 @@ class RunResult:
     """What the workers know at the end of a run."""
 
     progress: Progress
-    scores: dict[str, float | None]
-    """The model's and the baseline's, by name; None without held-out data or a baseline."""
+    score: float | None
+    """The model's on held-out data; None without such data."""
+    baselines: dict[str, float]
+    """Scores without the model, by name, the one to beat first."""
+    bytes_per_unit: float | None
+    """Bytes of text of a held-out token; None for anything but a language model."""
     memory: list[int]
     """Peak bytes of each worker."""
     wandb_run: str | None
@@ -38,7 +43,6 @@ def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module]
     """Writes the record atomically and returns it. Seconds count only steps, over all attempts; losses are in nats per
     token or image."""
     lines = read_lines(run.metrics)
-    known = {name: score for name, score in result.scores.items() if score is not None}
     seconds = sum(line["seconds"] for line in lines)
     pipeline, units = experiment.pipeline, result.progress.units
     record = {
@@ -48,12 +52,30 @@ def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module]
         "counts": result.counts, "steps": result.progress.step, "unit": experiment.unit,
         "measure": experiment.metric_name, experiment.unit: units, "seconds": seconds,
         f"{experiment.unit}_per_second": units / seconds,
-        "loss_first": lines[0]["loss"], "loss_last": lines[-1]["loss"], **known,
+        "loss_first": lines[0]["loss"], "loss_last": lines[-1]["loss"],
+        **_scores(experiment.metric_name, result),
         "threads": torch.get_num_threads(), "peak_memory_bytes": sum(result.memory),
         "shrunk": list(experiment.shrunk), "wandb_run": result.wandb_run,
     }  # fmt: skip
     write_atomically(run.record, json.dumps(record, indent=1) + "\n")
     return record
+
+
+def _scores(measure: str, result: RunResult) -> dict[str, Any]:
+    """Returns the scores on held-out data; of a language model also perplexity and bits per byte, which does not depend
+    on the tokenizer: nats per token / ln 2 / bytes per token."""
+    scores: dict[str, Any] = {}
+    if result.score is not None:
+        scores[f"valid_{measure}"] = result.score
+    if result.baselines:
+        scores |= {f"baseline_{measure}": next(iter(result.baselines.values())), "baselines": result.baselines}
+    if result.score is not None and result.bytes_per_unit is not None:
+        scores |= {
+            "valid_perplexity": math.exp(result.score),
+            "valid_bits_per_byte": result.score / math.log(2) / result.bytes_per_unit,
+            "bytes_per_token": result.bytes_per_unit,
+        }
+    return scores
 
 
 def peak_memory(use_gpu: bool) -> list[int]:

@@ -166,9 +166,10 @@ def _train_stage(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, st
         score = evaluate(engine.executor, held_out) if len(held_out) else None
         memory = peak_memory(spec.use_gpu)
         if coord.is_metrics_rank:
-            measure = experiment.metric_name
-            scores = {f"valid_{measure}": score, f"baseline_{measure}": context.source.baseline(held_out)}
-            result = RunResult(progress, scores, memory, context.wandb_run, context.source.counts())
+            source = context.source
+            baselines = source.baselines(held_out) if len(held_out) else {}
+            bytes_per_unit = source.bytes_per_unit(held_out) if len(held_out) else None
+            result = RunResult(progress, score, baselines, bytes_per_unit, memory, context.wandb_run, source.counts())
             record = write_record(spec.run, experiment, context.layers, result)
         dist.barrier()
         if coord.is_metrics_rank:
