@@ -46,8 +46,7 @@ def read_folder(name: str, log: Log) -> dict[str | None, Documents]:
         documents = [text for texts in by_split.values() for text in texts]
         if not documents:
             raise DataError(
-                f"{name} has no text: {len(paths)} files end with {', '.join(_READERS)}, and none of them has a "
-                "character; name a folder with documents"
+                f"{name} has no text ({len(paths)} files {', '.join(_READERS)}); name a folder with documents"
             )
         return {None: documents}
     if not (by_split[VALID] or by_split[TEST]):

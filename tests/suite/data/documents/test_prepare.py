@@ -121,8 +121,8 @@ def test_docstrings_are_prose_without_markup():
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "has no text: 0 files end with .txt"),
-        ({"a.txt": b" \n", "b.png": b"x"}, "has no text: 1 files end with"),
+        ({}, r"has no text \(0 files \.txt, \.md"),
+        ({"a.txt": b" \n", "b.png": b"x"}, r"has no text \(1 files"),
         ({"a.txt": b"caf\xe9"}, r"a.txt is not UTF-8 \(byte 3: "),
         ({"a.jsonl": b'{"body": "x"}'}, 'a.jsonl cannot be read: ValueError: line 1 has no text under "text"'),
         ({"a.jsonl": b"{"}, "a.jsonl cannot be read: JSONDecodeError"),
