@@ -375,7 +375,7 @@ def test_a_failed_print_loses_no_line_and_missing_lines_are_reported(monkeypatch
         if len(sources) == 2:
             on_sentence(1, sources[1])
 
-    monkeypatch.setattr(translating, "decode", decoded)
+    monkeypatch.setattr(translating, "translate_tokens", decoded)
     translate("made", "de", "Open\n\nDelete", Out())
     assert len(printed) == 3
     assert printed[1] == ""
