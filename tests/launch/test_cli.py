@@ -51,7 +51,8 @@ def test_the_list_of_commands_is_fixed():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
         "bench", "checkpoints", "doctor", "experiment", "export", "fetch", "generate", "gpu-check", "jobs", "list",
-        "logs", "plan", "report", "resume", "score", "settings", "stop", "submit", "sweep", "sync", "table", "translate",
+        "logs", "plan", "report", "resume", "score", "settings", "stop", "submit", "sweep", "sync", "table",
+        "translate",
     }  # fmt: skip
 
 
