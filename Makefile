@@ -14,7 +14,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep report runs watch score sync translate export list settings submit jobs logs stop fetch gpu-check doctor test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export list settings submit jobs logs stop fetch gpu-check doctor test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -59,6 +59,9 @@ sync: $(READY) ## upload what runs recorded for wandb offline: RUN=; all of them
 
 translate: $(READY) ## translate a text by a trained run's model: RUN=, CHECKPOINT=best|latest|<step>, TO=de, TEXT="..."
 	@$(GPIPE) translate --to "$$TO" --checkpoint "$$CHECKPOINT" -- "$$RUN" "$$TEXT"
+
+generate: $(READY) ## continue a text by a trained language model: RUN=, CHECKPOINT=, TEXT="..."; options: gpipe generate --help
+	@$(GPIPE) generate --checkpoint "$$CHECKPOINT" -- "$$RUN" "$$TEXT"
 
 export: $(READY) ## a trained run's model as a folder that transformers loads: RUN=, CHECKPOINT=, FORMAT=huggingface
 	@$(GPIPE) export --format "$${FORMAT:-huggingface}" --checkpoint "$$CHECKPOINT" -- "$$RUN"

@@ -14,6 +14,8 @@ from experiments.custom.experiment import CustomExperiment, find_custom
 from experiments.custom.loading import is_source
 from experiments.images import runs as images
 from experiments.images.experiment import ImageExperiment
+from experiments.language_model.experiment import LanguageModelExperiment
+from experiments.language_model.runs import LANGUAGE_MODEL_RUNS, find_transformer
 from experiments.scaling.scale_choice import RequestedScale, choose_scale
 from experiments.translation import runs as translation
 from experiments.translation.experiment import TranslationExperiment
@@ -21,6 +23,7 @@ from suite.errors import SettingError, nearest
 
 TASKS: dict[str, type[Experiment]] = {
     "translation": TranslationExperiment,
+    "language_model": LanguageModelExperiment,
     "classification": ImageExperiment,
     "custom": CustomExperiment,
 }
@@ -35,7 +38,7 @@ def experiments() -> dict[str, Callable[[], Experiment]]:
     Runs of other packages come last: entry points of the group ``gpipe.experiments``, functions that return a
     TrainSpec.
     """
-    runs = (*translation.MULTILINGUAL_RUNS, images.amoebanet_fashion, images.amoebanet_imagenet)
+    runs = (*translation.MULTILINGUAL_RUNS, *LANGUAGE_MODEL_RUNS, images.amoebanet_fashion, images.amoebanet_imagenet)
     installed = {
         entry.name: partial(find_custom, entry.value, entry.name) for entry in entry_points(group=ENTRY_POINTS)
     }
@@ -44,7 +47,8 @@ def experiments() -> dict[str, Callable[[], Experiment]]:
 
 
 def find(name: str) -> Experiment:
-    """Returns a run with the paper's numbers, or the one that ``path.py:function`` defines.
+    """Returns a run with the paper's numbers, at any depth for ``transformer_<L>``, or the one that
+    ``path.py:function`` defines.
 
     Raises SettingError with the closest names for an unknown name.
     """
@@ -52,6 +56,8 @@ def find(name: str) -> Experiment:
         return find_custom(name)
     if name.endswith(".py"):
         raise SettingError(f"{name} is a file; name the function in it: {name}:function")
+    if transformer := find_transformer(name):
+        return transformer()
     known = experiments()
     if name not in known:
         raise SettingError(f"there is no experiment {name}; {nearest(name, known)}")

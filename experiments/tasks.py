@@ -10,8 +10,11 @@ from experiments.custom.experiment import CustomExperiment
 from experiments.custom.workload import Custom
 from experiments.images.experiment import ImageExperiment
 from experiments.images.workload import Classification
+from experiments.language_model.experiment import LanguageModelExperiment
+from experiments.language_model.workload import LanguageModel
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.workload import Translation
+from suite.data.documents.prepare import folder_of_documents, prepare_documents
 from suite.data.images.prepare import folder_of_images, prepare_images
 from suite.data.text.prepare import folder_of, prepare
 from suite.log import Log
@@ -21,6 +24,8 @@ def workload(experiment: Experiment, data: Path | None = None) -> Workload:
     """Returns the workload of an experiment. With the folder of its prepared data, samples are real data."""
     if isinstance(experiment, TranslationExperiment):
         return Translation(experiment, data)
+    if isinstance(experiment, LanguageModelExperiment):
+        return LanguageModel(experiment)
     if isinstance(experiment, CustomExperiment):
         return Custom(experiment)
     assert isinstance(experiment, ImageExperiment), type(experiment)
@@ -31,6 +36,8 @@ def data_folder(experiment: Experiment, cache: Path) -> Path:
     """Returns the cache folder of the experiment's data."""
     if isinstance(experiment, TranslationExperiment):
         return folder_of(experiment.text, cache)
+    if isinstance(experiment, LanguageModelExperiment):
+        return folder_of_documents(experiment.text, cache)
     if isinstance(experiment, CustomExperiment):
         return cache  # the function reads its data from where it likes
     assert isinstance(experiment, ImageExperiment), type(experiment)
@@ -44,6 +51,8 @@ def prepare_data(experiment: Experiment, cache: Path, log: Log) -> str:
     """
     if isinstance(experiment, TranslationExperiment):
         return prepare(experiment.text, cache, log).corpus
+    if isinstance(experiment, LanguageModelExperiment):
+        return prepare_documents(experiment.text, cache, log).corpus
     if isinstance(experiment, CustomExperiment):
         return experiment.data
     assert isinstance(experiment, ImageExperiment), type(experiment)

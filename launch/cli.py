@@ -150,7 +150,7 @@ def plan(
     """Estimate a run's step time and memory, and whether it fits, without running it."""
     if not name:
         list_experiments()
-        console.print("choose one with NAME=; transformer_<L> and amoebanet_<L>x<D> can be planned too")
+        console.print("choose one with NAME=, or transformer_<L> of any depth; amoebanet_<L>x<D> can be planned")
         return
     from launch.planning.command import print_plan
 
@@ -275,6 +275,24 @@ def translate(
     from suite.training.checkpoint import parse_choice
 
     translate_text(run, to, text, console, parse_choice(checkpoint))
+
+
+@app.command()
+def generate(
+    run: str,
+    text: Annotated[str, typer.Argument(help="a prompt; empty: one per line on standard input")] = "",
+    tokens: Annotated[int | None, typer.Option(help="most new tokens; empty: up to the row's end")] = None,
+    temperature: Annotated[float, typer.Option(help="divides the logits; 0: the most probable token")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="sample among so many most probable tokens; empty: all")] = None,
+    seed: Annotated[int, typer.Option(help="of the random numbers")] = 0,
+    checkpoint: CheckpointOption = "",
+) -> None:
+    """Continue a text with a trained language model."""
+    from launch.inference.generate import Request
+    from launch.inference.generate import generate as generate_text
+    from suite.training.checkpoint import parse_choice
+
+    generate_text(run, text, Request(tokens, temperature, top_k, seed), console, parse_choice(checkpoint))
 
 
 @app.command()

@@ -16,34 +16,42 @@ are not padding (id 0). The label of a position is the next id; the code that ma
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch.nn.functional as F
+from annotated_types import Unit
 from torch import Tensor, nn
 
 from models.blocks import FeedForward, SelfAttention, reset_linear
 from models.chunked_loss import linear_cross_entropy
 from models.embedding import TokenEmbedding
 from models.shape import check_numbers
+from suite.decoding.kv_cache import LayerCache
 
 __all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
 
 
 @dataclass(frozen=True)
 class LanguageModelShape:
-    """A Transformer-L of ``layers`` blocks; the defaults are the paper's (section 3), which names no dropout.
-
-    ``time`` is the length of the sequences it is meant for. No parameter depends on it.
+    """A Transformer-L; the defaults are the paper's (section 3), which names no dropout.
 
     Raises ValueError, naming the field, for an impossible number.
     """
 
     layers: int
+    """L: blocks."""
     width: int = 2048
+    """Width of the model."""
     feed_forward: int = 8192
+    """Width of the feed-forward layers."""
     heads: int = 32
-    vocabulary: int = 32_000
-    time: int = 1024
+    """Attention heads, which divide the width."""
+    vocabulary: Annotated[int, Unit("tokens")] = 32_000
+    """Size of the vocabulary; follows text.vocabulary."""
+    time: Annotated[int, Unit("tokens")] = 1024
+    """Length of the sequences; follows text.length, and no parameter depends on it."""
     dropout: float = 0.0
+    """Dropout rate after attention, feed-forward and embedding."""
 
     def __post_init__(self) -> None:
         counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "time")
@@ -88,6 +96,16 @@ class Embedding(TokenEmbedding):
         """ids (batch, time) int64 -> x (batch, time, width)."""
         return self.embed(ids)
 
+    def prefill(self, ids: Tensor) -> tuple[tuple[Tensor], LayerCache]:
+        """As ``forward``; the cache holds the number of positions."""
+        return (self(ids),), LayerCache(positions=ids.shape[1])
+
+    def decode_step(self, cache: LayerCache, ids: Tensor) -> tuple[Tensor]:
+        """ids (rows, 1) -> x (rows, 1, width), at the next position."""
+        x = self.embed(ids, cache.positions)
+        cache.positions += ids.shape[1]
+        return (x,)
+
 
 class Block(nn.Module):
     """Causal self-attention, then feed-forward."""
@@ -105,6 +123,18 @@ class Block(nn.Module):
         """(batch, time, width) -> (batch, time, width). Padding is at the right end, so it needs no mask."""
         x = x + F.dropout(self.attention(self.attention_norm(x)), self.dropout, self.training)
         return x + F.dropout(self.feed(self.feed_norm(x)), self.dropout, self.training)
+
+    def prefill(self, x: Tensor) -> tuple[tuple[Tensor], LayerCache]:
+        """As ``forward``; the cache holds the keys and values of the positions."""
+        mixed, seen = self.attention.prefill(self.attention_norm(x))
+        x = x + mixed
+        return (x + self.feed(self.feed_norm(x)),), LayerCache(by_hypothesis=seen)
+
+    def decode_step(self, cache: LayerCache, x: Tensor) -> tuple[Tensor]:
+        """x (rows, 1, width) of the next position -> the same shape."""
+        mixed, cache.by_hypothesis = self.attention.decode_step(self.attention_norm(x), *cache.by_hypothesis)
+        x = x + mixed
+        return (x + self.feed(self.feed_norm(x)),)
 
     def reset_parameters(self) -> None:
         """As in the translation model, and attention's last matrix divided by L as feed-forward's is.
@@ -133,6 +163,14 @@ class Head(nn.Module):
     def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""
         return linear_cross_entropy(inputs[0], self.project, None, loss, targets[0])
+
+    def prefill(self, x: Tensor) -> tuple[tuple[Tensor], LayerCache]:
+        """x (batch, time, width) -> logits of the last position (batch, vocabulary)."""
+        return (self(x[:, -1]),), LayerCache()
+
+    def decode_step(self, cache: LayerCache, x: Tensor) -> tuple[Tensor]:
+        """x (rows, 1, width) -> logits (rows, vocabulary)."""
+        return (self(x[:, -1]),)
 
     def reset_parameters(self) -> None:
         """Glorot-uniform, so the initial distribution is nearly uniform; bias zero."""

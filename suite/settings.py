@@ -94,6 +94,17 @@ class TextSettings(FrozenRecord):
     corpus."""
 
 
+class DocumentSettings(FrozenRecord):
+    """Which documents a language model reads, and how they are tokenized and cut."""
+
+    corpus: str = "docstrings"
+    """Text: docstrings, django, or a folder of your own documents (docs/language-model.md)."""
+    vocabulary: Annotated[int, Unit("tokens")] = Field(8000, ge=2)
+    """Size of the vocabulary, 258 or more: 256 bytes and two special tokens."""
+    length: Annotated[int, Unit("tokens")] = Field(128, ge=2)
+    """Tokens of a row; the model sees no more at once."""
+
+
 class LoopSettings(FrozenRecord):
     """How long a run trains, and what it writes on the way."""
 
@@ -136,6 +147,15 @@ class TrainSettings(LoopSettings):
     """Approximate target tokens of one mini-batch over all replicas."""
     valid_pairs: Annotated[int, Unit("pairs")] = Field(512, ge=1)
     """Held-out pairs of a validation, the same ones each time."""
+
+
+class DocumentTrainSettings(LoopSettings):
+    """Training loop of a language model."""
+
+    batch_sequences: Annotated[int, Unit("sequences")] = Field(32, ge=1)
+    """Rows of one mini-batch over all replicas."""
+    valid_sequences: Annotated[int | None, Unit("sequences")] = Field(None, ge=1)
+    """Held-out rows evaluated at the end; none: all."""
 
 
 class ImageSettings(FrozenRecord):

@@ -18,7 +18,7 @@ hypothesis.settings.load_profile("any-speed")
 LONG = (
     "launch/train/test_end_to_end.py", "launch/train/test_image_run.py", "experiments/custom/test_models.py",
     "suite/pipeline/runtime/test_random_gradients.py", "suite/pipeline/runtime/test_gradients.py", "launch/test_cli.py",
-    "experiments/translation/test_language_model.py", "experiments/benchmark/test_peers.py",
+    "experiments/language_model/test_runs.py", "experiments/benchmark/test_peers.py",
     "launch/gpu_check/test_gpu_check.py", "launch/train/test_same_at_every_k.py",
     "experiments/planning/test_planner.py", "suite/pipeline/model/test_batchnorm.py",
     "suite/training/test_training.py", "experiments/scaling/test_scales.py",

@@ -151,6 +151,10 @@ class ExperimentWorkload(ABC):
         """A copy."""
         return self.with_experiment(self.experiment.model_copy(update={"pipeline": pipeline}))
 
+    def with_settings(self, settings: str) -> Self:
+        """A copy with ``field=value`` settings applied. Raises as ``Experiment.with_settings``."""
+        return self.with_experiment(self.experiment.with_settings(settings))
+
 
 def sample_shapes(sample: Sample) -> list[list[tuple[int, ...]]]:
     """Returns the shapes of a sample. Costs depend on them and not on the values."""

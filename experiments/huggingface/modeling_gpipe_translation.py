@@ -7,12 +7,13 @@ attention heads of any width; source and target share the embedding matrix, and 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 
@@ -39,7 +40,7 @@ class GPipeTranslationConfig(PreTrainedConfig):
 class Attention(nn.Module):
     """Self-attention with one product for queries, keys and values; cross-attention with one for keys and values."""
 
-    def __init__(self, config: GPipeTranslationConfig, index: int, cross: bool) -> None:
+    def __init__(self, config: Any, index: int, cross: bool) -> None:
         super().__init__()
         self.heads, self.head_width, self.index, self.cross = (
             config.num_attention_heads, config.head_dim, index, cross
@@ -56,7 +57,7 @@ class Attention(nn.Module):
 
     def forward(
         self, x: Tensor, memory: Tensor | None = None, visible: Tensor | None = None, causal: bool = False,
-        past: EncoderDecoderCache | None = None,
+        past: EncoderDecoderCache | Cache | None = None,
     ) -> Tensor:  # fmt: skip
         if self.cross:
             (query,) = self._split_heads(self.inward(x))
@@ -71,7 +72,7 @@ class Attention(nn.Module):
         else:
             query, key, value = self._split_heads(self.inward(x))
             if past is not None:
-                key, value = past.self_attention_cache.update(key, value, self.index)
+                key, value = getattr(past, "self_attention_cache", past).update(key, value, self.index)
         mask = None if visible is None else visible[:, None, None, :]
         if causal and key.shape[2] > 1:
             positions = torch.arange(key.shape[2], device=x.device)
@@ -81,7 +82,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: GPipeTranslationConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.inward = nn.Linear(config.hidden_size, config.intermediate_size)
         self.outward = nn.Linear(config.intermediate_size, config.hidden_size)
@@ -119,6 +120,16 @@ class DecoderLayer(nn.Module):
         return y + self.feed(self.feed_norm(y))
 
 
+def with_positions(tokens: Tensor, start: int) -> Tensor:
+    """Returns embedded tokens (batch, time, width) at positions from ``start`` on."""
+    half = tokens.shape[-1] // 2
+    steps = torch.arange(half, device=tokens.device, dtype=torch.float32)
+    rates = torch.exp(steps * (-math.log(10_000.0) / max(half - 1, 1)))
+    positions = torch.arange(start, start + tokens.shape[1], device=tokens.device, dtype=torch.float32)
+    angles = positions[:, None] * rates
+    return tokens * math.sqrt(tokens.shape[-1]) + torch.cat((angles.sin(), angles.cos()), dim=1).to(tokens.dtype)
+
+
 class Encoder(nn.Module):
     """Also holds the vocabulary matrix, which the decoder reads too."""
 
@@ -133,13 +144,7 @@ class Encoder(nn.Module):
 
     def embed(self, ids: Tensor, start: int = 0) -> Tensor:
         """(batch, time) -> (batch, time, width), positions from ``start`` on."""
-        tokens = self.embedding(ids)
-        half = tokens.shape[-1] // 2
-        steps = torch.arange(half, device=ids.device, dtype=torch.float32)
-        rates = torch.exp(steps * (-math.log(10_000.0) / max(half - 1, 1)))
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device, dtype=torch.float32)
-        angles = positions[:, None] * rates
-        return tokens * math.sqrt(tokens.shape[-1]) + torch.cat((angles.sin(), angles.cos()), dim=1).to(tokens.dtype)
+        return with_positions(self.embedding(ids), start)
 
     def padding_mask(self, ids: Tensor | None, mask: Tensor | None) -> Tensor:
         """True where attention over the source may look."""

@@ -58,7 +58,7 @@ class Classification(ExperimentWorkload):
     def with_share(self, share: float) -> tuple[Classification, str]:
         """With fewer images per mini-batch."""
         setting = f"train.batch_images={max(1, int(self.batch * share))}"
-        return self.with_experiment(self.experiment.with_settings(setting)), setting
+        return self.with_settings(setting), setting
 
 
 def find_amoebanet(name: str, devices: int) -> Classification | None:

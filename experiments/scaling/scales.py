@@ -12,8 +12,9 @@ from typing import Any, Literal
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.images.experiment import ImageExperiment
+from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.translation.experiment import TranslationExperiment
-from suite.settings import ImageSettings, OptimizerSettings
+from suite.settings import DocumentSettings, ImageSettings, OptimizerSettings
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,26 @@ class ImageRule:
     warmup_steps: int = 30
 
 
-TEXT, IMAGES = TextRule(), ImageRule()
+@dataclass(frozen=True)
+class LanguageModelRule:
+    """The same for a language model. Two cores cannot train more than ``most_layers`` blocks of this width."""
+
+    most_layers: int = 128
+    width_by: int = 32
+    heads_by: int = 16
+    vocabulary_by: int = 32
+    length_by: int = 8
+    corpus: str = "docstrings"
+    micro_batches: int = 4
+    batch_sequences: int = 16
+    steps: int = 1200
+    checkpoint_every: int = 200
+    valid_sequences: int = 512
+    learning_rate: float = 4e-3
+    warmup_steps: int = 100
+
+
+TEXT, IMAGES, LANGUAGE_MODEL = TextRule(), ImageRule(), LanguageModelRule()
 
 TINY_TEXT = TextRule(
     layers_by=12, width_by=64, feed_forward_by=512, head_width_by=8, vocabulary_by=50, corpus="django",
@@ -150,6 +170,8 @@ def for_laptop(paper: Experiment, cluster: Cluster) -> Experiment:
         return paper
     if isinstance(paper, TranslationExperiment):
         return with_changes(paper, _small_text(paper, _stages(paper, cluster), TEXT))
+    if isinstance(paper, LanguageModelExperiment):
+        return with_changes(paper, _small_language_model(paper, _stages(paper, cluster), LANGUAGE_MODEL))
     assert isinstance(paper, ImageExperiment), type(paper)
     return with_changes(paper, _small_images(paper, _stages(paper, cluster), IMAGES))
 
@@ -243,7 +265,36 @@ def _small_images(paper: ImageExperiment, stages: int, rule: ImageRule) -> Exper
     )
 
 
-def _fields(rule: TextRule | ImageRule, *names: str) -> dict[str, Any]:
+def _small_language_model(paper: LanguageModelExperiment, stages: int, rule: LanguageModelRule) -> Experiment:
+    vocabulary, length = paper.text.vocabulary // rule.vocabulary_by, paper.text.length // rule.length_by
+    model = replace(
+        paper.model,
+        layers=min(paper.model.layers, rule.most_layers),
+        width=paper.model.width // rule.width_by,
+        feed_forward=paper.model.feed_forward // rule.width_by,
+        heads=paper.model.heads // rule.heads_by,
+        vocabulary=vocabulary,
+        time=length,
+    )
+    return paper.model_copy(
+        update={
+            "scale": "laptop",
+            "model": model,
+            "text": DocumentSettings(corpus=rule.corpus, vocabulary=vocabulary, length=length),
+            "pipeline": paper.pipeline.model_copy(update={"stages": stages, "micro_batches": rule.micro_batches}),
+            "optimizer": OptimizerSettings(
+                lr_decay="cosine",
+                lr_decay_steps=rule.steps - rule.warmup_steps,
+                **_fields(rule, "learning_rate", "warmup_steps"),
+            ),
+            "train": paper.train.model_copy(
+                update=_fields(rule, "steps", "batch_sequences", "checkpoint_every", "valid_sequences")
+            ),
+        }
+    )
+
+
+def _fields(rule: TextRule | ImageRule | LanguageModelRule, *names: str) -> dict[str, Any]:
     return {name: getattr(rule, name) for name in names}
 
 

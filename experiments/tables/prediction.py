@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from experiments.base.workload import SingleThreadWorkload
+from experiments.language_model.workload import LanguageModel
 from experiments.report.table import Table, Value, relative_spread
-from experiments.translation.language_model import LanguageModel
 from experiments.translation.workload import random_ids
 from models import resnet, transformer
 from models.language_model import LanguageModelShape
@@ -69,7 +69,7 @@ class Convolutional(_SmallModel):
 def decoder_only() -> LanguageModel:
     """Returns a Transformer-8 of width 512: one kind of layer, and a head as expensive as four layers."""
     shape = LanguageModelShape(layers=8, width=512, feed_forward=2048, heads=8, vocabulary=4000, time=128)
-    return LanguageModel(shape, PIPELINE, sequences=16)
+    return LanguageModel.of(shape, PIPELINE, sequences=16)
 
 
 PredictedModel = EncoderDecoder | Convolutional | LanguageModel

@@ -64,7 +64,7 @@ class Translation(ExperimentWorkload):
     def with_share(self, share: float) -> tuple[Translation, str]:
         """With fewer tokens per mini-batch."""
         setting = f"train.batch_tokens={max(16, int(self.batch * share))}"
-        return self.with_experiment(self.experiment.with_settings(setting)), setting
+        return self.with_settings(setting), setting
 
 
 def random_ids(rows: int, time: int, vocabulary: int) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from experiments.report.table import Table, Value
-from launch.inference.decode import decode, find_text_run
+from launch.inference.decode import find_text_run, translate_tokens
 from launch.inference.export import export
 from launch.inference.model_text import load_text, trained_languages
 from launch.inference.score import directions
@@ -45,7 +45,7 @@ def decoding_table(asked: str, console: Console) -> Table:
         ours: list[float] = []
         others: list[float] = []
         for _ in range(ROUNDS):
-            written = decode(run, sources, 1, console, beam)
+            written = translate_tokens(run, sources, 1, console, beam)
             ours.append(len(sources) / written.seconds)
             found, seconds = theirs(sources, beam)
             others.append(len(sources) / seconds)

@@ -23,16 +23,16 @@ from experiments.registry import read_experiment
 from experiments.translation.experiment import TranslationExperiment
 from launch.backends.processes import run_processes
 from launch.error_log import log_error
+from launch.inference.methods import BeamSearch, DecodingMethod
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import this_machine
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
 from suite.data.text.cutting import pad_to_rectangle
-from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
-from suite.decoding.beam import LENGTH_PENALTY, SIZE, Beam
+from suite.data.text.tokenizer import PAD_ID
+from suite.decoding.beam import SIZE
 from suite.decoding.decode import Decoder
-from suite.decoding.grouping import group_by_length
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
 from suite.errors import CheckpointError, SettingError
 from suite.pipeline.model.layers import count_parameters
@@ -54,7 +54,7 @@ class DecodeTask:
     run: RunFolder
     sources: Sequence[Sequence[int]]
     """Token ids, special tokens included."""
-    beam: int
+    method: DecodingMethod
     stages: int
     progress: Path
     """A file with a line of JSON for each finished sentence: its number and its tokens."""
@@ -106,18 +106,27 @@ def stages_of(experiment: Experiment, requested: int | None) -> int:
     return stages
 
 
-def decode(
+def translate_tokens(
     run: RunFolder, sources: Sequence[Sequence[int]], stages: int, console: Console, beam: int = SIZE,
     on_sentence: Callable[[int, list[int]], None] | None = None, choice: Choice = None,
 ) -> DecodedText:  # fmt: skip
-    """Translates sources, each ``<2xx> ... </s>``, with the chosen checkpoint of the run.
+    """Translates sources, each ``<2xx> ... </s>``. Otherwise as ``decode``."""
+    method = BeamSearch(beam, find_text_run(run).text.max_length)
+    return decode(run, sources, method, stages, console, on_sentence, choice)
+
+
+def decode(
+    run: RunFolder, sources: Sequence[Sequence[int]], method: DecodingMethod, stages: int, console: Console,
+    on_sentence: Callable[[int, list[int]], None] | None = None, choice: Choice = None,
+) -> DecodedText:  # fmt: skip
+    """Decodes sources with the chosen checkpoint of the run.
 
     ``on_sentence`` gets the number and the tokens of each finished source; without it, progress is printed.
 
     Raises CheckpointError if there is no checkpoint, and StallError when a stage waits too long for another.
     """
     with TemporaryDirectory() as folder:
-        task = DecodeTask(run, sources, beam, stages, Path(folder) / "progress", choice)
+        task = DecodeTask(run, sources, method, stages, Path(folder) / "progress", choice)
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpu_limit() // stages))
         with _progress_polled(task, on_sentence or _progress_printer(len(sources), console)):
             results = run_processes(_worker, stages, task, deadline_s=7 * 86400.0)
@@ -129,13 +138,13 @@ def decode(
 
 def _worker(rank: int, world: int, rendezvous: str, task: DecodeTask) -> tuple[DecodedText | None, list[str]]:
     """Runs one stage. The last stage returns the decoded text, and each the messages about invalid checkpoints."""
-    experiment, coord = find_text_run(task.run), RankCoord(rank, world, 1)
+    experiment, coord = read_experiment(task.run.experiment.read_text()), RankCoord(rank, world, 1)
     threads = experiment.train.threads or max(1, cpu_limit() // world)
     device = init_process_group(rank, world, rendezvous, threads, rank if task.use_gpu else None)
     layers, _ = experiment.build()
     first = first_cached_layer(layers)
-    cells = cell_ranges(partition([_cost(layer, at < first, task.beam) for at, layer in enumerate(layers)], world),
-                        len(layers))  # fmt: skip
+    costs = [_cost(layer, at < first, task.method.rows) for at, layer in enumerate(layers)]
+    cells = cell_ranges(partition(costs, world), len(layers))
     stage = Stage(layers, [cells[rank]], None, device, experiment.optimizer.precision, experiment.train.seed)
     step, messages = _load_stage(task, experiment, stage, len(layers))
     part = CachedLayers(list(stage.layers), cells[rank].start, first, device, experiment.optimizer.precision == "bf16")
@@ -143,37 +152,33 @@ def _worker(rank: int, world: int, rendezvous: str, task: DecodeTask) -> tuple[D
     groups = make_groups(coord, GROUP_TIMEOUT_S) if world > 1 else None
     decoder = Decoder(coord, part, holder, groups, device)
     dist.barrier()
-    decoded = _decode_groups(task, decoder, coord, experiment.text.max_length, step)
+    decoded = _decode_groups(task, decoder, coord, step)
     dist.barrier()
     dist.destroy_process_group()
     return decoded, messages
 
 
-def _decode_groups(
-    task: DecodeTask, decoder: Decoder, coord: RankCoord, max_length: int, step: int
-) -> DecodedText | None:
-    groups = group_by_length(task.sources, task.beam)
-    beams = {
-        number: Beam([max_length] * len(group), task.beam, END_ID, LENGTH_PENALTY)
-        for number, group in enumerate(groups)
-    }
+def _decode_groups(task: DecodeTask, decoder: Decoder, coord: RankCoord, step: int) -> DecodedText | None:
+    groups = task.method.groups(task.sources)
+    searches = {number: task.method.search(task.sources, group) for number, group in enumerate(groups)}
     start = time.monotonic()
     with task.progress.open("ab", buffering=0) as progress:
         rows = [pad_to_rectangle([task.sources[at] for at in group], PAD_ID) for group in groups]
         decoder.run(
-            rows, BEGIN_ID, beams.__getitem__, lambda number: _write_progress(progress, groups[number], beams[number])
-        )
+            rows, task.method.first, searches.__getitem__,
+            lambda number: _write_progress(progress, groups[number], searches[number].results),
+        )  # fmt: skip
     if not coord.is_last:
         return None
     tokens: list[list[int]] = [[] for _ in task.sources]
     for number, group in enumerate(groups):
-        for at, result in zip(group, beams[number].results, strict=True):
+        for at, result in zip(group, searches[number].results, strict=True):
             tokens[at] = result
     return DecodedText(tokens, step, time.monotonic() - start)
 
 
-def _write_progress(progress: Any, group: Sequence[int], beam: Beam) -> None:
-    lines = [json.dumps([at, tokens]) for at, tokens in zip(group, beam.results, strict=True)]
+def _write_progress(progress: Any, group: Sequence[int], results: Sequence[list[int]]) -> None:
+    lines = [json.dumps([at, tokens]) for at, tokens in zip(group, results, strict=True)]
     progress.write(("\n".join(lines) + "\n").encode())
 
 

@@ -16,9 +16,11 @@ from experiments.custom.experiment import CustomExperiment
 from experiments.huggingface.card import model_card
 from experiments.huggingface.causal_lm import save_causal_lm
 from experiments.huggingface.convert import exported_model, exported_tokenizer
+from experiments.huggingface.language_model import save_language_model
+from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.registry import read_experiment
 from launch.inference.decode import find_text_run
-from launch.inference.model_text import load_text
+from launch.inference.model_text import load_documents, load_text
 from launch.runs.checkpoints import checkpoints_to_use, described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
 from suite.errors import CheckpointError, SettingError, nearest
@@ -43,15 +45,14 @@ def export(requested: str, export_format: str, console: Console, choice: Choice 
 
 
 def _export(run: RunFolder, export_format: str, console: Console, choice: Choice) -> Path:
-    custom = read_experiment(run.experiment.read_text())
-    if isinstance(custom, CustomExperiment):
-        return _export_causal_lm(run, custom, run.path / export_format, console, choice)
+    found = read_experiment(run.experiment.read_text())
+    if isinstance(found, CustomExperiment):
+        return _export_causal_lm(run, found, run.path / export_format, console, choice)
+    if isinstance(found, LanguageModelExperiment):
+        return _export_language_model(run, found, run.path / export_format, console, choice)
     experiment = find_text_run(run)
     data = load_text(run, experiment, console, choice)
-    step, layers = _from_first_valid(
-        run, experiment, console, choice,
-        lambda checkpoint: {layer: _values(checkpoint.read(layer)) for layer in range(experiment.list_length)},
-    )  # fmt: skip
+    step, layers = _all_layers(run, experiment, console, choice)
     model, folder = exported_model(experiment, layers), run.path / export_format
     shutil.rmtree(folder, ignore_errors=True)
     model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
@@ -64,6 +65,29 @@ def _export(run: RunFolder, export_format: str, console: Console, choice: Choice
     used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
     console.print(f"{used}, {model.num_parameters():,} parameters: {folder}")
     return folder
+
+
+def _export_language_model(
+    run: RunFolder, experiment: LanguageModelExperiment, folder: Path, console: Console, choice: Choice
+) -> Path:
+    data = load_documents(run, experiment, console, choice)
+    step, layers = _all_layers(run, experiment, console, choice)
+    shutil.rmtree(folder, ignore_errors=True)
+    parameters = save_language_model(folder, experiment, data, step, layers)
+    used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
+    console.print(f"{used}, {parameters:,} parameters: {folder}")
+    return folder
+
+
+def _all_layers(
+    run: RunFolder, experiment: Experiment, console: Console, choice: Choice
+) -> tuple[int, dict[int, dict[str, Tensor]]]:
+    """Returns the step of the first valid checkpoint and the values of its layers."""
+    layers = range(experiment.list_length)
+    return _from_first_valid(
+        run, experiment, console, choice,
+        lambda checkpoint: {layer: _values(checkpoint.read(layer)) for layer in layers},
+    )  # fmt: skip
 
 
 def _export_causal_lm(

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
+from experiments.base.experiment import Experiment
+from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.tasks import data_folder, prepare_data
 from experiments.translation.experiment import TranslationExperiment
 from launch.runs.checkpoints import checkpoints_to_use
 from launch.runs.store import CACHE, RunFolder
+from suite.data.documents.tokens import TokenData
 from suite.data.text.languages import canonical
 from suite.data.text.text import TextData
-from suite.data.text.tokenizer import END_ID
+from suite.data.text.tokenizer import END_ID, encode_all
 from suite.errors import DataError, SettingError, nearest
 from suite.training.checkpoint import Choice
+
+Data = TypeVar("Data", TextData, TokenData)
 
 
 def load_text(run: RunFolder, experiment: TranslationExperiment, console: Console, choice: Choice = None) -> TextData:
@@ -22,9 +29,22 @@ def load_text(run: RunFolder, experiment: TranslationExperiment, console: Consol
 
     Raises CheckpointError if the run has no checkpoint yet or not the chosen one, DataError if the text differs.
     """
+    return _load(run, experiment, TextData.open, console, choice)
+
+
+def load_documents(
+    run: RunFolder, experiment: LanguageModelExperiment, console: Console, choice: Choice = None
+) -> TokenData:
+    """As ``load_text``, for a language model."""
+    return _load(run, experiment, TokenData.open, console, choice)
+
+
+def _load(
+    run: RunFolder, experiment: Experiment, open_data: Callable[[Path], Data], console: Console, choice: Choice
+) -> Data:
     checkpoints = checkpoints_to_use(run, experiment, choice, console.print)
     prepared = prepare_data(experiment, CACHE, console.print)
-    data = TextData.open(data_folder(experiment, CACHE).resolve()) if prepared == experiment.data else None
+    data = open_data(data_folder(experiment, CACHE).resolve()) if prepared == experiment.data else None
     if data is None or data.digest != checkpoints[0].notes.get("vocabulary", data.digest):
         raise DataError(
             f"run {run.path} was trained on {experiment.data} with a vocabulary that cannot be prepared again, so its "
@@ -54,7 +74,7 @@ def source_of(text: str, target_language: str, data: TextData, max_length: int) 
     """
     if not text.strip():
         raise SettingError('the text to translate is empty; give one with TEXT="..."')
-    ids = [data.language_id(target_language), *data.tokenizer.encode(text, add_special_tokens=False), END_ID]
+    ids = [data.language_id(target_language), *encode_all(data.tokenizer, [text])[0], END_ID]
     if len(ids) > max_length:
         raise SettingError(
             f"the text has {len(ids)} tokens, two special ones included, and the model was trained with at most "

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from experiments.base.score_settings import ScoreSettings, read
 from experiments.report.table import Table, Value
-from launch.inference.decode import decode, find_text_run, stages_of
+from launch.inference.decode import find_text_run, stages_of, translate_tokens
 from launch.inference.model_text import language_of, load_text, trained_languages
 from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
@@ -87,7 +87,7 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
         f"translating {len(sources):,} sentences in {len(chosen_directions)} directions, beam {settings.beam}, "
         f"K = {stages}"
     )
-    written = decode(run, sources, stages, console, settings.beam, choice=choice)
+    written = translate_tokens(run, sources, stages, console, settings.beam, choice=choice)
     texts = iter([one_line(text) for text in data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)])
     shutil.rmtree(run.path / "scores", ignore_errors=True)
     (run.path / "scores").mkdir()

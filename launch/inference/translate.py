@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 
-from launch.inference.decode import decode, find_text_run, stages_of
+from launch.inference.decode import find_text_run, stages_of, translate_tokens
 from launch.inference.model_text import language_of, load_text, source_of, trained_languages
 from launch.runs.checkpoints import checkpoints_to_use, described_checkpoint, kind_of_checkpoint
 from launch.runs.store import find_run
@@ -27,7 +27,7 @@ def translate(requested: str, target_language: str, text: str, console: Console,
     experiment = find_text_run(run)
     data = load_text(run, experiment, console, choice)
     language = language_of(target_language, [*trained_languages(experiment, data), ENGLISH])
-    lines = text.splitlines() if text else _read_stdin(console)
+    lines = text.splitlines() if text else read_lines(console)
     if not any(line.strip() for line in lines):
         raise SettingError('the text to translate is empty; give TEXT="..." or lines on standard input')
     numbers = [number for number, line in enumerate(lines) if line.strip()]
@@ -47,17 +47,17 @@ def translate(requested: str, target_language: str, text: str, console: Console,
     step = checkpoints_to_use(run, experiment, choice, lambda text: None)[0].step
     used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
     Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(used)
-    decode(run, sources, stages_of(experiment, None), console, on_sentence=print_in_order, choice=choice)
+    translate_tokens(run, sources, stages_of(experiment, None), console, on_sentence=print_in_order, choice=choice)
     if printed < len(lines):
         raise RuntimeError(f"only {printed} of {len(lines)} lines were printed")
 
 
-def _read_stdin(console: Console) -> list[str]:
+def read_lines(console: Console) -> list[str]:
     """Returns the lines of standard input; none if it is closed. Raises SettingError if it is not UTF-8."""
     if sys.stdin is None:
         return []
     if sys.stdin.isatty():
-        console.print("type the lines to translate; end with Ctrl-D")
+        console.print("type the lines; end with Ctrl-D")
     data = sys.stdin.buffer.read()
     try:
         return data.decode().splitlines()

@@ -14,6 +14,7 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Workload
 from experiments.custom.loading import is_source
 from experiments.images.workload import find_amoebanet
+from experiments.language_model.runs import find_transformer
 from experiments.planning.neighbours import limit_replicas_to_cluster
 from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import plan_workload
@@ -21,7 +22,6 @@ from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from experiments.tasks import data_folder, workload
 from experiments.translation.experiment import TranslationExperiment
-from experiments.translation.language_model import find_language_model
 from launch.backends.select import LocalBackend, cluster_backend
 from launch.planning.layer_costs import cost_model
 from launch.runs.store import CACHE
@@ -31,7 +31,7 @@ from suite.errors import SettingError, nearest
 
 
 def print_plan(name: str, cluster: str, scale: RequestedScale, settings: str, form: str, console: Console) -> None:
-    """Prints the plan of an experiment, ``transformer_<L>`` or ``amoebanet_<L>x<D>``. With ``form`` json, standard
+    """Prints the plan of an experiment or of ``amoebanet_<L>x<D>``. With ``form`` json, standard
     output has one JSON object and nothing else.
 
     Raises SettingError for invalid arguments, PlanError when the run does not fit.
@@ -71,21 +71,18 @@ class _PlanRequest(NamedTuple):
 
 def _check_name(name: str, scale: RequestedScale) -> None:
     """Raises SettingError for an unknown name or scale, before connecting to a cluster."""
-    if find_language_model(name, 1) is not None or find_amoebanet(name, 1) is not None:
+    if find_amoebanet(name, 1) is not None:
         if scale == "laptop":
             raise SettingError(f"{name} has no scale laptop; its sizes are those of the paper, or set with SET=")
-    elif not is_source(name) and name not in experiments():
+    elif not is_source(name) and find_transformer(name) is None and name not in experiments():
         known = [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]
         raise SettingError(f"no experiment or model is called {name}; {nearest(name, known)}")
 
 
 def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
-    model = find_language_model(name, cluster.devices)
-    if model is not None:
-        return _PlanRequest(model.with_settings(settings), settings)
     network = find_amoebanet(name, cluster.devices)
     if network is not None:
-        return _PlanRequest(network.with_experiment(network.experiment.with_settings(settings)), settings)
+        return _PlanRequest(network.with_settings(settings), settings)
     return _experiment(name, cluster, scale, settings)
 
 

@@ -15,7 +15,6 @@ from experiments.base.setting_rows import REQUIRED, Setting, describe_settings, 
 from experiments.registry import TASKS, find, resolve
 from experiments.report.table import Table
 from experiments.scaling.scale_choice import RequestedScale
-from experiments.translation.language_model import LanguageModelSettings
 from launch.backends.select import cluster_backend
 from suite.errors import SettingError
 
@@ -60,14 +59,13 @@ def all_settings() -> list[_Section]:
     kinds = {task: describe_settings(record) for task, record in TASKS.items()}
     common = [row for row in kinds["translation"] if all(row in rows for rows in kinds.values())]
     alone = {task: [row for row in rows if row not in common] for task, rows in kinds.items()}
-    batch = [row for row in describe_settings(LanguageModelSettings) if row.name.startswith("batch.")]
     return [
         _Section("All experiments", common),
-        _Section("Experiments on text", alone["translation"]),
+        _Section("Experiments on parallel text", alone["translation"]),
+        _Section("Language models, `transformer_<L>`", alone["language_model"]),
         _Section("Experiments on images", alone["classification"]),
         _Section("Experiments of your own (own-model.md)", alone["custom"]),
         _Section("`gpipe score`", describe_settings(ScoreRecord)),
-        _Section("`gpipe plan transformer_<L>`, with pipeline and optimizer as above", batch),
     ]
 
 

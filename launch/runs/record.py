@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +26,13 @@ class RunResult:
     """What the workers know at the end of a run."""
 
     progress: Progress
-    validated: dict[str, float | str | None]
-    """Scores of the model and of the baseline, the best validation, and why the run stopped early, by name; None for
-    those that do not exist."""
+    validated: dict[str, float | str | bool | None]
+    """The model's score on held-out data, the best validation, and why the run stopped early, by name; None for those
+    that do not exist."""
+    baselines: dict[str, float]
+    """Scores without the model, by name, the one to beat first."""
+    bytes_per_unit: float | None
+    """Bytes of text of a held-out token; None for anything but a language model."""
     memory: list[int]
     """Peak bytes of each worker."""
     wandb_run: str | None
@@ -41,7 +46,6 @@ def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module]
     """Writes the record atomically and returns it. Seconds count only steps, over all attempts; losses are in nats per
     token or image."""
     steps = read_steps(run.metrics)
-    known = {name: value for name, value in result.validated.items() if value is not None}
     seconds = sum(step[STEP_S] for step in steps)
     pipeline, units = experiment.pipeline, result.progress.units
     record = {
@@ -51,13 +55,29 @@ def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module]
         "counts": result.counts, "steps": result.progress.step, "unit": experiment.unit,
         "measure": experiment.metric_name, experiment.unit: units, "seconds": seconds,
         f"{experiment.unit}_per_second": units / seconds,
-        "loss_first": steps[0][LOSS], "loss_last": steps[-1][LOSS], **known,
-        **_utilization(steps, result.peak),
+        "loss_first": steps[0][LOSS], "loss_last": steps[-1][LOSS],
+        **_scores(experiment.metric_name, result), **_utilization(steps, result.peak),
         "threads": torch.get_num_threads(), "peak_memory_bytes": sum(result.memory),
         "shrunk": list(experiment.shrunk), "wandb_run": result.wandb_run,
     }  # fmt: skip
     write_atomically(run.record, json.dumps(record, indent=1) + "\n")
     return record
+
+
+def _scores(measure: str, result: RunResult) -> dict[str, Any]:
+    """Returns the scores on held-out data; of a language model also perplexity and bits per byte, which does not depend
+    on the tokenizer: nats per token / ln 2 / bytes per token."""
+    scores: dict[str, Any] = {name: value for name, value in result.validated.items() if value is not None}
+    if result.baselines:
+        scores |= {f"baseline_{measure}": next(iter(result.baselines.values())), "baselines": result.baselines}
+    nats = scores.get(f"valid_{measure}")
+    if nats is not None and result.bytes_per_unit is not None:
+        scores |= {
+            "valid_perplexity": math.exp(nats),
+            "valid_bits_per_byte": nats / math.log(2) / result.bytes_per_unit,
+            "bytes_per_token": result.bytes_per_unit,
+        }
+    return scores
 
 
 def _utilization(steps: list[dict[str, Any]], peak: Peak | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -344,6 +345,8 @@ def _score(record: dict[str, Any]) -> str:
             f"test accuracy: {record['valid_accuracy']:.2%}; baseline, always the most frequent class: "
             f"{record['baseline_accuracy']:.2%}"
         )
+    if "bytes_per_token" in record:
+        return _language_model_score(record)
     gain = record["baseline_nll"] - record["valid_nll"]
     compared = (
         f"{gain:.3f} below it" if gain > 0 else f"{-gain:.3f} above it: the model learned nothing beyond frequencies"
@@ -352,3 +355,17 @@ def _score(record: dict[str, Any]) -> str:
         f"validation: {record['valid_nll']:.3f} nats per token; baseline without context: "
         f"{record['baseline_nll']:.3f} (unigram entropy of the same tokens); {compared}"
     )
+
+
+def _language_model_score(record: dict[str, Any]) -> str:
+    """Returns a language model's score next to the n-gram models'."""
+
+    def described(nll: float) -> str:
+        bits = nll / math.log(2) / record["bytes_per_token"]
+        return f"{nll:.3f} nats per token (perplexity {math.exp(nll):.1f}, {bits:.3f} bits per byte)"
+
+    name, best = next(iter(record["baselines"].items()))
+    gain = best - record["valid_nll"]
+    compared = f"{gain:.3f} below the {name}" if gain > 0 else f"{-gain:.3f} above the {name}, which is better"
+    lines = [f"validation: {described(record['valid_nll'])}, {compared}"]
+    return "\n".join(lines + [f"  {name}: {described(nll)}" for name, nll in record["baselines"].items()])

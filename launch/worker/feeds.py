@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from experiments.base.experiment import Experiment
 from experiments.custom.experiment import CustomExperiment
 from experiments.custom.loading import digest
 from experiments.images.experiment import ImageExperiment
+from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.translation.experiment import TranslationExperiment
+from suite.data.documents.batches import RowBatches
+from suite.data.documents.tokenizer import token_bytes
+from suite.data.documents.tokens import TokenData
 from suite.data.images.batches import ImageBatches
 from suite.data.images.transforms import ImageData
 from suite.data.text.batching import TranslationBatches
 from suite.data.text.text import TextData
 from suite.errors import DataError
+from suite.evaluation.ngram import ngram_nll
 from suite.evaluation.unigram import unigram_entropy
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.training.validation import HeldOut
+
+_ORDERS = {"trigram": 3, "bigram": 2, "unigram": 1}
+"""The n-gram models that a language model is compared with."""
 
 
 class DataSource(Protocol):
@@ -51,15 +62,20 @@ class DataSource(Protocol):
         Raises DataError when it certainly is.
         """
 
-    def baseline(self, held_out: HeldOut) -> float | None:
-        """Returns the baseline score, without a model, on the held-out mini-batches; None if the data has none. Call it
-        on the last stage only."""
+    def baselines(self, held_out: HeldOut) -> dict[str, float]:
+        """Returns scores without the model on the held-out mini-batches, by name, the one to beat first; empty if the
+        data has none. Call it on the last stage only."""
+
+    def bytes_per_unit(self, held_out: HeldOut) -> float | None:
+        """Returns the bytes of text of a held-out token; None if units are no text. Call it on the last stage only."""
 
 
 def data_source(experiment: Experiment, data: Path, coord: RankCoord) -> DataSource:
     """Returns the data source of an experiment's task."""
     if isinstance(experiment, TranslationExperiment):
         return TextSource(experiment, data, coord)
+    if isinstance(experiment, LanguageModelExperiment):
+        return DocumentSource(experiment, data, coord)
     if isinstance(experiment, CustomExperiment):
         return CustomSource(experiment, coord)
     assert isinstance(experiment, ImageExperiment), type(experiment)
@@ -101,16 +117,70 @@ class TextSource:
 
     def check(self, notes: dict[str, Any]) -> str:
         """Compares vocabularies: with another one, ids would stand for other words."""
-        if notes and self._vocabulary not in (None, notes.get("vocabulary")):
-            raise DataError(
-                "the checkpoint was trained with a different vocabulary than the prepared text, so its ids would stand "
-                "for other words; start a new run, or restore the cache that the run was trained with"
-            )
+        _check_vocabulary(notes, self._vocabulary)
         return ""
 
-    def baseline(self, held_out: HeldOut) -> float:
+    def baselines(self, held_out: HeldOut) -> dict[str, float]:
         """The unigram entropy of the same tokens."""
-        return unigram_entropy(target for batch in held_out.batches if batch for (target,) in batch.targets)
+        return {"unigram_entropy": unigram_entropy(_labels(held_out))}
+
+    def bytes_per_unit(self, held_out: HeldOut) -> None:
+        """None: languages with other scripts have other bytes."""
+
+
+class DocumentSource:
+    """Rows of tokens for the first stage, the same one token later for the last."""
+
+    is_thread_safe, has_held_out = True, True
+
+    def __init__(self, experiment: LanguageModelExperiment, data: Path, coord: RankCoord) -> None:
+        self._coord, pipeline = coord, experiment.pipeline
+        self._batches: RowBatches | None = None
+        self._data = TokenData.open(data) if coord.is_first or coord.is_last else None
+        self._vocabulary = self._data.digest if self._data is not None else None
+        if self._data is not None:
+            self._batches = RowBatches(
+                self._data, experiment.text, experiment.train, pipeline.replicas, pipeline.micro_batches
+            )
+
+    def batch(self, step: int) -> MiniBatch | None:
+        """Ids, and the ids that follow them."""
+        return self._batches.batch(step, self._coord.replica) if self._batches is not None else None
+
+    def held_out(self) -> HeldOut:
+        """Rows of the held-out documents."""
+        return _as_many(None if self._batches is None else self._batches.held_out())
+
+    def notes(self) -> dict[str, Any]:
+        """The vocabulary."""
+        return {"vocabulary": self._vocabulary}
+
+    def counts(self) -> dict[str, int]:
+        """Tokens of each split."""
+        assert self._data is not None
+        return self._data.counts
+
+    def check(self, notes: dict[str, Any]) -> str:
+        """Compares vocabularies."""
+        _check_vocabulary(notes, self._vocabulary)
+        return ""
+
+    def baselines(self, held_out: HeldOut) -> dict[str, float]:
+        """N-gram models of the training tokens, on the same labels."""
+        assert self._data is not None
+        rows = [
+            torch.cat((ids, labels[:, -1:]), dim=1).numpy()
+            for batch in held_out.batches if batch
+            for (ids,), (labels,) in zip(batch.inputs, batch.targets, strict=True)
+        ]  # fmt: skip
+        scores = ngram_nll(self._data.train, np.concatenate(rows), len(self._data.tokenizer), _ORDERS.values())
+        return dict(zip(_ORDERS, scores, strict=True))
+
+    def bytes_per_unit(self, held_out: HeldOut) -> float:
+        """Of the labels; end tokens have none."""
+        assert self._data is not None
+        labels = torch.cat([label.flatten() for label in _labels(held_out)])
+        return float(token_bytes(self._data.tokenizer)[labels.numpy()].mean())
 
 
 class ImageSource:
@@ -154,10 +224,13 @@ class ImageSource:
             )
         return ""
 
-    def baseline(self, held_out: HeldOut) -> float:
+    def baselines(self, held_out: HeldOut) -> dict[str, float]:
         """The share of the most frequent class."""
         assert self._data is not None
-        return max(self._data.info.shares)
+        return {"most_frequent_class": max(self._data.info.shares)}
+
+    def bytes_per_unit(self, held_out: HeldOut) -> None:
+        """None: images are no text."""
 
 
 class CustomSource:
@@ -204,8 +277,25 @@ class CustomSource:
             return f"{self._experiment.source} has changed since this run began; the run continues with what it is now"
         return ""
 
-    def baseline(self, held_out: HeldOut) -> None:
+    def baselines(self, held_out: HeldOut) -> dict[str, float]:
         """None: what a model without input would score depends on the task."""
+        return {}
+
+    def bytes_per_unit(self, held_out: HeldOut) -> None:
+        """None: the suite does not know the units."""
+
+
+def _labels(held_out: HeldOut) -> Iterator[Tensor]:
+    return (target for batch in held_out.batches if batch for (target,) in batch.targets)
+
+
+def _check_vocabulary(notes: dict[str, Any], vocabulary: str | None) -> None:
+    """Raises DataError if a checkpoint has another vocabulary than the prepared text."""
+    if notes and vocabulary not in (None, notes.get("vocabulary")):
+        raise DataError(
+            "the checkpoint was trained with a different vocabulary than the prepared text, so its ids would stand "
+            "for other words; start a new run, or restore the cache that the run was trained with"
+        )
 
 
 def _as_many(batches: Sequence[MiniBatch] | None, by_group: bool = False) -> HeldOut:

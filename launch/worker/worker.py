@@ -184,9 +184,14 @@ def _train_stage(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, st
             context.setup.validation.figures(progress.step)  # those of the last step, already known unless it resumed
         memory = peak_memory(engine.executor.stage.device)
         if coord.is_metrics_rank:
-            validated, utilization = _validated(experiment, context, progress.step), context.setup.utilization
+            validation, utilization, source = context.setup.validation, context.setup.utilization, context.source
             peak = utilization.peak if utilization is not None else None
-            result = RunResult(progress, validated, memory, context.wandb_run, context.source.counts(), peak)
+            baselines = source.baselines(validation.held_out) if validation is not None else {}
+            bytes_per_unit = source.bytes_per_unit(validation.held_out) if validation is not None else None
+            result = RunResult(
+                progress, _validated(experiment, validation, progress.step), baselines, bytes_per_unit, memory,
+                context.wandb_run, source.counts(), peak,
+            )  # fmt: skip
             record = write_record(spec.run, experiment, context.layers, result)
         dist.barrier()
         if coord.is_metrics_rank:
@@ -195,14 +200,14 @@ def _train_stage(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, st
                 tracker.finish(record)
 
 
-def _validated(experiment: Experiment, context: TrainingContext, step: int) -> dict[str, float | str | None]:
+def _validated(
+    experiment: Experiment, validation: Validation | None, step: int
+) -> dict[str, float | str | bool | None]:
     """Returns what the record says of the held-out data, after the last step."""
-    validation, measure = context.setup.validation, experiment.metric_name
     if validation is None:
         return {"stopped_early": False}
     return {
-        f"valid_{measure}": validation.figures(step).metric,
-        f"baseline_{measure}": context.source.baseline(validation.held_out),
+        f"valid_{experiment.metric_name}": validation.figures(step).metric,
         "best_step": validation.state.best_step,
         "validations_without_improvement": validation.state.unimproved,
         f"best_valid_{experiment.criterion.name}": validation.state.best,

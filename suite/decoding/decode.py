@@ -86,9 +86,11 @@ class Decoder:
         )
 
     def run(
-        self, sources: Sequence[Tensor], first: int, search: Callable[[int], Search], on_finished: Callable[[int], None]
-    ) -> None:
-        """Decodes groups, each of source ids (sentences, time), after the token ``first``. All stages must call it.
+        self, sources: Sequence[Tensor], first: int | None, search: Callable[[int], Search],
+        on_finished: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """Decodes groups, each of source ids (sentences, time), after the token ``first``; None continues the source,
+        as a decoder-only model does. All stages must call it.
 
         On the last stage ``search(i)`` returns the search of group i, and ``on_finished(i)`` is called when it is done.
         Raises StallError when another stage does not respond in time.
@@ -108,7 +110,7 @@ class Decoder:
                 sent.flush()
 
     def _run_groups(
-        self, remaining: Iterator[int], sources: Sequence[Tensor], first: int, search: Callable[[int], Search],
+        self, remaining: Iterator[int], sources: Sequence[Tensor], first: int | None, search: Callable[[int], Search],
         on_finished: Callable[[int], None],
     ) -> Iterator[bool]:  # fmt: skip
         """Runs the remaining groups one after the other; yields after each step of one."""
@@ -126,10 +128,10 @@ class Decoder:
             if beam_search is not None:
                 on_finished(number)
 
-    def _begin(self, number: int, source: Tensor, first: int) -> tuple[Tensors, list[LayerCache]]:
+    def _begin(self, number: int, source: Tensor, first: int | None) -> tuple[Tensors, list[LayerCache]]:
         if self._previous_stage is None:
             source = source.to(self._device)
-            inputs: Tensors = source, source.new_full((len(source), 1), first)
+            inputs: Tensors = (source,) if first is None else (source, source.new_full((len(source), 1), first))
         else:
             inputs = self._previous_stage.recv(f"the prefill of group {number}")
         outputs, caches = self._part.prefill(inputs)

@@ -1,4 +1,4 @@
-"""Groups sentences that are decoded together by length, so that groups have little padding."""
+"""Groups sentences that are decoded together by length."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ HYPOTHESES = 256
 
 
 def group_by_length(sources: Sequence[Sequence[int]], beam: int) -> list[list[int]]:
-    """Returns the indices of the sources in groups, the longest first: the last groups, during which stages are idle,
-    are short. The groups do not depend on K."""
+    """Returns the indices of the sources in groups with little padding, the longest first: the last groups, during
+    which stages are idle, are short. The groups do not depend on K."""
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
     rows = max(1, HYPOTHESES // beam)
     return [order[start : start + rows] for start in range(0, len(order), rows)]
+
+
+def group_by_equal_length(sources: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Returns the indices of the sources in groups without padding: a decoder-only model would attend to it."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(sources)), key=lambda index: -len(sources[index])):
+        if not groups or len(groups[-1]) == HYPOTHESES or len(sources[groups[-1][0]]) != len(sources[index]):
+            groups.append([])
+        groups[-1].append(index)
+    return groups

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from models.language_model import Block, LanguageModelShape, layers
 from models.loss import TranslationLoss
+from suite.decoding.kv_cache import CachedLayers, first_cached_layer
 from suite.pipeline.model.layers import count_parameters, materialize, structure_key, ties_of
 
 TINY = LanguageModelShape(layers=3, width=16, feed_forward=24, heads=2, vocabulary=40, time=7)
@@ -199,3 +200,18 @@ def test_impossible_shapes_are_refused_by_name(field: str, value: float, message
     numbers: Any = {"layers": 2, "width": 16, "feed_forward": 24, "heads": 2, "vocabulary": 40, "time": 7, field: value}
     with pytest.raises(ValueError, match=f"^{message}$"):
         LanguageModelShape(**numbers)
+
+
+def test_each_position_decoded_alone_is_that_of_the_whole_forward() -> None:
+    model, (ids, _) = make(), text(3)
+    for layer in model:
+        for parameter in layer.parameters():  # or biases would be zero, and untested
+            nn.init.normal_(parameter, std=0.3)
+    whole = run(model, ids)
+    assert first_cached_layer(model) == 0
+    part = CachedLayers(model, 0, 0, CPU, mixed=False)
+    (logits,), caches = part.prefill((ids[:, :3],))
+    torch.testing.assert_close(logits, whole[:, 2])
+    for at in range(3, ids.shape[1]):
+        (logits,) = part.decode_step(caches, (ids[:, at : at + 1],))
+        torch.testing.assert_close(logits, whole[:, at])

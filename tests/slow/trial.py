@@ -18,6 +18,7 @@ from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.runtime.fault_injection import VARIABLE
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.training.jsonl import read_lines
 from suite.training.metrics import read_steps
 from tests.suite.pipeline.build import parameters_of
 

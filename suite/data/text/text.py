@@ -93,7 +93,7 @@ class TextData:
     @property
     def digest(self) -> str:
         """SHA-256 of the vocabulary: equal for two texts exactly when their token ids agree."""
-        return sha256(json.dumps(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
+        return vocabulary_digest(self.tokenizer)
 
     @property
     def english_id(self) -> int:
@@ -109,3 +109,8 @@ class TextData:
         """Returns (English, translation) of each row as text; only held-out splits have text."""
         table = self.splits[split].with_format("arrow", columns=["english_text", "translation_text"])[list(rows)]
         return list(zip(table["english_text"].to_pylist(), table["translation_text"].to_pylist(), strict=True))
+
+
+def vocabulary_digest(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Returns the SHA-256 of a vocabulary."""
+    return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()

@@ -90,8 +90,10 @@ def train_tokenizer(
 
 
 def encode_all(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of each text, without special tokens, on all cores."""
+    """Returns the ids of each text, on all cores. None of them is special: a special token's name in a text, such as
+    ``<2de>``, is encoded as its characters."""
     backend: Tokenizer = tokenizer.backend_tokenizer
+    backend.encode_special_tokens = True  # transformers sets it anew at each of its own calls
     return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 

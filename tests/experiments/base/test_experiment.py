@@ -89,7 +89,7 @@ def test_build_gives_layers_without_memory_and_the_loss() -> None:
         ),
         (
             'format = 2\nname = "x"',
-            "task is None in the experiment's file; it must be one of translation, classification",
+            "task is None in the experiment's file; it must be one of translation, language_model",
         ),
         ('format = 2\nname = "x"\ntask = "translation"', "missing"),
         (t12_400m().to_toml().replace("steps = 100000", 'steps = "many"'), "train.steps takes an integer.*'many'"),

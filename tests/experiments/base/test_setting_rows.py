@@ -5,9 +5,8 @@ import pytest
 from experiments.base.score_settings import ScoreRecord
 from experiments.base.setting_rows import Setting, describe_settings, values
 from experiments.registry import TASKS, experiments
-from experiments.translation.language_model import LanguageModelSettings
 
-RECORDS = (*TASKS.values(), ScoreRecord, LanguageModelSettings)
+RECORDS = (*TASKS.values(), ScoreRecord)
 
 
 @pytest.mark.parametrize("record", RECORDS)

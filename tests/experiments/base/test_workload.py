@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from experiments.base.cluster import Cluster
+from experiments.language_model.workload import LanguageModel
 from experiments.registry import find, resolve
-from experiments.translation.language_model import LanguageModel
 from experiments.translation.workload import FIRST_WORD, Translation, random_ids
 from models.language_model import LanguageModelShape
 from suite.data.text.batching import TranslationBatches
@@ -91,7 +91,7 @@ def test_real_text_and_rows_of_full_length_have_different_keys(text: Path) -> No
 
 def language(micro_batches: int = 8, optimizer: Any = None, shape: LanguageModelShape = SHAPE, **pipeline: Any) -> Any:
     settings = PipelineSettings(micro_batches=micro_batches, **pipeline)
-    return LanguageModel(shape, settings, optimizer or OptimizerSettings())
+    return LanguageModel.of(shape, settings, optimizer or OptimizerSettings())
 
 
 def test_language_models_have_equal_keys_only_for_equal_costs() -> None:
@@ -100,7 +100,7 @@ def test_language_models_have_equal_keys_only_for_equal_costs() -> None:
         language(stages=3),
         language(remat="never"),
         language(micro_batches=4, replicas=2),
-        language().with_settings("batch.steps=5"),
+        language().with_settings("train.steps=5"),
     ):
         assert same.key() == one.key()
     for other in (
@@ -109,7 +109,7 @@ def test_language_models_have_equal_keys_only_for_equal_costs() -> None:
         language(optimizer=OptimizerSettings(name="adafactor")),
         language(optimizer=OptimizerSettings(precision="bf16")),
         language(shape=LanguageModelShape(4, width=16, feed_forward=64, heads=2, vocabulary=50, time=12)),
-        language().with_settings("batch.sequences=64"),
+        language().with_settings("train.batch_sequences=64"),
     ):
         assert other.key() != one.key()
 
@@ -122,7 +122,7 @@ def test_a_language_model_is_sampled_by_full_sequences() -> None:
 
 def test_a_share_of_a_mini_batch_names_its_setting() -> None:
     model, setting = language().with_share(0.25)
-    assert (model.examples, model.batch, setting) == (8, 8 * 12, "batch.sequences=8")
+    assert (model.examples, model.batch, setting) == (8, 8 * 12, "train.batch_sequences=8")
     assert language().with_settings(setting) == model
     work, setting = translation().with_share(0.5)
     assert (work.batch, setting) == (300, "train.batch_tokens=300")

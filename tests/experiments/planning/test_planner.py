@@ -11,10 +11,10 @@ from torch import nn
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
+from experiments.language_model.workload import LanguageModel
 from experiments.planning.plan_report import LayerCosts
 from experiments.planning.planner import estimated_costs, least_memory, plan_workload, row_errors, try_plan
 from experiments.registry import find, resolve
-from experiments.translation.language_model import LanguageModel
 from experiments.translation.workload import Translation
 from suite.errors import BusyError, PlanError
 from suite.pipeline.model.layers import count_parameters
@@ -84,7 +84,8 @@ def test_every_fault_is_told_at_once() -> None:
 
 def test_a_language_models_rows_are_counted() -> None:
     """32 sequences; sentences of a translation are as many as it takes, each of a token at the least."""
-    fault = refused(language(stages=2).with_settings("pipeline.micro_batches=33"), parse_cluster("64x16GiB", LAPTOP))
+    work = language().with_pipeline(PipelineSettings(stages=2, micro_batches=33))
+    fault = refused(work, parse_cluster("64x16GiB", LAPTOP))
     assert "R = 1 x M = 33 micro-batches are more than the 32 examples that a step of" in fault.errors[0]
     assert plan_workload(
         translation("pipeline.micro_batches=999 train.batch_tokens=1000"), ROOMY, estimated_costs
@@ -178,7 +179,7 @@ def test_a_model_that_is_frozen_whole_is_refused_before_anything_is_priced() -> 
         raise AssertionError("priced")
 
     plain = language(stages=2)
-    fault = refused(Frozen(plain.shape, plain.pipeline), ROOMY, layer_costs)
+    fault = refused(Frozen(plain.experiment), ROOMY, layer_costs)
     assert re.match(r"all \d+ parameters of the model are frozen", str(fault))
     assert fault.remedies == ()
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from experiments.base.cluster import Cluster
+from experiments.language_model.workload import LanguageModel
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.registry import resolve
-from experiments.translation.language_model import LanguageModel
 from experiments.translation.workload import Translation
 from models.language_model import LanguageModelShape
 from suite.errors import PlanError
@@ -29,7 +29,7 @@ def translation(settings: str = "") -> Translation:
 
 def language(stages: int = 4, blocks: int = 10) -> LanguageModel:
     shape = LanguageModelShape(blocks, width=64, feed_forward=256, heads=4, vocabulary=100, time=32)
-    return LanguageModel(shape, PipelineSettings(stages=stages, micro_batches=8))
+    return LanguageModel.of(shape, PipelineSettings(stages=stages, micro_batches=8))
 
 
 def refused(work: Any, cluster: Cluster, pricer: Any = estimated_costs) -> PlanError:

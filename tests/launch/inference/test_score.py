@@ -21,8 +21,9 @@ from launch import cli
 from launch.benchmarks.decoding_speed import decoding_table
 from launch.inference import decode as decoding
 from launch.inference import translate as translating
-from launch.inference.decode import DecodeTask, decode, find_text_run, stages_of
+from launch.inference.decode import DecodeTask, find_text_run, stages_of, translate_tokens
 from launch.inference.export import export
+from launch.inference.methods import BeamSearch
 from launch.inference.model_text import load_text, source_of
 from launch.inference.score import score_run
 from launch.inference.translate import translate
@@ -182,7 +183,7 @@ def test_a_text_is_translated(scored, monkeypatch, capsys):
     run = find_run("made")
     data = load_text(run, find_text_run(run), QUIET)
     lines = texts("src")["de-en.src"]
-    tokens = decode(run, [source_of(line, "en", data, 24) for line in lines], 1, QUIET).tokens
+    tokens = translate_tokens(run, [source_of(line, "en", data, 24) for line in lines], 1, QUIET).tokens
     written = [one_line(text) for text in data.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
     at = next(at for at, text in enumerate(written) if text)
     monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "en", lines[at]])
@@ -215,7 +216,7 @@ def test_the_exported_model_generates_our_greedy_tokens(scored, tmp_path, monkey
     for options in ({}, {"use_cache": False}):
         found = model.generate(**batch, num_beams=1, do_sample=False, **options)[:, 1:].tolist()
         found = [row[: row.index(END_ID)] if END_ID in row else row for row in found]
-        assert found == decode(run, sources, 1, QUIET, beam=1).tokens
+        assert found == translate_tokens(run, sources, 1, QUIET, beam=1).tokens
     assert len({tuple(row) for row in found}) > 5
     lengths = {len(row) for row in found}
     assert len(lengths) > 1, lengths
@@ -277,7 +278,7 @@ def test_a_damaged_checkpoint_is_reported():
     run = copied("damaged")
     shutil.copytree(run.checkpoints / "00000007", run.checkpoints / "00000009")
     console = Console(record=True, width=500, file=io.StringIO())
-    written = decode(run, [[1, END_ID]], 1, console, 1)
+    written = translate_tokens(run, [[1, END_ID]], 1, console, 1)
     assert written.step == 7
     assert "00000009 is not used: bad manifest" in console.export_text()
 
@@ -343,7 +344,7 @@ def test_a_line_that_could_not_be_printed_is_printed_again(monkeypatch, tmp_path
     logged, printed = [], []
     monkeypatch.setattr(decoding, "POLL_S", 0.05)
     monkeypatch.setattr(decoding, "log_error", logged.append)
-    task = DecodeTask(find_run("made"), [], 1, 1, tmp_path / "progress")
+    task = DecodeTask(find_run("made"), [], BeamSearch(1, 24), 1, tmp_path / "progress")
 
     def print_once(at, tokens):
         if at == 1 and not logged:
@@ -377,7 +378,7 @@ def test_a_failed_print_loses_no_line_and_missing_lines_are_reported(monkeypatch
         if len(sources) == 2:
             on_sentence(1, sources[1])
 
-    monkeypatch.setattr(translating, "decode", decoded)
+    monkeypatch.setattr(translating, "translate_tokens", decoded)
     translate("made", "de", "Open\n\nDelete", Out())
     assert len(printed) == 3
     assert printed[1] == ""

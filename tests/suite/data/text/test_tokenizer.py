@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch.inference.model_text import source_of
 from suite.data.text.cleaning import Sentences
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import encode_all, language_token, smallest_vocabulary, train_tokenizer
@@ -51,11 +52,18 @@ def test_unseen_characters_come_back_too(data: TextData, text: str):
     text = normalize("NFKC", " ".join(text.split()))
     if not text or "\u2581" in text or " " in text:  # the mark of a space, and what NFKC makes spaces of
         return
-    if any(token in text for token in data.tokenizer.all_special_tokens):  # hypothesis tries words of the source code
-        return
     ids = encode_all(data.tokenizer, [text])[0]
     assert data.tokenizer.unk_token_id not in ids
     assert data.tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("name", ["<pad>", "<unk>", "<s>", "</s>", "<2de>", "a<2de>b"])
+def test_a_special_tokens_name_in_a_text_is_text(data: TextData, name: str):
+    (ids,) = encode_all(data.tokenizer, [name])
+    assert not set(ids) & set(data.tokenizer.all_special_ids)
+    assert data.tokenizer.decode(ids) == name
+    source = source_of(name, "de", data, 64)
+    assert source == [data.language_id("de"), *ids, 3]
 
 
 def test_a_vocabulary_that_is_too_small_says_how_large(sentences: Sentences):

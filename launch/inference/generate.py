@@ -1,0 +1,100 @@
+"""``make generate RUN=... TEXT="..."``: continues texts with a trained language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from experiments.language_model.experiment import LanguageModelExperiment
+from experiments.registry import read_experiment
+from launch.inference.decode import decode, stages_of
+from launch.inference.methods import Sampling
+from launch.inference.model_text import load_documents
+from launch.inference.translate import read_lines
+from launch.runs.store import RunFolder, find_run
+from suite.data.documents.tokenizer import END_ID, encode_all
+from suite.data.documents.tokens import TokenData
+from suite.errors import SettingError
+from suite.training.checkpoint import Choice
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for."""
+
+    tokens: int | None = None
+    """The most tokens of a continuation; None: as many as fit the row."""
+    temperature: float = 0.0
+    """Divides the logits; 0 takes the most probable token."""
+    top_k: int | None = None
+    """Samples among so many of the most probable tokens; None: among all."""
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises SettingError with all impossible values."""
+        errors = [
+            f"--{name} is {value}; it must be {least:g} or more"
+            for name, value, least in (
+                ("tokens", self.tokens, 1), ("temperature", self.temperature, 0.0), ("top-k", self.top_k, 1),
+                ("seed", self.seed, 0),
+            )
+            if value is not None and not value >= least
+        ]  # fmt: skip
+        if self.top_k is not None and self.temperature == 0:
+            errors.append(f"--top-k is {self.top_k} and --temperature 0 takes the most probable token; set both")
+        if errors:
+            raise SettingError("; ".join(errors))
+
+
+def generate(requested: str, text: str, request: Request, console: Console, choice: Choice = None) -> None:
+    """Prints each prompt with its continuation: ``text``, or each line of standard input that is not empty.
+
+    Raises SettingError for another kind of run, an empty or too long prompt and an impossible request, CheckpointError
+    for a run without a valid checkpoint or the chosen one.
+    """
+    request.check()
+    run = find_run(requested)
+    experiment = find_language_model_run(run)
+    data = load_documents(run, experiment, console, choice)
+    prompts = [text] if text.strip() else [line for line in read_lines(console) if line.strip()]
+    if not prompts:
+        raise SettingError('the prompt is empty; give TEXT="..." or lines on standard input')
+    for line in continuations(run, experiment, data, prompts, request, stages_of(experiment, None), console, choice):
+        console.print(line)
+
+
+def continuations(
+    run: RunFolder, experiment: LanguageModelExperiment, data: TokenData, prompts: list[str], request: Request,
+    stages: int, console: Console, choice: Choice = None,
+) -> list[str]:  # fmt: skip
+    """Returns each prompt with its continuation. Raises SettingError for a prompt that leaves no room in a row."""
+    sources = [[END_ID, *ids] for ids in encode_all(data.tokenizer, prompts)]
+    method = Sampling(
+        tuple(_room(source, experiment, request.tokens) for source in sources), END_ID, request.temperature,
+        request.top_k, request.seed,
+    )  # fmt: skip
+    decoded = decode(run, sources, method, stages, console, lambda at, tokens: None, choice)
+    texts = [source[1:] + tokens for source, tokens in zip(sources, decoded.tokens, strict=True)]
+    return [str(data.tokenizer.decode(tokens)) for tokens in texts]
+
+
+def find_language_model_run(run: RunFolder) -> LanguageModelExperiment:
+    """Returns the experiment of a run that can continue text. Raises SettingError for any other."""
+    experiment = read_experiment(run.experiment.read_text())
+    if not isinstance(experiment, LanguageModelExperiment):
+        raise SettingError(f"run {run.path} is no language model ({experiment.data}); choose a run of transformer_<L>")
+    return experiment
+
+
+def _room(source: list[int], experiment: LanguageModelExperiment, tokens: int | None) -> int:
+    """Returns the most tokens of a continuation: the model has seen no position past a row's."""
+    most = experiment.text.length - len(source) + 1  # the last token is not read
+    wanted = most if tokens is None else tokens
+    if not 1 <= wanted <= most:
+        raise SettingError(
+            f"the prompt has {len(source) - 1} tokens, and the model was trained on rows of {experiment.text.length} "
+            f"(text.length), so {max(0, most)} can follow it; "
+            + ("shorten the prompt" if most < 1 else f"set --tokens={most} or less")
+        )
+    return wanted

@@ -1,0 +1,99 @@
+"""``transformer_<L>``: the sizes and stages of Table 1, invalid names, and the largest model, planned without its
+memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.base.cluster import Cluster
+from experiments.language_model.runs import find_transformer
+from experiments.registry import find, read_experiment, resolve
+from suite.errors import SettingError
+from suite.pipeline.model.layers import count_parameters
+from suite.pipeline.planning.devices import GIB
+
+LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
+
+
+# Table 1 of the paper: K, and 282.2M, 785.8M, 5.3B, 21.0B, 83.9B.
+@pytest.mark.parametrize(
+    ("layers", "stages", "printed"),
+    [(3, 1, 282.2e6), (13, 1, 785.8e6), (103, 8, 5.3e9), (415, 32, 21.0e9), (1663, 128, 83.9e9)],
+)
+def test_parameters_and_stages_are_those_of_table_1(layers: int, stages: int, printed: float) -> None:
+    run = find(f"transformer_{layers}")
+    model, _ = run.build()
+    assert (run.name, len(model)) == (f"transformer_{layers}", layers + 2)
+    assert count_parameters(model) == pytest.approx(printed, rel=0.005)
+    assert (run.pipeline.stages, run.pipeline.micro_batches, run.pipeline.replicas) == (stages, 32, 1)
+    assert run.batch == 32 * 1024
+    assert read_experiment(run.to_toml()) == run
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["transformer_0", "transformer_-3", "transformer_03", "transformer_", "transformer", "transformer_3b",
+     "transformer_3 ", "transformer_1.5", "Transformer_3", "transformer_1663_", "transformer_1234567", ""],
+)  # fmt: skip
+def test_other_names_are_not_language_models(name: str) -> None:
+    assert find_transformer(name) is None
+    with pytest.raises(SettingError, match="there is no experiment"):
+        find(name)
+
+
+def test_a_laptop_keeps_the_depth_that_it_can_train_and_divides_all_widths_by_one_number() -> None:
+    small, line = resolve("transformer_13", "laptop", LAPTOP)
+    model = small.model
+    assert (model.layers, model.width, model.feed_forward, model.heads, model.vocabulary, model.time) == (
+        13, 64, 256, 2, 1000, 128
+    )  # fmt: skip
+    assert "model.width 2048 -> 64" in line
+    assert "model.layers 1663 -> 128" in resolve("transformer_1663", "laptop", LAPTOP)[0].shrunk
+
+
+def test_the_text_sets_the_models_vocabulary_and_length() -> None:
+    run = find("transformer_3").with_settings("text.vocabulary=500 text.length=64")
+    assert (run.model.vocabulary, run.model.time, run.batch) == (500, 64, 32 * 64)
+    with pytest.raises(SettingError, match=r"model\.time is 9 and text.length 1024; set only text.length"):
+        find("transformer_3").with_settings("model.time=9")
+
+
+LARGEST = """
+import json, resource, time
+from experiments.base.cluster import Cluster, parse_cluster
+from experiments.language_model.workload import LanguageModel
+from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.registry import find
+
+cluster = parse_cluster("128x16GiB", Cluster(2, 2**33, "cpu"))
+model = LanguageModel(find("transformer_1663"))
+begin = time.process_time()
+model.build()
+built = time.process_time()
+planned = plan_workload(model, cluster, estimated_costs)
+times = (time.process_time() - built) / (built - begin)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"plan": planned.as_dict(), "times": times, "peak": peak}))
+"""
+
+
+def test_the_papers_largest_is_planned_quickly_and_without_its_memory() -> None:
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", LARGEST], cwd=root, capture_output=True, text=True, timeout=120, check=True
+    )
+    result = json.loads(done.stdout.splitlines()[-1])
+    plan = result["plan"]
+    # L * (12d^2 + 13d) + 2Vd + V, the paper's 83.9B
+    assert plan["parameters"] == 83_876_910_336 == 1663 * (12 * 2048**2 + 13 * 2048) + 2 * 32_000 * 2048 + 32_000
+    assert sum(plan["cells"]) == plan["layers"] == 1665
+    assert len(plan["cells"]) == plan["K"] == 128
+    assert sum(stage["parameters"] for stage in plan["stages"]) == plan["parameters"]
+    assert max(stage["peak_bytes"] for stage in plan["stages"]) <= plan["device_bytes"] == 16 * 2**30
+    assert result["times"] < 10  # as long as building its layers without memory, which planning does twice itself
+    assert result["peak"] < 2 * 2**30

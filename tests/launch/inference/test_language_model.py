@@ -1,0 +1,207 @@
+"""A language model trained on own text: the same bits at K = 1 and 2, its scores, its continuations, its export."""
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiments.base.cluster import Cluster
+from experiments.registry import find
+from experiments.scaling.scales import for_laptop
+from launch import cli
+from launch.backends.processes import run_attempt
+from launch.inference.export import export
+from launch.inference.generate import Request, continuations, find_language_model_run
+from launch.inference.model_text import load_documents
+from launch.runs.store import find_run, named_run
+from launch.train.command import _score
+from launch.worker.worker import AttemptSpec
+from suite.data.documents.batches import RowBatches
+from suite.data.documents.prepare import folder_of_documents, prepare_documents
+from suite.data.documents.tokenizer import END_ID, encode_all
+from suite.evaluation.ngram import ngram_nll
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.training.checkpoint import list_checkpoints
+from tests.suite.data.documents.writing import write_folder
+
+QUIET = Console(quiet=True)
+STEPS = 12
+SETTINGS = (
+    "text.corpus=text text.vocabulary=300 text.length=24 model.dropout=0.1 model.width=16 model.feed_forward=32 "
+    f"train.steps={STEPS} train.batch_sequences=8 train.checkpoint_every=6 train.threads=1 tracking.wandb=disabled "
+    "train.valid_sequences=20 pipeline.micro_batches=3 pipeline.remat=except_last optimizer.warmup_steps=4 "
+)
+PROMPTS = ["The stage sends", "A layer", "One stage <|endoftext|>", "The layer waits", "x"]
+
+
+def train(name, settings, cells, stops=(STEPS,)):
+    experiment = for_laptop(find("transformer_3"), Cluster(2, 2**33, "cpu")).with_settings(SETTINGS + settings)
+    prepare_documents(experiment.text, Path(".cache"), lambda _: None)
+    run = named_run("transformer_3", name)()
+    for stop in stops:
+        each = experiment.with_settings(f"train.steps={stop} optimizer.lr_decay_steps=8")
+        resume = stop != stops[0]
+        (run.experiment.with_suffix(".draft") if resume else run.experiment).write_text(each.to_toml())
+        data, config = folder_of_documents(each.text, Path(".cache")), ScheduleConfig.from_settings(each.pipeline)
+        run_attempt(AttemptSpec(run.path, data.resolve(), cells, config, False, resume), each, deadline_s=200)
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with one run at K = 1, and one at K = 2 that is resumed."""
+    folder = tmp_path_factory.mktemp("language")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_folder(folder / "text")
+        train("one", "pipeline.stages=1", (5,))
+        train("two", "pipeline.stages=2", (2, 3), stops=(6, STEPS))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+def opened(name="two"):
+    run = find_run(name)
+    experiment = find_language_model_run(run)
+    return run, experiment, load_documents(run, experiment, QUIET)
+
+
+def trained_layers(run, experiment):
+    checkpoint = list_checkpoints(run.checkpoints, lambda _: None)[0]
+    layers, _ = experiment.build()
+    for at, layer in enumerate(layers):
+        layer.to_empty(device="cpu")
+        values = {name.removeprefix("value/"): tensor for name, tensor in checkpoint.read(at).items()}
+        layer.load_state_dict({name: values[name] for name in layer.state_dict()})
+        layer.eval()
+    return layers
+
+
+@torch.inference_mode()
+def logits_of(layers, ids):
+    x = torch.tensor([ids])
+    for layer in layers:
+        x = layer(x)
+    return x[0]
+
+
+def greedy(layers, source, count):
+    """Continues by recomputing the whole prefix for each token."""
+    ids = list(source)
+    while len(ids) < len(source) + count:
+        token = int(logits_of(layers, ids)[-1].argmax())
+        if token == END_ID:
+            break
+        ids.append(token)
+    return ids[len(source) :]
+
+
+def test_a_run_resumed_at_two_stages_has_the_bits_of_one_at_one_stage():
+    one, two = (json.loads(find_run(name).record.read_text()) for name in ("one", "two"))
+    assert (one["K"], two["K"], two["steps"]) == (1, 2, STEPS)
+    assert one["loss_last"] < one["loss_first"] - 0.2
+    for key in ("loss_first", "loss_last", "valid_nll", "baselines", "counts"):
+        assert one[key] == two[key]
+
+
+def test_the_record_has_the_scores_beside_those_of_n_grams_on_the_same_rows():
+    run, experiment, data = opened()
+    record = json.loads(run.record.read_text())
+    layers, nll, count, rows = trained_layers(run, experiment), 0.0, 0, []
+    for batch in RowBatches(data, experiment.text, experiment.train, 1, 3).held_out():
+        for (ids,), (labels,) in zip(batch.inputs, batch.targets, strict=True):
+            for own, following in zip(ids.tolist(), labels.tolist(), strict=True):
+                log_p = logits_of(layers, own).double().log_softmax(-1)
+                nll -= float(log_p[range(len(own)), following].sum())
+                count += len(own)
+                rows.append([own[0], *following])
+    text = "".join(data.tokenizer.decode(row[1:], skip_special_tokens=True) for row in rows)
+    assert record["valid_nll"] == pytest.approx(nll / count, rel=1e-5)
+    assert record["valid_perplexity"] == pytest.approx(math.exp(nll / count), rel=1e-5)
+    assert record["valid_bits_per_byte"] == pytest.approx(nll / math.log(2) / len(text.encode()), rel=1e-5)
+    trigram, bigram, unigram = ngram_nll(data.train, np.array(rows), 300, [3, 2, 1])
+    assert record["baselines"] == pytest.approx({"trigram": trigram, "bigram": bigram, "unigram": unigram})
+    assert record["baseline_nll"] == record["baselines"]["trigram"]
+    assert record["counts"] == data.counts
+    lines = _score(record).splitlines()
+    assert f"{nll / count:.3f} nats per token (perplexity" in lines[0]
+    assert [line.split(":")[0].strip() for line in lines] == ["validation", "trigram", "bigram", "unigram"]
+
+
+def test_continuations_are_those_of_the_whole_prefix_at_every_k():
+    run, experiment, data = opened()
+    layers = trained_layers(run, experiment)
+    expected = []
+    for prompt in PROMPTS:
+        (ids,) = encode_all(data.tokenizer, [prompt])
+        expected.append(data.tokenizer.decode(ids + greedy(layers, [END_ID, *ids], 24 - len(ids))))
+    for stages in (1, 2):
+        assert continuations(run, experiment, data, PROMPTS, Request(), stages, QUIET) == expected
+    drawn = [
+        continuations(run, experiment, data, prompts, Request(9, 1.5, 20, seed), stages, QUIET)
+        for prompts, seed, stages in ((PROMPTS, 1, 1), (PROMPTS, 1, 2), (PROMPTS[:2], 1, 1), (PROMPTS, 2, 1))
+    ]
+    assert drawn[0] == drawn[1] != drawn[3]
+    assert drawn[2] == drawn[0][:2]
+    assert drawn[0] != expected
+
+
+def test_the_exported_model_has_the_same_logits_and_greedy_tokens():
+    run, experiment, data = opened()
+    folder = export("two", "huggingface", QUIET)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    layers = trained_layers(run, experiment)
+    for prompt in PROMPTS[:2]:
+        found = tokenizer(prompt, return_tensors="pt")
+        ids = [END_ID, *encode_all(data.tokenizer, [prompt])[0]]
+        assert found.input_ids[0].tolist() == ids
+        with torch.inference_mode():
+            logits = model(**found).logits[0]
+        torch.testing.assert_close(logits, logits_of(layers, ids), rtol=0, atol=1e-5)
+        written = model.generate(**found, max_new_tokens=12, do_sample=False)[0].tolist()
+        assert [token for token in written[len(ids) :] if token != END_ID] == greedy(layers, ids, 12)
+    with pytest.raises(ValueError, match="no padding at the left"):
+        model(torch.tensor([[0, 1]]), attention_mask=torch.tensor([[0, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["generate", "one", ""], ["the prompt is empty", "standard input"]),
+        (["generate", "one", "stage " * 30], ["tokens", "rows of 24", "so 0 can follow it; shorten the prompt"]),
+        (["generate", "one", "stage", "--tokens", "500"], ["set --tokens="]),
+        (
+            ["generate", "one", "stage", "--temperature", "-1", "--top-k", "0"],
+            ["--temperature is -1.0", "--top-k is 0"],
+        ),
+        (["generate", "one", "stage", "--top-k", "3"], ["--top-k is 3 and --temperature 0"]),
+        (["translate", "one", "--to", "de", "text"], ["is no translation model"]),
+        (["score", "one"], ["is no translation model"]),
+        (["resume", "one", "--set", "pipeline.stages=6"], ["pipeline.stages is 6, the model has 5 layers"]),
+        (["resume", "one", "--set", "text.length=48"], ["a resumed run cannot change model and text"]),
+    ],
+)
+def test_a_users_error_is_one_sentence(arguments, parts, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO(b"\n")))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    printed = capsys.readouterr().err
+    assert end.value.code == 2
+    assert printed.startswith("error: ")
+    assert len(printed.splitlines()) == 1
+    for part in parts:
+        assert part in printed
