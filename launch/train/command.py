@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -36,6 +34,7 @@ from launch.tracking.progress import log_when_long
 from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
 from launch.train.finished import after_interrupt, finished_record, how_to_go_on
+from launch.train.scores import describe_best, describe_scores, describe_utilization
 from launch.train.step_check import StepCheck
 from launch.watching.report import update_page
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
@@ -48,7 +47,6 @@ from suite.training.checkpoint import Choice, list_checkpoints
 from suite.training.checkpoint.object_store import check_url
 from suite.training.metrics import read_steps
 from suite.training.trace import perfetto, read_traces
-from suite.training.utilization import Peak
 
 
 def start(name: str, scale: RequestedScale, settings: str, launcher: str, console: Console) -> RunFolder:
@@ -305,67 +303,13 @@ def _summarise(run: RunFolder, console: Console) -> None:
     lines = [
         f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "
         f"({in_figures(record[f'{unit}_per_second'])} {unit}/s, {record['threads']} threads per worker)",
-        *_utilization(record),
+        *describe_utilization(record),
         f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}",
-        _score(record),
-        *_best(record),
+        describe_scores(record),
+        *describe_best(record),
         f"peak memory of all workers: {record['peak_memory_bytes'] / GIB:.2f} GiB",
         f"wandb run: {record['wandb_run'] or 'none'}{hint}",
         f"folder: {run.path}",
     ]
     for line in lines:
         console.print(line)
-
-
-def _utilization(record: dict[str, Any]) -> list[str]:
-    """Returns one line: MFU, HFU if activations were recomputed, and the peak that they are shares of."""
-    if "mfu" not in record:
-        return []
-    shares = f"MFU {record['mfu']:.1%}" + (f", HFU {record['hfu']:.1%}" if record["hfu"] > record["mfu"] else "")
-    return [f"{shares} of {Peak(record['peak_flops_per_s'], record['peak_source'])} per worker"]
-
-
-def _best(record: dict[str, Any]) -> list[str]:
-    """Returns a line about the best of several validations."""
-    if not record.get("best_step"):
-        return []
-    (name,) = [name for name in record if name.startswith("best_valid_")]
-    kept = f"best validation: {name.removeprefix('best_valid_')} {record[name]:.4f} at step {record['best_step']}"
-    return [f"{kept}; score, translate and export use its checkpoint"]
-
-
-def _score(record: dict[str, Any]) -> str:
-    """Returns the model's score on held-out data, next to the baseline."""
-    measure = record["measure"]
-    if f"baseline_{measure}" not in record:
-        valid = record.get(f"valid_{measure}")
-        return "no held-out data to evaluate" if valid is None else f"held-out data: {measure} {valid:.4f}"
-    if measure == "accuracy":
-        return (
-            f"test accuracy: {record['valid_accuracy']:.2%}; baseline, always the most frequent class: "
-            f"{record['baseline_accuracy']:.2%}"
-        )
-    if "bytes_per_token" in record:
-        return _language_model_score(record)
-    gain = record["baseline_nll"] - record["valid_nll"]
-    compared = (
-        f"{gain:.3f} below it" if gain > 0 else f"{-gain:.3f} above it: the model learned nothing beyond frequencies"
-    )
-    return (
-        f"validation: {record['valid_nll']:.3f} nats per token; baseline without context: "
-        f"{record['baseline_nll']:.3f} (unigram entropy of the same tokens); {compared}"
-    )
-
-
-def _language_model_score(record: dict[str, Any]) -> str:
-    """Returns a language model's score next to the n-gram models'."""
-
-    def described(nll: float) -> str:
-        bits = nll / math.log(2) / record["bytes_per_token"]
-        return f"{nll:.3f} nats per token (perplexity {math.exp(nll):.1f}, {bits:.3f} bits per byte)"
-
-    name, best = next(iter(record["baselines"].items()))
-    gain = best - record["valid_nll"]
-    compared = f"{gain:.3f} below the {name}" if gain > 0 else f"{-gain:.3f} above the {name}, which is better"
-    lines = [f"validation: {described(record['valid_nll'])}, {compared}"]
-    return "\n".join(lines + [f"  {name}: {described(nll)}" for name, nll in record["baselines"].items()])

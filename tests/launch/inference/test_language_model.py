@@ -22,7 +22,7 @@ from launch.inference.export import export
 from launch.inference.generate import Request, continuations, find_language_model_run
 from launch.inference.model_text import load_documents
 from launch.runs.store import find_run, named_run
-from launch.train.command import _score
+from launch.train.scores import describe_scores
 from launch.worker.worker import AttemptSpec
 from suite.data.documents.batches import RowBatches
 from suite.data.documents.prepare import folder_of_documents, prepare_documents
@@ -135,7 +135,7 @@ def test_the_record_has_the_scores_beside_those_of_n_grams_on_the_same_rows():
     assert record["baselines"] == pytest.approx({"trigram": trigram, "bigram": bigram, "unigram": unigram})
     assert record["baseline_nll"] == record["baselines"]["trigram"]
     assert record["counts"] == data.counts
-    lines = _score(record).splitlines()
+    lines = describe_scores(record).splitlines()
     assert f"{nll / count:.3f} nats per token (perplexity" in lines[0]
     assert [line.split(":")[0].strip() for line in lines] == ["validation", "trigram", "bigram", "unigram"]
 

@@ -1,0 +1,62 @@
+"""The scores of a finished run, in words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from suite.training.utilization import Peak
+
+
+def describe_scores(record: dict[str, Any]) -> str:
+    """Returns the model's score on held-out data, next to the baselines, as ``record.json`` has them."""
+    measure = record["measure"]
+    if f"baseline_{measure}" not in record:
+        valid = record.get(f"valid_{measure}")
+        return "no held-out data to evaluate" if valid is None else f"held-out data: {measure} {valid:.4f}"
+    if measure == "accuracy":
+        return (
+            f"test accuracy: {record['valid_accuracy']:.2%}; baseline, always the most frequent class: "
+            f"{record['baseline_accuracy']:.2%}"
+        )
+    if "bytes_per_token" in record:
+        return _language_model_score(record)
+    gain = record["baseline_nll"] - record["valid_nll"]
+    compared = (
+        f"{gain:.3f} below it" if gain > 0 else f"{-gain:.3f} above it: the model learned nothing beyond frequencies"
+    )
+    return (
+        f"validation: {record['valid_nll']:.3f} nats per token; baseline without context: "
+        f"{record['baseline_nll']:.3f} (unigram entropy of the same tokens); {compared}"
+    )
+
+
+def _language_model_score(record: dict[str, Any]) -> str:
+    """Returns a language model's score next to the n-gram models'."""
+
+    def described(nll: float) -> str:
+        bits = nll / math.log(2) / record["bytes_per_token"]
+        return f"{nll:.3f} nats per token (perplexity {math.exp(nll):.1f}, {bits:.3f} bits per byte)"
+
+    name, best = next(iter(record["baselines"].items()))
+    gain = best - record["valid_nll"]
+    compared = f"{gain:.3f} below the {name}" if gain > 0 else f"{-gain:.3f} above the {name}, which is better"
+    lines = [f"validation: {described(record['valid_nll'])}, {compared}"]
+    return "\n".join(lines + [f"  {name}: {described(nll)}" for name, nll in record["baselines"].items()])
+
+
+def describe_best(record: dict[str, Any]) -> list[str]:
+    """Returns a line about the best of several validations."""
+    if not record.get("best_step"):
+        return []
+    (name,) = [name for name in record if name.startswith("best_valid_")]
+    kept = f"best validation: {name.removeprefix('best_valid_')} {record[name]:.4f} at step {record['best_step']}"
+    return [f"{kept}; score, translate, generate and export use its checkpoint"]
+
+
+def describe_utilization(record: dict[str, Any]) -> list[str]:
+    """Returns one line: MFU, HFU if activations were recomputed, and the peak that they are shares of."""
+    if "mfu" not in record:
+        return []
+    shares = f"MFU {record['mfu']:.1%}" + (f", HFU {record['hfu']:.1%}" if record["hfu"] > record["mfu"] else "")
+    return [f"{shares} of {Peak(record['peak_flops_per_s'], record['peak_source'])} per worker"]
