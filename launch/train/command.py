@@ -300,7 +300,7 @@ def _best(record: dict[str, Any]) -> list[str]:
         return []
     (name,) = [name for name in record if name.startswith("best_valid_")]
     kept = f"best validation: {name.removeprefix('best_valid_')} {record[name]:.4f} at step {record['best_step']}"
-    return [f"{kept}; score, translate and export use its checkpoint"]
+    return [f"{kept}, whose checkpoint is kept"]
 
 
 def _score(record: dict[str, Any]) -> str:
