@@ -43,6 +43,7 @@ def test_the_report_lists_finished_and_missing_members(tmp_path):
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(json.dumps({"valid_nll": 6.25}))
         lines = [{"loss": 9 - step / 10, "grad_norm": norm, "applied": float(step != 3)} for step in range(20)]
+        lines.insert(10, {"step": 10, "valid/nll": 7.5})
         (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
         layers = [{"step": step, "norms": [0.1, 0.2, norm], "kurtosis": [0.5, step, None]} for step in (1, 10)]
         (folder / "layers.jsonl").write_text("\n".join(map(json.dumps, layers)))

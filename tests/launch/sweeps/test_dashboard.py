@@ -14,7 +14,8 @@ def show(console, folder):
     """Shows a run in training while another task waits; returns what is printed."""
     with SweepProgress(console, 2) as progress:
         progress.begin("train a", RunFolder(folder), 10)
-        (folder / "metrics.jsonl").write_text(json.dumps({"step": 3, "loss": 1.5}) + "\n")
+        lines = {"step": 3, "loss": 1.5}, {"step": 3, "valid/nll": 2.5}
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         progress.poll("others hold 1 of 2 devices")
         progress._bars.refresh()
         progress.end("train a")

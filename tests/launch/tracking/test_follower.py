@@ -28,6 +28,7 @@ def test_step_loss_speed_and_time_left_are_shown_and_messages_pass_through(tmp_p
     with Follower(run, 4, "tokens", Console(file=out, width=200), lambda *step: steps.append(step)):
         run.messages.write_text("a word\n")
         lines = [{"step": s, "loss": 8.0 - s, "tokens_per_second": 1234.0, "seconds": 2.0} for s in (1, 2)]
+        lines.append({"step": 2, "valid/nll": 5.0, "valid/seconds": 9.0})
         run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = out.getvalue().splitlines()
     assert "a word" in shown
