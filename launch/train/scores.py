@@ -51,7 +51,7 @@ def describe_best(record: dict[str, Any]) -> list[str]:
         return []
     (name,) = [name for name in record if name.startswith("best_valid_")]
     kept = f"best validation: {name.removeprefix('best_valid_')} {record[name]:.4f} at step {record['best_step']}"
-    return [f"{kept}; score, translate, generate and export use its checkpoint"]
+    return [f"{kept}, whose checkpoint is kept"]
 
 
 def describe_utilization(record: dict[str, Any]) -> list[str]:

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_TAIL = 4096
+_TAIL = 32768
+"""Bytes: more than a line has, such as that of a validation in a hundred languages."""
 
 _BLOCK, _SEARCHED = 2**16, 2**20
 
@@ -65,7 +66,7 @@ def reopen(path: Path, start: int) -> JsonLinesFile:
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
-    """Returns the last complete line of a file; None without one. Reads only the file's last 4 KiB."""
+    """Returns the last complete line of a file; None without one. Reads only the file's last 32 KiB."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))

@@ -46,6 +46,7 @@ def test_the_report_lists_finished_and_missing_members(tmp_path):
             {"train/loss": 9 - step / 10, "train/grad_norm": norm, "train/applied": float(step != 3)}
             for step in range(20)
         ]
+        lines.insert(10, {"step": 10, "valid/nll": 7.5})
         (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
         layers = [{"step": step, "norms": [0.1, 0.2, norm], "kurtosis": [0.5, step, None]} for step in (1, 10)]
         (folder / "layers.jsonl").write_text("\n".join(map(json.dumps, layers)))

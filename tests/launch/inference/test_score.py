@@ -190,7 +190,7 @@ def test_a_text_is_translated(scored, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main()
     printed = capsys.readouterr()
-    assert (end.value.code or 0, printed.err) == (0, "")
+    assert (end.value.code or 0, printed.err) == (0, "checkpoint of step 7, the latest one\n")
     assert printed.out == f"{written[at]}\n"
 
 
@@ -371,7 +371,7 @@ def test_a_failed_print_loses_no_line_and_missing_lines_are_reported(monkeypatch
                 raise failures.pop()
             printed.append(text)
 
-    def decoded(run, sources, stages, console, on_sentence):
+    def decoded(run, sources, stages, console, on_sentence, choice):
         with pytest.raises(OSError, match="no room"):
             on_sentence(0, sources[0])
         on_sentence(0, sources[0])

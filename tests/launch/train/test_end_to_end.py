@@ -215,6 +215,9 @@ def test_wandb_reads_the_run_back(through_ray):
         assert steps[-1][name] == pytest.approx(value), name
     assert [item["step"] for item in steps] == [1, 2, 3, 4, 5, 6]
     assert [item["train/loss"] for item in steps] == losses(run)
+    (validated,) = [item for item in trained.history if "valid/nll" in item]
+    assert (validated["step"], validated["valid/nll"]) == (6, record["valid_nll"])
+    assert sum(name.startswith("valid/nll/") for name in validated) > 1  # by language
     for stage in (0, 1):
         noted = json.loads((run / "system" / f"0-{stage}.jsonl").read_text().splitlines()[-1])
         assert (noted["step"], noted["attempt"]) == (6, 1)

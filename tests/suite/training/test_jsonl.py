@@ -54,7 +54,13 @@ def test_the_last_line_is_that_of_all_whole_lines(tmp_path_factory, texts, torn)
     assert last_line(path) == ({"text": texts[-1]} if texts else None)
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", "not json\n", "[1]\n", '{"text": "' + 9000 * "x" + '"}\n'])
+def test_the_line_of_a_validation_in_many_languages_is_a_last_line(tmp_path):
+    line = {"step": 5} | {f"valid/nll/{language}": language / 7 for language in range(200)}
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n' + json.dumps(line) + "\n")
+    assert last_line(tmp_path / "metrics.jsonl") == line
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "not json\n", "[1]\n", '{"text": "' + 33000 * "x" + '"}\n'])
 def test_a_file_without_a_whole_short_line_has_no_last_one(tmp_path, content):
     path = tmp_path / "system.jsonl"
     if content is not None:

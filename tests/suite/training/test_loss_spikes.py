@@ -36,6 +36,7 @@ def test_too_few_losses_and_steps_left_out_tell_nothing(tmp_path):
         loss_spikes.log(step, values(1.0 + step % 2))
     loss_spikes.log(LEAST, values(float("nan"), applied=False))
     loss_spikes.log(LEAST, values(1e9, applied=False))
+    loss_spikes.log(LEAST, {"valid/nll": 1e9})
     assert said == []
     assert loss_spikes.bound() == 1.5 + 8 * 1.4826 * 0.5
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from experiments.base.cluster import Cluster
 from experiments.sweeps.batch_size import batch_table
 from experiments.sweeps.members.multilingual import MODELS
 from experiments.sweeps.registry import SWEEPS
-from experiments.sweeps.report.results import read_results
+from experiments.sweeps.report.results import is_scored, read_results
 from experiments.sweeps.report.verdicts import T95, difference
 from suite.pipeline.planning.devices import GIB
 
@@ -40,7 +41,7 @@ def finish(runs: Path, member, bleu, nll=3.0):
     lines = [
         json.dumps({"step": at + 1, "train/tokens": 1024 * (at + 1), "train/loss": 7 - at / 3}) for at in range(10)
     ]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 10, "valid/nll": 3.0}']) + "\n")
     directions = {
         way: {"pairs": 60, "train_pairs": PAIRS[code], "bleu": bleu + shift, "chrf": 2 * bleu}
         for code in experiment.text.languages
@@ -68,6 +69,19 @@ def depth_width(runs: Path, good, alone=9.0, noise=0.1, leave_out=()):
 def words(runs: Path, name="depth_width"):
     table = SWEEPS[name].tables("laptop", LAPTOP, runs)[0]
     return {row[0]: row[-1] for row in table.rows}, table
+
+
+def test_a_run_that_stopped_early_is_finished_and_scored_at_its_best_step():
+    member = members("depth_width")[0]
+    train = member.experiment.train.model_copy(update={"validate_every": 10, "patience": 2})
+    member = replace(member, experiment=member.experiment.model_copy(update={"train": train}))
+    record = {"steps": 70, "best_step": 50, "stopped_early": "...", "validations_without_improvement": 2}
+    scores = {"beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
+    scores["directions"] = dict.fromkeys(f"en-{code}" for code in member.experiment.text.languages)
+    assert is_scored(member, record, {**scores, "step": 50})
+    assert not is_scored(member, record, {**scores, "step": 70})
+    assert not is_scored(member, {**record, "stopped_early": False}, {**scores, "step": 50})  # interrupted
+    assert is_scored(member, {"steps": train.steps}, {**scores, "step": train.steps})
 
 
 def test_findings_are_confirmed_by_clear_scores(tmp_path):

@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
-from suite.training.checkpoint import Storage, load_optimizer, load_values, newest_valid
+from suite.training.checkpoint import Storage, list_checkpoints, load_optimizer, load_values, newest_valid
 from suite.training.checkpoint.reading import UNFINISHED, iter_checkpoints
 from suite.training.checkpoint.retention import KEEP_LATEST, steps_to_keep
 from suite.training.checkpoint.storage import BEGUN
@@ -80,6 +81,25 @@ def test_a_save_that_fails_is_said_leaves_the_old_one_and_is_tried_again_but_not
     assert ended == second[3]
     for part in ("3 checkpoints in a row", str(tmp_path), "the newest checkpoint is of step 4", "File too large"):
         assert part in ended
+
+
+def keeps_the_best(rank, world, rendezvous, folder):
+    """Returns which checkpoints there are after each save, and which of them are marked; 3 cannot be written."""
+    one, seen = Counting(rank, world, rendezvous, folder), []
+    for step in range(1, 9):
+        limit(300 if step == 3 else resource.RLIM_INFINITY)
+        one.become(step)
+        one.saver.save(step, 0, best=step in (1, 2, 3, 7))
+        one.saver.wait()
+        there = sorted(path.name for path in Path(folder).iterdir())
+        seen.append(" ".join(f"{int(name)}{'*' * Path(folder, name, 'best').exists()}" for name in there))
+    return seen, [(each.step, each.best) for each in list_checkpoints(folder, print)]
+
+
+def test_the_best_checkpoint_is_kept_until_a_better_one_is_published(tmp_path):
+    ((seen, found),) = run_processes(keeps_the_best, 1, str(tmp_path))
+    assert seen == ["1*", "1* 2*", "1* 2*", "2* 4", "2* 4 5", "2* 5 6", "6 7*", "7* 8"]
+    assert found == [(8, False), (7, True)]
 
 
 def lasts(rank, world, rendezvous, folder, failures):

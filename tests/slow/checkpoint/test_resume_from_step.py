@@ -1,0 +1,48 @@
+"""A run continues from an earlier checkpoint: later ones and later metrics go, also when a worker is then killed."""
+
+import json
+from dataclasses import replace
+
+from launch.backends.processes import ProcessLauncher
+from launch.supervision.supervisor import Supervisor
+from launch.worker.worker import metrics_rank_logger
+from suite.pipeline.runtime.fault_injection import VARIABLE
+from suite.training.jsonl import read_lines
+from tests.slow.trial import Trial
+
+SETTINGS = "train.steps=12 train.checkpoint_every=3 pipeline.stages=2"
+
+
+def test_a_run_continues_from_a_chosen_step_and_a_restart_does_not_return_to_the_later_ones(trials, monkeypatch):
+    trial = trials.train(monkeypatch, SETTINGS)
+    assert steps(trial) == [9, 12]
+    kept = {path.name: path.read_bytes() for path in (trial.run.checkpoints / "00000012").glob("*.safetensors")}
+    losses = trial.losses
+    experiment = trials.experiment(SETTINGS)
+    job = replace(trials.job_of(trial.run, experiment, resume=True), checkpoint_step=9)
+    kill = {"fault": "kill", "attempt": 2, "stage": 0, "step": 10, "action": "F1"}
+    monkeypatch.setenv(VARIABLE, json.dumps([kill]))
+    seen = []
+
+    class Looking(ProcessLauncher):
+        def run(self, spec, experiment, watchdog):
+            seen.append((spec.checkpoint_step, steps(trial), trial.run.record.exists(), last_step(trial)))
+            super().run(spec, experiment, watchdog)
+
+    Supervisor(job, experiment, Looking(), None, metrics_rank_logger(trial.run.messages)).run()
+    assert seen[0] == (9, [9, 12], True, 12)
+    assert seen[1] == (None, [9], False, 10)
+    assert [line["start"] for line in trial.ends] == [0, 9, 9]
+    again = Trial(trial.run, None, [])
+    assert again.losses == losses
+    for name, data in kept.items():
+        assert (trial.run.checkpoints / "00000012" / name).read_bytes() == data
+    assert json.loads(trial.run.record.read_text())["steps"] == 12
+
+
+def steps(trial):
+    return sorted(int(path.parent.name) for path in trial.run.checkpoints.glob("*/manifest.json"))
+
+
+def last_step(trial):
+    return read_lines(trial.run.metrics)[-1]["step"]
