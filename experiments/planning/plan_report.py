@@ -63,7 +63,7 @@ class PlanReport:
     def step_flops(self) -> StepFlops | None:
         """Counts the operations of a step per unit, for the shapes of a typical micro-batch; None if there are none.
 
-        Raises what the layers raise on the meta device.
+        Raises what the layers raise on fake tensors.
         """
         layers, loss = self.work.build()
         sample, pipeline = self.work.sample(), self.plan.pipeline

@@ -272,7 +272,7 @@ def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resum
 def _step_flops(planned: PlanReport, log: Log) -> StepFlops | None:
     try:
         return planned.step_flops()
-    except Exception as error:  # layers of a user's own may need values that the meta device does not have
+    except Exception as error:  # layers of a user's own may need values, of which fake tensors have none
         log(f"the run has no FLOP/s and no MFU, because counting failed: {type(error).__name__}: {first_line(error)}")
         return None
 

@@ -22,7 +22,7 @@ from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, as_tuple, frozen_values, loss_of, structure_key, trainable
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Device
-from suite.pipeline.planning.flops import op_flops
+from suite.pipeline.planning.flops import make_fake, op_flops
 from suite.pipeline.planning.profile import MicroBatch
 from suite.pipeline.planning.skip_costs import cut_costs
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec, cast_to_boundary, to_bf16
@@ -71,7 +71,7 @@ def _estimate(
     optimizer: OptimizerSettings,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs one layer without graph, with graph, backward, and with a split backward."""
-    _fake(layer)
+    make_fake(layer)
     host = torch.device("cpu")
     inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in input_boundary)
     targets = () if loss_and_targets is None else tuple(spec.empty(host) for spec in loss_and_targets[1])
@@ -151,23 +151,6 @@ def _backward(outputs: Tensors) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the outputs that require gradients, and gradients for them."""
     differentiable = [output for output in outputs if output.requires_grad]
     return differentiable, [torch.empty_like(output) for output in differentiable]
-
-
-def _fake(layer: nn.Module) -> None:
-    """Gives a meta-device layer fake CPU parameters and buffers, and gradients unless they are frozen.
-
-    The gradients exist beforehand, so that the backward's peak includes only temporary ones.
-    """
-    for module in layer.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-            fake: Any = nn.Parameter(empty, parameter.requires_grad)
-            if parameter.requires_grad:
-                fake.grad = torch.empty_like(empty)
-            setattr(module, name, fake)
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
-    layer.train()
 
 
 class OpCostMode(TorchDispatchMode):

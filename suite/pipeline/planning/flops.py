@@ -11,12 +11,14 @@ kernel's backward computes the scores once more, which is not model work. A caus
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -29,7 +31,7 @@ from suite.pipeline.runtime.skip import pops_of
 from suite.pipeline.schedule.action import recomputed_in
 from suite.pipeline.schedule.config import ScheduleConfig
 
-_META = torch.device("meta")
+_CPU = torch.device("cpu")
 
 
 def op_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
@@ -60,7 +62,7 @@ class StepFlops:
 
 
 def count_flops(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, targets: Tensors) -> list[LayerFlops]:
-    """Counts the operations of meta-device layers on one micro-batch; equal layers are run once, on the meta device."""
+    """Counts the operations of meta-device layers on one micro-batch; equal layers are run once, on fake tensors."""
     cuts = ShapeInference(layers).infer_all(CutSpec.of(inputs))
     known: dict[Hashable, LayerFlops] = {}
     counts = []
@@ -94,21 +96,37 @@ def step_flops(
 def _count(layer: nn.Module, boundary: Boundary, loss_and_targets: tuple[nn.Module, Tensors] | None) -> LayerFlops:
     """Runs one layer forward and backward. The last one's loss gets its whole outputs, not chunks of them, because the
     recomputation of chunks is not model work."""
-    tensors = tuple(spec.empty(_META).requires_grad_(spec.needs_gradient) for spec in boundary)
-    with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+    own = copy.deepcopy(layer)  # outside the mode, under which a buffer cannot be copied
+    with FakeTensorMode(allow_non_fake_inputs=True), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        make_fake(own)
+        tensors = tuple(spec.empty(_CPU).requires_grad_(spec.needs_gradient) for spec in boundary)
         with _FlopCounter() as forward:
-            outputs = as_tuple(layer(*tensors))
+            outputs = as_tuple(own(*tensors))
             if loss_and_targets is not None:
                 loss, targets = loss_and_targets
-                outputs = (loss(*outputs, *(TensorSpec.of(target).empty(_META) for target in targets))[0],)
-        distinct = {id(output): output for output in outputs if output.requires_grad}
-        starts = list(distinct.values())
+                outputs = (loss(*outputs, *(TensorSpec.of(target).empty(_CPU) for target in targets))[0],)
+        starts = list({id(output): output for output in outputs if output.requires_grad}.values())
         with _FlopCounter() as backward:
             if starts:
                 torch.autograd.backward(starts, [torch.empty_like(output) for output in starts])
-    for parameter in layer.parameters():
-        parameter.grad = None
     return LayerFlops(forward.total, backward.total)
+
+
+def make_fake(layer: nn.Module) -> None:
+    """Gives a meta-device layer fake CPU parameters and buffers, and gradients unless they are frozen.
+
+    The gradients exist beforehand, so that the backward's peak includes only temporary ones.
+    """
+    for module in layer.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+            fake: Any = nn.Parameter(empty, parameter.requires_grad)
+            if parameter.requires_grad:
+                fake.grad = torch.empty_like(empty)
+            setattr(module, name, fake)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
+    layer.train()
 
 
 class _FlopCounter(TorchDispatchMode):

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.custom.batches import RowBatches
 from experiments.custom.layers import layers_of, on_meta, tie_shared
@@ -9,6 +11,7 @@ from experiments.custom.loss import SummedLoss
 from launch.backends.processes import run_processes
 from suite.pipeline.model.microbatch import sizes
 from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.flops import count_flops
 from suite.pipeline.runtime.skip import call
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
@@ -102,3 +105,22 @@ def test_gradients_are_those_of_plain_autograd(runs, expected, stages):
 def test_losses_are_bit_equal_for_every_k(runs):
     for name in (model.__name__ for model in models.MODELS):
         assert len({runs[stages][-1][name, "fill_drain"][1] for stages in runs}) == 1, name
+
+
+@pytest.mark.parametrize("name", [model.__name__ for model in models.MODELS])
+def test_operations_are_those_that_torch_counts(name):
+    spec = make(name)
+    layers = layers_of(spec)
+    batch = RowBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, spec.micro_batches)
+    inputs, targets, loss = batch.inputs[0], batch.targets[0], SummedLoss(spec, targets=1)
+    counts = count_flops([on_meta(layer) for layer in layers], loss, inputs, targets)
+    with sdpa_kernel(SDPBackend.MATH):
+        with FlopCounterMode(display=False) as forward:
+            tensors, stash = inputs, {}
+            for layer in layers:
+                tensors = call(layer, tensors, stash)
+            objective, _ = loss(*tensors, *targets)
+        with FlopCounterMode(display=False) as backward:
+            objective.backward()
+    assert sum(count.forward for count in counts) == forward.get_total_flops() > 0
+    assert sum(count.backward for count in counts) == backward.get_total_flops()

@@ -1,0 +1,36 @@
+"""The operations that a run's workers are given: counted, or absent and said so."""
+
+import pytest
+
+from experiments.base.cluster import Cluster
+from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.registry import find
+from experiments.tasks import workload
+from launch.train.command import _step_flops
+from suite.pipeline.planning.devices import DEVICES
+
+
+def plan(name, settings):
+    cluster = Cluster(4, 2**36, "gpu", device=DEVICES["H100"])
+    return plan_workload(workload(find(name).with_settings(settings)), cluster, estimated_costs)
+
+
+def test_images_count_each_image_and_recomputes_only_as_hardware():
+    shape = "pipeline.stages=2 pipeline.replicas=2 pipeline.micro_batches=4 train.batch_images="
+    paper = plan("amoebanet_fashion", f"{shape}64 pipeline.remat=except_last").step_flops()
+    other = plan("amoebanet_fashion", f"{shape}100 pipeline.remat=never").step_flops()
+    assert paper.model_per_unit == pytest.approx(other.model_per_unit)  # of micro-batches of 8, and of 12 or 13
+    assert other.hardware_per_unit == other.model_per_unit
+    forwards_again = (paper.hardware_per_unit - paper.model_per_unit) / paper.model_per_unit
+    assert forwards_again == pytest.approx(3 / 4 / 3, rel=0.02)  # 3 of 4 micro-batches; a third of a step is forward
+
+
+def test_a_run_whose_operations_cannot_be_counted_has_none_and_says_why():
+    class Planned:
+        def step_flops(self):
+            raise RuntimeError("a layer needs values")
+
+    logged = []
+    assert _step_flops(Planned(), logged.append) is None
+    expected = "the run has no FLOP/s and no MFU, because counting failed: RuntimeError: a layer needs values"
+    assert logged == [expected]
