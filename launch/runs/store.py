@@ -189,7 +189,7 @@ def is_locked(run: Path, name: str = "lock") -> bool:
     """Whether a process, on this machine or where the storage knows locks, holds the lock ``name`` of a run."""
     try:
         file = os.open(run / name, os.O_RDONLY)
-    except FileNotFoundError:
+    except OSError:  # there is none, or it is somebody else's: heartbeats tell more
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two readers do not see each other

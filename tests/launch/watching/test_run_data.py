@@ -1,12 +1,15 @@
 """What a page shows of validations: the best step, the languages, an early end."""
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 
 from experiments.registry import find
 from launch.runs.store import RunFolder
+from launch.watching.report import update_page
 from launch.watching.run_data import read_run
 from launch.watching.run_page import run_page
 from suite.errors import SettingError
@@ -89,3 +92,18 @@ def test_a_run_without_a_step_and_one_of_an_older_version_are_refused(tmp_path):
         read_run(folder(tmp_path, []))
     with pytest.raises(SettingError, match="names of an older version"):
         read_run(folder(tmp_path, [{"step": 1, "loss": 3.0}]))
+
+
+def test_a_page_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out, run = io.StringIO(), folder(tmp_path, [step(1)])
+    run.report.mkdir()
+    update_page(run, Console(file=out, soft_wrap=True))
+    assert re.search(r"the run's page could not be written \(.*Is a directory.*\); the traceback is in", out.getvalue())
+
+
+def test_a_run_that_failed_before_its_first_step_gets_no_page_and_no_second_message(tmp_path):
+    out, run = io.StringIO(), folder(tmp_path, [])
+    update_page(run, Console(file=out))
+    assert out.getvalue() == ""
+    assert not run.report.exists()
