@@ -104,7 +104,7 @@ class LanguageModelRule:
     corpus: str = "docstrings"
     micro_batches: int = 4
     batch_sequences: int = 16
-    steps: int = 1200
+    steps: int = 2200
     checkpoint_every: int = 200
     valid_sequences: int = 512
     learning_rate: float = 4e-3
