@@ -18,8 +18,6 @@ from suite.errors import SettingError
 from suite.training.jsonl import read_lines
 from suite.training.metrics import STEP, read_steps
 
-HIGHER_IS_BETTER = ("accuracy",)
-
 
 @dataclass(frozen=True)
 class RunData:
@@ -51,7 +49,7 @@ class RunData:
     @property
     def metric(self) -> str:
         """The metric of a validation: nll, accuracy."""
-        return self.experiment.metric_name
+        return self.record.get("measure") or self.experiment.metric_name
 
     def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:
         """Returns (step, value) of a metric of the steps, without steps that have no finite value. ``against`` is
@@ -82,12 +80,13 @@ class RunData:
         return (step, points[step]) if step in points else None
 
     def _best_step(self) -> int | None:
-        """Returns the best step so far, of a run that still trains: by the loss where validations have it."""
-        for name in ("valid/loss", f"valid/{self.metric}"):
-            values = {line[name]: int(line[STEP]) for line in self.validations if line.get(name) is not None}
-            if values:
-                return values[max(values) if self.metric in HIGHER_IS_BETTER and "loss" not in name else min(values)]
-        return None
+        """Returns the best step so far, of a run that still trains."""
+        criterion, best_step, best = self.experiment.criterion, None, None
+        for line in self.validations:
+            value = line.get(f"valid/{criterion.name}")
+            if value is not None and criterion.improves(value, best):
+                best_step, best = int(line[STEP]), value
+        return best_step
 
     @property
     def languages(self) -> list[str]:

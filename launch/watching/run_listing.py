@@ -55,7 +55,7 @@ class RunSummary:
     @property
     def validation_metric(self) -> str:
         """The last validation."""
-        return _shown(self.validation.get(f"valid/{self.task.metric_name}"))
+        return _shown(self.validation.get(f"valid/{self.task.criterion.name}"))
 
     @property
     def speed(self) -> str:
@@ -103,7 +103,7 @@ def summary_of(run: RunFolder) -> RunSummary:
     except (OSError, tomllib.TOMLDecodeError):  # it is being written, or damaged: the rest can still be shown
         settings = {}
     last = last_line_with(run.metrics, LOSS) or {}
-    metric = TASKS[settings["task"]].metric_name if settings.get("task") in TASKS else ""
+    metric = TASKS[settings["task"]].criterion.name if settings.get("task") in TASKS else ""
     return RunSummary(run, read_state(run), settings, last, last_line_with(run.metrics, f"valid/{metric}") or {})
 
 

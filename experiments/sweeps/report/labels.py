@@ -67,7 +67,7 @@ def _finished(members: Sequence[Member], runs: Path) -> list[FinishedMember]:
     found = []
     for member in members:
         record = read_record(runs / member.folder)
-        if record is None or record["steps"] < member.experiment.train.steps:
+        if record is None or not member.experiment.is_finished(record):
             continue
         steps = read_steps(runs / member.folder / "metrics.jsonl")
         losses = tuple((int(step[STEP]), float(step[LOSS])) for step in steps if step[LOSS] is not None)
