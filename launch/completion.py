@@ -12,14 +12,16 @@ SETTINGS_PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 
 
 def experiment_names() -> list[str]:
-    """Returns the names of the experiments: the functions of the modules that define them."""
+    """Returns the names of the experiments: the functions without arguments of the modules that
+    define them."""
     names = []
-    for module in ("experiments.translation.runs", "experiments.images.runs"):
+    for module in ("experiments.translation.runs", "experiments.language_model.runs", "experiments.images.runs"):
         spec = find_spec(module)
         assert spec is not None
         assert spec.origin is not None
         source = ast.parse(Path(spec.origin).read_text())
-        names += [node.name for node in source.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
+        functions = [node for node in source.body if isinstance(node, ast.FunctionDef) and not node.args.args]
+        names += [function.name for function in functions if function.name[0] != "_"]
     return names
 
 
