@@ -34,7 +34,7 @@ GPipe suite (`{name}` at scale `{scale}`) on `{corpus}`: {tokens:,} tokens, rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "."  # this folder
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 prompt = tokenizer("Returns the", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=40)[0], skip_special_tokens=True))

@@ -161,7 +161,7 @@ def test_continuations_are_those_of_the_whole_prefix_at_every_k():
 def test_the_exported_model_has_the_same_logits_and_greedy_tokens():
     run, experiment, data = opened()
     folder = export("two", "huggingface", QUIET)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     layers = trained_layers(run, experiment)
     for prompt in PROMPTS[:2]:
