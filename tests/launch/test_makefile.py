@@ -50,7 +50,9 @@ def test_values_are_passed_unchanged_and_not_executed(place, value):
     assert made(place, "experiment", f"NAME={value}", f"SET={value}", f"SCALE={value}", f"LAUNCHER={value}") == [
         "experiment", "--scale", typed, "--set", typed, "--launcher", typed, "--", typed,
     ]  # fmt: skip
-    assert made(place, "translate", RUN=value, TO=value, TEXT=value)[2:] == [value, "--", value, value]
+    assert made(place, "translate", RUN=value, TO=value, TEXT=value, CHECKPOINT=value)[2:] == [
+        value, "--checkpoint", value, "--", value, value,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", [
@@ -79,7 +81,9 @@ def test_without_values_each_target_has_its_own_defaults(place):
     assert made(place, "sweep") == ["sweep", "--scale", "auto", "--launcher", "spawn", "--", ""]
     assert made(place, "plan")[-4:] == ["--format", "text", "--", ""]
     assert made(place, "settings")[-4:] == ["--format", "text", "--", ""]
-    assert made(place, "export", "RUN=r") == ["export", "--format", "huggingface", "--", "r"]
+    assert made(place, "export", "RUN=r") == [
+        "export", "--format", "huggingface", "--checkpoint", "", "--", "r",
+    ]  # fmt: skip
     assert made(place, "submit", "NAME=n", "SEND_KEY=1")[-3:] == ["--send-key", "--", "n"]
     assert made(place, "submit", "NAME=n", "SEND_KEY=0")[-3:] == ["", "--", "n"]
     assert made(place, "sweep", LAUNCHER="ray", SCALE="tiny")[2:5] == ["tiny", "--launcher", "ray"]

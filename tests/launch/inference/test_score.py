@@ -116,7 +116,8 @@ def test_scores_are_in_the_runs_wandb_run(scored):
 
 def test_the_files_of_scores(scored):
     assert json.loads((find_run("made").path / "scores.json").read_text()) == scored
-    assert scored | {"step": 7, "split": "test", "beam": 2, "length_penalty": 0.6, "max_pairs": 12} == scored
+    assert (scored["step"], scored["checkpoint"]) == (7, "latest")
+    assert scored | {"split": "test", "beam": 2, "length_penalty": 0.6, "max_pairs": 12} == scored
     assert scored["sentences_per_second"] == pytest.approx(48 / scored["seconds"])
     assert list(scored["directions"]) == ["en-de", "de-en", "en-zh_Hant", "zh_Hant-en"]
     assert all(one["pairs"] == 12 for one in scored["directions"].values())
