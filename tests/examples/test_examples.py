@@ -60,7 +60,7 @@ def test_a_language_model_trains_on_text_of_your_own(tmp_path):
     shown = gpipe(tmp_path, "experiment", "own.py:text", "--launcher", "spawn", "--set", FAST)
     (record,) = tmp_path.glob("runs/text/*/record.json")
     assert json.loads(record.read_text())["counts"] == {"train": 365, "valid": 41}
-    assert "held-out data: metric" in shown
+    assert "held-out data: loss" in shown
 
 
 def test_a_llama_is_fine_tuned_and_written_back(tmp_path):

@@ -19,7 +19,7 @@ from suite.pipeline.planning.partition import partition
 from suite.pipeline.runtime.fault_injection import VARIABLE
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import read_lines
-from suite.training.metrics import read_steps
+from suite.training.metrics import is_step, read_steps
 from tests.suite.pipeline.build import parameters_of
 
 TINY = (
@@ -64,7 +64,7 @@ class Trial:
     @property
     def validations(self):
         """The lines of the validations, without their seconds."""
-        lines = [line for line in read_lines(self.run.metrics) if "loss" not in line]
+        lines = [line for line in read_lines(self.run.metrics) if not is_step(line)]
         return [{name: value for name, value in line.items() if name != "valid/seconds"} for line in lines]
 
     @property
