@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated
 
 from launch import interrupts
 
@@ -22,55 +22,26 @@ if interrupts.is_command_line():  # before the slow imports
     interrupts.install()
 
 import typer
-from rich.console import Console
 
-from launch.completion import complete_settings, experiment_names
+from launch import cli_cluster
+from launch.cli_options import (
+    CheckpointOption,
+    ExperimentArgument,
+    LauncherOption,
+    NameArgument,
+    PlanFormat,
+    ScaleOption,
+    SetOption,
+    SettingsFormat,
+    choice,
+    console,
+    error_console,
+)
+from launch.completion import experiment_names
 from launch.error_log import describe_error
-from suite.errors import SettingError, nearest
+from suite.errors import SettingError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-console = Console(markup=False, highlight=False, soft_wrap=True)
-error_console = Console(stderr=True, style="red", markup=False, highlight=False, soft_wrap=True)
-
-
-def _choice(option: str, kind: Any, help: str) -> Any:
-    """Returns an option whose values are those of a ``Literal``. Another value raises SettingError."""
-    values: tuple[str, ...] = get_args(kind)
-
-    def parse(value: str) -> str:
-        if value not in values:
-            raise SettingError(f"unknown {option.strip('-')} {value!r}; {nearest(value, values)}")
-        return value
-
-    return typer.Option(
-        option, parser=parse, metavar=f"<{'|'.join(values)}>", autocompletion=lambda: [*values], help=help
-    )
-
-
-Scale = Literal["auto", "paper", "laptop"]
-LauncherName = Literal["ray", "spawn"]
-PlanFormat = Literal["text", "json"]
-SettingsFormat = Literal["text", "markdown"]
-
-NameArgument = Annotated[str, typer.Argument(help="empty: list the names")]
-ExperimentArgument = Annotated[str, typer.Argument(autocompletion=experiment_names, help="empty: list the names")]
-JobArgument = Annotated[str, typer.Argument()]
-ScaleOption = Annotated[
-    Scale, _choice("--scale", Scale, "paper: the paper's sizes; laptop: scaled down by experiments/scaling/scales.py")
-]
-SetOption = Annotated[
-    str,
-    typer.Option(
-        "--set", autocompletion=complete_settings, help='settings, such as "train.steps=50 pipeline.stages=4"'
-    ),
-]
-LauncherOption = Annotated[
-    LauncherName, _choice("--launcher", LauncherName, "ray: Ray; spawn: plain processes on this machine")
-]
-CheckpointOption = Annotated[
-    str, typer.Option("--checkpoint", metavar="<best|latest|STEP>", help="empty: the best, otherwise the latest")
-]
-AddressOption = Annotated[str, typer.Option(help="address of the cluster's dashboard; empty: RAY_API_SERVER_ADDRESS")]
 
 
 def _print_version(requested: bool) -> None:
@@ -145,7 +116,7 @@ def plan(
     cluster: Annotated[str, typer.Option(help="such as 16x16GiB or 2x8xH100; empty: RAY_ADDRESS or this machine")] = "",
     scale: ScaleOption = "auto",
     settings: SetOption = "",
-    form: Annotated[PlanFormat, _choice("--format", PlanFormat, "text or one JSON object")] = "text",
+    form: Annotated[PlanFormat, choice("--format", PlanFormat, "text or one JSON object")] = "text",
 ) -> None:
     """Estimate a run's step time and memory, and whether it fits, without running it."""
     if not name:
@@ -316,80 +287,11 @@ def check_gpu() -> None:
     gpu_check.check(console.print, lambda table: console.print(table.rich_table()), "gpipe gpu-check")
 
 
-@app.command()
-def submit(
-    name: Annotated[str, typer.Argument(help="an experiment or a sweep")] = "",
-    address: AddressOption = "",
-    scale: Annotated[str, typer.Option(help="scale of the experiment or sweep")] = "auto",
-    settings: SetOption = "",
-    storage: Annotated[
-        str, typer.Option(help="a folder that all nodes share, or a URL; not needed on a single node")
-    ] = "",
-    job: Annotated[str, typer.Option(help="name of the job; empty: the experiment's name and the time")] = "",
-    run: Annotated[str, typer.Option(help="resume this run from the cluster's storage, instead of a name")] = "",
-    send_key: Annotated[
-        bool, typer.Option("--send-key", help="send WANDB_API_KEY even without a token or over plain http")
-    ] = False,
-) -> None:
-    """Run an experiment or a sweep as a job on a Ray cluster, and follow it."""
-    from launch.jobs.submit import JobRequest
-    from launch.jobs.submit import submit as submit_job
-
-    request = JobRequest(name, scale, settings, run, storage, job, send_key)
-    raise typer.Exit(submit_job(request, address, console))
-
-
-@app.command()
-def jobs(address: AddressOption = "") -> None:
-    """List this suite's jobs on a Ray cluster."""
-    from launch.jobs.listing import jobs as list_jobs
-
-    list_jobs(address, console)
-
-
-@app.command()
-def logs(job: JobArgument = "", address: AddressOption = "") -> None:
-    """Follow the log of a job on a Ray cluster until it ends; the exit code is the job's."""
-    from launch.jobs.logs import logs as follow_job
-
-    raise typer.Exit(follow_job(address, job, console))
-
-
-@app.command()
-def stop(job: JobArgument = "", address: AddressOption = "") -> None:
-    """Stop a job on a Ray cluster; its run can be resumed."""
-    from launch.jobs.listing import stop as stop_job
-
-    stop_job(address, job, console)
-
-
-@app.command()
-def fetch(job: JobArgument = "", address: AddressOption = "") -> None:
-    """Copy the results of a job's runs from the cluster into runs/, without checkpoints."""
-    from launch.jobs.fetch import fetch as fetch_job
-
-    fetch_job(address, job, console)
-
-
-@app.command()
-def doctor(
-    address: Annotated[
-        str,
-        typer.Option(help="a dashboard (head:8265) or Ray itself (head:6379); empty: RAY_ADDRESS or this machine"),
-    ] = "",
-    storage: Annotated[str, typer.Option(help="folder or URL for the runs; empty: ./runs")] = "",
-) -> None:
-    """Check this machine or a Ray cluster before a run; exit code 1 if there is a fault."""
-    from launch.jobs.client import is_dashboard
-
-    if is_dashboard(address):
-        from launch.jobs.submit import submit_doctor
-
-        raise typer.Exit(submit_doctor(address, storage, console))
-    from launch.diagnostics.command import doctor as run_checks
-
-    if not run_checks(address, storage, console):
-        raise typer.Exit(1)
+_CLUSTER = (
+    cli_cluster.submit, cli_cluster.jobs, cli_cluster.logs, cli_cluster.stop, cli_cluster.fetch, cli_cluster.doctor,
+)  # fmt: skip
+for command in _CLUSTER:
+    app.command()(command)
 
 
 @app.command("settings")
@@ -397,7 +299,7 @@ def print_settings(
     name: Annotated[str, typer.Argument(autocompletion=experiment_names, help="empty: no values")] = "",
     scale: ScaleOption = "auto",
     settings: SetOption = "",
-    form: Annotated[SettingsFormat, _choice("--format", SettingsFormat, "text, or Markdown")] = "text",
+    form: Annotated[SettingsFormat, choice("--format", SettingsFormat, "text, or Markdown")] = "text",
 ) -> None:
     """Print every setting with its type, default, unit and description, and its value in an experiment."""
     from launch.planning import settings as listing

@@ -9,6 +9,8 @@ ROOT = Path(__file__).parents[1]
 
 ORDER = [
     "launch/cli",
+    "launch/cli_cluster",
+    "launch/cli_options",
     "launch/completion",
     "launch/jobs",
     "launch/benchmarks",

@@ -1,0 +1,54 @@
+"""The options that several commands of ``launch/cli.py`` share, and where commands print."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+import typer
+from rich.console import Console
+
+from launch.completion import complete_settings, experiment_names
+from suite.errors import SettingError, nearest
+
+console = Console(markup=False, highlight=False, soft_wrap=True)
+error_console = Console(stderr=True, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def choice(option: str, kind: Any, help: str) -> Any:
+    """Returns an option whose values are those of a ``Literal``. Another value raises SettingError."""
+    values: tuple[str, ...] = get_args(kind)
+
+    def parse(value: str) -> str:
+        if value not in values:
+            raise SettingError(f"unknown {option.strip('-')} {value!r}; {nearest(value, values)}")
+        return value
+
+    return typer.Option(
+        option, parser=parse, metavar=f"<{'|'.join(values)}>", autocompletion=lambda: [*values], help=help
+    )
+
+
+Scale = Literal["auto", "paper", "laptop"]
+LauncherName = Literal["ray", "spawn"]
+PlanFormat = Literal["text", "json"]
+SettingsFormat = Literal["text", "markdown"]
+
+NameArgument = Annotated[str, typer.Argument(help="empty: list the names")]
+ExperimentArgument = Annotated[str, typer.Argument(autocompletion=experiment_names, help="empty: list the names")]
+JobArgument = Annotated[str, typer.Argument()]
+ScaleOption = Annotated[
+    Scale, choice("--scale", Scale, "paper: the paper's sizes; laptop: scaled down by experiments/scaling/scales.py")
+]
+SetOption = Annotated[
+    str,
+    typer.Option(
+        "--set", autocompletion=complete_settings, help='settings, such as "train.steps=50 pipeline.stages=4"'
+    ),
+]
+LauncherOption = Annotated[
+    LauncherName, choice("--launcher", LauncherName, "ray: Ray; spawn: plain processes on this machine")
+]
+CheckpointOption = Annotated[
+    str, typer.Option("--checkpoint", metavar="<best|latest|STEP>", help="empty: the best, otherwise the latest")
+]
+AddressOption = Annotated[str, typer.Option(help="address of the cluster's dashboard; empty: RAY_API_SERVER_ADDRESS")]
