@@ -13,7 +13,7 @@ from rich.console import Console
 from launch.error_log import log_error
 from launch.runs.store import RunFolder
 from launch.tracking.progress import Update, progress_view
-from launch.tracking.step_line import figures
+from launch.tracking.step_line import figures, validation_line
 from suite.training.metrics import STEP, STEP_S, is_step
 from suite.training.periodic import PeriodicThread
 
@@ -75,18 +75,16 @@ class Follower:
     def _poll(self) -> None:
         for line in self._messages.lines():
             self._view.log(line)
-        last: dict[str, Any] | None = None
         for line in self._metrics.lines():
             try:
                 values = json.loads(line)
             except ValueError:  # part of a line, if the file was just rewritten
                 continue
-            if not is_step(values):
-                continue
-            last = values
-            self._on_step(int(last[STEP]), float(last[STEP_S]))
-        if last is not None:
-            self._show(last)
+            if is_step(values):
+                self._on_step(int(values[STEP]), float(values[STEP_S]))
+                self._show(values)  # each one, because the view chooses which steps it prints
+            elif line_of_validation := validation_line(values):
+                self._view.log(line_of_validation)
 
     def _show(self, values: dict[str, Any]) -> None:
         seconds = float(values[STEP_S])
