@@ -26,13 +26,16 @@ class LogTail:
     def __init__(self, path: Path, from_end: bool = False) -> None:
         self._path = path
         self._at = path.stat().st_size if from_end and path.exists() else 0
+        self.rewritten = False
+        """Whether the last call found the file rewritten, and so returned lines of before."""
 
     def lines(self) -> Iterator[str]:
         """Yields new lines, without an incomplete last line."""
         if not self._path.exists():
             return
         size = self._path.stat().st_size
-        if size < self._at:  # rewritten by a resumed run
+        self.rewritten = size < self._at
+        if self.rewritten:  # by a resumed run
             self._at = 0
         with self._path.open("rb") as file:
             file.seek(self._at)
@@ -75,6 +78,7 @@ class Follower:
     def _poll(self) -> None:
         for line in self._messages.lines():
             self._view.log(line)
+        last: dict[str, Any] | None = None
         for line in self._metrics.lines():
             try:
                 values = json.loads(line)
@@ -82,9 +86,13 @@ class Follower:
                 continue
             if is_step(values):
                 self._on_step(int(values[STEP]), float(values[STEP_S]))
-                self._show(values)  # each one, because the view chooses which steps it prints
-            elif line_of_validation := validation_line(values):
-                self._view.log(line_of_validation)
+                last = values
+                if not self._metrics.rewritten:
+                    self._show(values)  # each one, because the view chooses which steps it prints
+            elif not self._metrics.rewritten and (text := validation_line(values)):
+                self._view.log(text)
+        if last is not None and self._metrics.rewritten:
+            self._show(last)
 
     def _show(self, values: dict[str, Any]) -> None:
         seconds = float(values[STEP_S])

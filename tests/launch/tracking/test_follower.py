@@ -50,3 +50,13 @@ def test_every_due_step_is_shown_and_each_validation_without_its_languages(tmp_p
         "step 3: validation nll 7.5000 (1.2 s)",
         "step 4/6  loss 4.000  0:04 left",
     ]
+
+
+def test_a_resumed_run_does_not_print_its_earlier_steps_and_validations_again(tmp_path):
+    run, out = RunFolder(tmp_path), io.StringIO()
+    step = [json.dumps({"step": s, "train/loss": 8.0 - s, "throughput/step_s": 2.0}) + "\n" for s in range(1, 5)]
+    validation = json.dumps({"step": 2, "valid/nll": 7.5}) + "\n"
+    run.metrics.write_text("".join([*step[:2], validation, *step[2:]]))
+    with Follower(run, 6, "tokens", Console(file=out, width=200), log_every=1):
+        run.metrics.write_text("".join([*step[:2], validation, step[2]]))
+    assert out.getvalue().splitlines() == ["step 3/6  loss 5.000  0:06 left"]
