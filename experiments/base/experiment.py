@@ -216,7 +216,7 @@ def _validation_errors(train: LoopSettings) -> list[str]:
     if every is None:
         if patience is None:
             return []
-        return [f"train.patience={patience} counts validations, and train.validate_every is none; set both or neither"]
+        return [f"train.patience={patience} counts validations, and train.validate_every is none; set it too"]
     if every > steps:
         return [
             f"train.validate_every={every} is longer than the run of {steps} steps; use {steps} or fewer, or none "

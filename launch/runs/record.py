@@ -64,6 +64,14 @@ def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module]
     return record
 
 
+def perplexity(nll: float) -> float:
+    """Returns exp(nll); infinite above 709 nats, as of a model that diverged."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf
+
+
 def _scores(measure: str, result: RunResult) -> dict[str, Any]:
     """Returns the scores on held-out data; of a language model also perplexity and bits per byte, which does not depend
     on the tokenizer: nats per token / ln 2 / bytes per token."""
@@ -73,7 +81,7 @@ def _scores(measure: str, result: RunResult) -> dict[str, Any]:
     nats = scores.get(f"valid_{measure}")
     if nats is not None and result.bytes_per_unit is not None:
         scores |= {
-            "valid_perplexity": math.exp(nats),
+            "valid_perplexity": value if math.isfinite(value := perplexity(nats)) else None,
             "valid_bits_per_byte": nats / math.log(2) / result.bytes_per_unit,
             "bytes_per_token": result.bytes_per_unit,
         }

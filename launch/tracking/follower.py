@@ -13,7 +13,7 @@ from rich.console import Console
 from launch.error_log import log_error
 from launch.runs.store import RunFolder
 from launch.tracking.progress import Update, progress_view
-from launch.tracking.step_line import figures
+from launch.tracking.step_line import figures, validation_line
 from suite.training.metrics import STEP, STEP_S, is_step
 from suite.training.periodic import PeriodicThread
 
@@ -26,13 +26,16 @@ class LogTail:
     def __init__(self, path: Path, from_end: bool = False) -> None:
         self._path = path
         self._at = path.stat().st_size if from_end and path.exists() else 0
+        self.rewritten = False
+        """Whether the last call found the file rewritten, and so returned lines of before."""
 
     def lines(self) -> Iterator[str]:
         """Yields new lines, without an incomplete last line."""
         if not self._path.exists():
             return
         size = self._path.stat().st_size
-        if size < self._at:  # rewritten by a resumed run
+        self.rewritten = size < self._at
+        if self.rewritten:  # by a resumed run
             self._at = 0
         with self._path.open("rb") as file:
             file.seek(self._at)
@@ -81,11 +84,14 @@ class Follower:
                 values = json.loads(line)
             except ValueError:  # part of a line, if the file was just rewritten
                 continue
-            if not is_step(values):
-                continue
-            last = values
-            self._on_step(int(last[STEP]), float(last[STEP_S]))
-        if last is not None:
+            if is_step(values):
+                self._on_step(int(values[STEP]), float(values[STEP_S]))
+                last = values
+                if not self._metrics.rewritten:
+                    self._show(values)  # each one, because the view chooses which steps it prints
+            elif not self._metrics.rewritten and (text := validation_line(values)):
+                self._view.log(text)
+        if last is not None and self._metrics.rewritten:
             self._show(last)
 
     def _show(self, values: dict[str, Any]) -> None:

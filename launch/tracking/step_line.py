@@ -28,6 +28,17 @@ def step_line(values: Values, steps: int, unit: str, step_s: float | None = None
     return headed(int(values[metrics.STEP] or 0), steps, figures(values, steps, unit, step_s), width)
 
 
+def validation_line(values: Values) -> str:
+    """Returns a validation's line, without the figures of single languages; empty for any other line of metrics."""
+    figures = {name.removeprefix("valid/"): value for name, value in values.items() if name.startswith("valid/")}
+    seconds = figures.pop("seconds", None)
+    shown = [f"{name} {_number(value, '.4f')}" for name, value in figures.items() if "/" not in name]
+    if not shown:
+        return ""
+    duration = "" if seconds is None else f" ({seconds:.2g} s)"
+    return f"step {int(values[metrics.STEP] or 0)}: validation {', '.join(shown)}{duration}"
+
+
 def headed(step: int, steps: int, ranked: Sequence[Figure], width: int = WIDTH) -> str:
     """Returns the line of a step with these figures."""
     head = f"step {step}/{steps}{_GAP}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from launch.runs.record import perplexity
 from suite.training.utilization import Peak
 
 
@@ -36,7 +37,7 @@ def _language_model_score(record: dict[str, Any]) -> str:
 
     def described(nll: float) -> str:
         bits = nll / math.log(2) / record["bytes_per_token"]
-        return f"{nll:.3f} nats per token (perplexity {math.exp(nll):.1f}, {bits:.3f} bits per byte)"
+        return f"{nll:.3f} nats per token (perplexity {perplexity(nll):.1f}, {bits:.3f} bits per byte)"
 
     name, best = next(iter(record["baselines"].items()))
     gain = best - record["valid_nll"]

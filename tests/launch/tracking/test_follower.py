@@ -37,3 +37,26 @@ def test_step_loss_speed_and_time_left_are_shown_and_messages_pass_through(tmp_p
     assert "a word" in shown
     assert steps == [(1, 2.0), (2, 2.0)]
     assert "step 2/4  loss 6.000  1,234 tokens/s  0:04 left" in shown
+
+
+def test_every_due_step_is_shown_and_each_validation_without_its_languages(tmp_path):
+    run, out = RunFolder(tmp_path), io.StringIO()
+    with Follower(run, 6, "tokens", Console(file=out, width=200), log_every=2):
+        lines = [{"step": s, "train/loss": 8.0 - s, "throughput/step_s": 2.0} for s in range(1, 6)]
+        lines.insert(3, {"step": 3, "valid/nll": 7.5, "valid/nll/de": 7.0, "valid/seconds": 1.25})
+        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert out.getvalue().splitlines() == [
+        "step 2/6  loss 6.000  0:08 left",
+        "step 3: validation nll 7.5000 (1.2 s)",
+        "step 4/6  loss 4.000  0:04 left",
+    ]
+
+
+def test_a_resumed_run_does_not_print_its_earlier_steps_and_validations_again(tmp_path):
+    run, out = RunFolder(tmp_path), io.StringIO()
+    step = [json.dumps({"step": s, "train/loss": 8.0 - s, "throughput/step_s": 2.0}) + "\n" for s in range(1, 5)]
+    validation = json.dumps({"step": 2, "valid/nll": 7.5}) + "\n"
+    run.metrics.write_text("".join([*step[:2], validation, *step[2:]]))
+    with Follower(run, 6, "tokens", Console(file=out, width=200), log_every=1):
+        run.metrics.write_text("".join([*step[:2], validation, step[2]]))
+    assert out.getvalue().splitlines() == ["step 3/6  loss 5.000  0:06 left"]
