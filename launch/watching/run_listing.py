@@ -55,7 +55,9 @@ class RunSummary:
     @property
     def validation_metric(self) -> str:
         """The last validation."""
-        return _shown(self.validation.get(f"valid/{self.task.criterion.name}"))
+        name = self.task.criterion.name
+        value = _shown(self.validation.get(f"valid/{name}"))
+        return value if value == "-" else f"{name} {value}"
 
     @property
     def speed(self) -> str:

@@ -82,7 +82,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         facts.append(("best validation", f"{run.best[1]:.4f} at step {run.best[0]:,}"))
     speed, mfu = median_of(run, units_per_s(unit)), median_of(run, MFU)
     if speed is not None:
-        facts.append((f"{unit}/s", in_figures(speed)))
+        facts.append((f"{unit}/s (median)", in_figures(speed)))
     if mfu is not None:
         facts.append(("MFU", f"{mfu:.1%}"))
     facts += [
@@ -205,8 +205,10 @@ def _request(run: RunData) -> Section:
     """Returns what was asked for and what the scale changed."""
     shrunk = [text.rpartition(" -> ") for text in run.experiment.shrunk]
     rows: list[list[Value]] = [[*before.partition(" ")[::2], after] for before, _, after in shrunk]
-    notes = ["Rules: experiments/scaling/scales.py."]
-    tables = [Table("shrunk", "Changed by the scale", ("setting", "paper", "here"), rows, notes)] if rows else []
+    notes = ["The rules of the scale are in experiments/scaling/scales.py; settings of SET= are in the list, too."]
+    tables = (
+        [Table("shrunk", "Changed from the paper's run", ("setting", "paper", "here"), rows, notes)] if rows else []
+    )
     folded = [("all settings (experiment.toml)", run.experiment.to_toml())]
     if run.run.plan.exists():
         folded.append(("the plan as printed (plan.txt)", run.run.plan.read_text()))

@@ -22,7 +22,7 @@ from launch import interrupts
 from launch.runs.store import RunFolder, find_run, resume_command
 from launch.supervision.stall_report import stall_report
 from launch.tracking.follower import LogTail
-from launch.tracking.step_line import WIDTH, step_line
+from launch.tracking.step_line import WIDTH, step_line, validation_line
 from launch.watching.run_data import run_name
 from launch.watching.run_state import Attempt, RunState, read_heartbeats, read_state
 from suite.errors import SettingError
@@ -90,6 +90,8 @@ class WatchView:
             if is_step(line) and line[STEP] > first_step:
                 self._last = line
                 yield self.step_line()
+            elif line.get(STEP, 0) > first_step and (text := validation_line(line)):
+                yield text
 
     def _first_step(self) -> int:
         if self.state.last is None:
