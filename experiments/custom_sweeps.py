@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -13,7 +14,7 @@ from experiments.base.experiment import Experiment
 from experiments.base.overrides import split
 from experiments.custom.experiment import find_custom
 from experiments.custom.loading import Source, absolute, description, is_source, label_folder, load_sweep
-from experiments.registry import experiments, find
+from experiments.registry import find
 from experiments.report.page import Page
 from experiments.report.table import Table
 from experiments.scaling.scale_choice import RequestedScale, choose_scale
@@ -69,9 +70,12 @@ class CustomSweep:
     @property
     def scales(self) -> Sequence[str]:
         """Those of a run, if one of the sweep's is a named run of the paper."""
-        known = experiments()  # members() reports a name that is unknown
-        names = [run.run for run in self.spec.runs if isinstance(run.run, str) and run.run in known]
-        return ("laptop", "paper") if any(known[name]().scale == "paper" for name in names) else ()
+        scales = set()
+        for run in self.spec.runs:
+            with suppress(SuiteError):  # members() reports a name that is unknown
+                if isinstance(run.run, str):
+                    scales.add(find(run.run).scale)
+        return ("laptop", "paper") if "paper" in scales else ()
 
     def members(self, scale: str, cluster: Cluster, runs: Path) -> list[Member]:
         """Returns its runs, ordered by seed, so that an interrupted sweep has runs to compare. Raises SettingError that

@@ -34,7 +34,7 @@ from launch.tracking.progress import log_when_long
 from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
 from launch.train.finished import after_interrupt, finished_record, how_to_go_on
-from launch.train.scores import describe_best, describe_scores, describe_utilization
+from launch.train.scores import describe_best, describe_losses, describe_scores, describe_utilization
 from launch.train.step_check import StepCheck
 from launch.watching.report import update_page
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
@@ -304,7 +304,7 @@ def _summarise(run: RunFolder, console: Console) -> None:
         f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "
         f"({in_figures(record[f'{unit}_per_second'])} {unit}/s, {record['threads']} threads per worker)",
         *describe_utilization(record),
-        f"loss {record['loss_first']:.3f} -> {record['loss_last']:.3f}",
+        describe_losses(record),
         describe_scores(record),
         *describe_best(record),
         f"peak memory of all workers: {record['peak_memory_bytes'] / GIB:.2f} GiB",

@@ -9,6 +9,14 @@ from launch.runs.record import perplexity
 from suite.training.utilization import Peak
 
 
+def describe_losses(record: dict[str, Any]) -> str:
+    """Returns the training loss of the first and of the last step; one that was skipped has none."""
+    first, last = (
+        "not finite" if loss is None else f"{loss:.3f}" for loss in (record["loss_first"], record["loss_last"])
+    )
+    return f"loss {first} -> {last}"
+
+
 def describe_scores(record: dict[str, Any]) -> str:
     """Returns the model's score on held-out data, next to the baselines, as ``record.json`` has them."""
     measure = record["measure"]

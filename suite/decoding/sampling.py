@@ -29,9 +29,10 @@ class Sampler:
         """The tokens of each prompt's continuation so far, without its end token."""
 
     def advance(self, logits: Tensor) -> BeamUpdate:
-        """Chooses a token of each prompt from logits (prompts, vocabulary). Raises NonFiniteError for NaN."""
-        if logits.isnan().any():
-            raise NonFiniteError("the model's logits are not all numbers; decode an earlier checkpoint of the run")
+        """Chooses a token of each prompt from logits (prompts, vocabulary). Raises NonFiniteError unless all are
+        finite."""
+        if not logits.isfinite().all():
+            raise NonFiniteError("the model's logits are not all finite; decode an earlier checkpoint of the run")
         tokens = self._choose(logits.float().cpu())
         kept = []
         for at, (prompt, token) in enumerate(zip(self._prompts, tokens.tolist(), strict=True)):
@@ -48,7 +49,8 @@ class Sampler:
     def _choose(self, logits: Tensor) -> Tensor:
         if self._temperature == 0:
             return logits.argmax(-1)
-        logits = logits / self._temperature
+        # differences to the largest, in fp64: a small temperature must not overflow
+        logits = (logits - logits.max(-1, keepdim=True).values).double() / self._temperature
         if self._top_k is not None and self._top_k < logits.shape[-1]:
             least = logits.topk(self._top_k).values[:, -1:]
             logits = logits.masked_fill(logits < least, -torch.inf)

@@ -45,6 +45,7 @@ def none(): return SweepSpec(runs=[])
 def seeds(): return SweepSpec(runs=[SweepRun("a", small)], seeds=0)
 def transfer(): return SweepSpec(runs=[SweepRun("a", small)])
 def wrong_member(): return SweepSpec(runs=[SweepRun("a", number)])
+def by_depth(): return SweepSpec(runs=[SweepRun("a", "transformer_26", "train.steps=3")])
 """
 
 
@@ -62,6 +63,7 @@ def members(name, scale=""):
 def test_members_of_one_label_differ_only_in_their_seed(folder):
     sweep = find_sweep("own.py:good")
     assert find_scale(sweep, "auto", LAPTOP) == "laptop"
+    assert find_sweep("own.py:by_depth").scales == ("laptop", "paper")  # no list has transformer_26
     runs = members("good", "laptop")
     assert [(run.folder, run.experiment.train.steps) for run in runs[:3]] == [
         ("good-laptop/own-0", 100), ("good-laptop/by-name-0", 7), ("good-laptop/paper-0", 9),

@@ -88,11 +88,12 @@ def _by_label(finished: Sequence[FinishedMember], members: Sequence[Member]) -> 
         first = records[0]
         unit, measure = first["unit"], first["measure"]
         scores = [float(record[key]) for record in records if (key := f"valid_{measure}") in record]
+        losses = [float(record["loss_last"]) for record in records if record["loss_last"] is not None]
         speed = statistics.fmean(record[f"{unit}_per_second"] for record in records)
         rows.append(
             [
                 label, measure if scores else None, mean_and_margin(scores), len(records),
-                mean_and_margin([float(record["loss_last"]) for record in records]), first["steps"],
+                mean_and_margin(losses), first["steps"],
                 f"{readable(float(speed))} {unit}", first["parameters"],
             ]
         )  # fmt: skip

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from suite.errors import DataError, first_line
@@ -78,16 +79,26 @@ def _read_text(path: Path) -> Iterator[str]:
 
 
 def _read_jsonl(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
-            row = json.loads(line) if line.strip() else {"text": ""}
+            try:
+                row = json.loads(line) if line.strip() else {"text": ""}
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number} is not JSON: {error.msg}") from None
             if not isinstance(row, dict) or not isinstance(row.get("text"), str):
                 raise ValueError(f'line {number} has no text under "text"')
             yield row["text"]
 
 
 def _read_parquet(path: Path) -> Iterator[str]:
-    for batch in pq.ParquetFile(path).iter_batches(columns=["text"]):
+    file = pq.ParquetFile(path)
+    schema = file.schema_arrow
+    if "text" not in schema.names:
+        raise ValueError(f"it has the columns {', '.join(schema.names)}, and none is called text")
+    kind = schema.field("text").type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ValueError(f"its column text has values of type {kind}, not strings")
+    for batch in file.iter_batches(columns=["text"]):
         yield from (text or "" for text in batch["text"].to_pylist())
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from launch.runs.record import perplexity
-from launch.train.scores import describe_scores
+from launch.train.scores import describe_losses, describe_scores
 
 
 def test_a_language_model_that_diverged_has_an_infinite_perplexity_and_no_error():
@@ -16,3 +16,7 @@ def test_a_language_model_that_diverged_has_an_infinite_perplexity_and_no_error(
         "bytes_per_token": 3.0,
     }  # fmt: skip
     assert describe_scores(record).startswith("validation: 2550.400 nats per token (perplexity inf, ")
+
+
+def test_a_run_whose_last_step_was_skipped_has_no_last_loss():
+    assert describe_losses({"loss_first": 7.25, "loss_last": None}) == "loss 7.250 -> not finite"

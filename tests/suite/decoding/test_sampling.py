@@ -26,6 +26,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_divided_logits():
     torch.testing.assert_close(drawn(logits, 4000, 1.0, 2)[1:3], two, atol=0.03, rtol=0)
     assert drawn(logits, 4000, 1.0, 2)[[0, 3]].sum() == 0
     assert drawn(logits, 10, 0.0).tolist() == [0, 0, 1, 0]
+    assert drawn(logits, 10, 1e-300).tolist() == [0, 0, 1, 0]  # logits / temperature would overflow
     assert drawn(logits, 200, 1.0, 9).count_nonzero() == 4  # more than there are
 
 
@@ -39,6 +40,8 @@ def test_a_prompt_ends_at_its_end_token_or_limit_and_the_others_continue():
     assert sampler.results == [[1], [2], [3, 2, 1]]
     with pytest.raises(NonFiniteError):
         Sampler([1], END, 0.0, None, [0]).advance(torch.full((1, 3), torch.nan))
+    with pytest.raises(NonFiniteError):
+        Sampler([1], END, 1.0, None, [0]).advance(torch.tensor([[0.0, torch.inf]]))
 
 
 def test_a_prompts_tokens_do_not_depend_on_the_others():

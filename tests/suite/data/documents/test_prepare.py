@@ -70,7 +70,7 @@ def test_every_text_comes_back_and_has_no_special_token(data, text):
 def test_files_named_by_split_are_used_as_such_in_all_formats(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.txt").write_text("\ufeffone\r\ntwo")
-    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "three", "id": 1}) + "\n\n")
+    (tmp_path / "train.jsonl").write_text("\ufeff" + json.dumps({"text": "three", "id": 1}) + "\n\n")
     pq.write_table(pa.table({"text": ["four", None]}), tmp_path / "train-0.parquet")
     (tmp_path / "dev.md").write_text("five")
     (tmp_path / "test_a.rst").write_text("six")
@@ -125,7 +125,7 @@ def test_docstrings_are_prose_without_markup():
         ({"a.txt": b" \n", "b.png": b"x"}, r"has no text \(1 files"),
         ({"a.txt": b"caf\xe9"}, r"a.txt is not UTF-8 \(byte 3: "),
         ({"a.jsonl": b'{"body": "x"}'}, 'a.jsonl cannot be read: ValueError: line 1 has no text under "text"'),
-        ({"a.jsonl": b"{"}, "a.jsonl cannot be read: JSONDecodeError"),
+        ({"a.jsonl": b'{"text": "x"}\n{'}, "a.jsonl cannot be read: ValueError: line 2 is not JSON: "),
         ({"a.parquet": b"no"}, "a.parquet cannot be read"),
         ({"train.txt": b"some text"}, "has train files but no valid or test files with text"),
         ({"a.txt": b"one line only"}, "has no valid text"),
@@ -136,6 +136,20 @@ def test_a_folder_that_cannot_be_used_is_refused_in_a_sentence(tmp_path, files, 
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         prepare_documents(DocumentSettings(corpus=str(tmp_path)), tmp_path / ".cache", ignore)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"text": [1, 2]}, "its column text has values of type int64, not strings"),
+        ({"text": [b"bytes"]}, "its column text has values of type binary, not strings"),
+        ({"body": ["words"]}, "it has the columns body, and none is called text"),
+    ],
+)
+def test_a_parquet_file_without_strings_under_text_is_refused_in_a_sentence(tmp_path, column, message):
+    pq.write_table(pa.table(column), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=message):
+        read_folder(str(tmp_path), ignore)
 
 
 def test_too_short_a_text_too_small_a_vocabulary_and_an_unknown_corpus_are_refused(data):
