@@ -12,6 +12,7 @@ from launch.inference.decode import decode, stages_of
 from launch.inference.methods import Sampling
 from launch.inference.model_text import load_documents
 from launch.inference.translate import read_lines
+from launch.runs.checkpoints import print_checkpoint_used
 from launch.runs.store import RunFolder, find_run
 from suite.data.documents.tokenizer import END_ID, encode_all
 from suite.data.documents.tokens import TokenData
@@ -60,7 +61,9 @@ def generate(requested: str, text: str, request: Request, console: Console, choi
     prompts = [text] if text.strip() else [line for line in read_lines(console) if line.strip()]
     if not prompts:
         raise SettingError('the prompt is empty; give TEXT="..." or lines on standard input')
-    for line in continuations(run, experiment, data, prompts, request, stages_of(experiment, None), console, choice):
+    texts = continuations(run, experiment, data, prompts, request, stages_of(experiment, None), console, choice)
+    print_checkpoint_used(run, experiment, choice)
+    for line in texts:
         console.print(line)
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from launch.inference.decode import find_text_run, stages_of, translate_tokens
 from launch.inference.model_text import language_of, load_text, source_of, trained_languages
-from launch.runs.checkpoints import checkpoints_to_use, described_checkpoint, kind_of_checkpoint
+from launch.runs.checkpoints import print_checkpoint_used
 from launch.runs.store import find_run
 from suite.data.text.tokenizer import ENGLISH
 from suite.errors import SettingError
@@ -44,9 +44,7 @@ def translate(requested: str, target_language: str, text: str, console: Console,
             del pending_lines[printed]  # only now: a line that could not be printed is retried
             printed += 1
 
-    step = checkpoints_to_use(run, experiment, choice, lambda text: None)[0].step
-    used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
-    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(used)
+    print_checkpoint_used(run, experiment, choice)
     translate_tokens(run, sources, stages_of(experiment, None), console, on_sentence=print_in_order, choice=choice)
     if printed < len(lines):
         raise RuntimeError(f"only {printed} of {len(lines)} lines were printed")

@@ -69,6 +69,14 @@ def described_checkpoint(step: int, kind: str) -> str:
     return f"checkpoint of step {step}" + ("" if kind == "other" else f", the {kind} one")
 
 
+def print_checkpoint_used(run: RunFolder, experiment: Experiment, choice: Choice) -> None:
+    """Prints on standard error which checkpoint a command uses; standard output has only its results. Raises as
+    ``checkpoints_to_use``."""
+    step = checkpoints_to_use(run, experiment, choice, lambda text: None)[0].step
+    used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
+    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(used)
+
+
 def check_unused(location: str) -> None:
     """Raises CheckpointError when a new run's location already has checkpoints: the run would remove them."""
     existing = folders_of(Storage(location))

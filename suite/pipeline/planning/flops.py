@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -34,12 +33,16 @@ from suite.pipeline.schedule.config import ScheduleConfig
 _CPU = torch.device("cpu")
 
 
+_FUSED_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_FUSED_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
 def op_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     """Returns the operations of one operator; 0 for all but matrix products, convolutions and attention."""
     packet = func._overloadpacket
-    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+    if packet is _FUSED_ATTENTION:
         return float(sdpa_flop_count(*(tensor.shape for tensor in args[:3])))
-    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
+    if packet is _FUSED_ATTENTION_BACKWARD:
         return float(sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4])))
     count = flop_registry.get(packet)
     return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
@@ -97,7 +100,7 @@ def _count(layer: nn.Module, boundary: Boundary, loss_and_targets: tuple[nn.Modu
     """Runs one layer forward and backward. The last one's loss gets its whole outputs, not chunks of them, because the
     recomputation of chunks is not model work."""
     own = copy.deepcopy(layer)  # outside the mode, under which a buffer cannot be copied
-    with FakeTensorMode(allow_non_fake_inputs=True), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         make_fake(own)
         tensors = tuple(spec.empty(_CPU).requires_grad_(spec.needs_gradient) for spec in boundary)
         with _FlopCounter() as forward:
@@ -130,7 +133,7 @@ def make_fake(layer: nn.Module) -> None:
 
 
 class _FlopCounter(TorchDispatchMode):
-    """A mode that adds up the operations of all operators in ``total``."""
+    """A mode that adds up the model operations of all operators in ``total``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,5 +142,9 @@ class _FlopCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor | Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        self.total += op_flops(func, args, kwargs, out)
+        if func._overloadpacket is _FUSED_ATTENTION_BACKWARD:
+            # no sdpa_kernel(MATH) instead: it is a switch of the whole process, and a sweep counts in several threads
+            self.total += 2 * sdpa_flop_count(*(tensor.shape for tensor in args[1:4]))
+        else:
+            self.total += op_flops(func, args, kwargs, out)
         return out

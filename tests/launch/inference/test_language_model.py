@@ -22,7 +22,7 @@ from launch.inference.export import export
 from launch.inference.generate import Request, continuations, find_language_model_run
 from launch.inference.model_text import load_documents
 from launch.runs.store import find_run, named_run
-from launch.train.scores import describe_scores
+from launch.train.summary import describe_scores
 from launch.worker.worker import AttemptSpec
 from suite.data.documents.batches import RowBatches
 from suite.data.documents.prepare import folder_of_documents, prepare_documents

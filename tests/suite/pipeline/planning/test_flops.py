@@ -1,5 +1,7 @@
 """Counted operations compared with torch's counter on real tensors, and with a formula."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -118,3 +120,28 @@ def test_recomputes_count_only_as_hardware_operations():
     paper = step_flops(counts, (2, 2), ScheduleConfig("fill_drain", (1,)), stages=2, micro_batches=4, units=8)
     assert paper.model_per_unit == 4 * 30 / 8
     assert paper.hardware_per_unit == (4 * 30 + 3 / 4 * 40) / 8  # all but the last micro-batch
+
+
+class Attention(nn.Module):
+    """x (rows, heads, time, width) -> the same; notes whether the process has fused attention switched on."""
+
+    fused: ClassVar[set[bool]] = set()
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        self.fused.add(torch.backends.cuda.flash_sdp_enabled())
+        x = x * self.scale
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_counting_switches_nothing_of_the_process():
+    """Members of a sweep count in threads of one process. A switch restored out of order would stay off for all."""
+    layers = on_meta(lambda: [Attention(), nn.Flatten(), nn.Linear(120, 4)])
+    labels = torch.zeros(2, dtype=torch.int64)
+    counts = count_flops(layers, ClassificationLoss(0.0), (torch.randn(2, 3, 5, 8),), (labels,))
+    assert Attention.fused == {True}
+    product = 2 * (2 * 3) * 5 * 5 * 8
+    assert counts[0] == LayerFlops(2 * product, 4 * product)

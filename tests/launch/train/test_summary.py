@@ -5,7 +5,7 @@ import math
 import pytest
 
 from launch.runs.record import perplexity
-from launch.train.scores import describe_losses, describe_scores
+from launch.train.summary import describe_losses, describe_scores
 
 
 def test_a_language_model_that_diverged_has_an_infinite_perplexity_and_no_error():

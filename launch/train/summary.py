@@ -1,4 +1,4 @@
-"""The scores of a finished run, in words."""
+"""The summary of a finished run: losses, scores, the best validation and utilization in words."""
 
 from __future__ import annotations
 
