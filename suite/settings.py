@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from annotated_types import Unit
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Remat = Literal["always", "except_last", "never", "auto"]
 ScheduleName = Literal["fill_drain", "1f1b", "interleaved", "zero_bubble", "csv", "auto"]
@@ -89,9 +89,29 @@ class TextSettings(FrozenRecord):
     """Longest side of a pair; longer pairs are dropped."""
     clean: bool = True
     """Whether a folder of your own text is cleaned; other corpora always are."""
+    corpus_languages: tuple[str, ...] | None = Field(None, min_length=1)
+    """Languages of the corpus that are kept beside English, for the vocabulary too; none: all. The split stays that of
+    the whole corpus."""
     languages: tuple[str, ...] | None = Field(None, min_length=1)
     """Languages trained on beside English; none: all. Vocabulary, split and test text stay those of the whole
     corpus."""
+    train_pairs: tuple[str, ...] | None = Field(None, min_length=1)
+    """Training pairs of a language, such as gl:500, drawn by train.seed; none: all pairs of all languages. Vocabulary
+    and held-out text do not change."""
+
+    @field_validator("train_pairs")
+    @classmethod
+    def _are_counts(cls, limits: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for limit in limits or ():
+            language, _, count = limit.partition(":")
+            if not (language and count.isascii() and count.isdecimal() and int(count) > 0):
+                raise ValueError(
+                    f"it should be languages with counts, such as gl:500,es:20000, and {limit!r} is not one"
+                )
+        languages = [limit.partition(":")[0] for limit in limits or ()]
+        if len(set(languages)) < len(languages):
+            raise ValueError("it should have each language once")
+        return limits
 
 
 class DocumentSettings(FrozenRecord):

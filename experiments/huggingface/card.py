@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.translation.experiment import TranslationExperiment
+from suite.data.text.subset import train_counts
 from suite.data.text.text import TextData
 from suite.evaluation.scores import THIRDS
 
@@ -52,12 +53,12 @@ def model_card(
     experiment: TranslationExperiment, data: TextData, step: int, parameters: int, scores: dict[str, Any] | None
 ) -> str:
     """Returns the card as Markdown; ``scores`` is the content of a run's ``scores.json``."""
-    languages = experiment.text.languages or tuple(data.languages)
+    languages, counts = experiment.text.languages or tuple(data.languages), train_counts(data, experiment.text)
     example = "de" if "de" in languages else languages[0]
     head = _HEAD.format(
         name=experiment.name, count=len(languages), layers=experiment.model.layers, parameters=parameters,
         step=step, scale=experiment.scale, example=example, corpus=data.corpus,
-        train=sum(data.pairs[code] for code in languages), vocabulary=data.vocabulary, most=experiment.text.max_length,
+        train=sum(counts[code] for code in languages), vocabulary=data.vocabulary, most=experiment.text.max_length,
         languages=", ".join(f"`<2{code}>`" for code in languages),
     )  # fmt: skip
     return head + _scores(step, scores) + _LIMITS.format(

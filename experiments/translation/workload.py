@@ -13,6 +13,7 @@ from experiments.base.workload import ExperimentWorkload, sample_shapes, update_
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.batching import TranslationBatches
 from suite.data.text.splitting import VALID
+from suite.data.text.subset import train_counts
 from suite.data.text.text import TextData
 from suite.pipeline.planning.profile import MicroBatch, Sample
 
@@ -45,6 +46,8 @@ class Translation(ExperimentWorkload):
         """Also whether the prepared text has something to validate on."""
         errors = super().setting_errors()
         languages = self.experiment.text.languages
+        if self.text is not None:
+            train_counts(TextData.open(self.text), self.experiment.text)
         if self.text is not None and not _validation_pairs(self.text, languages):
             scope = f" in {', '.join(languages)}" if languages else ""
             errors.append(

@@ -15,6 +15,7 @@ from torch import Tensor
 from suite.data.text.cutting import cut_evenly, pad_to_rectangle, padded
 from suite.data.text.sampling import Draw, PairSampler
 from suite.data.text.splitting import TRAIN, VALID
+from suite.data.text.subset import chosen_pairs
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
 from suite.errors import DataError, SettingError
@@ -53,7 +54,13 @@ class TranslationBatches:
         self._batch_tokens = train.batch_tokens
         self._replicas = replicas
         self._micro_batches = micro_batches
-        self._sampler = PairSampler(data.sizes[TRAIN], text.temperature, train.seed, data.drawn(text.languages))
+        self._sampler = PairSampler(
+            data.sizes[TRAIN],
+            text.temperature,
+            train.seed,
+            data.drawn(text.languages),
+            chosen_pairs(data, text, train.seed),
+        )
         self._language_ids = [data.language_id(language) for language in data.languages]
 
     def batch(self, step: int, replica: int) -> MiniBatch:

@@ -22,7 +22,7 @@ from suite.data.text.store import token_table
 from suite.data.text.text import INFO_FILE, TOKENIZER, TextData
 from suite.data.text.tokenizer import train_tokenizer
 from suite.data.wheels import UnreachableError
-from suite.errors import DataError, SettingError
+from suite.errors import DataError, SettingError, nearest
 from suite.log import Log
 from suite.settings import TextSettings
 
@@ -43,6 +43,12 @@ def prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
     check_corpus(settings.corpus)
     if not settings.clean and not is_parallel_folder(settings.corpus):
         raise SettingError(f"text.clean=false is for a folder of your own text, and {settings.corpus} is none")
+    local = settings.corpus in (CATALOGUES, DJANGO) or is_parallel_folder(settings.corpus)
+    if settings.corpus_languages and not local:
+        raise SettingError(
+            f"text.corpus_languages is for {CATALOGUES}, {DJANGO} and folders of your own text, and "
+            f"{settings.corpus} is from the Hugging Face hub; set text.languages"
+        )
     try:
         return _prepare(settings, cache, log)
     except UnreachableError as error:
@@ -55,9 +61,10 @@ def folder_of(settings: TextSettings, cache: Path) -> Path:
     source: Any = REQUIREMENTS.read_text() if settings.corpus == CATALOGUES else settings.corpus
     if is_parallel_folder(settings.corpus):
         source = [source, settings.clean, fingerprint(Path(settings.corpus))]
-    parts = json.dumps([VERSION, source, settings.vocabulary, settings.max_length])
+    parts = [VERSION, source, settings.vocabulary, settings.max_length]
+    parts += [sorted(settings.corpus_languages)] if settings.corpus_languages else []
     slug = re.sub(r"\W+", "-", settings.corpus)
-    return cache / f"text-{slug}-{settings.vocabulary}-{sha256(parts.encode()).hexdigest()[:12]}"
+    return cache / f"text-{slug}-{settings.vocabulary}-{sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
 
 
 def _prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
@@ -76,7 +83,7 @@ def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> Non
     languages, sizes = build(settings, building, cache, log)
     info = {
         "corpus": settings.corpus, "languages": languages, "sizes": sizes,
-        "settings": settings.model_dump(exclude={"languages"}),  # each run chooses its languages
+        "settings": settings.model_dump(exclude={"languages", "train_pairs"}),  # each run chooses its own
     }  # fmt: skip
     (building / INFO_FILE).write_text(json.dumps(info, indent=1))
     totals = {name: sum(sizes[name]) for name in SPLITS}
@@ -103,6 +110,7 @@ def _build_folder(settings: TextSettings, building: Path, cache: Path, log: Log)
 
 
 def _build_tokens(parts: dict[str, Sentences], settings: TextSettings, building: Path, log: Log) -> Built:
+    parts = _kept_languages(parts, settings)
     tokenizer = train_tokenizer(parts[TRAIN], settings.vocabulary)
     log(f"learned a vocabulary of {len(tokenizer)} entries from {len(parts[TRAIN])} languages; tokenising")
     tokenizer.save_pretrained(building / TOKENIZER)
@@ -111,6 +119,18 @@ def _build_tokens(parts: dict[str, Sentences], settings: TextSettings, building:
         table, sizes[name] = token_table(parts[name], tokenizer, settings.max_length, with_text=name != TRAIN)
         save_rows(Dataset(table), building / name)
     return sorted(parts[TRAIN]), sizes
+
+
+def _kept_languages(parts: dict[str, Sentences], settings: TextSettings) -> dict[str, Sentences]:
+    if settings.corpus_languages is None:
+        return parts
+    for language in settings.corpus_languages:
+        if language not in parts[TRAIN]:
+            raise SettingError(
+                f"text.corpus_languages has {language}, which is not one of the {len(parts[TRAIN])} languages of "
+                f"{settings.corpus}; {nearest(language, parts[TRAIN])}"
+            )
+    return {name: {code: parts[name][code] for code in settings.corpus_languages} for name in SPLITS}
 
 
 def _build_hub(settings: TextSettings, building: Path, cache: Path, log: Log) -> Built:

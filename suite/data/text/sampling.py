@@ -6,7 +6,7 @@ T draws all languages equally often. Pair and direction are uniform.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,13 +44,19 @@ def temperature_weights(sizes: Sequence[int], temperature: float) -> NDArray[np.
 class PairSampler:
     """Draws the pairs of a step. The rows of a split are grouped by language, ``sizes[l]`` rows for language l.
 
-    Draws only languages in ``among``, if given.
+    Draws only languages in ``among``, if given, and of a language in ``chosen`` only the pairs at those places.
     """
 
-    def __init__(self, sizes: Sequence[int], temperature: float, seed: int, among: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, sizes: Sequence[int], temperature: float, seed: int, among: Sequence[int] | None = None,
+        chosen: Mapping[int, NDArray[np.int64]] | None = None,
+    ) -> None:  # fmt: skip
         self._seed = seed
+        self._chosen = chosen or {}
         self._sizes = np.asarray(sizes, dtype=np.int64)
         self._starts = np.cumsum(self._sizes) - self._sizes
+        for language, places in self._chosen.items():
+            self._sizes[language] = len(places)
         drawn = self._sizes if among is None else np.zeros_like(self._sizes)
         if among is not None:
             drawn[list(among)] = self._sizes[list(among)]
@@ -64,7 +70,11 @@ class PairSampler:
         while True:
             language_draws, row_draws, direction_draws = random.random((3, _BLOCK))
             languages = np.searchsorted(self._bounds, language_draws, side="right")
-            rows = self._starts[languages] + (row_draws * self._sizes[languages]).astype(np.int64)
+            places = (row_draws * self._sizes[languages]).astype(np.int64)
+            for language, chosen in self._chosen.items():
+                of_language = languages == language
+                places[of_language] = chosen[places[of_language]]
+            rows = self._starts[languages] + places
             from_english = (direction_draws < 0.5).tolist()
             for draw in zip(languages.tolist(), rows.tolist(), from_english, strict=True):
                 yield Draw(*draw)

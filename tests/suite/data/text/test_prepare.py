@@ -15,7 +15,7 @@ from suite.data.text.corpora import REQUIREMENTS, read_corpus
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
 from suite.data.wheels import UnreachableError, fetch_wheels
-from suite.errors import DataError
+from suite.errors import DataError, SettingError
 from suite.settings import TextSettings
 
 
@@ -162,3 +162,32 @@ def test_a_set_that_is_no_catalogue_is_not_read_as_one(name: str, tmp_path: Path
     with pytest.raises(DataError, match=f"{name}' is not a corpus of catalogues"):
         read_corpus(name, tmp_path, print)
     assert not list(tmp_path.iterdir())
+
+
+def test_kept_languages_have_the_split_of_the_whole_corpus_and_a_vocabulary_of_their_own(
+    data: TextData, settings: TextSettings, cache: Path
+):
+    text = settings.model_copy(update={"corpus_languages": ("nl", "es"), "vocabulary": 900})
+    kept = prepare(text, cache, print)
+    assert kept.languages == ("es", "nl")
+    assert kept.vocabulary == 900
+    whole, own = (
+        {pair for code in ("es", "nl") for pair in held_out_texts(some, code)} for some in (data, kept)
+    )  # the vocabularies cut a few pairs of the longest differently
+    assert len(own) > 200
+    assert len(own - whole) + len(whole - own) < 0.05 * len(whole)
+    trained = {english for code in ("es", "nl") for english, _ in held_out_texts(data, code, "valid")}
+    assert not trained & {english for english, _ in own}
+
+
+def held_out_texts(data: TextData, language: str, split: str = "test") -> list[tuple[str, str]]:
+    at = data.languages.index(language)
+    first = sum(data.sizes[split][:at])
+    return data.texts(split, range(first, first + data.sizes[split][at]))
+
+
+def test_a_kept_language_that_is_not_there_or_a_corpus_of_the_hub_is_an_error(settings: TextSettings, tmp_path: Path):
+    with pytest.raises(SettingError, match=r"corpus_languages has xx, which is not one of the \d+ languages of django"):
+        prepare(settings.model_copy(update={"corpus_languages": ("xx",)}), tmp_path, print)
+    with pytest.raises(SettingError, match=r"is from the Hugging Face hub; set text\.languages"):
+        prepare(settings.model_copy(update={"corpus": "some/set", "corpus_languages": ("de",)}), tmp_path, print)
