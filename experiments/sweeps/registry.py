@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.base.cluster import Cluster
-from experiments.sweeps import batch_size, multilingual_sweeps, trainability, transfer
+from experiments.sweeps import batch_size, low_resource, multilingual_sweeps, trainability, transfer
 from experiments.sweeps.members.base import Sweep
 from suite.errors import SettingError, nearest
 
@@ -15,6 +15,7 @@ SWEEPS: dict[str, Sweep] = {
         batch_size.SWEEP,
         multilingual_sweeps.TEMPERATURE_SWEEP,
         multilingual_sweeps.BILINGUAL_SWEEP,
+        low_resource.SWEEP,
         trainability.SWEEP,
         transfer.SWEEP,
     )

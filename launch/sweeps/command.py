@@ -35,6 +35,7 @@ from suite.errors import PlacementError, SettingError
 def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[str]:
     """Runs the unfinished members of a sweep, writes its report and returns a sentence for each failed member.
 
+    A sweep may have more members once others are finished, such as the runs of a setting that was tuned: they run too.
     Raises SettingError for an unknown name or scale and for a member whose folder holds another run, PlacementError if
     the scale or a member needs devices that are not available.
     """
@@ -42,25 +43,38 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
     cluster = site.cluster()
     site.close()
     scale = find_scale(family, scale_name, cluster)
-    members = {member.folder: member for member in family.members(scale, cluster, RUNS.resolve())}
-    fitted = [_fitted(member, scale, cluster, console) for member in members.values()]
-    all_pending = [pending_work(member) for member in fitted]
-    pending = [member_state for member_state in all_pending if not (member_state.trained and member_state.scored)]
-    for member_state in all_pending:
-        if member_state.trained:  # this job does not run it, but `make fetch` should get it
-            note(member_state.run.path)
-    console.print(f"{len(all_pending) - len(pending)} of {len(all_pending)} members are already finished")
-    work = SweepTasks(pending, launcher, cluster, RUNS / folder_name(family.name, scale) / "logs", console)
     at_scale = f"NAME={name} SCALE={scale}" if scale else f"NAME={name}"
     command = f"make submit {at_scale} {job_storage()}" if in_job() else f"make sweep {at_scale}"
-    if pending:
+    failures: list[str] = []
+    started: set[Member] = set()
+    while pending := _pending(family, scale, cluster, started, console):
+        started |= {member_state.member for member_state in pending}
+        work = SweepTasks(pending, launcher, cluster, RUNS / folder_name(family.name, scale) / "logs", console)
         advice = interrupts.interrupt_message(lambda: f"{command} continues with the unfinished members")
         with advice, _device_pool(pending, launcher, cluster) as (device_pool, variables):
             work.run(device_pool, variables)
+        failures += work.failures
     for table in family.tables(scale, cluster, RUNS):
         console.print(table.rich_table() if console.is_terminal else table.markdown())
     write_report(family, scale, cluster, console)
-    return work.failures
+    return failures
+
+
+def _pending(
+    family: Sweep, scale: str, cluster: Cluster, started: set[Member], console: Console
+) -> list[PendingMember]:
+    """Returns the unfinished members that this command has not started yet."""
+    members = {member.folder: member for member in family.members(scale, cluster, RUNS.resolve())}
+    fitted = [_fitted(member, scale, cluster, console) for member in members.values()]
+    everything = [pending_work(member) for member in fitted]
+    for member_state in everything:
+        if member_state.trained:  # this job does not run it, but `make fetch` should get it
+            note(member_state.run.path)
+    unfinished = [member_state for member_state in everything if not (member_state.trained and member_state.scored)]
+    pending = [member_state for member_state in unfinished if member_state.member not in started]
+    if pending or not started:
+        console.print(f"{len(everything) - len(unfinished)} of {len(everything)} members are already finished")
+    return pending
 
 
 def _fitted(member: Member, scale: str, cluster: Cluster, console: Console) -> Member:

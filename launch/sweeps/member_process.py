@@ -100,7 +100,7 @@ def score(spec: MemberSpec, console: Console) -> None:
     assert isinstance(experiment, TranslationExperiment)
     assert scoring is not None
     run = RunFolder((RUNS / spec.folder).resolve())
-    languages = experiment.text.languages
+    languages = scoring.languages or experiment.text.languages
     settings = ScoreSettings(beam=scoring.beam, languages=languages, max_pairs=scoring.max_pairs, stages=1)
     scores = score_run(run, settings, console)
     wanted = scored_step(read_record(run.path) or {"steps": experiment.train.steps})

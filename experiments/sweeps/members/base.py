@@ -19,10 +19,12 @@ from experiments.report.table import Table
 
 @dataclass(frozen=True)
 class Scoring:
-    """How to score a member's translations: beam width, and test pairs per direction (None for all)."""
+    """How to score a member's translations: beam width, test pairs per direction (None for all), and languages (None
+    for all that it was trained on)."""
 
     beam: int
     max_pairs: int | None
+    languages: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

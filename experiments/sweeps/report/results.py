@@ -157,7 +157,7 @@ def is_scored(member: Member, record: dict[str, Any], scores: dict[str, Any]) ->
         return True
     wanted = {"step": scored_step(record), "beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
     assert isinstance(member.experiment, TranslationExperiment)
-    languages = member.experiment.text.languages
+    languages = member.scoring.languages or member.experiment.text.languages
     scored = {code for way in scores.get("directions", {}) for code in way.split("-")} - {ENGLISH}
     return (
         member.experiment.is_finished(record)
