@@ -39,7 +39,7 @@ class TextSweep:
         """Returns the report of the finished runs."""
         results = self._results(scale, cluster, runs)
         sections = [
-            Section("What was compared", [self.about, *_rule(results), *_missing(results)]),
+            Section("What was compared", [*smoke_test(scale), self.about, *_rule(results), *missing(results)]),
             Section("The paper's findings, here", tables=[verdict_table(self._verdicts(results))]),
         ]
         pictures = [picture for picture in (against_bilingual(results), loss_curves(results)) if picture]
@@ -48,7 +48,7 @@ class TextSweep:
             tables += [by_third(results), by_language(results)]
         sections.append(Section("Scores", tables=tables, pictures=pictures[:-1]))
         sections.append(Section("Losses", pictures=pictures[-1:]))
-        sections.append(Section("Runs", tables=[_runs(results)], sentences=_signatures(results)))
+        sections.append(Section("Runs", tables=[runs_table(results)], sentences=signatures(results)))
         return Page(f"{self.title}, scale {scale}", sections)
 
     def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
@@ -89,14 +89,23 @@ def _rule(results: Results) -> list[str]:
     return [f"{text}. Changed from the paper's {run.record['name']}: {', '.join(shrunk)}." if shrunk else f"{text}."]
 
 
-def _missing(results: Results) -> list[str]:
+def smoke_test(scale: str) -> list[str]:
+    """Returns a warning for the scale that only tests a sweep."""
+    return ["This is a smoke test: at scale tiny the models learn nothing, and no number here means anything."] * (
+        scale == "tiny"
+    )
+
+
+def missing(results: Results) -> list[str]:
+    """Returns a sentence with the members that are not finished."""
     if not results.missing:
         return []
     folders = ", ".join(dict.fromkeys(member.folder for member in results.missing))
     return [f"Not finished or not scored, and excluded from all numbers: {folders}."]
 
 
-def _runs(results: Results) -> Table:
+def runs_table(results: Results) -> Table:
+    """Returns one row per run."""
     rows: list[list[Value]] = [
         [
             run.member.folder, run.member.label, run.record["K"], run.record["steps"], run.record["tokens"],
@@ -112,7 +121,8 @@ def _runs(results: Results) -> Table:
     return Table("runs", "All runs (measured)", headings, rows or [[None] * len(headings)], [])
 
 
-def _signatures(results: Results) -> list[str]:
+def signatures(results: Results) -> list[str]:
+    """Returns how the runs were scored, in a sentence."""
     if not results.runs:
         return []
     scores = results.runs[0].scores

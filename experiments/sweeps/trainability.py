@@ -20,9 +20,8 @@ from experiments.base.cluster import Cluster
 from experiments.report.page import Page, Section
 from experiments.report.table import Table, Value
 from experiments.scaling.scales import TEXT, TINY_TEXT, TextRule, shrunk_by
-from experiments.sweeps.members.base import Member, folder_name
+from experiments.sweeps.members.base import Member, folder_name, read_record
 from experiments.sweeps.report.figures import layer_curves
-from experiments.sweeps.report.results import read_record
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t128_6b
 from suite.training.jsonl import read_lines

@@ -19,8 +19,7 @@ from experiments.images.runs import amoebanet_fashion
 from experiments.report.page import Page, Section
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
-from experiments.sweeps.members.base import Member
-from experiments.sweeps.report.results import read_record
+from experiments.sweeps.members.base import Member, read_record
 from suite.settings import ImageSettings, ImageTrainSettings, OptimizerSettings
 
 NAME = "transfer"

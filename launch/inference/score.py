@@ -25,12 +25,23 @@ from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
 from launch.tracking.wandb_finish import publish
 from launch.watching.report import update_page
+from suite.data.text.cleaning import PLACEHOLDER
 from suite.data.text.splitting import TEST
+from suite.data.text.subset import train_counts
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import END_ID, ENGLISH
 from suite.decoding.beam import LENGTH_PENALTY
 from suite.errors import DataError
-from suite.evaluation.scores import FEWEST_PAIRS, THIRDS, Scores, macro_average, one_line, score, thirds
+from suite.evaluation.scores import (
+    FEWEST_PAIRS,
+    THIRDS,
+    Scores,
+    macro_average,
+    one_line,
+    score,
+    scores_beside_copies,
+    thirds,
+)
 from suite.paths import write_atomically
 from suite.training.checkpoint import Choice
 
@@ -51,6 +62,12 @@ class Direction:
     def name(self) -> str:
         """As in the file names."""
         return f"{self.source}-{self.target}"
+
+    @property
+    def plain(self) -> list[int]:
+        """The places of the pairs without a placeholder in their English."""
+        english = self.lines if self.source == ENGLISH else self.references
+        return [at for at, text in enumerate(english) if not PLACEHOLDER.search(text)]
 
 
 def score_from_cli(requested: str, settings: str, console: Console, choice: Choice = None) -> None:
@@ -92,11 +109,18 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
     shutil.rmtree(run.path / "scores", ignore_errors=True)
     (run.path / "scores").mkdir()
     scores: dict[str, Scores] = {}
+    records: dict[str, dict[str, Any]] = {}
     for direction in chosen_directions:
         hypotheses = [next(texts) for _ in direction.sources]
         _write(run.path / "scores", direction, hypotheses)
         scores[direction.name], signatures = score(hypotheses, direction.references)
+        records[direction.name] = scores_beside_copies(
+            direction.lines, hypotheses, direction.references, direction.plain
+        )
+    counts = train_counts(data, experiment.text)
     third_of = thirds({language: data.pairs[language] for language, pairs in sizes.items() if pairs >= FEWEST_PAIRS})
+    third_by_direction = {direction.name: third_of[direction.language] for direction in chosen_directions}
+    copies = {name: Scores(**entry["copy"]) for name, entry in records.items()}
     record = {
         "step": written.step,
         "checkpoint": kind_of_checkpoint(run, experiment, written.step),
@@ -109,18 +133,12 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
         "sentences_per_second": len(sources) / written.seconds,
         "signatures": signatures,
         "directions": {
-            direction.name: {
-                "pairs": len(direction.sources),
-                "train_pairs": data.pairs[direction.language],
-                "bleu": scores[direction.name].bleu,
-                "chrf": scores[direction.name].chrf,
-            }
+            direction.name: {"train_pairs": counts[direction.language], **records[direction.name]}
             for direction in chosen_directions
         },
         "thirds": {language: third_of[language] for language in chosen},
-        "macro": macro_average(
-            scores, {direction.name: third_of[direction.language] for direction in chosen_directions}
-        ),
+        "macro": macro_average(scores, third_by_direction),
+        "macro_copy": macro_average(copies, third_by_direction),
     }
     write_atomically(run.path / "scores.json", json.dumps(record, indent=1) + "\n")
     _print_scores(run, record, console)
@@ -171,7 +189,8 @@ def _print_scores(run: RunFolder, record: dict[str, Any], console: Console) -> N
     counts = {"all": len(third_of)} | {third: list(third_of.values()).count(third) for third in THIRDS}
     rows: list[list[Value]] = [["languages", *(counts[column] for column in columns)]]
     for measure, shown in (("bleu", "BLEU"), ("chrf", "chrF")):
-        rows.append([shown, *(record["macro"][measure][column] for column in columns)])
+        for what, macro in ((shown, "macro"), (f"{shown} of the copied source", "macro_copy")):
+            rows.append([what, *(record[macro][measure][column] for column in columns)])
     notes = [record["signatures"]["bleu"], record["signatures"]["chrf"]]
     title = f"means over languages and both directions, {described_checkpoint(record['step'], record['checkpoint'])}"
     table = Table("scores", title, ("", *columns), rows, notes)

@@ -23,8 +23,8 @@ from rich.console import Console
 
 from experiments.base.score_settings import ScoreSettings
 from experiments.registry import read_experiment
-from experiments.sweeps.members.base import Scoring
-from experiments.sweeps.report.results import read_record, scored_step
+from experiments.sweeps.members.base import Scoring, read_record
+from experiments.sweeps.report.results import scored_step
 from experiments.translation.experiment import TranslationExperiment
 from launch import interrupts
 from launch.inference.score import score_run

@@ -7,8 +7,8 @@ from typing import Any
 
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment
-from experiments.sweeps.members.base import Member
-from experiments.sweeps.report.results import is_scored, read_record
+from experiments.sweeps.members.base import Member, read_record
+from experiments.sweeps.report.results import is_scored
 from launch.runs.store import RUNS, RunFolder
 from suite.errors import SettingError
 

@@ -22,7 +22,10 @@ def score_section(run: RunData) -> Section:
     directions = run.scores["directions"]
     ranked = sorted(directions, key=lambda name: -directions[name]["bleu"])
     means: list[list[Value]] = [
-        [shown, *(run.scores["macro"][measure].values())] for measure, shown in (("bleu", "BLEU"), ("chrf", "chrF"))
+        [f"{shown}{whose}", *run.scores[macro][measure].values()]
+        for measure, shown in (("bleu", "BLEU"), ("chrf", "chrF"))
+        for whose, macro in (("", "macro"), (" of the copied source", "macro_copy"))
+        if macro in run.scores
     ]
     columns = ("", *run.scores["macro"]["bleu"])
     rows: list[list[Value]] = [

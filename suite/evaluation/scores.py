@@ -9,8 +9,8 @@ Japanese, Thai) it means little; use chrF there, which counts characters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -54,6 +54,44 @@ def score(translations: Sequence[str], references: Sequence[str]) -> tuple[Score
     bleu, chrf = BLEU(), CHRF()
     scores = Scores(*(metric.corpus_score(translations, [references]).score for metric in (bleu, chrf)))
     return scores, {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())}
+
+
+def scores_beside_copies(
+    sources: Sequence[str], translations: Sequence[str], references: Sequence[str], plain: Sequence[int]
+) -> dict[str, Any]:
+    """Returns the record of one direction. The texts have one order; ``plain`` has the places without a placeholder.
+
+        {"pairs", "bleu", "chrf", "copy": {"bleu", "chrf"},            all pairs; copy scores the sources themselves
+         "plain": {"pairs", "bleu", "chrf", "copy": {"bleu", "chrf"}}}   only those
+
+    Names and placeholders stay the same in a translation, so even a copied source scores well. Without pairs the
+    scores are None.
+    """
+    parts = [[texts[at] for at in plain] for texts in (sources, translations, references)]
+    return {**_beside_copy(sources, translations, references), "plain": _beside_copy(*parts)}
+
+
+def _beside_copy(sources: Sequence[str], translations: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    if not references:
+        nothing: dict[str, Any] = {"bleu": None, "chrf": None}
+        return {"pairs": 0, **nothing, "copy": nothing}
+    own, copied = (asdict(score(texts, references)[0]) for texts in (translations, sources))
+    return {"pairs": len(references), **own, "copy": copied}
+
+
+def paired_bootstrap(
+    first: Sequence[str], second: Sequence[str], references: Sequence[str], metric: Literal["bleu", "chrf"]
+) -> float:
+    """Returns the p-value of the difference between two translations of the same sentences, by sacreBLEU's paired
+    bootstrap (Koehn, 2004): 1,000 samples of the sentences, always the same ones."""
+    from sacrebleu.significance import PairedTest
+
+    measure = {"bleu": BLEU, "chrf": CHRF}[metric](references=[references])
+    _, results = PairedTest([("first", first), ("second", second)], {metric: measure}, None, "bs")()
+    ((_, result),) = (values for name, values in results.items() if name != "System")
+    assert not isinstance(result, str)
+    assert result.p_value is not None
+    return float(result.p_value)
 
 
 def macro_average(scores: Mapping[str, Scores], third_of: Mapping[str, Third]) -> dict[str, dict[str, float | None]]:

@@ -6,10 +6,11 @@ runs/depth_width-laptop/report.html    the report
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
@@ -67,3 +68,12 @@ class Sweep(Protocol):
 def folder_name(name: str, scale: str) -> str:
     """Returns the name of the folder of a sweep at a scale."""
     return f"{name}-{scale}" if scale else name
+
+
+def read_record(folder: Path, name: str = "record.json") -> dict[str, Any] | None:
+    """Returns a run's record; None without one."""
+    try:
+        record: dict[str, Any] = json.loads((folder / name).read_text())
+    except (OSError, ValueError):
+        return None
+    return record

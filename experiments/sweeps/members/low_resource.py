@@ -10,14 +10,12 @@ Every run trains until its validations stop improving, and its best checkpoint i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
 from experiments.scaling.scales import TextRule, shrunk_by
-from experiments.sweeps.members.base import Member, Scoring, folder_name
-from experiments.sweeps.report.results import read_record
+from experiments.sweeps.members.base import Member, Scoring, folder_name, read_record
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m
 
@@ -62,6 +60,55 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
+class Model:
+    """The language alone, or with others."""
+
+    name: str
+    others: tuple[str, ...] = ()
+    temperature: float = 5.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A language cut to a number of pairs, and the models that are compared on it."""
+
+    group: Group
+    count: int | None
+    """Training pairs; None: all of them."""
+    temperatures: tuple[float, ...]
+    """Of the runs with relatives. The last one is compared with the other models."""
+
+    @property
+    def title(self) -> str:
+        """Such as ``gl, 500 pairs``."""
+        return f"{self.group.language}, {self.amount} pairs"
+
+    @property
+    def amount(self) -> str:
+        """The number of pairs, or ``all``."""
+        return "all" if self.count is None else str(self.count)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """All models: the tuned bilingual one first, the control last."""
+        related = ", ".join(self.group.relatives)
+        return (
+            Model("alone, tuned"),
+            *(Model(f"with {related}, T = {each:g}", self.group.relatives, each) for each in self.temperatures),
+            Model(f"with {', '.join(self.group.unrelated)} (unrelated)", self.group.unrelated, self.temperatures[-1]),
+        )
+
+    @property
+    def compared(self) -> tuple[Model, Model, Model]:
+        """The bilingual model, the one with relatives, and the one with unrelated languages."""
+        return self.models[0], self.models[-2], self.models[-1]
+
+    def label(self, model: Model) -> str:
+        """Returns the label of a model's runs."""
+        return f"{self.title}: {model.name}"
+
+
+@dataclass(frozen=True)
 class LowResourceRule:
     """The sweep at one scale."""
 
@@ -85,9 +132,9 @@ _LAPTOP = TextRule(
     warmup_steps=100, threads=1,
 )  # fmt: skip
 _TINY = TextRule(
-    layers_by=6, width_by=64, feed_forward_by=512, heads_by=8, head_width_by=8, vocabulary_by=64, corpus="django", max_length=16,
-    micro_batches=1, batch_tokens=64, steps=6, checkpoint_every=3, valid_pairs=16, dropout=0.1, warmup_steps=2,
-    threads=1,
+    layers_by=6, width_by=64, feed_forward_by=512, heads_by=8, head_width_by=8, vocabulary_by=64, corpus="django",
+    max_length=16, micro_batches=1, batch_tokens=64, steps=6, checkpoint_every=3, valid_pairs=16, dropout=0.1,
+    warmup_steps=2, threads=1,
 )  # fmt: skip
 
 RULES = {
@@ -108,36 +155,40 @@ RULES = {
 """The sweep by scale. ``laptop`` fits an hour on two cores; ``laptop_all`` takes a day."""
 
 
+def cases(scale: str) -> list[Case]:
+    """Returns what is compared at a scale."""
+    rule = RULES[scale]
+    return [Case(group, count, rule.temperatures) for group in rule.groups for count in rule.counts]
+
+
 def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     """Returns the tuning runs and the multilingual ones, and after tuning also the bilingual ones: they depend on it.
 
     They are ordered by seed, so that an interrupted sweep has runs to compare.
     """
-    rule = RULES[scale]
-    cases = [(group, count) for group in rule.groups for count in rule.counts]
-    members = [member for case in cases for member in tuning(*case, scale, cluster)]
-    chosen = {case: chosen_setting(*case, scale, cluster, runs) for case in cases}
-    for seed in range(rule.seeds):
-        for case in cases:
-            if (setting := chosen[case]) is not None:
-                members.append(alone(*case, setting, seed, scale, cluster))
-            members += _multilingual(*case, seed, scale, cluster)
+    members = [member for case in cases(scale) for member in tuning(case, scale, cluster)]
+    chosen = {case: chosen_setting(case, scale, cluster, runs) for case in cases(scale)}
+    for seed in range(RULES[scale].seeds):
+        for case, setting in chosen.items():
+            if setting is not None:
+                members.append(alone(case, setting, seed, scale, cluster))
+            members += [_multilingual(case, model, seed, scale, cluster) for model in case.models[1:]]
     return list({member.folder: member for member in members}.values())
 
 
-def tuning(group: Group, count: int | None, scale: str, cluster: Cluster) -> list[Member]:
+def tuning(case: Case, scale: str, cluster: Cluster) -> list[Member]:
     """Returns a bilingual run for each setting, with seed 0. No test pair is read: they are not scored."""
-    members = [alone(group, count, setting, 0, scale, cluster) for setting in SETTINGS]
+    members = [alone(case, setting, 0, scale, cluster) for setting in SETTINGS]
     return [
         replace(member, label=f"{member.label}, {setting.name}", scoring=None, priority=1)
         for member, setting in zip(members, SETTINGS, strict=True)
     ]
 
 
-def chosen_setting(group: Group, count: int | None, scale: str, cluster: Cluster, runs: Path) -> Setting | None:
+def chosen_setting(case: Case, scale: str, cluster: Cluster, runs: Path) -> Setting | None:
     """Returns the setting with the best validation; None until all are trained."""
     found = []
-    for setting, member in zip(SETTINGS, tuning(group, count, scale, cluster), strict=True):
+    for setting, member in zip(SETTINGS, tuning(case, scale, cluster), strict=True):
         record = read_record(runs / member.folder)
         if record is None or not member.experiment.is_finished(record):
             return None
@@ -145,52 +196,36 @@ def chosen_setting(group: Group, count: int | None, scale: str, cluster: Cluster
     return min(found, key=lambda entry: entry[0])[1]
 
 
-def alone(group: Group, count: int | None, setting: Setting, seed: int, scale: str, cluster: Cluster) -> Member:
+def alone(case: Case, setting: Setting, seed: int, scale: str, cluster: Cluster) -> Member:
     """Returns a bilingual run of the language."""
-    rule = RULES[scale]
+    rule, group = RULES[scale].text, case.group
     text = replace(
-        rule.text, dropout=setting.dropout, learning_rate=rule.text.learning_rate * setting.rate,
-        layers_by=rule.text.layers_by / setting.size, width_by=round(rule.text.width_by / setting.size),
-        feed_forward_by=round(rule.text.feed_forward_by / setting.size),
-        heads_by=round(rule.text.heads_by / setting.size),
+        rule, dropout=setting.dropout, learning_rate=rule.learning_rate * setting.rate,
+        layers_by=rule.layers_by / setting.size, width_by=round(rule.width_by / setting.size),
+        feed_forward_by=round(rule.feed_forward_by / setting.size), heads_by=round(rule.heads_by / setting.size),
     )  # fmt: skip
-    run = _run(rule, text, group, (group.language,), count, seed, cluster, scale)
-    name = f"{group.language}-{_amount(count)}-alone-{setting.name.replace(', ', '-').replace(' ', '-')}-{seed}"
-    return Member(_folder(scale, name), alone_label(group, count), run, _scoring(rule, group))
+    run = _run(case, text, (), seed, scale, cluster)
+    name = f"{group.language}-{case.amount}-alone-{setting.name.replace(', ', '-').replace(' ', '-')}-{seed}"
+    return _member(scale, name, case, case.models[0], run)
 
 
-def _multilingual(group: Group, count: int | None, seed: int, scale: str, cluster: Cluster) -> Iterator[Member]:
-    rule = RULES[scale]
-    for others, temperatures in ((group.relatives, rule.temperatures), (group.unrelated, rule.temperatures[-1:])):
-        for temperature in temperatures:
-            run = _run(rule, rule.text, group, (group.language, *others), count, seed, cluster, scale)
-            run = run.model_copy(update={"text": run.text.model_copy(update={"temperature": temperature})})
-            name = f"{group.language}-{_amount(count)}-with-{'-'.join(others)}-T{temperature:g}-{seed}"
-            yield Member(
-                _folder(scale, name), with_label(group, others, count, temperature), run, _scoring(rule, group)
-            )
-
-
-def alone_label(group: Group, count: int | None) -> str:
-    """Returns the label of the tuned bilingual runs."""
-    return f"{group.language} alone, {_amount(count)} pairs"
-
-
-def with_label(group: Group, others: tuple[str, ...], count: int | None, temperature: float) -> str:
-    """Returns the label of the runs with other languages."""
-    return f"{group.language} with {', '.join(others)}, T = {temperature:g}, {_amount(count)} pairs"
+def _multilingual(case: Case, model: Model, seed: int, scale: str, cluster: Cluster) -> Member:
+    run = _run(case, RULES[scale].text, model.others, seed, scale, cluster)
+    run = run.model_copy(update={"text": run.text.model_copy(update={"temperature": model.temperature})})
+    others = "-".join(model.others)
+    name = f"{case.group.language}-{case.amount}-with-{others}-T{model.temperature:g}-{seed}"
+    return _member(scale, name, case, model, run)
 
 
 def _run(
-    rule: LowResourceRule, text: TextRule, group: Group, languages: tuple[str, ...], count: int | None, seed: int,
-    cluster: Cluster, scale: str,
-) -> TranslationExperiment:  # fmt: skip
-    run = shrunk_by(t12_400m(), text, cluster, scale)
-    limits = [f"{group.language}:{count}"] if count is not None else []
-    limits += [f"{other}:{group.pairs}" for other in languages[1:]]
+    case: Case, text: TextRule, others: tuple[str, ...], seed: int, scale: str, cluster: Cluster
+) -> TranslationExperiment:
+    rule, group, run = RULES[scale], case.group, shrunk_by(t12_400m(), text, cluster, scale)
+    limits = [f"{group.language}:{case.count}"] if case.count is not None else []
+    limits += [f"{other}:{group.pairs}" for other in others]
     chosen = {
         "corpus_languages": group.languages,
-        "languages": tuple(sorted(languages)),
+        "languages": tuple(sorted((group.language, *others))),
         "train_pairs": tuple(limits) or None,
     }
     train = {"seed": seed, "validate_every": rule.validate_every, "patience": rule.patience}
@@ -199,13 +234,6 @@ def _run(
     )
 
 
-def _scoring(rule: LowResourceRule, group: Group) -> Scoring:
-    return replace(rule.scoring, languages=(group.language,))
-
-
-def _folder(scale: str, name: str) -> str:
-    return f"{folder_name(NAME, scale)}/{name}"
-
-
-def _amount(count: int | None) -> str:
-    return "all" if count is None else str(count)
+def _member(scale: str, name: str, case: Case, model: Model, run: TranslationExperiment) -> Member:
+    scoring = replace(RULES[scale].scoring, languages=(case.group.language,))
+    return Member(f"{folder_name(NAME, scale)}/{name}", case.label(model), run, scoring)

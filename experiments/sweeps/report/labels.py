@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ from typing import Any
 
 from experiments.report.page import Page, Section
 from experiments.report.table import Table, Value, readable
-from experiments.sweeps.members.base import Member
+from experiments.sweeps.members.base import Member, read_record
 from experiments.sweeps.report.figures import step_curves
-from experiments.sweeps.report.results import read_record
-from experiments.sweeps.report.verdicts import T95
+from experiments.sweeps.report.verdicts import t_margin
 from suite.training.metrics import LOSS, STEP, read_steps
 
 
@@ -59,8 +57,7 @@ def mean_and_margin(values: Sequence[float]) -> str | None:
     mean = readable(float(statistics.fmean(values)))
     if len(values) == 1:
         return mean
-    margin = T95[min(len(values) - 1, len(T95)) - 1] * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{mean} ± {margin:.2g}"
+    return f"{mean} ± {t_margin(values):.2g}"
 
 
 def _finished(members: Sequence[Member], runs: Path) -> list[FinishedMember]:

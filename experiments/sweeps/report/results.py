@@ -5,7 +5,6 @@ Means are over both directions of a language, then over the languages of a third
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.sweeps.members.base import Member
+from experiments.sweeps.members.base import Member, read_record
 from experiments.sweeps.members.multilingual import baseline_label
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.tokenizer import ENGLISH
@@ -135,15 +134,6 @@ def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:
         else:
             finished.append(run)
     return Results(scale, tuple(finished), tuple(missing))
-
-
-def read_record(folder: Path, name: str = "record.json") -> dict[str, Any] | None:
-    """Returns a run's record; None without one."""
-    try:
-        record: dict[str, Any] = json.loads((folder / name).read_text())
-    except (OSError, ValueError):
-        return None
-    return record
 
 
 def scored_step(record: dict[str, Any]) -> int:

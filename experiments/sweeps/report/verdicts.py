@@ -74,6 +74,13 @@ def difference(more: Sequence[float], less: Sequence[float], spread: Iterable[Se
     return Difference(value, quantile * math.sqrt(squares / freedom * (1 / len(more) + 1 / len(less))))
 
 
+def t_margin(values: Sequence[float]) -> float:
+    """Returns the half-width of the 95% confidence interval of a mean, t * s / sqrt(n); 0 for one value."""
+    if len(values) < 2:
+        return 0.0
+    return T95[min(len(values) - 1, len(T95)) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+
+
 def depth_beats_width(results: Results) -> list[Verdict]:
     """The deep against the wide model of equal size, on low-resource languages."""
     differences = {third: _models(results, DEEP, WIDE, third) for third in THIRDS}

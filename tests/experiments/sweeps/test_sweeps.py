@@ -19,7 +19,7 @@ from suite.pipeline.planning.devices import GIB
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 SMALL = ["laptop", "tiny"]
-TEXT = [name for name in SWEEPS if name not in ("trainability", "transfer")]
+TEXT = [name for name in SWEEPS if name not in ("low_resource", "trainability", "transfer")]
 
 
 def members(name, scale):

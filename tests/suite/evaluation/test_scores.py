@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.evaluation.scores import Scores, macro_average, one_line, score, thirds
+from suite.evaluation.scores import (
+    Scores,
+    macro_average,
+    one_line,
+    paired_bootstrap,
+    score,
+    scores_beside_copies,
+    thirds,
+)
 
 
 def test_scores_are_those_of_the_command_line(tmp_path):
@@ -56,3 +64,35 @@ def test_means_count_each_direction_alike():
         "bleu": {"all": 21, "high": 30, "middle": None, "low": 3},
         "chrf": {"all": 40, "high": 55, "middle": None, "low": 10},
     }
+
+
+def test_a_direction_is_scored_beside_its_copied_sources_and_on_the_pairs_without_placeholders():
+    sources = ["Ficheiro novo", "%(count)s ficheiros", "Aire", "Gardar"]
+    written = ["New file", "%(count)s files", "Wind", "Save"]
+    references = ["New file", "%(count)s files", "Air", "Save as"]
+    plain = [0, 2, 3]
+    record = scores_beside_copies(sources, written, references, plain)
+    assert record["pairs"] == 4
+    assert record["chrf"] == score(written, references)[0].chrf
+    assert record["copy"]["chrf"] == score(sources, references)[0].chrf < record["chrf"]
+    kept = [[texts[at] for at in plain] for texts in (sources, written, references)]
+    assert record["plain"]["pairs"] == 3
+    assert record["plain"]["bleu"] == score(kept[1], kept[2])[0].bleu
+    assert record["plain"]["copy"]["chrf"] == score(kept[0], kept[2])[0].chrf < record["copy"]["chrf"]
+    nothing = scores_beside_copies(sources, written, references, [])["plain"]
+    assert nothing == {"pairs": 0, "bleu": None, "chrf": None, "copy": {"bleu": None, "chrf": None}}
+
+
+def test_the_paired_bootstrap_tells_a_clear_difference_from_none():
+    chance = random.Random(1)
+    words = ["open", "the", "file", "save", "all", "changes", "now", "please", "close", "window"]
+    references = [" ".join(chance.choices(words, k=6)) for _ in range(80)]
+
+    def spoiled(share):
+        return [" ".join(w if chance.random() > share else "x" for w in line.split()) for line in references]
+
+    good, bad, same = spoiled(0.2), spoiled(0.6), spoiled(0.2)
+    for metric in ("bleu", "chrf"):
+        assert paired_bootstrap(good, bad, references, metric) < 0.01
+        assert paired_bootstrap(good, same, references, metric) > 0.05
+        assert paired_bootstrap(good, bad, references, metric) == paired_bootstrap(good, bad, references, metric)

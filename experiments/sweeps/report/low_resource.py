@@ -1,0 +1,231 @@
+"""The tables and figures of the sweep ``low_resource``.
+
+validation NLL of the language       held-out text, at the run's best checkpoint
+chrF, BLEU                           test pairs, mean of both directions; copying the source has a row of its own
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.report.figure import INK, new_figure
+from experiments.report.page import Picture
+from experiments.report.table import Table, Value
+from experiments.sweeps.members.low_resource import Case, Model
+from experiments.sweeps.report.labels import mean_and_margin
+from experiments.sweeps.report.results import Results, Run
+from experiments.sweeps.report.verdicts import Difference, Outcome, Verdict, combined_outcome, difference, t_margin
+from suite.data.text.sampling import temperature_weights
+from suite.evaluation.scores import paired_bootstrap
+from suite.training.jsonl import read_lines
+from suite.training.metrics import STEP, units_done
+
+LEVEL = 0.05
+"""Largest p-value of the paired bootstrap over sentences that counts as a difference."""
+
+NLL, CHRF, PLAIN_CHRF, BLEU = "validation NLL", "chrF", "chrF, no placeholders", "BLEU"
+
+
+@dataclass(frozen=True)
+class LowResourceRun:
+    """A finished run, and its validations of the language: (tokens seen, NLL in nats per token)."""
+
+    run: Run
+    case: Case
+    folder: Path
+    validations: tuple[tuple[int, float], ...]
+    best: int
+    """The place of the best checkpoint's validation."""
+
+    @classmethod
+    def read(cls, run: Run, case: Case, runs: Path) -> LowResourceRun:
+        """Reads a run's validations."""
+        lines, tokens, found, steps = read_lines(runs / run.member.folder / "metrics.jsonl"), 0, [], []
+        for line in lines:
+            tokens = int(line.get(units_done("tokens"), tokens))
+            if (nll := line.get(f"valid/nll/{case.group.language}")) is not None:
+                found.append((tokens, float(nll)))
+                steps.append(int(line[STEP]))
+        return cls(run, case, runs / run.member.folder, tuple(found), steps.index(int(run.record["best_step"])))
+
+    @property
+    def seed(self) -> int:
+        """Seed of weights, data order and the chosen pairs."""
+        return self.run.member.experiment.train.seed
+
+    def value(self, measure: str, copied: bool = False) -> float | None:
+        """Returns a measure, the mean of both directions; ``copied`` scores the source itself."""
+        if measure == NLL:
+            return self.validations[self.best][1]
+        parts = [
+            scores["plain"] if measure == PLAIN_CHRF else scores for scores in self.run.scores["directions"].values()
+        ]
+        parts = [part["copy"] for part in parts] if copied else parts
+        values = [part["bleu" if measure == BLEU else "chrf"] for part in parts]
+        return None if None in values else statistics.fmean(values)
+
+    @property
+    def share(self) -> float:
+        """The share of its tokens that are of the language: its probability, computed."""
+        text = self.run.member.experiment.model_dump()["text"]
+        counts = dict(limit.split(":") for limit in text["train_pairs"] or ())
+        own = next(int(scores["train_pairs"]) for scores in self.run.scores["directions"].values())
+        others = [int(counts[code]) for code in text["languages"] if code != self.case.group.language]
+        return float(temperature_weights([own, *others], text["temperature"])[0])
+
+    def lines(self, kind: str) -> list[str]:
+        """Returns its translations (``hyp``) or their references (``ref``), of both directions."""
+        paths = [self.folder / "scores" / f"{name}.{kind}" for name in sorted(self.run.scores["directions"])]
+        return [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def nll_at(self, tokens: float) -> float | None:
+        """Returns the best NLL of the language until so many tokens; None before the first validation."""
+        return min((nll for at, nll in self.validations if at <= tokens), default=None)
+
+
+Runs = Callable[[Case, Model], list[LowResourceRun]]
+"""Returns the finished runs of a model, by seed."""
+
+
+def read_runs(results: Results, cases: Sequence[Case], runs: Path) -> Runs:
+    """Reads the finished runs of all cases."""
+    found = {
+        (case, model): [LowResourceRun.read(run, case, runs) for run in results.runs_of(case.label(model))]
+        for case in cases
+        for model in case.models
+    }
+    return lambda case, model: found[case, model]
+
+
+def verdicts(cases: Sequence[Case], runs_of: Runs) -> list[Verdict]:
+    """Relatives against the tuned bilingual model, and against as many pairs of unrelated languages."""
+    found = []
+    for case in cases:
+        alone, relatives, unrelated = case.compared
+        found.append(_verdict(case, relatives, alone, "beats the tuned bilingual model", runs_of))
+        found.append(_verdict(case, relatives, unrelated, "beats one with unrelated languages", runs_of))
+    return found
+
+
+def _verdict(case: Case, more: Model, less: Model, what: str, runs_of: Runs) -> Verdict:
+    first, second = runs_of(case, more), runs_of(case, less)
+    saved = _difference(case, second, first, NLL, runs_of)
+    gained = _difference(case, first, second, CHRF, runs_of)
+    p_values = sentence_tests(first, second)
+    clear = bool(p_values) and max(p_values) < LEVEL
+    outcome: Outcome = combined_outcome([saved, gained])
+    here = f"nats a token saved {saved or 'missing'}; chrF {gained or 'missing'}"
+    here += f"; over sentences p < {LEVEL} in {sum(p < LEVEL for p in p_values)} of {len(p_values)} seeds"
+    return Verdict(
+        f"{case.title}: the multilingual model {what}",
+        "one multilingual model beats bilingual ones, most on low-resource languages",
+        here,
+        outcome if clear or outcome == "no runs" else "undecided",
+    )
+
+
+def sentence_tests(first: Sequence[LowResourceRun], second: Sequence[LowResourceRun]) -> list[float]:
+    """Returns the p-value of the chrF difference for each seed that both have, over sentences of both directions."""
+    others = {run.seed: run for run in second}
+    return [_sentence_test(run, others[run.seed]) for run in first if run.seed in others]
+
+
+def _sentence_test(first: LowResourceRun, second: LowResourceRun) -> float:
+    return paired_bootstrap(first.lines("hyp"), second.lines("hyp"), first.lines("ref"), "chrf")
+
+
+def _difference(
+    case: Case, more: Sequence[LowResourceRun], less: Sequence[LowResourceRun], measure: str, runs_of: Runs
+) -> Difference | None:
+    groups = [_values(runs_of(case, model), measure) for model in case.models]
+    return difference(_values(more, measure), _values(less, measure), groups)
+
+
+def _values(runs: Sequence[LowResourceRun], measure: str) -> list[float]:
+    return [value for run in runs if (value := run.value(measure)) is not None]
+
+
+def score_table(cases: Sequence[Case], runs_of: Runs) -> Table:
+    """Returns one row per model of each case, and one for copying the source."""
+    rows: list[list[Value]] = []
+    measures = (NLL, CHRF, PLAIN_CHRF, BLEU)
+    for case in cases:
+        scored = [run for model in case.models for run in runs_of(case, model)]
+        for model in case.models:
+            runs = runs_of(case, model)
+            tokens = statistics.fmean(run.validations[run.best][0] for run in runs) if runs else None
+            rows.append(
+                [
+                    case.title,
+                    model.name,
+                    len(runs),
+                    *(mean_and_margin(_values(runs, each)) for each in measures),
+                    tokens,
+                ]
+            )
+        copied = [scored[0].value(each, copied=True) for each in measures[1:]] if scored else [None] * 3
+        rows.append([case.title, "copying the source", None, None, *copied, None])
+    headings = ("language and pairs", "model", "seeds", *measures, "tokens at the best checkpoint")
+    notes = [
+        "Measured. NLL in nats per token of the language's validation pairs; chrF and BLEU on its test pairs, both "
+        "directions. ± is the 95% confidence interval of the mean over seeds.",
+    ]
+    return Table("scores", "Scores of the language", headings, rows or [[None] * len(headings)], notes)
+
+
+def budget_table(cases: Sequence[Case], runs_of: Runs) -> Table:
+    """Returns the validation NLL of each model at its best, at equal tokens of the language, and at equal tokens."""
+    rows: list[list[Value]] = []
+    for case in cases:
+        references = {run.seed: run.validations[run.best][0] for run in runs_of(case, case.compared[0])}
+        for model in case.models:
+            runs = [run for run in runs_of(case, model) if run.seed in references]
+            own = [run.nll_at(references[run.seed] / run.share) for run in runs]
+            all_tokens = [run.nll_at(references[run.seed]) for run in runs]
+            columns = ([run.value(NLL) for run in runs], own, all_tokens)
+            means = [mean_and_margin([value for value in column if value is not None]) for column in columns]
+            share = statistics.fmean(run.share for run in runs) if runs else None
+            rows.append([case.title, model.name, *means, share])
+    headings = (
+        "language and pairs", "model", "best validation", "equal tokens of the language", "equal tokens in all",
+        "share of the language",
+    )  # fmt: skip
+    notes = [
+        "Validation NLL of the language, measured. Equal tokens: as many as the bilingual run of that seed had seen at "
+        "its best checkpoint, of the language alone (tokens x its computed share) or of all languages; the best "
+        "validation until then. A run that ended earlier has its best."
+    ]
+    return Table("budgets", "Three budgets", headings, rows or [[None] * len(headings)], notes)
+
+
+def dose_response(cases: Sequence[Case], runs_of: Runs, measure: str) -> Picture | None:
+    """Returns a measure against the training pairs of the language: a line a model, intervals over seeds."""
+    points: dict[str, list[tuple[int, float, float]]] = {}
+    copied = []
+    for case in cases:
+        for model in case.models:
+            runs = runs_of(case, model)
+            if values := _values(runs, measure):
+                pairs = next(int(scores["train_pairs"]) for scores in runs[0].run.scores["directions"].values())
+                margin = t_margin(values)
+                points.setdefault(model.name, []).append((pairs, statistics.fmean(values), margin))
+                copied += [runs[0].value(measure, copied=True)] if measure != NLL else []
+    if not points:
+        return None
+    language = cases[0].group.language
+    figure, axis = new_figure(f"training pairs of {language}", f"{measure} of {language}")
+    for name, places in points.items():
+        across, middle, margins = zip(*sorted(places), strict=True)
+        axis.errorbar(across, middle, yerr=margins, marker="o", capsize=3, linewidth=1.4, label=name)
+    if copied and copied[0] is not None:
+        axis.axhline(copied[0], color=INK, linewidth=1, linestyle="--", label="copying the source")
+    axis.set_xscale("log")
+    ticks = sorted({pairs for places in points.values() for pairs, _, _ in places})
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.minorticks_off()
+    axis.legend(frameon=False, fontsize=8)
+    caption = f"{measure} against training pairs of {language}: mean and 95% interval over seeds (measured)."
+    return Picture(f"{language}-{'nll' if measure == NLL else 'chrf'}", figure, caption, wide=False)

@@ -1,0 +1,181 @@
+"""The sweep on a low-resource language: what is equal between its runs, tuning on validation alone, its verdicts."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from experiments.base.cluster import Cluster
+from experiments.scaling.scales import changes
+from experiments.sweeps.low_resource import SWEEP
+from experiments.sweeps.members.low_resource import (
+    GALICIAN,
+    RULES,
+    SETTINGS,
+    Case,
+    cases,
+    chosen_setting,
+    low_resource_members,
+    tuning,
+)
+from suite.pipeline.planning.devices import GIB
+
+LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
+CASE = Case(GALICIAN, 500, (5.0,))
+BEST = SETTINGS[1]
+
+
+def train(runs: Path, member, best_nll: float, steps: int = 200):
+    """Leaves what a trained member leaves."""
+    folder = runs / member.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "steps": steps, "best_step": 120, "stopped_early": True, "validations_without_improvement": 3,
+        "best_valid_nll": best_nll, "valid_nll": best_nll, "K": 1, "tokens": 1000 * steps, "seconds": 1.0,
+        "tokens_per_second": 1.0, "loss_last": 3.0, "name": "t12_400m", "data": "catalogues", "shrunk": [],
+    }  # fmt: skip
+    (folder / "record.json").write_text(json.dumps(record))
+    lines = []
+    for step in range(40, steps + 1, 40):
+        lines.append({"step": step, "train/tokens": 1000 * step, "train/loss": 4.0})
+        nll = best_nll + abs(step - 120) / 100
+        lines.append({"step": step, "valid/nll": nll, "valid/nll/gl": nll})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def score(runs: Path, member, right: float):
+    """Leaves what scoring leaves: translations of which a share of the words is ``right``."""
+    folder = runs / member.folder / "scores"
+    folder.mkdir(exist_ok=True)
+    chance, directions = random.Random(member.folder), {}
+    words = ["open", "the", "file", "save", "all", "changes", "now", "please", "close", "window"]
+    references = [" ".join(random.Random(at).choices(words, k=6)) for at in range(60)]
+    for name in ("en-gl", "gl-en"):
+        written = [" ".join(w if chance.random() < right else "x" for w in line.split()) for line in references]
+        for kind, texts in (("hyp", written), ("ref", references)):
+            (folder / f"{name}.{kind}").write_text("".join(f"{text}\n" for text in texts))
+        chrf = 100 * right + chance.random()
+        part = {"pairs": 60, "bleu": chrf / 2, "chrf": chrf, "copy": {"bleu": 14.0, "chrf": 26.0}}
+        directions[name] = {"train_pairs": 500 if "-500-" in member.folder else 2000, **part, "plain": part}
+    scores = {
+        "step": 120, "beam": 4, "max_pairs": 300, "length_penalty": 0.6, "split": "test", "seconds": 1.0,
+        "sentences_per_second": 1.0, "signatures": {"bleu": "b", "chrf": "c"}, "directions": directions,
+        "thirds": {"gl": "middle"},
+    }  # fmt: skip
+    (folder.parent / "scores.json").write_text(json.dumps(scores))
+
+
+def tune(runs: Path):
+    for case in cases("laptop"):
+        for setting, member in zip(SETTINGS, tuning(case, "laptop", LAPTOP), strict=True):
+            train(runs, member, 4.0 if setting == BEST else 4.5)
+
+
+def members(runs: Path):
+    return low_resource_members("laptop", LAPTOP, runs)
+
+
+@pytest.mark.parametrize("scale", RULES)
+def test_a_folder_holds_one_run_and_a_label_one_setting_with_every_seed(scale, tmp_path):
+    seeds: dict[str, list[int]] = {}
+    found = low_resource_members(scale, LAPTOP, tmp_path)
+    assert len({member.folder for member in found}) == len(found)
+    for member in found:
+        if member.scoring is not None:
+            seeds.setdefault(member.label, []).append(member.experiment.train.seed)
+    assert len(seeds) == len(RULES[scale].groups) * len(RULES[scale].counts) * (len(RULES[scale].temperatures) + 1)
+    assert all(found == list(range(RULES[scale].seeds)) for found in seeds.values())
+
+
+def test_runs_with_relatives_and_with_unrelated_languages_differ_in_the_languages_alone(tmp_path):
+    found = {member.label: member.experiment for member in members(tmp_path) if member.folder.endswith("-0")}
+    _, related, unrelated = CASE.compared
+    one, other = found[CASE.label(related)], found[CASE.label(unrelated)]
+    assert changes(one, other) == [
+        "text.languages ('es', 'gl', 'pt_BR') -> ('fi', 'gl', 'hu')",
+        "text.train_pairs ('gl:500', 'es:15000', 'pt_BR:15000') -> ('gl:500', 'fi:15000', 'hu:15000')",
+    ]
+    alone = tuning(CASE, "laptop", LAPTOP)[0].experiment
+    assert SETTINGS[0].dropout == one.model.dropout
+    assert changes(alone, one) == [
+        "text.languages ('gl',) -> ('es', 'gl', 'pt_BR')",
+        "text.train_pairs ('gl:500',) -> ('gl:500', 'es:15000', 'pt_BR:15000')",
+    ]
+
+
+def test_bilingual_runs_follow_tuning_with_the_setting_that_validated_best(tmp_path):
+    before = {member.label for member in members(tmp_path)}
+    assert not any(label == CASE.label(CASE.models[0]) for label in before)
+    tune(tmp_path)
+    assert chosen_setting(CASE, "laptop", LAPTOP, tmp_path) == BEST
+    chosen = [member for member in members(tmp_path) if member.label == CASE.label(CASE.models[0])]
+    assert [member.experiment.train.seed for member in chosen] == [0, 1, 2]
+    assert {member.experiment.model.dropout for member in chosen} == {0.3}
+    assert chosen[0].folder == tuning(CASE, "laptop", LAPTOP)[1].folder  # trained already, now it is scored
+
+
+def test_tuning_reads_no_scores_and_waits_for_all_settings(tmp_path):
+    tune(tmp_path)
+    for setting, member in zip(SETTINGS, tuning(CASE, "laptop", LAPTOP), strict=True):
+        assert member.scoring is None
+        score(tmp_path, member, 0.9 if setting != BEST else 0.1)  # test scores would choose another
+    assert chosen_setting(CASE, "laptop", LAPTOP, tmp_path) == BEST
+    (tmp_path / tuning(CASE, "laptop", LAPTOP)[3].folder / "record.json").unlink()
+    assert chosen_setting(CASE, "laptop", LAPTOP, tmp_path) is None
+
+
+def finish(runs: Path, right, nll):
+    """Finishes all runs; ``right`` and ``nll`` are of the models alone, related, unrelated."""
+    tune(runs)
+    for case in cases("laptop"):
+        for at, model in enumerate(case.compared):
+            for member in members(runs):
+                if member.label == case.label(model):
+                    train(runs, member, nll[at] + 0.01 * member.experiment.train.seed)
+                    score(runs, member, right[at])
+
+
+def outcomes(runs: Path):
+    table = next(table for section in SWEEP.page("laptop", LAPTOP, runs).sections for table in section.tables)
+    return [row[-1] for row in table.rows], table
+
+
+def test_a_clear_gain_by_nll_and_chrf_over_seeds_and_sentences_is_confirmed(tmp_path):
+    finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
+    found, table = outcomes(tmp_path)
+    assert found == ["confirmed"] * 4
+    assert "nats a token saved +1.00 ± 0.0" in table.rows[0][2]
+    assert "p < 0.05 in 3 of 3 seeds" in table.rows[0][2]
+    assert table.notes[-1].startswith("4 comparisons.")
+
+
+def test_a_gain_that_sentences_or_one_measure_do_not_show_is_not_confirmed(tmp_path):
+    finish(tmp_path / "nll", (0.3, 0.8, 0.5), (3.0, 3.5, 3.6))
+    assert outcomes(tmp_path / "nll")[0][0] == "not confirmed"
+    finish(tmp_path / "same", (0.6, 0.6, 0.6), (4.0, 3.0, 3.5))
+    assert outcomes(tmp_path / "same")[0][0] == "undecided"
+
+
+def test_budgets_compare_at_the_tokens_of_the_bilingual_run(tmp_path):
+    finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
+    scores, budgets = SWEEP.tables("laptop", LAPTOP, tmp_path)
+    first = [row for row in budgets.rows if row[0] == "gl, 500 pairs"]
+    alone, related, _ = first
+    assert alone[2] == alone[3] == alone[4] == "4.01 ± 0.025"
+    share = 500**0.2 / (500**0.2 + 2 * 15_000**0.2)
+    assert related[5] == pytest.approx(share)
+    assert related[2] == "3.01 ± 0.025"  # its best, at 120,000 tokens, is within both budgets
+    copied = next(row for row in scores.rows if row[1] == "copying the source")
+    assert copied[4:7] == [26.0, 26.0, 14.0]
+
+
+def test_missing_runs_are_named_and_the_smoke_test_says_so(tmp_path):
+    tune(tmp_path)
+    assert outcomes(tmp_path)[0] == ["no runs"] * 4
+    text = SWEEP.page("laptop", LAPTOP, tmp_path).markdown()
+    assert "gl-500-with-es-pt_BR-T5-0" in text
+    assert "smoke test" not in text
+    assert "This is a smoke test" in SWEEP.page("tiny", LAPTOP, tmp_path).markdown()
