@@ -52,10 +52,13 @@ class Follower:
     def __init__(
         self, run: RunFolder, steps: int, unit: str, console: Console,
         on_step: Callable[[int, float], None] = lambda step, seconds: None, log_every: int | None = None,
+        validate_every: int | None = None,
     ) -> None:  # fmt: skip
-        """``on_step`` receives each step and its seconds; ``log_every`` is ``train.log_every``."""
+        """``on_step`` receives each step and its seconds; ``log_every`` and ``validate_every`` are settings of
+        ``train``."""
         self._steps, self._unit, self._on_step = steps, unit, on_step
         self._log_every = log_every or max(1, steps // 10)
+        self._validate_every, self._validation_s = validate_every, 0.0
         # from the end, because a resumed run has lines already, and rewrites them while it starts
         self._metrics, self._messages = LogTail(run.metrics, from_end=True), LogTail(run.messages, from_end=True)
         self._thread = PeriodicThread(self._poll, PERIOD, "follow", log_error)
@@ -89,14 +92,22 @@ class Follower:
                 last = values
                 if not self._metrics.rewritten:
                     self._show(values)  # each one, because the view chooses which steps it prints
-            elif not self._metrics.rewritten and (text := validation_line(values)):
-                self._view.log(text)
+            elif text := validation_line(values):
+                self._validation_s = float(values.get("valid/seconds", 0.0))
+                if not self._metrics.rewritten:
+                    self._view.log(text)
         if last is not None and self._metrics.rewritten:
             self._show(last)
 
     def _show(self, values: dict[str, Any]) -> None:
         seconds = float(values[STEP_S])
         self._mean_step_s = seconds if self._mean_step_s is None else 0.8 * self._mean_step_s + 0.2 * seconds
-        ranked = tuple(figures(values, self._steps, self._unit, self._mean_step_s))
+        validations_s = self._validation_s * self._validations_left(int(values[STEP]))
+        ranked = tuple(figures(values, self._steps, self._unit, self._mean_step_s, validations_s))
         elapsed_s = time.monotonic() - self._began
         self._view.show(Update(int(values[STEP]), self._steps, ranked, elapsed_s, self._log_every))
+
+    def _validations_left(self, step: int) -> int:
+        """Returns how many follow after a step: one at each multiple of the interval, and one at the end."""
+        every = self._validate_every or self._steps
+        return -(-self._steps // every) - step // every

@@ -45,13 +45,16 @@ def headed(step: int, steps: int, ranked: Sequence[Figure], width: int = WIDTH) 
     return head + fitted(ranked, width - len(head))
 
 
-def figures(values: Values, steps: int, unit: str, step_s: float | None = None) -> list[Figure]:
+def figures(
+    values: Values, steps: int, unit: str, step_s: float | None = None, validations_s: float = 0.0
+) -> list[Figure]:
     """Returns the figures of a step of a run with ``steps`` steps, in the order of the line.
 
-    ``step_s`` is the time per step that the time left is computed from; None: that of this step.
+    The time left is computed from ``step_s``, the time per step (None: that of this step), and ``validations_s``, the
+    time of all validations to come.
     """
     get = values.get
-    left_s = (steps - int(get(metrics.STEP) or 0)) * (step_s or get(metrics.STEP_S) or 0.0)
+    left_s = (steps - int(get(metrics.STEP) or 0)) * (step_s or get(metrics.STEP_S) or 0.0) + validations_s
     rate, each = get(metrics.units_per_s(unit)), get(metrics.units_per_s_per_device(unit))
     found: list[Figure] = [(0, f"loss {_number(get(metrics.LOSS), '.3f')}")]
     if metrics.GRAD_NORM in values:

@@ -206,7 +206,15 @@ class _Session:
         check = StepCheck(spec.run, lambda: state.planned, log)
         try:
             with (
-                Follower(spec.run, chosen.train.steps, chosen.unit, self.console, check.step, chosen.train.log_every),
+                Follower(
+                    spec.run,
+                    chosen.train.steps,
+                    chosen.unit,
+                    self.console,
+                    check.step,
+                    chosen.train.log_every,
+                    chosen.train.validate_every,
+                ),  # fmt: skip
                 self.backend.started(spec, state.planned.placement) as launcher,
             ):
                 Supervisor(spec, chosen, launcher, state.fit, log).run()

@@ -200,14 +200,14 @@ def _train_stage(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, st
                 tracker.finish(record)
 
 
-def _validated(
-    experiment: Experiment, validation: Validation | None, step: int
-) -> dict[str, float | str | bool | None]:
+def _validated(experiment: Experiment, validation: Validation | None, step: int) -> dict[str, Any]:
     """Returns what the record says of the held-out data, after the last step."""
     if validation is None:
         return {"stopped_early": False}
-    return {
-        f"valid_{experiment.metric_name}": validation.figures(step).metric,
+    figures = validation.figures(step)
+    weights = {f"valid_{experiment.unit}": figures.weights} if figures.weights else {}
+    return weights | {
+        f"valid_{experiment.metric_name}": figures.metric,
         "best_step": validation.state.best_step,
         "validations_without_improvement": validation.state.unimproved,
         f"best_valid_{experiment.criterion.name}": validation.state.best,

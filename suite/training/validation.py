@@ -84,6 +84,8 @@ class Figures:
     metric: float
     groups: dict[str, float]
     """The metric of each group."""
+    weights: dict[str, float]
+    """The units of each group, such as tokens: the metric is the mean of the groups' with these weights."""
 
 
 def evaluate(executor: Executor, held_out: HeldOut, step: int) -> Figures:
@@ -111,7 +113,8 @@ def evaluate(executor: Executor, held_out: HeldOut, step: int) -> Figures:
     by_group = sums.cpu().sum(0)
     loss, metric, weight = by_group.sum(0).tolist()
     groups = {name: float(by_group[rows[name], 1] / by_group[rows[name], 2]) for name in held_out.groups}
-    return Figures(loss / weight, metric / weight, groups)
+    weights = {name: float(by_group[rows[name], 2]) for name in held_out.groups}
+    return Figures(loss / weight, metric / weight, groups, weights)
 
 
 class Validation:

@@ -48,8 +48,18 @@ def test_every_due_step_is_shown_and_each_validation_without_its_languages(tmp_p
     assert out.getvalue().splitlines() == [
         "step 2/6  loss 6.000  0:08 left",
         "step 3: validation nll 7.5000 (1.2 s)",
-        "step 4/6  loss 4.000  0:04 left",
+        "step 4/6  loss 4.000  0:05 left",  # with another validation, at the end
     ]
+
+
+def test_the_time_left_counts_the_validations_to_come_as_long_as_the_last_one(tmp_path):
+    run, out = RunFolder(tmp_path), io.StringIO()
+    with Follower(run, 10, "tokens", Console(file=out, width=200), log_every=1, validate_every=4):
+        lines = [{"step": s, "train/loss": 8.0, "throughput/step_s": 2.0} for s in (3, 4, 5, 8)]
+        lines.insert(2, {"step": 4, "valid/nll": 7.5, "valid/seconds": 60.0})
+        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    left = [line.rpartition("  ")[2] for line in out.getvalue().splitlines() if "loss" in line]
+    assert left == ["0:14 left", "0:12 left", "2:10 left", "1:04 left"]  # none was timed before step 4's
 
 
 def test_a_resumed_run_does_not_print_its_earlier_steps_and_validations_again(tmp_path):

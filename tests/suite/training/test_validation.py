@@ -188,7 +188,7 @@ class Planned(Validation):
         self._values = values
 
     def figures(self, step):
-        return Figures(0.0, self._values[step // 10 - 1], {})
+        return Figures(0.0, self._values[step // 10 - 1], {}, {})
 
 
 def decisions(validation, start=0):
