@@ -282,6 +282,7 @@ def _build_context(
     saver = checkpoint.Saver(
         checkpoint.Storage(checkpoint_location(spec.run, experiment)), engine.optimizer,
         lambda units: {"units": units} | notes_of(validation) | fixed, log, engine.start,
+        on_failure=validation.forget if validation is not None else lambda step: None,
     )  # fmt: skip
     schedule_key = str((experiment.pipeline, spec.cells, spec.schedule_config))
     trace = TraceWriter(spec.run.traces, coord, device, engine.start, experiment.trace, schedule_key)

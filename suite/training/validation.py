@@ -127,6 +127,8 @@ class Validation:
         """``read`` returns the held-out data. It is called once, before the first validation."""
         self._executor, self._read, self._metric_name = executor, read, metric_name
         self._settings, self.criterion, self.state = settings, criterion, state
+        self._bests = [state] if state.best is not None else []
+        """Whenever a validation was the best so far; the last one's checkpoint is the best."""
         self._held_out: HeldOut | None = None
         self._last: tuple[int, Figures] | None = None
 
@@ -156,11 +158,20 @@ class Validation:
         improved = self._settings.validate_every is not None and self.criterion.improves(value, before.best)
         if improved:
             self.state = ValidationState(value, step, 0)
+            self._bests.append(self.state)
         elif self._settings.validate_every is not None:
             self.state = ValidationState(before.best, before.best_step, before.unimproved + 1)
         metrics = {f"valid/{self._metric_name}": figures.metric, f"valid/{self.criterion.name}": value}
         metrics |= {f"valid/{self._metric_name}/{name}": metric for name, metric in figures.groups.items()}
         return metrics | {"valid/seconds": time.perf_counter() - start}, improved
+
+    def forget(self, step: int) -> None:
+        """Takes back that the validation after ``step`` steps was the best, because its checkpoint was not written: the
+        best is the one before, whose checkpoint is still kept. ``patience`` counts on."""
+        self._bests = [best for best in self._bests if best.best_step != step]
+        if self.state.best_step == step:
+            last = self._bests[-1] if self._bests else ValidationState()
+            self.state = ValidationState(last.best, last.best_step, self.state.unimproved)
 
     def figures(self, step: int) -> Figures:
         """Returns the figures after ``step`` steps; evaluates only if they are not those of the last validation."""

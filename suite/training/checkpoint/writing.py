@@ -40,19 +40,23 @@ class Saver:
     def __init__(
         self, storage: Storage, optimizer: StageOptimizer, notes: Callable[[int], dict[str, Any]],
         log: Log, start: int = 0, deadline_s: float = DEADLINE_S,
+        on_failure: Callable[[int], None] = lambda step: None,
     ) -> None:  # fmt: skip
         """``notes`` returns the manifest's notes for the units seen; only rank 0 uses ``log``. ``start`` is the step of
-        the checkpoint that the run resumed from, 0 for none.
+        the checkpoint that the run resumed from, 0 for none. ``on_failure`` gets the step of each save that failed and
+        is not tried again, on all workers.
 
         Raises CheckpointError when the location of the checkpoints cannot be listed.
         """
         self._storage, self._optimizer, self._coord = storage, optimizer, optimizer.coord
-        self._notes, self._log, self._deadline_s = notes, log, deadline_s
+        self._notes, self._log, self._deadline_s, self._on_failure = notes, log, deadline_s, on_failure
         self._save: AsyncSave | None = None
         self._saving_step: int | None = None
         """The step of the running save; replicas that write nothing also know it."""
         self._newest, self._last_finite = start, 0
         self._failures, self._last_fault = 0, ""
+        self._last_step: int | None = None
+        """Known once it is saved, as often as it takes."""
         self._stale: set[str] = set()
         """Folders of steps after the resumed one. Each is removed before it is written again."""
         if self._coord.rank == 0:
@@ -115,6 +119,7 @@ class Saver:
 
         Raises CheckpointError, on all workers, when LIMIT saves in a row have failed.
         """
+        self._last_step = step
         self.wait()
         while self._newest != step:
             self.save(step, units, best)
@@ -162,6 +167,8 @@ class Saver:
 
     def _failed(self, step: int, fault: str) -> None:
         self._failures, self._last_fault = self._failures + 1, fault
+        if step != self._last_step:
+            self._on_failure(step)
         if self._coord.rank == 0:
             with suppress(OSError):  # the log may be on the same full disk
                 self._log(

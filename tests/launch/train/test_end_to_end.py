@@ -73,6 +73,9 @@ def test_a_run_through_ray_writes_a_complete_record(through_ray):
     *lines, validated = read_lines(run / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert (validated["step"], validated["valid/nll"]) == (6, record["valid_nll"])
+    tokens = record["valid_tokens"]
+    mean = sum(validated[f"valid/nll/{language}"] * count for language, count in tokens.items()) / sum(tokens.values())
+    assert mean == pytest.approx(validated["valid/nll"])
     assert (record["loss_first"], record["loss_last"]) == (lines[0]["train/loss"], lines[-1]["train/loss"])
     assert record["tokens"] == lines[-1]["train/tokens"] >= 6 * 200
     assert record["seconds"] == pytest.approx(sum(line["throughput/step_s"] for line in lines))

@@ -217,6 +217,20 @@ def test_the_run_ends_after_as_many_validations_without_improvement_as_patience_
     assert reason.endswith("the last validation did not improve; none was finite")
 
 
+def test_a_best_checkpoint_that_could_not_be_written_is_not_the_best():
+    validation = Planned([5.0, 4.0, 3.0, 3.5, 3.8], patience=3)
+    assert [validation.validate(step)[1] for step in (10, 20, 30)] == [True, True, True]
+    validation.forget(20)  # known only after the next validation
+    assert validation.state == ValidationState(3.0, 30, 0)
+    assert not validation.validate(40)[1]
+    validation.forget(30)
+    assert validation.state == ValidationState(5.0, 10, 1)
+    assert validation.validate(50)[1]  # better than any that was saved
+    validation.forget(50)
+    validation.forget(10)
+    assert validation.state == ValidationState(None, None, 0)
+
+
 def test_the_last_validation_of_all_steps_stops_nothing():
     assert decisions(Planned([5.0, 6.0], steps=20, patience=1)) == ([10], 20, "")
 

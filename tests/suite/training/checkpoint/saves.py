@@ -31,7 +31,8 @@ class Counting:
         self.update = StageOptimizer(self.stage, len(layers), ties, self.coord, groups, settings)
         self._named = named
         storage = storage if isinstance(storage, Storage) else Storage(storage)
-        self.saver = Saver(storage, self.update, lambda units: {}, log, start, deadline_s)
+        self.failed = []
+        self.saver = Saver(storage, self.update, lambda units: {}, log, start, deadline_s, self.failed.append)
 
     @torch.no_grad()
     def become(self, step):

@@ -93,11 +93,12 @@ def keeps_the_best(rank, world, rendezvous, folder):
         one.saver.wait()
         there = sorted(path.name for path in Path(folder).iterdir())
         seen.append(" ".join(f"{int(name)}{'*' * Path(folder, name, 'best').exists()}" for name in there))
-    return seen, [(each.step, each.best) for each in list_checkpoints(folder, print)]
+    return seen, [(each.step, each.best) for each in list_checkpoints(folder, print)], one.failed
 
 
 def test_the_best_checkpoint_is_kept_until_a_better_one_is_published(tmp_path):
-    ((seen, found),) = run_processes(keeps_the_best, 1, str(tmp_path))
+    ((seen, found, failed),) = run_processes(keeps_the_best, 1, str(tmp_path))
+    assert failed == [3]
     assert seen == ["1*", "1* 2*", "1* 2*", "2* 4", "2* 4 5", "2* 5 6", "6 7*", "7* 8"]
     assert found == [(8, False), (7, True)]
 
@@ -118,13 +119,13 @@ def lasts(rank, world, rendezvous, folder, failures):
     try:
         one.saver.finish(1, 0)
     except CheckpointError as error:
-        return restored(folder), str(error)
-    return restored(folder), None
+        return restored(folder), str(error), one.failed
+    return restored(folder), None, one.failed
 
 
 def test_the_last_save_is_tried_again_and_a_run_without_it_ends_with_an_error(tmp_path):
-    assert run_processes(lasts, 1, str(tmp_path / "mended"), 2) == [(1, None)]
-    ((step, message),) = run_processes(lasts, 1, str(tmp_path / "full"), 3)
+    assert run_processes(lasts, 1, str(tmp_path / "mended"), 2) == [(1, None, [])]  # not given up
+    ((step, message, _),) = run_processes(lasts, 1, str(tmp_path / "full"), 3)
     assert step == 0
     assert "3 checkpoints in a row could not be written" in message
     assert "there is no checkpoint yet" in message
