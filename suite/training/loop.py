@@ -126,6 +126,8 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
         if improved or progress.step % settings.checkpoint_every == 0:
             with _saving(worker, step):
                 worker.saver.save(progress.step, progress.units, improved)
+    if worker.profiler is not None:
+        worker.profiler.close(None, worker.executor)
     with _saving(worker, None, "the last checkpoint", LAST_SAVE_TIMEOUT_S):
         worker.saver.finish(progress.step, progress.units, improved)
     worker.executor.status.begin("end", None)

@@ -65,7 +65,12 @@ class StepProfiler:
 
     def end(self, step: int, executor: Executor) -> None:
         """Writes the trace after the last step of the range."""
-        if self._profile is None or step + 1 in self._steps:
+        if step + 1 not in self._steps:
+            self.close(step, executor)
+
+    def close(self, step: int | None, executor: Executor) -> None:
+        """Writes what is recorded: all of it, or the part until the run ended early."""
+        if self._profile is None:
             return
         executor.profiling = False
         executor.status.begin("profile", step)

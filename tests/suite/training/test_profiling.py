@@ -3,13 +3,17 @@
 import gzip
 import json
 from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from experiments.registry import find
 from launch.backends.processes import run_processes
 from suite.errors import SettingError
-from suite.training.profiling import profiled_steps
+from suite.pipeline.model.topology import RankCoord
+from suite.training.profiling import StepProfiler, profiled_steps
 from tests.suite.pipeline.build import join
 from tests.suite.training.work import merge, trained
 
@@ -36,6 +40,21 @@ def test_a_profiled_run_has_the_same_bits_and_a_trace_of_each_worker(tmp_path, s
         expected = {f"{kind}{i}": 2 for kind in "FRB" for i in range(count)} | {f"R{count - 1}": 0}
         assert {name: spans[name] for name in expected} == expected
         assert any(event["name"] == "aten::linear" or event["name"] == "aten::mm" for event in events)
+
+
+def test_a_run_that_ends_within_the_range_leaves_the_steps_until_then(tmp_path):
+    status = SimpleNamespace(begin=lambda name, step: None, allow=lambda seconds: nullcontext())
+    executor = SimpleNamespace(status=status, profiling=False)
+    profiler = StepProfiler(tmp_path / "profile", RankCoord(0, 1, 1), range(1, 9), torch.device("cpu"))
+    profiler.begin(1, executor)
+    torch.ones(3) + 1
+    profiler.end(1, executor)
+    assert not (tmp_path / "profile").exists()
+    profiler.close(None, executor)
+    assert not executor.profiling
+    (trace,) = (tmp_path / "profile").iterdir()
+    assert any(event["name"] == "aten::add" for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"])
+    profiler.close(None, executor)  # nothing is left to write
 
 
 @pytest.mark.parametrize(("text", "expected"), [("20", range(19, 20)), ("20-23", range(19, 23)), (" 1-50 ", range(50))])
