@@ -67,6 +67,8 @@ class Page:
         """Returns the page as Markdown; pictures are separate files."""
         parts = [f"# {self.title}\n"]
         for section in self.sections:
+            if section.is_empty:
+                continue
             parts.append(f"## {section.title}\n")
             parts += [f"{sentence}\n" for sentence in section.sentences]
             parts += [f"![{p.caption}]({self._file(p)})\n\n{p.caption}\n" for p in section.pictures]

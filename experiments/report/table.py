@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,5 +88,5 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[Value]]) -> str:
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-def _line(cells: object) -> str:
-    return "| " + " | ".join(cells) + " |"  # type: ignore[arg-type]
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -52,11 +52,12 @@ def short_labels(names: Sequence[str]) -> list[str]:
 
 
 def _check_same_task(runs: Sequence[RunData]) -> None:
-    first = runs[0]
-    for run in runs[1:]:
-        if type(run.experiment) is not type(first.experiment):
+    tasks = [run.experiment.model_dump(include={"task"})["task"] for run in runs]
+    first, *others = [(run.name, f"{task} ({run.metric}, {run.unit})") for run, task in zip(runs, tasks, strict=True)]
+    for name, task in others:
+        if task != first[1]:
             raise SettingError(
-                f"run {first.name} trains on {first.unit} and run {run.name} on {run.unit}, which do not compare; "
+                f"run {first[0]} is of {first[1]} and run {name} of {task}, which do not compare; "
                 "report runs of one task together"
             )
 

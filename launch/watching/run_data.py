@@ -61,14 +61,17 @@ class RunData:
         ]
 
     def valid_points(self, against: str = STEP, language: str = "") -> list[tuple[float, float]]:
-        """Returns (step, metric) of the validations; the final one is the record's if there is no other."""
+        """Returns (step, metric) of the validations, or another metric in place of the step. The final one is the
+        record's if there is no other."""
         metric = f"valid/{self.metric}" + (f"/{language}" if language else "")
         values = {int(line["step"]): line[metric] for line in self.validations if line.get(metric) is not None}
         final = self.record.get(f"valid_{self.metric}")
         if not language and final is not None:
             values.setdefault(int(self.record["steps"]), final)
         at = {int(line["step"]): line.get(against) for line in self.steps}
-        return [(at.get(step) or step, values[step]) for step in sorted(values)]
+        if against == STEP:
+            return [(step, values[step]) for step in sorted(values)]
+        return [(place, values[step]) for step in sorted(values) if (place := at.get(step)) is not None]
 
     @cached_property
     def best(self) -> tuple[int, float] | None:
@@ -109,9 +112,12 @@ def read_run(run: RunFolder, holds_lock: bool = False) -> RunData:
             f"run {run_name(run)} has not finished a step, so there is nothing to report; its logs are in "
             f"{run.path / 'logs'}"
         )
+    record = _read(run.record)
+    if record.get("steps", 0) < int(steps[-1][STEP]):
+        record = {}  # of before it was resumed to train longer
     validations = [line for line in read_lines(run.metrics) if any(name.startswith("valid/") for name in line)]
     return RunData(
-        run, experiment, read_state(run, holds_lock), steps, validations, _read(run.record), _read(run.plan_record),
+        run, experiment, read_state(run, holds_lock), steps, validations, record, _read(run.plan_record),
         _read(run.scores),
     )  # fmt: skip
 

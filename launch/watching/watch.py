@@ -56,6 +56,8 @@ def describe_end(run: RunFolder, state: RunState) -> str:
     """Returns how a run ended, and what to do next."""
     if state.name == "finished":
         return f"it is finished; make report RUN={run_name(run)} writes its page"
+    if state.last is None:
+        return f"it never started; {resume_command(run)} starts it"
     cause = f" ({state.cause})" if state.cause else ""
     return f"it {'failed' if state.name == 'failed' else 'was interrupted'}{cause}; {resume_command(run)} continues it"
 
@@ -70,16 +72,16 @@ class WatchView:
         self.state = read_state(run)
         self._seen_s = time.monotonic()
 
-    def poll(self) -> tuple[list[str], list[str]]:
-        """Reads the folder; returns the new messages, and the lines of the new steps."""
-        messages = list(self._messages.lines())
+    def poll(self) -> list[tuple[str, bool]]:
+        """Reads the folder; returns the new lines, and whether each is of a step, not a message or a validation."""
+        messages = [(line, False) for line in self._messages.lines()]
         self.state = read_state(self.run)
-        steps = list(self._new_steps())
+        new_lines = [*messages, *self._new_metrics()]
         if self.state.name == "training":
             self._seen_s = time.monotonic()
-        return messages, steps
+        return new_lines
 
-    def _new_steps(self) -> Iterator[str]:
+    def _new_metrics(self) -> Iterator[tuple[str, bool]]:
         first_step = self._first_step()
         for raw in self._metrics.lines():
             try:
@@ -89,9 +91,9 @@ class WatchView:
             # a restarted attempt rewrites the file: its first lines are of steps that were shown before
             if is_step(line) and line[STEP] > first_step:
                 self._last = line
-                yield self.step_line()
+                yield self.step_line(), True
             elif line.get(STEP, 0) > first_step and (text := validation_line(line)):
-                yield text
+                yield text, False
 
     def _first_step(self) -> int:
         if self.state.last is None:
@@ -143,12 +145,12 @@ def _read_plan(run: RunFolder) -> dict[str, Any]:
 
 
 def _follow_live(view: WatchView, console: Console) -> RunState:
-    """Shows the step line and the grid in place, and messages above them."""
+    """Shows the step line and the grid in place, and messages and validations above them."""
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         while not view.has_ended:
-            messages, _ = view.poll()
-            for message in messages:
-                live.console.print(message)
+            for line, is_of_step in view.poll():
+                if not is_of_step:
+                    live.console.print(line)
             live.update(Text(f"{view.step_line(console.width)}\n{view.grid()}", no_wrap=True, overflow="ellipsis"))
             time.sleep(PERIOD_S)
     console.print(view.step_line(console.width))
@@ -160,9 +162,8 @@ def _follow_lines(view: WatchView, console: Console) -> RunState:
     due_s = 0.0
     console.print(view.step_line())
     while not view.has_ended:
-        for lines in view.poll():
-            for line in lines:
-                console.print(line)
+        for line, _ in view.poll():
+            console.print(line)
         if view.state.name == "training" and time.monotonic() >= due_s:
             due_s = time.monotonic() + LINES_EVERY_S
             console.print(view.grid())

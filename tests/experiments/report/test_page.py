@@ -32,7 +32,13 @@ def test_values_are_escaped_and_figures_are_not():
 
 
 def test_an_empty_section_is_left_out():
-    assert "nothing" not in Page("x", [Section("nothing"), Section("some", ["thing"])]).html()
+    page = Page("x", [Section("nothing"), Section("some", ["thing"])])
+    assert "nothing" not in page.html()
+    assert "nothing" not in page.markdown()
+
+
+def test_a_bar_in_a_cell_does_not_end_it_in_markdown():
+    assert r"| a \| b | 1 |" in Table("t", "t", ("name", "value"), [["a | b", 1.0]], []).markdown()
 
 
 def test_markdown_has_its_pictures_beside_it(tmp_path):

@@ -202,7 +202,10 @@ def test_runs_of_different_tasks_are_not_compared(run, monkeypatch, capsys):
         assert "has not finished a step, so there is nothing to report" in capsys.readouterr().err
         images.metrics.write_text(json.dumps({"step": 1, "train/loss": 2.0}) + "\n")
         assert gpipe("report", "--run", f"{run.path.name} {images.path}", monkeypatch=monkeypatch) == 2
-        assert "trains on tokens and run amoebanet_fashion/1 on images" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert (
+            "is of translation (nll, tokens) and run amoebanet_fashion/1 of classification (accuracy, images)" in error
+        )
     finally:
         shutil.rmtree(images.path.parent)
 

@@ -53,6 +53,20 @@ def test_the_record_decides_which_step_was_the_best(tmp_path):
     assert read_run(folder(tmp_path, lines, steps=4, best_step=2, best_valid_nll=4.0)).best == (2, 4.0)
 
 
+def test_a_run_that_trains_on_after_its_end_has_no_record_yet(tmp_path):
+    lines = [step(2), validation(2, 4.0), step(4), validation(4, 3.5)]
+    run = read_run(folder(tmp_path, lines, steps=2, best_step=2, best_valid_nll=4.0, valid_nll=9.0))
+    assert run.record == {}
+    assert run.best == (4, 3.5)
+    assert run.valid_points() == [(2, 4.0), (4, 3.5)]
+
+
+def test_a_validation_without_its_step_has_no_place_on_an_axis_of_tokens(tmp_path):
+    run = read_run(folder(tmp_path, [validation(1, 4.2), step(2), validation(2, 4.0)]))
+    assert run.valid_points("train/tokens") == [(200.0, 4.0)]
+    assert run.valid_points() == [(1, 4.2), (2, 4.0)]
+
+
 def test_more_accuracy_is_better(tmp_path):
     lines = [{"step": s, "train/loss": 1.0} for s in (1, 2)]
     lines += [{"step": s, "valid/accuracy": value} for s, value in ((1, 0.6), (2, 0.5))]
