@@ -12,6 +12,8 @@ from launch.runs.store import RunFolder
 from launch.watching.report import update_page
 from launch.watching.run_data import read_run
 from launch.watching.run_page import run_page
+from launch.watching.run_state import read_state
+from launch.watching.watch import WatchView, describe_end
 from suite.errors import SettingError
 
 
@@ -121,3 +123,18 @@ def test_a_run_that_failed_before_its_first_step_gets_no_page_and_no_second_mess
     update_page(run, Console(file=out))
     assert out.getvalue() == ""
     assert not run.report.exists()
+
+
+def test_watch_tells_validations_from_steps_because_on_a_terminal_only_the_last_step_stays(tmp_path):
+    run = folder(tmp_path, [step(1)])
+    view = WatchView(run, find("t12_400m"))
+    with run.metrics.open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in (step(2), validation(2, 4.0))))
+    (first, is_of_step), second = view.poll()
+    assert (first.startswith("step 2/"), is_of_step) == (True, True)
+    assert second == ("step 2: validation nll 4.0000 (0.1 s)", False)
+
+
+def test_a_run_without_an_attempt_never_started(tmp_path):
+    run = folder(tmp_path, [])
+    assert describe_end(run, read_state(run)).startswith("it never started; make resume RUN=")
