@@ -152,7 +152,7 @@ RULES = {
         scoring=Scoring(1, 3),
     ),
 }  # fmt: skip
-"""The sweep by scale. ``laptop`` fits an hour on two cores; ``laptop_all`` takes a day."""
+"""The sweep by scale. ``laptop`` is meant for little more than an hour on two cores, ``laptop_all`` for a day."""
 
 
 def cases(scale: str) -> list[Case]:

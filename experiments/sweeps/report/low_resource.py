@@ -166,7 +166,10 @@ def score_table(cases: Sequence[Case], runs_of: Runs) -> Table:
                     tokens,
                 ]
             )
-        copied = [scored[0].value(each, copied=True) for each in measures[1:]] if scored else [None] * 3
+        copied = [
+            mean_and_margin([value for run in scored[:1] if (value := run.value(each, copied=True)) is not None])
+            for each in measures[1:]
+        ]
         rows.append([case.title, "copying the source", None, None, *copied, None])
     headings = ("language and pairs", "model", "seeds", *measures, "tokens at the best checkpoint")
     notes = [
