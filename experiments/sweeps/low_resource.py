@@ -26,9 +26,10 @@ from experiments.sweeps.report.figures import loss_curves
 from experiments.sweeps.report.low_resource import (
     CHRF,
     LEVEL,
-    NLL,
+    TEST_NLL,
     budget_table,
     dose_response,
+    overlap_table,
     read_runs,
     score_table,
     verdicts,
@@ -54,7 +55,7 @@ class LowResource:
         pictures = [
             picture
             for group in RULES[scale].groups
-            for measure in (CHRF, NLL)
+            for measure in (TEST_NLL, CHRF)
             if (picture := dose_response([case for case in compared if case.group == group], found, measure))
         ]
         losses = loss_curves(results)
@@ -66,6 +67,7 @@ class LowResource:
                 Section(
                     "Scores", tables=[score_table(compared, found), budget_table(compared, found)], pictures=pictures
                 ),
+                Section("Leakage", tables=[overlap_table(compared, found)]),
                 Section("Tuning of the bilingual models", tables=[_tuning(compared, scale, cluster, runs)]),
                 Section("Losses", pictures=[losses] if losses else []),
                 Section("Runs", tables=[runs_table(results)], sentences=signatures(results)),

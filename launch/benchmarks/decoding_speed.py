@@ -16,7 +16,7 @@ from experiments.report.table import Table, Value
 from launch.inference.decode import find_text_run, translate_tokens
 from launch.inference.export import export
 from launch.inference.model_text import load_text, trained_languages
-from launch.inference.score import directions
+from launch.inference.score import directions, scored_rows
 from launch.runs.store import RunFolder, find_run
 from launch.worker.cgroups import cpu_limit
 from suite.data.text.cutting import pad_to_rectangle
@@ -35,9 +35,14 @@ def decoding_table(asked: str, console: Console) -> Table:
     run = find_run(asked)
     experiment = find_text_run(run)
     folder = export(asked, "huggingface", console)
-    data = load_text(run, experiment, console)
+    data = load_text(run, experiment, console, with_test=True)
     chosen = sorted(trained_languages(experiment, data), key=lambda code: -data.pairs[code])[:LANGUAGES]
-    sources = [source for code in chosen for one in directions(code, data, PAIRS) for source in one.sources]
+    sources = [
+        source
+        for code in chosen
+        for one in directions(code, data, scored_rows(code, data, PAIRS))
+        for source in one.sources
+    ]
     threads = experiment.train.threads or cpu_limit()
     theirs = _Generate(str(folder), threads)
     rows: list[list[Value]] = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Generic
 
 import torch.distributed as dist
 from rich.console import Console
@@ -23,14 +23,14 @@ from experiments.registry import read_experiment
 from experiments.translation.experiment import TranslationExperiment
 from launch.backends.processes import run_processes
 from launch.error_log import log_error
-from launch.inference.methods import BeamSearch, DecodingMethod
+from launch.inference.methods import BeamSearch, DecodingMethod, Forced, Result
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import this_machine
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
 from suite.data.text.cutting import pad_to_rectangle
-from suite.data.text.tokenizer import PAD_ID
+from suite.data.text.tokenizer import END_ID, PAD_ID
 from suite.decoding.beam import SIZE
 from suite.decoding.decode import Decoder
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
@@ -48,13 +48,13 @@ POLL_S = 1.0
 
 
 @dataclass(frozen=True)
-class DecodeTask:
+class DecodeTask(Generic[Result]):
     """The task of the worker processes."""
 
     run: RunFolder
     sources: Sequence[Sequence[int]]
     """Token ids, special tokens included."""
-    method: DecodingMethod
+    method: DecodingMethod[Result]
     stages: int
     progress: Path
     """A file with a line of JSON for each finished sentence: its number and its tokens."""
@@ -67,11 +67,11 @@ class DecodeTask:
 
 
 @dataclass(frozen=True)
-class DecodedText:
+class DecodedText(Generic[Result]):
     """The output of a model."""
 
-    tokens: list[list[int]]
-    """Output tokens of each source, without special tokens."""
+    tokens: list[list[Result]]
+    """Of each source: its output's tokens without special tokens, or the NLL of each known token."""
     step: int
     """The checkpoint's step."""
     seconds: float
@@ -109,16 +109,27 @@ def stages_of(experiment: Experiment, requested: int | None) -> int:
 def translate_tokens(
     run: RunFolder, sources: Sequence[Sequence[int]], stages: int, console: Console, beam: int = SIZE,
     on_sentence: Callable[[int, list[int]], None] | None = None, choice: Choice = None,
-) -> DecodedText:  # fmt: skip
+) -> DecodedText[int]:  # fmt: skip
     """Translates sources, each ``<2xx> ... </s>``. Otherwise as ``decode``."""
     method = BeamSearch(beam, find_text_run(run).text.max_length)
     return decode(run, sources, method, stages, console, on_sentence, choice)
 
 
+def reference_nll(
+    run: RunFolder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], stages: int, console: Console,
+    choice: Choice = None,
+) -> list[float]:  # fmt: skip
+    """Returns the NLL of each source's reference in nats, the sum over its tokens. ``targets`` are without special
+    tokens; the end mark counts. Otherwise as ``decode``."""
+    method = Forced([[*target, END_ID] for target in targets])
+    decoded = decode(run, sources, method, stages, console, lambda at, losses: None, choice)
+    return [sum(losses) for losses in decoded.tokens]
+
+
 def decode(
-    run: RunFolder, sources: Sequence[Sequence[int]], method: DecodingMethod, stages: int, console: Console,
-    on_sentence: Callable[[int, list[int]], None] | None = None, choice: Choice = None,
-) -> DecodedText:  # fmt: skip
+    run: RunFolder, sources: Sequence[Sequence[int]], method: DecodingMethod[Result], stages: int, console: Console,
+    on_sentence: Callable[[int, list[Result]], None] | None = None, choice: Choice = None,
+) -> DecodedText[Result]:  # fmt: skip
     """Decodes sources with the chosen checkpoint of the run.
 
     ``on_sentence`` gets the number and the tokens of each finished source; without it, progress is printed.
@@ -130,13 +141,15 @@ def decode(
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpu_limit() // stages))
         with _progress_polled(task, on_sentence or _progress_printer(len(sources), console)):
             results = run_processes(_worker, stages, task, deadline_s=7 * 86400.0)
-            decoded: DecodedText = results[-1][0]
+            decoded: DecodedText[Result] = results[-1][0]
     for line in dict.fromkeys(line for _, messages in results for line in messages):
         console.print(line)
     return decoded
 
 
-def _worker(rank: int, world: int, rendezvous: str, task: DecodeTask) -> tuple[DecodedText | None, list[str]]:
+def _worker(
+    rank: int, world: int, rendezvous: str, task: DecodeTask[Result]
+) -> tuple[DecodedText[Result] | None, list[str]]:
     """Runs one stage. The last stage returns the decoded text, and each the messages about invalid checkpoints."""
     experiment, coord = read_experiment(task.run.experiment.read_text()), RankCoord(rank, world, 1)
     threads = experiment.train.threads or max(1, cpu_limit() // world)
@@ -158,7 +171,9 @@ def _worker(rank: int, world: int, rendezvous: str, task: DecodeTask) -> tuple[D
     return decoded, messages
 
 
-def _decode_groups(task: DecodeTask, decoder: Decoder, coord: RankCoord, step: int) -> DecodedText | None:
+def _decode_groups(
+    task: DecodeTask[Result], decoder: Decoder, coord: RankCoord, step: int
+) -> DecodedText[Result] | None:
     groups = task.method.groups(task.sources)
     searches = {number: task.method.search(task.sources, group) for number, group in enumerate(groups)}
     start = time.monotonic()
@@ -170,14 +185,14 @@ def _decode_groups(task: DecodeTask, decoder: Decoder, coord: RankCoord, step: i
         )  # fmt: skip
     if not coord.is_last:
         return None
-    tokens: list[list[int]] = [[] for _ in task.sources]
+    tokens: list[list[Result]] = [[] for _ in task.sources]
     for number, group in enumerate(groups):
         for at, result in zip(group, searches[number].results, strict=True):
-            tokens[at] = result
+            tokens[at] = list(result)
     return DecodedText(tokens, step, time.monotonic() - start)
 
 
-def _write_progress(progress: Any, group: Sequence[int], results: Sequence[list[int]]) -> None:
+def _write_progress(progress: Any, group: Sequence[int], results: Sequence[Sequence[float]]) -> None:
     lines = [json.dumps([at, tokens]) for at, tokens in zip(group, results, strict=True)]
     progress.write(("\n".join(lines) + "\n").encode())
 
@@ -189,7 +204,7 @@ def _cost(layer: nn.Module, is_encoder: bool, beam: int) -> float:
     return 1.0 + values * (1 if is_encoder else beam)
 
 
-def _load_stage(task: DecodeTask, experiment: Experiment, stage: Stage, count: int) -> tuple[int, list[str]]:
+def _load_stage(task: DecodeTask[Any], experiment: Experiment, stage: Stage, count: int) -> tuple[int, list[str]]:
     """Loads a stage's weights; returns the checkpoint's step, and messages about invalid checkpoints."""
     messages: list[str] = []
     run, log = task.run, messages.append
@@ -205,7 +220,7 @@ def _load_stage(task: DecodeTask, experiment: Experiment, stage: Stage, count: i
 
 
 @contextmanager
-def _progress_polled(task: DecodeTask, on_sentence: Callable[[int, list[int]], None]) -> Iterator[None]:
+def _progress_polled(task: DecodeTask[Any], on_sentence: Callable[[int, list[Any]], None]) -> Iterator[None]:
     """A context that passes finished sentences to ``on_sentence`` every ``POLL_S``, and the rest of them at its end.
 
     A sentence for which ``on_sentence`` raises is passed again at the next poll. Errors of the last poll are raised.
@@ -234,12 +249,12 @@ def _progress_polled(task: DecodeTask, on_sentence: Callable[[int, list[int]], N
     poll()
 
 
-def _progress_printer(count: int, console: Console) -> Callable[[int, list[int]], None]:
+def _progress_printer(count: int, console: Console) -> Callable[[int, list[Any]], None]:
     """Returns a callback that prints each finished tenth of the sentences, except in the first moment."""
     done = printed_tenths = 0
     start = 0.0
 
-    def on_sentence(at: int, tokens: list[int]) -> None:
+    def on_sentence(at: int, tokens: list[Any]) -> None:
         nonlocal done, printed_tenths, start
         done += 1
         if done == 1:

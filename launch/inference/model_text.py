@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,12 +25,14 @@ from suite.training.checkpoint import Choice
 Data = TypeVar("Data", TextData, TokenData)
 
 
-def load_text(run: RunFolder, experiment: TranslationExperiment, console: Console, choice: Choice = None) -> TextData:
+def load_text(
+    run: RunFolder, experiment: TranslationExperiment, console: Console, choice: Choice = None, with_test: bool = False
+) -> TextData:
     """Returns the prepared text that a run was trained on; prepares it again if it is not in the cache.
 
     Raises CheckpointError if the run has no checkpoint yet or not the chosen one, DataError if the text differs.
     """
-    return _load(run, experiment, TextData.open, console, choice)
+    return _load(run, experiment, partial(TextData.open, with_test=with_test), console, choice)
 
 
 def load_documents(

@@ -19,7 +19,8 @@ from rich.console import Console
 
 from experiments.base.score_settings import ScoreSettings, read
 from experiments.report.table import Table, Value
-from launch.inference.decode import find_text_run, stages_of, translate_tokens
+from experiments.translation.experiment import TranslationExperiment
+from launch.inference.decode import find_text_run, reference_nll, stages_of, translate_tokens
 from launch.inference.model_text import language_of, load_text, trained_languages
 from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
@@ -32,14 +33,15 @@ from suite.data.text.text import TextData
 from suite.data.text.tokenizer import END_ID, ENGLISH
 from suite.decoding.beam import LENGTH_PENALTY
 from suite.errors import DataError
+from suite.evaluation.overlap import Overlap, pair_overlaps
 from suite.evaluation.scores import (
     FEWEST_PAIRS,
     THIRDS,
     Scores,
+    TranslatedPairs,
     macro_average,
     one_line,
-    score,
-    scores_beside_copies,
+    signatures,
     thirds,
 )
 from suite.paths import write_atomically
@@ -55,6 +57,8 @@ class Direction:
     target: str
     sources: list[list[int]]
     """Token ids."""
+    targets: list[list[int]]
+    """The same of the references, without special tokens."""
     lines: list[str]
     references: list[str]
 
@@ -68,6 +72,15 @@ class Direction:
         """The places of the pairs without a placeholder in their English."""
         english = self.lines if self.source == ENGLISH else self.references
         return [at for at, text in enumerate(english) if not PLACEHOLDER.search(text)]
+
+    def record(
+        self, translations: Sequence[str], losses: Sequence[float], overlaps: Sequence[Overlap]
+    ) -> dict[str, Any]:
+        """Returns the scores of all pairs, of those without a placeholder, and of those without an overlap."""
+        tokens = [len(target) + 1 for target in self.targets]
+        pairs = TranslatedPairs(self.lines, translations, self.references, losses, tokens)
+        distinct = [at for at, overlap in enumerate(overlaps) if overlap == Overlap.NONE]
+        return pairs.record({"plain": self.plain, "distinct": distinct})
 
 
 def score_from_cli(requested: str, settings: str, console: Console, choice: Choice = None) -> None:
@@ -91,13 +104,12 @@ def score_run(run: RunFolder, settings: ScoreSettings, console: Console, choice:
 
 def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Choice) -> dict[str, Any]:
     experiment = find_text_run(run)
-    data = load_text(run, experiment, console, choice)
+    data = load_text(run, experiment, console, choice, with_test=True)
     sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))
     trained = {code: sizes[code] for code in trained_languages(experiment, data)}
     chosen = _choose_languages(trained, settings.languages, data)
-    chosen_directions = [
-        direction for language in chosen for direction in directions(language, data, settings.max_pairs)
-    ]
+    rows = {language: scored_rows(language, data, settings.max_pairs) for language in chosen}
+    chosen_directions = [direction for language in chosen for direction in directions(language, data, rows[language])]
     sources = [source for direction in chosen_directions for source in direction.sources]
     stages = stages_of(experiment, settings.stages)
     console.print(
@@ -105,22 +117,19 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
         f"K = {stages}"
     )
     written = translate_tokens(run, sources, stages, console, settings.beam, choice=choice)
-    texts = iter([one_line(text) for text in data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)])
+    targets = [target for direction in chosen_directions for target in direction.targets]
+    losses = reference_nll(run, sources, targets, stages, console, choice)
+    overlaps = pair_overlaps(data, rows)
+    texts = [one_line(text) for text in data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)]
     shutil.rmtree(run.path / "scores", ignore_errors=True)
     (run.path / "scores").mkdir()
-    scores: dict[str, Scores] = {}
     records: dict[str, dict[str, Any]] = {}
+    start = 0
     for direction in chosen_directions:
-        hypotheses = [next(texts) for _ in direction.sources]
-        _write(run.path / "scores", direction, hypotheses)
-        scores[direction.name], signatures = score(hypotheses, direction.references)
-        records[direction.name] = scores_beside_copies(
-            direction.lines, hypotheses, direction.references, direction.plain
-        )
-    counts = train_counts(data, experiment.text)
-    third_of = thirds({language: data.pairs[language] for language, pairs in sizes.items() if pairs >= FEWEST_PAIRS})
-    third_by_direction = {direction.name: third_of[direction.language] for direction in chosen_directions}
-    copies = {name: Scores(**entry["copy"]) for name, entry in records.items()}
+        part = slice(start, start + len(direction.sources))
+        start = part.stop
+        _write(run.path / "scores", direction, texts[part])
+        records[direction.name] = direction.record(texts[part], losses[part], overlaps[direction.language])
     record = {
         "step": written.step,
         "checkpoint": kind_of_checkpoint(run, experiment, written.step),
@@ -131,19 +140,37 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
         "max_length": experiment.text.max_length,
         "seconds": written.seconds,
         "sentences_per_second": len(sources) / written.seconds,
-        "signatures": signatures,
-        "directions": {
-            direction.name: {"train_pairs": counts[direction.language], **records[direction.name]}
-            for direction in chosen_directions
+        "signatures": signatures(),
+        "overlap": {
+            language: {kind.name.lower(): found.count(kind) for kind in Overlap} for language, found in overlaps.items()
         },
-        "thirds": {language: third_of[language] for language in chosen},
-        "macro": macro_average(scores, third_by_direction),
-        "macro_copy": macro_average(copies, third_by_direction),
+        **_means(records, chosen_directions, data, experiment),
     }
     write_atomically(run.path / "scores.json", json.dumps(record, indent=1) + "\n")
     _print_scores(run, record, console)
     publish(run, "scores", console.print)
     return record
+
+
+def _means(
+    records: dict[str, dict[str, Any]], chosen: Sequence[Direction], data: TextData, experiment: TranslationExperiment
+) -> dict[str, Any]:
+    """Returns the record's directions, the thirds of their languages, and the means over each third."""
+    sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))
+    third_of = thirds({language: data.pairs[language] for language, pairs in sizes.items() if pairs >= FEWEST_PAIRS})
+    third_by_direction = {direction.name: third_of[direction.language] for direction in chosen}
+    scores = {name: Scores(entry["bleu"], entry["chrf"]) for name, entry in records.items()}
+    copies = {name: Scores(**entry["copy"]) for name, entry in records.items()}
+    counts = train_counts(data, experiment.text)
+    return {
+        "directions": {
+            direction.name: {"train_pairs": counts[direction.language], **records[direction.name]}
+            for direction in chosen
+        },
+        "thirds": {direction.language: third_of[direction.language] for direction in chosen},
+        "macro": macro_average(scores, third_by_direction),
+        "macro_copy": macro_average(copies, third_by_direction),
+    }
 
 
 def _choose_languages(sizes: dict[str, int], requested: Sequence[str] | None, data: TextData) -> list[str]:
@@ -165,17 +192,24 @@ def _choose_languages(sizes: dict[str, int], requested: Sequence[str] | None, da
     return codes
 
 
-def directions(language: str, data: TextData, max_pairs: int | None) -> Iterator[Direction]:
-    """Yields both directions of a language's test pairs, at most ``max_pairs`` of them, evenly spaced."""
-    at = data.languages.index(language)
-    start, count = sum(data.sizes[TEST][:at]), data.sizes[TEST][at]
-    pairs_taken = count if max_pairs is None else min(max_pairs, count)
-    rows = [start + place * count // pairs_taken for place in range(pairs_taken)]
+def directions(language: str, data: TextData, rows: Sequence[int]) -> Iterator[Direction]:
+    """Yields both directions of a language's test pairs in these rows."""
     ids, texts = data.token_ids(TEST, rows), data.texts(TEST, rows)
     english, other = [one_line(pair[0]) for pair in texts], [one_line(pair[1]) for pair in texts]
     target_id, english_id = data.language_id(language), data.english_id
-    yield Direction(language, ENGLISH, language, [[target_id, *pair[0], END_ID] for pair in ids], english, other)
-    yield Direction(language, language, ENGLISH, [[english_id, *pair[1], END_ID] for pair in ids], other, english)
+    own, others = [pair[0] for pair in ids], [pair[1] for pair in ids]
+    from_english = [[target_id, *ids, END_ID] for ids in own]
+    to_english = [[english_id, *ids, END_ID] for ids in others]
+    yield Direction(language, ENGLISH, language, from_english, others, english, other)
+    yield Direction(language, language, ENGLISH, to_english, own, other, english)
+
+
+def scored_rows(language: str, data: TextData, max_pairs: int | None) -> list[int]:
+    """Returns the rows of a language's test pairs to score, at most ``max_pairs``, evenly spaced."""
+    at = data.languages.index(language)
+    start, count = sum(data.sizes[TEST][:at]), data.sizes[TEST][at]
+    pairs_taken = count if max_pairs is None else min(max_pairs, count)
+    return [start + place * count // pairs_taken for place in range(pairs_taken)]
 
 
 def _write(folder: Path, direction: Direction, hypotheses: Sequence[str]) -> None:

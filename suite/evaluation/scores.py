@@ -8,6 +8,7 @@ Japanese, Thai) it means little; use chrF there, which counts characters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -49,34 +50,53 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def score(translations: Sequence[str], references: Sequence[str]) -> tuple[Scores, dict[str, str]]:
-    """Returns the scores of translations, and sacreBLEU's signatures: {"bleu": ..., "chrf": ...}."""
-    bleu, chrf = BLEU(), CHRF()
-    scores = Scores(*(metric.corpus_score(translations, [references]).score for metric in (bleu, chrf)))
-    return scores, {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())}
+def score(translations: Sequence[str], references: Sequence[str]) -> Scores:
+    """Returns the scores of translations."""
+    return Scores(*(metric.corpus_score(translations, [references]).score for metric in (BLEU(), CHRF())))
 
 
-def scores_beside_copies(
-    sources: Sequence[str], translations: Sequence[str], references: Sequence[str], plain: Sequence[int]
-) -> dict[str, Any]:
-    """Returns the record of one direction. The texts have one order; ``plain`` has the places without a placeholder.
-
-        {"pairs", "bleu", "chrf", "copy": {"bleu", "chrf"},            all pairs; copy scores the sources themselves
-         "plain": {"pairs", "bleu", "chrf", "copy": {"bleu", "chrf"}}}   only those
-
-    Names and placeholders stay the same in a translation, so even a copied source scores well. Without pairs the
-    scores are None.
-    """
-    parts = [[texts[at] for at in plain] for texts in (sources, translations, references)]
-    return {**_beside_copy(sources, translations, references), "plain": _beside_copy(*parts)}
+def signatures() -> dict[str, str]:
+    """Returns sacreBLEU's signatures: {"bleu": ..., "chrf": ...}."""
+    found = {}
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+        metric.corpus_score(["a"], [["a"]])  # a signature has the number of references
+        found[name] = str(metric.get_signature())
+    return found
 
 
-def _beside_copy(sources: Sequence[str], translations: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    if not references:
-        nothing: dict[str, Any] = {"bleu": None, "chrf": None}
-        return {"pairs": 0, **nothing, "copy": nothing}
-    own, copied = (asdict(score(texts, references)[0]) for texts in (translations, sources))
-    return {"pairs": len(references), **own, "copy": copied}
+@dataclass(frozen=True)
+class TranslatedPairs:
+    """Test pairs in one direction and their translations, in one order."""
+
+    sources: Sequence[str]
+    translations: Sequence[str]
+    references: Sequence[str]
+    nll: Sequence[float]
+    """What the model gives each reference, in nats: the sum over its tokens."""
+    tokens: Sequence[int]
+    """Tokens of each reference, its end mark included."""
+
+    def record(self, parts: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """Returns the scores of all pairs, and of parts of them: their places by the part's name.
+
+            {"pairs", "nll", "bleu", "chrf", "copy": {"bleu", "chrf"}, "<part>": {"pairs", "nll", ...}}
+
+        ``nll`` is the mean per reference token. ``copy`` scores the sources themselves: names and placeholders stay the
+        same in a translation, so even a copied source scores well. Without pairs the scores are None.
+        """
+        everything = range(len(self.references))
+        return {**self._scores(everything), **{name: self._scores(places) for name, places in parts.items()}}
+
+    def _scores(self, places: Sequence[int]) -> dict[str, Any]:
+        if not places:
+            nothing: dict[str, Any] = {"bleu": None, "chrf": None}
+            return {"pairs": 0, "nll": None, **nothing, "copy": nothing}
+        sources, written, references = (
+            [texts[at] for at in places] for texts in (self.sources, self.translations, self.references)
+        )
+        nll = math.fsum(self.nll[at] for at in places) / sum(self.tokens[at] for at in places)
+        own, copied = (asdict(score(texts, references)) for texts in (written, sources))
+        return {"pairs": len(places), "nll": nll, **own, "copy": copied}
 
 
 def paired_bootstrap(

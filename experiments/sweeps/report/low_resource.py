@@ -1,7 +1,7 @@
 """The tables and figures of the sweep ``low_resource``.
 
-validation NLL of the language       held-out text, at the run's best checkpoint
-chrF, BLEU                           test pairs, mean of both directions; copying the source has a row of its own
+validation NLL of the language    validation pairs, at the run's best checkpoint: for tuning and for the three budgets
+test NLL, chrF, BLEU              test pairs, mean of both directions; copying the source has a row of its own
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ from suite.training.metrics import STEP, units_done
 LEVEL = 0.05
 """Largest p-value of the paired bootstrap over sentences that counts as a difference."""
 
-NLL, CHRF, PLAIN_CHRF, BLEU = "validation NLL", "chrF", "chrF, no placeholders", "BLEU"
+NLL, TEST_NLL, CHRF, BLEU = "validation NLL", "test NLL", "chrF", "BLEU"
+PLAIN_CHRF = "chrF, no placeholders"
+DISTINCT_NLL, DISTINCT_CHRF = "test NLL, no near-duplicates", "chrF, no near-duplicates"
+
+_FIELDS = {
+    TEST_NLL: (None, "nll"), CHRF: (None, "chrf"), BLEU: (None, "bleu"), PLAIN_CHRF: ("plain", "chrf"),
+    DISTINCT_NLL: ("distinct", "nll"), DISTINCT_CHRF: ("distinct", "chrf"),
+}  # fmt: skip
+"""Where ``scores.json`` has each measure: the part of the pairs, and the field."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +65,13 @@ class LowResourceRun:
         return self.run.member.experiment.train.seed
 
     def value(self, measure: str, copied: bool = False) -> float | None:
-        """Returns a measure, the mean of both directions; ``copied`` scores the source itself."""
+        """Returns a measure, the mean of both directions; ``copied`` scores the source itself, which has no NLL."""
         if measure == NLL:
             return self.validations[self.best][1]
-        parts = [
-            scores["plain"] if measure == PLAIN_CHRF else scores for scores in self.run.scores["directions"].values()
-        ]
-        parts = [part["copy"] for part in parts] if copied else parts
-        values = [part["bleu" if measure == BLEU else "chrf"] for part in parts]
+        part, field = _FIELDS[measure]
+        directions = self.run.scores["directions"].values()
+        found = [scores if part is None else scores[part] for scores in directions]
+        values = [scores["copy"].get(field) if copied else scores[field] for scores in found]
         return None if None in values else statistics.fmean(values)
 
     @property
@@ -112,7 +119,7 @@ def verdicts(cases: Sequence[Case], runs_of: Runs) -> list[Verdict]:
 
 def _verdict(case: Case, more: Model, less: Model, what: str, runs_of: Runs) -> Verdict:
     first, second = runs_of(case, more), runs_of(case, less)
-    saved = _difference(case, second, first, NLL, runs_of)
+    saved = _difference(case, second, first, TEST_NLL, runs_of)
     gained = _difference(case, first, second, CHRF, runs_of)
     p_values = sentence_tests(first, second)
     clear = bool(p_values) and max(p_values) < LEVEL
@@ -151,7 +158,7 @@ def _values(runs: Sequence[LowResourceRun], measure: str) -> list[float]:
 def score_table(cases: Sequence[Case], runs_of: Runs) -> Table:
     """Returns one row per model of each case, and one for copying the source."""
     rows: list[list[Value]] = []
-    measures = (NLL, CHRF, PLAIN_CHRF, BLEU)
+    measures = tuple(_FIELDS)
     for case in cases:
         scored = [run for model in case.models for run in runs_of(case, model)]
         for model in case.models:
@@ -168,13 +175,13 @@ def score_table(cases: Sequence[Case], runs_of: Runs) -> Table:
             )
         copied = [
             mean_and_margin([value for run in scored[:1] if (value := run.value(each, copied=True)) is not None])
-            for each in measures[1:]
+            for each in measures
         ]
-        rows.append([case.title, "copying the source", None, None, *copied, None])
+        rows.append([case.title, "copying the source", None, *copied, None])
     headings = ("language and pairs", "model", "seeds", *measures, "tokens at the best checkpoint")
     notes = [
-        "Measured. NLL in nats per token of the language's validation pairs; chrF and BLEU on its test pairs, both "
-        "directions. ± is the 95% confidence interval of the mean over seeds.",
+        "Measured on the language's test pairs, the mean of both directions; NLL in nats per token. ± is the 95% "
+        "confidence interval of the mean over seeds.",
     ]
     return Table("scores", "Scores of the language", headings, rows or [[None] * len(headings)], notes)
 
@@ -204,6 +211,31 @@ def budget_table(cases: Sequence[Case], runs_of: Runs) -> Table:
     return Table("budgets", "Three budgets", headings, rows or [[None] * len(headings)], notes)
 
 
+def overlap_table(cases: Sequence[Case], runs_of: Runs) -> Table:
+    """Returns how many test pairs of each language the training text overlaps."""
+    rows: list[list[Value]] = []
+    for group in dict.fromkeys(case.group for case in cases):
+        found = [
+            run.run.scores["overlap"][group.language]
+            for case in cases if case.group == group
+            for model in case.models
+            for run in runs_of(case, model)
+        ]  # fmt: skip
+        if found:
+            kinds = found[0]
+            rows.append(
+                [group.language, sum(kinds.values()), *(kinds[kind] for kind in ("exact", "case_folded", "near"))]
+            )
+    headings = ("language", "test pairs", "exact", "case-folded", "near-duplicates")
+    notes = [
+        "Computed. Each pair counts once, by the closest of its two sides to any training pair of the vocabulary's "
+        "languages, which all models could have drawn: English with English, translations with the same language. "
+        "Near-duplicates share words: Jaccard index 0.6 or more. Scores without all three kinds are in the table of "
+        "scores.",
+    ]
+    return Table("overlap", "Overlap of test and training", headings, rows or [[None] * len(headings)], notes)
+
+
 def dose_response(cases: Sequence[Case], runs_of: Runs, measure: str) -> Picture | None:
     """Returns a measure against the training pairs of the language: a line a model, intervals over seeds."""
     points: dict[str, list[tuple[int, float, float]]] = {}
@@ -215,7 +247,7 @@ def dose_response(cases: Sequence[Case], runs_of: Runs, measure: str) -> Picture
                 pairs = next(int(scores["train_pairs"]) for scores in runs[0].run.scores["directions"].values())
                 margin = t_margin(values)
                 points.setdefault(model.name, []).append((pairs, statistics.fmean(values), margin))
-                copied += [runs[0].value(measure, copied=True)] if measure != NLL else []
+                copied += [runs[0].value(measure, copied=True)]
     if not points:
         return None
     language = cases[0].group.language
@@ -231,4 +263,4 @@ def dose_response(cases: Sequence[Case], runs_of: Runs, measure: str) -> Picture
     axis.minorticks_off()
     axis.legend(frameon=False, fontsize=8)
     caption = f"{measure} against training pairs of {language}: mean and 95% interval over seeds (measured)."
-    return Picture(f"{language}-{'nll' if measure == NLL else 'chrf'}", figure, caption, wide=False)
+    return Picture(f"{language}-{'nll' if measure == TEST_NLL else 'chrf'}", figure, caption, wide=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 from datasets import Dataset, load_from_disk
 from transformers import PreTrainedTokenizerFast
 
-from suite.data.text.splitting import SPLITS, TRAIN
+from suite.data.text.splitting import SPLITS, TEST, TRAIN
 from suite.data.text.tokenizer import ENGLISH, language_token
 from suite.errors import SettingError, nearest
 
@@ -38,9 +38,10 @@ class TextData:
     sizes: dict[str, tuple[int, ...]]
     tokenizer: PreTrainedTokenizerFast
     splits: dict[str, Dataset]
+    """The splits that may be read: only scoring opens the test pairs."""
 
     @classmethod
-    def open(cls, folder: Path) -> TextData:
+    def open(cls, folder: Path, with_test: bool = False) -> TextData:
         """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
         info = json.loads((folder / INFO_FILE).read_text())
         sizes = {split: tuple(info["sizes"][split]) for split in SPLITS}
@@ -49,7 +50,9 @@ class TextData:
             languages=tuple(info["languages"]),
             sizes=sizes,
             tokenizer=PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER),
-            splits={split: _open_split(folder / split, sum(sizes[split])) for split in SPLITS},
+            splits={
+                split: _open_split(folder / split, sum(sizes[split])) for split in SPLITS if split != TEST or with_test
+            },
         )
 
     @property

@@ -158,7 +158,7 @@ def test_continuations_are_those_of_the_whole_prefix_at_every_k():
     assert drawn[0] != expected
 
 
-def test_the_exported_model_has_the_same_logits_and_greedy_tokens():
+def test_the_exported_model_has_the_same_logits_and_greedy_tokens(modules_cache):
     run, experiment, data = opened()
     folder = export("two", "huggingface", QUIET)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)

@@ -8,7 +8,7 @@ import pytest
 
 from suite.data.text.cleaning import Sentences, clean
 from suite.data.text.corpora import DJANGO, read_corpus
-from suite.data.text.prepare import prepare
+from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
 from suite.settings import TextSettings
 
@@ -32,4 +32,5 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def data(settings: TextSettings, cache: Path) -> TextData:
-    return prepare(settings, cache, print)
+    prepare(settings, cache, print)
+    return TextData.open(folder_of(settings, cache), with_test=True)

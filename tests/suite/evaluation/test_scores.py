@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from suite.evaluation.scores import (
     Scores,
+    TranslatedPairs,
     macro_average,
     one_line,
     paired_bootstrap,
     score,
-    scores_beside_copies,
+    signatures,
     thirds,
 )
 
@@ -32,10 +33,10 @@ def test_scores_are_those_of_the_command_line(tmp_path):
     command = [str(Path(sys.executable).with_name("sacrebleu")), "ref", "-i", "hyp", "-m", "bleu", "chrf", "-w", "10"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     theirs = {line["name"].lower().removesuffix("2"): line for line in json.loads(done.stdout)}
-    ours, signatures = score(written, references)
+    ours = score(written, references)
     assert 20 < ours.bleu < 90
     assert (ours.bleu, ours.chrf) == pytest.approx((theirs["bleu"]["score"], theirs["chrf"]["score"]), abs=1e-9)
-    assert signatures == {name: theirs[name]["signature"] for name in ("bleu", "chrf")}
+    assert signatures() == {name: theirs[name]["signature"] for name in ("bleu", "chrf")}
 
 
 @given(st.text())
@@ -66,21 +67,23 @@ def test_means_count_each_direction_alike():
     }
 
 
-def test_a_direction_is_scored_beside_its_copied_sources_and_on_the_pairs_without_placeholders():
+def test_a_direction_is_scored_beside_its_copied_sources_in_all_and_in_parts():
     sources = ["Ficheiro novo", "%(count)s ficheiros", "Aire", "Gardar"]
     written = ["New file", "%(count)s files", "Wind", "Save"]
     references = ["New file", "%(count)s files", "Air", "Save as"]
     plain = [0, 2, 3]
-    record = scores_beside_copies(sources, written, references, plain)
+    pairs = TranslatedPairs(sources, written, references, nll=[2.0, 9.0, 4.0, 3.0], tokens=[3, 3, 2, 3])
+    record = pairs.record({"plain": plain, "none": []})
     assert record["pairs"] == 4
-    assert record["chrf"] == score(written, references)[0].chrf
-    assert record["copy"]["chrf"] == score(sources, references)[0].chrf < record["chrf"]
+    assert record["nll"] == 18 / 11
+    assert record["chrf"] == score(written, references).chrf
+    assert record["copy"]["chrf"] == score(sources, references).chrf < record["chrf"]
     kept = [[texts[at] for at in plain] for texts in (sources, written, references)]
     assert record["plain"]["pairs"] == 3
-    assert record["plain"]["bleu"] == score(kept[1], kept[2])[0].bleu
-    assert record["plain"]["copy"]["chrf"] == score(kept[0], kept[2])[0].chrf < record["copy"]["chrf"]
-    nothing = scores_beside_copies(sources, written, references, [])["plain"]
-    assert nothing == {"pairs": 0, "bleu": None, "chrf": None, "copy": {"bleu": None, "chrf": None}}
+    assert record["plain"]["nll"] == 9 / 8
+    assert record["plain"]["bleu"] == score(kept[1], kept[2]).bleu
+    assert record["plain"]["copy"]["chrf"] == score(kept[0], kept[2]).chrf < record["copy"]["chrf"]
+    assert record["none"] == {"pairs": 0, "nll": None, "bleu": None, "chrf": None, "copy": {"bleu": None, "chrf": None}}
 
 
 def test_the_paired_bootstrap_tells_a_clear_difference_from_none():

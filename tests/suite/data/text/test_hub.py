@@ -11,6 +11,7 @@ import pytest
 
 from suite.data.text import hub
 from suite.data.text.prepare import folder_of, prepare
+from suite.data.text.text import TextData
 from suite.errors import DataError
 from suite.settings import TextSettings
 
@@ -70,7 +71,9 @@ SETTINGS = TextSettings(vocabulary=500, max_length=64)
 
 
 def prepared(corpus: Path, cache: Path, said: list[str]):
-    return prepare(SETTINGS.model_copy(update={"corpus": str(corpus)}), cache, said.append)
+    settings = SETTINGS.model_copy(update={"corpus": str(corpus)})
+    prepare(settings, cache, said.append)
+    return TextData.open(folder_of(settings, cache), with_test=True)
 
 
 def test_all_training_pairs_are_read_and_the_sets_own_splits_are_used(corpus, tmp_path, monkeypatch):

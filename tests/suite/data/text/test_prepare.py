@@ -168,7 +168,8 @@ def test_kept_languages_have_the_split_of_the_whole_corpus_and_a_vocabulary_of_t
     data: TextData, settings: TextSettings, cache: Path
 ):
     text = settings.model_copy(update={"corpus_languages": ("nl", "es"), "vocabulary": 900})
-    kept = prepare(text, cache, print)
+    prepare(text, cache, print)
+    kept = TextData.open(folder_of(text, cache), with_test=True)
     assert kept.languages == ("es", "nl")
     assert kept.vocabulary == 900
     whole, own = ({pair for code in ("es", "nl") for pair in held_out_texts(some, code)} for some in (data, kept))
