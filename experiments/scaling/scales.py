@@ -29,7 +29,8 @@ class TextRule:
     vocabulary_by: int = 32
     corpus: str = "catalogues"
     max_length: int = 48
-    languages: tuple[str, ...] | None = None
+    corpus_languages: tuple[str, ...] | None = None
+    train_pairs: tuple[str, ...] | None = None
     micro_batches: int = 8
     batch_tokens: int = 1024
     steps: int = 140
@@ -51,14 +52,14 @@ class TextRule:
 class SweepRule:
     """How a scale shrinks the runs of a sweep on text, and the size of the sweep.
 
-    All compared runs have equal tokens (``batch_tokens`` x ``steps``), text, optimizer and seeds. Deep and wide models
-    have equal parameters: all depths are divided by one number and all widths by one number, so T(24, H, A) and
-    T(12, 2H, 2A) become T(24/n, h, a) and T(12/n, 2h, 2a).
+    All compared runs have equal text, optimizer, seeds and largest budget (``batch_tokens`` x ``steps``). Each trains
+    until its validations stop improving, and its best checkpoint is scored. Deep and wide models have equal parameters:
+    all depths are divided by one number and all widths by one number, so T(24, H, A) and T(12, 2H, 2A) become
+    T(24/n, h, a) and T(12/n, 2h, 2a).
 
-    A bilingual baseline has the shape of T(6, 8192, 16), the smallest of the five (the paper's baselines have 350M
-    parameters, its smallest model 400M), and one language in both directions. It trains as many steps and tokens as a
-    multilingual run, so it sees several times as much of its language. The paper trains its baselines to convergence; a
-    baseline with only its share of the tokens would lose because it stopped early.
+    A bilingual baseline has one language in both directions and the shape of T(6, 8192, 16), the smallest of the five
+    (the paper's baselines have 350M parameters, its smallest model 400M), or a smaller one: it is tuned
+    (``experiments/sweeps/members/tuning.py``).
     """
 
     text: TextRule | None
@@ -66,6 +67,10 @@ class SweepRule:
     baselines: tuple[str, ...]
     """Languages that get a bilingual baseline."""
     seeds: int
+    validate_every: int | None = None
+    """Steps between two validations; None: the last checkpoint is scored."""
+    patience: int | None = None
+    """Validations without improvement that end a run."""
     beam: int = 4
     max_pairs: int | None = None
     """Test pairs of each direction that are decoded; None for all."""
@@ -115,29 +120,34 @@ TEXT, IMAGES, LANGUAGE_MODEL = TextRule(), ImageRule(), LanguageModelRule()
 
 TINY_TEXT = TextRule(
     layers_by=12, width_by=64, feed_forward_by=512, head_width_by=8, vocabulary_by=50, corpus="django",
-    languages=("de", "es", "nl"), max_length=16, micro_batches=2, batch_tokens=128, steps=4, checkpoint_every=2,
-    valid_pairs=16, warmup_steps=2, threads=1,
+    corpus_languages=("de", "es", "nl"), train_pairs=("nl:200",), max_length=16, micro_batches=2, batch_tokens=128,
+    steps=4, checkpoint_every=2, valid_pairs=16, warmup_steps=2, threads=1,
 )  # fmt: skip
 """The rule of scale ``tiny``: it tests a sweep, and the models learn nothing."""
 
 SWEEPS = {
-    # Two languages of each third of the default corpus, all with at least 50 test pairs and in Latin script: German and
-    # Spanish, Galician and Esperanto, Afrikaans and Friulian. The low-resource ones are related to high-resource ones.
+    # Two languages of each third, one Romance and one Germanic, all with 300 test pairs or more. The corpus has few
+    # test pairs of truly small languages, so Italian and Dutch are cut to 3,000 pairs, Galician and Danish to 500.
     "laptop": SweepRule(
         TextRule(
-            layers_by=6, vocabulary_by=16, languages=("af", "de", "eo", "es", "fur", "gl"), max_length=20,
-            micro_batches=4, batch_tokens=1024, steps=700, checkpoint_every=350, valid_pairs=512, dropout=0.1,
-            learning_rate=4e-3, warmup_steps=60, lr_decay="cosine", threads=1,
+            layers_by=6, vocabulary_by=16, corpus_languages=("da", "de", "es", "gl", "it", "nl"),
+            train_pairs=("it:3000", "nl:3000", "da:500", "gl:500"), max_length=20, micro_batches=4, batch_tokens=1024,
+            steps=2000, checkpoint_every=500, valid_pairs=600, dropout=0.1, learning_rate=4e-3, warmup_steps=100,
+            threads=1,
         ),
-        baselines=("af", "de", "eo", "es", "fur", "gl"),
-        seeds=2,
-        max_pairs=100,
+        baselines=("da", "de", "es", "gl", "it", "nl"),
+        seeds=3,
+        validate_every=100,
+        patience=4,
+        max_pairs=300,
     ),
     # a test of the whole sweep in two minutes; the models learn nothing
     "tiny": SweepRule(
         TINY_TEXT,
-        baselines=("de", "es"),
+        baselines=("de", "nl"),
         seeds=1,
+        validate_every=1,
+        patience=2,
         beam=1,
         max_pairs=3,
     ),
@@ -150,6 +160,8 @@ SWEEPS = {
         ),
         baselines=("af", "de", "eo", "es", "fur", "gl"),
         seeds=2,
+        validate_every=250,
+        patience=4,
         max_pairs=100,
     ),
     # its runs have the largest of the three batches
@@ -174,12 +186,6 @@ def for_laptop(paper: Experiment, cluster: Cluster) -> Experiment:
         return with_changes(paper, _small_language_model(paper, _stages(paper, cluster), LANGUAGE_MODEL))
     assert isinstance(paper, ImageExperiment), type(paper)
     return with_changes(paper, _small_images(paper, _stages(paper, cluster), IMAGES))
-
-
-def scaled_for_sweep(paper: TranslationExperiment, scale: str, cluster: Cluster) -> TranslationExperiment:
-    """Returns a run shrunk to a scale of the sweeps, with every change listed in ``shrunk``."""
-    rule = SWEEPS[scale].text
-    return paper if rule is None else shrunk_by(paper, rule, cluster, scale)
 
 
 def shrunk_by(
@@ -216,13 +222,16 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
                 layers=max(1, round(paper.model.layers / rule.layers_by)),
                 width=paper.model.width // rule.width_by,
                 feed_forward=paper.model.feed_forward // rule.feed_forward_by,
-                heads=paper.model.heads // rule.heads_by,
+                heads=max(1, paper.model.heads // rule.heads_by),
                 head_width=paper.model.head_width // rule.head_width_by,
                 vocabulary=vocabulary,
                 dropout=rule.dropout,
             ),
             "text": paper.text.model_copy(
-                update={"vocabulary": vocabulary, **_fields(rule, "corpus", "max_length", "languages")}
+                update={
+                    "vocabulary": vocabulary,
+                    **_fields(rule, "corpus", "max_length", "corpus_languages", "train_pairs"),
+                }
             ),
             "pipeline": paper.pipeline.model_copy(
                 update={"stages": stages, "micro_batches": rule.micro_batches, "replicas": 1}

@@ -10,31 +10,29 @@ from pathlib import Path
 
 from experiments.base.cluster import Cluster
 from experiments.report.page import Page, Section
-from experiments.report.table import Table, Value
-from experiments.sweeps.members.base import Member, read_record
+from experiments.report.table import Table
+from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.low_resource import (
     NAME,
     RULES,
-    SETTINGS,
     Case,
+    alone,
     cases,
-    chosen_setting,
     low_resource_members,
-    tuning,
 )
+from experiments.sweeps.members.tuning import SETTINGS, tuning_table
 from experiments.sweeps.report.figures import loss_curves
 from experiments.sweeps.report.low_resource import (
     CHRF,
-    LEVEL,
     TEST_NLL,
     budget_table,
     dose_response,
-    overlap_table,
     read_runs,
     score_table,
     verdicts,
 )
 from experiments.sweeps.report.results import Results, read_results
+from experiments.sweeps.report.score_tables import overlap_table
 from experiments.sweeps.text_base import missing, runs_table, signatures, smoke_test, verdict_table
 
 
@@ -51,7 +49,7 @@ class LowResource:
     def page(self, scale: str, cluster: Cluster, runs: Path) -> Page:
         """Returns the report of the finished runs."""
         results, compared = self._results(scale, cluster, runs), cases(scale)
-        found = read_runs(results, compared, runs)
+        found = read_runs(results, compared)
         pictures = [
             picture
             for group in RULES[scale].groups
@@ -63,12 +61,12 @@ class LowResource:
             f"Transfer to a low-resource language, scale {scale}",
             [
                 Section("What was compared", [*smoke_test(scale), *_about(scale), *missing(results)]),
-                Section("The paper's finding, here", tables=[self._verdicts(compared, results, runs)]),
+                Section("The paper's finding, here", tables=[verdict_table(verdicts(compared, found))]),
                 Section(
                     "Scores", tables=[score_table(compared, found), budget_table(compared, found)], pictures=pictures
                 ),
-                Section("Leakage", tables=[overlap_table(compared, found)]),
-                Section("Tuning of the bilingual models", tables=[_tuning(compared, scale, cluster, runs)]),
+                Section("Leakage", tables=[overlap_table(results)]),
+                Section("Tuning", tables=[_tuning(compared, scale, cluster, runs)]),
                 Section("Losses", pictures=[losses] if losses else []),
                 Section("Runs", tables=[runs_table(results)], sentences=signatures(results)),
             ],
@@ -77,22 +75,12 @@ class LowResource:
     def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
         """Returns the scores and the three budgets."""
         results, compared = self._results(scale, cluster, runs), cases(scale)
-        found = read_runs(results, compared, runs)
+        found = read_runs(results, compared)
         return [score_table(compared, found), budget_table(compared, found)]
 
     def _results(self, scale: str, cluster: Cluster, runs: Path) -> Results:
         scored = [member for member in self.members(scale, cluster, runs) if member.scoring is not None]
         return read_results(scale, scored, runs)
-
-    def _verdicts(self, compared: list[Case], results: Results, runs: Path) -> Table:
-        found = verdicts(compared, read_runs(results, compared, runs))
-        table = verdict_table(found)
-        note = (
-            f"{len(found)} comparisons. Confirmed needs all three: nats a token and chrF above their margins over "
-            f"seeds, and p < {LEVEL} of the chrF difference for every seed, by sacreBLEU's paired bootstrap over "
-            "sentences."
-        )
-        return Table(table.name, table.title, table.headings, table.rows, [*table.notes, note])
 
 
 def _about(scale: str) -> list[str]:
@@ -114,15 +102,7 @@ def _about(scale: str) -> list[str]:
 
 
 def _tuning(compared: list[Case], scale: str, cluster: Cluster, runs: Path) -> Table:
-    rows: list[list[Value]] = []
-    for case in compared:
-        chosen = chosen_setting(case, scale, cluster, runs)
-        for setting, member in zip(SETTINGS, tuning(case, scale, cluster), strict=True):
-            record = read_record(runs / member.folder) or {}
-            best = record.get("best_valid_nll"), record.get("best_step"), record.get("steps")
-            rows.append([case.title, setting.name, *best, "chosen" if setting == chosen else ""])
-    headings = ("language and pairs", "setting", "best validation NLL", "at step", "steps in all", "")
-    return Table("tuning", "Tuning, seed 0", headings, rows, ["Measured on validation text; no test pair was read."])
+    return tuning_table([(case.title, alone(case, scale, cluster)) for case in compared], runs)
 
 
 SWEEP = LowResource()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from experiments.base.cluster import Cluster
+from experiments.scaling.scales import SWEEPS as RULES
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.multilingual import (
     BILINGUAL,
     DEPTH_WIDTH,
     MODELS,
     SMALLEST,
+    baseline_label,
+    baseline_runs,
     baselines,
     member,
     model,
@@ -21,12 +26,14 @@ from experiments.sweeps.text_base import TextSweep
 DEPTH_WIDTH_SWEEP = TextSweep(
     DEPTH_WIDTH,
     "Depth against width",
-    "Five sizes of one multilingual model on the same text, tokens, update and seeds; the deep and the wide one have "
-    "equal parameters. Each bilingual baseline has the shape of the smallest and trains as many steps on its language.",
-    lambda scale, cluster: [*multilingual(MODELS, scale, cluster), *baselines(scale, cluster)],
+    "Five sizes of one multilingual model on the same text, update and seeds, each trained until its validations stop "
+    "improving, within a largest number of steps; the deep and the wide one have equal parameters. Bilingual models "
+    "are those of the sweep bilingual, if it has run.",
+    lambda scale, cluster, runs: multilingual(MODELS, scale, cluster),
     (depth_beats_width, bigger_is_better, beats_bilingual),
+    beside=baselines,
 )
-"""The five runs of section 5, and the bilingual baselines of their figure.
+"""The five runs of section 5.
 
 t12_400m  T(6, 8192, 16)  --twice as deep and twice as wide-->  t24_1_3b_wide  T(12, 16384, 32)  --> t64_3b --> t128_6b
                           --four times as deep------------->    t48_1_3b_deep  T(24, 8192, 16)
@@ -38,28 +45,32 @@ GROWING = tuple(name for name in MODELS if "deep" not in name)
 CAPACITY_SWEEP = TextSweep(
     "capacity",
     "Capacity",
-    "One multilingual model in growing sizes on the same text, tokens, update and seeds.",
-    lambda scale, cluster: [*multilingual(GROWING, scale, cluster), *baselines(scale, cluster)],
-    (bigger_is_better, beats_bilingual),
+    "One multilingual model in growing sizes on the same text, update and seeds, each trained until its validations "
+    "stop improving, within a largest number of steps.",
+    lambda scale, cluster, runs: multilingual(GROWING, scale, cluster),
+    (bigger_is_better,),
 )
 """Its runs are those of ``depth_width``."""
 
 BILINGUAL_SWEEP = TextSweep(
     BILINGUAL,
     "One multilingual model against bilingual ones",
-    "The smallest multilingual model beside a bilingual one for each language: the same shape, steps and tokens per "
-    "step, so a baseline sees several times as much of its language as the multilingual model does.",
-    lambda scale, cluster: [*multilingual((SMALLEST,), scale, cluster), *baselines(scale, cluster)],
+    "The smallest multilingual model beside a tuned bilingual one for each language. Each trains until its validations "
+    "stop improving, within a largest number of steps.",
+    lambda scale, cluster, runs: [*multilingual((SMALLEST,), scale, cluster), *baselines(scale, cluster, runs)],
     (beats_bilingual,),
+    baselines=lambda scale, cluster: [
+        (baseline_label(language), baseline_runs(language, scale, cluster)) for language in RULES[scale].baselines
+    ],
 )
-"""The smallest multilingual model has the shape of the baselines."""
+"""The smallest multilingual model has the shape that the baselines have before they are tuned."""
 
 TEMPERATURE = "temperature"
 OTHER_TEMPERATURES = (1.0, 100.0)
 """The temperatures beside the runs' own 5."""
 
 
-def _temperature_members(scale: str, cluster: Cluster) -> list[Member]:
+def _temperature_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     members = multilingual((SMALLEST,), scale, cluster)
     for seed in seeds(scale):
         for temperature in OTHER_TEMPERATURES:
@@ -67,7 +78,7 @@ def _temperature_members(scale: str, cluster: Cluster) -> list[Member]:
             run = run.model_copy(update={"text": run.text.model_copy(update={"temperature": temperature})})
             name, label = f"{SMALLEST}-T{temperature:g}", f"{SMALLEST}, T = {temperature:g}"
             members.append(member(TEMPERATURE, scale, name, seed, label, run))
-    return [*members, *baselines(scale, cluster)]
+    return members
 
 
 TEMPERATURE_SWEEP = TextSweep(

@@ -31,7 +31,7 @@ NAME = "trainability"
 
 RULES = {
     "laptop": replace(TEXT, steps=150, batch_tokens=512, micro_batches=4, checkpoint_every=75, warmup_steps=15),
-    "tiny": replace(TINY_TEXT, languages=None),
+    "tiny": replace(TINY_TEXT, corpus_languages=None, train_pairs=None),
     "paper": None,
 }
 """Rules by scale. The laptop scale keeps the depth but not the steps; the paper's problems appear after thousands."""

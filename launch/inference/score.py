@@ -156,12 +156,11 @@ def _means(
     records: dict[str, dict[str, Any]], chosen: Sequence[Direction], data: TextData, experiment: TranslationExperiment
 ) -> dict[str, Any]:
     """Returns the record's directions, the thirds of their languages, and the means over each third."""
-    sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))
-    third_of = thirds({language: data.pairs[language] for language, pairs in sizes.items() if pairs >= FEWEST_PAIRS})
+    sizes, counts = dict(zip(data.languages, data.sizes[TEST], strict=True)), train_counts(data, experiment.text)
+    third_of = thirds({language: counts[language] for language, pairs in sizes.items() if pairs >= FEWEST_PAIRS})
     third_by_direction = {direction.name: third_of[direction.language] for direction in chosen}
     scores = {name: Scores(entry["bleu"], entry["chrf"]) for name, entry in records.items()}
     copies = {name: Scores(**entry["copy"]) for name, entry in records.items()}
-    counts = train_counts(data, experiment.text)
     return {
         "directions": {
             direction.name: {"train_pairs": counts[direction.language], **records[direction.name]}

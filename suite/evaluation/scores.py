@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from sacrebleu.metrics.bleu import BLEU
@@ -104,6 +105,15 @@ def paired_bootstrap(
 ) -> float:
     """Returns the p-value of the difference between two translations of the same sentences, by sacreBLEU's paired
     bootstrap (Koehn, 2004): 1,000 samples of the sentences, always the same ones."""
+    if list(first) == list(second):
+        return 1.0  # sacreBLEU gives 0.001: no sample has a larger difference than 0
+    return _paired_bootstrap(tuple(first), tuple(second), tuple(references), metric)
+
+
+@lru_cache(maxsize=256)  # a sweep's page and its tables in the terminal have the same tests
+def _paired_bootstrap(
+    first: tuple[str, ...], second: tuple[str, ...], references: tuple[str, ...], metric: Literal["bleu", "chrf"]
+) -> float:
     from sacrebleu.significance import PairedTest
 
     measure = {"bleu": BLEU, "chrf": CHRF}[metric](references=[references])

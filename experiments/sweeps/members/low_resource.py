@@ -1,9 +1,8 @@
 """Members of the sweep ``low_resource``: one language with few pairs, alone, with relatives, with unrelated languages.
 
-    tuning    alone, four settings, seed 0      chosen by validation, never by test pairs; not scored
-    then      alone, the chosen setting         every seed
-              with relatives                    every seed, each temperature T
-              with unrelated languages          every seed: as many pairs, as much English, no relative
+    alone, tuned (``tuning.py``)    every seed
+    with relatives                  every seed, each temperature T
+    with unrelated languages        every seed: as many pairs, as much English, no relative
 
 Every run trains until its validations stop improving, and its best checkpoint is scored.
 """
@@ -15,7 +14,8 @@ from pathlib import Path
 
 from experiments.base.cluster import Cluster
 from experiments.scaling.scales import TextRule, shrunk_by
-from experiments.sweeps.members.base import Member, Scoring, folder_name, read_record
+from experiments.sweeps.members.base import Member, Scoring, folder_name
+from experiments.sweeps.members.tuning import Alone, Setting, tuned_members, tuning_members
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m
 
@@ -36,27 +36,6 @@ class Group:
     def languages(self) -> tuple[str, ...]:
         """All of them: the text that the vocabulary is learned from."""
         return tuple(sorted({self.language, *self.relatives, *self.unrelated}))
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting of the bilingual baseline to try."""
-
-    name: str
-    dropout: float
-    rate: float = 1.0
-    """Times the rule's learning rate."""
-    size: float = 1.0
-    """Times the rule's width and layers."""
-
-
-SETTINGS = (
-    Setting("dropout 0.1", 0.1),
-    Setting("dropout 0.3", 0.3),
-    Setting("dropout 0.3, half the rate", 0.3, rate=0.5),
-    Setting("dropout 0.3, half the width", 0.3, size=0.5),
-)
-"""What a bilingual baseline is tuned over. The multilingual models are not tuned."""
 
 
 @dataclass(frozen=True)
@@ -164,49 +143,27 @@ def cases(scale: str) -> list[Case]:
 def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     """Returns the tuning runs and the multilingual ones, and after tuning also the bilingual ones: they depend on it.
 
-    They are ordered by seed, so that an interrupted sweep has runs to compare.
+    They are ordered by number of pairs, then by seed, so that an interrupted sweep has runs to compare.
     """
-    members = [member for case in cases(scale) for member in tuning(case, scale, cluster)]
-    chosen = {case: chosen_setting(case, scale, cluster, runs) for case in cases(scale)}
-    for seed in range(RULES[scale].seeds):
-        for case, setting in chosen.items():
-            if setting is not None:
-                members.append(alone(case, setting, seed, scale, cluster))
+    members = []
+    for case in cases(scale):
+        members += tuning_members(alone(case, scale, cluster))
+        tuned = tuned_members(alone(case, scale, cluster), RULES[scale].seeds, runs)
+        for seed in range(RULES[scale].seeds):
+            members += tuned[seed : seed + 1]
             members += [_multilingual(case, model, seed, scale, cluster) for model in case.models[1:]]
     return list({member.folder: member for member in members}.values())
 
 
-def tuning(case: Case, scale: str, cluster: Cluster) -> list[Member]:
-    """Returns a bilingual run for each setting, with seed 0. No test pair is read: they are not scored."""
-    members = [alone(case, setting, 0, scale, cluster) for setting in SETTINGS]
-    return [
-        replace(member, label=f"{member.label}, {setting.name}", scoring=None, priority=1)
-        for member, setting in zip(members, SETTINGS, strict=True)
-    ]
+def alone(case: Case, scale: str, cluster: Cluster) -> Alone:
+    """Returns the bilingual runs of the language."""
 
+    def member(setting: Setting, seed: int) -> Member:
+        run = _run(case, setting.applied(RULES[scale].text), (), seed, scale, cluster)
+        name = f"{case.group.language}-{case.amount}-alone-{setting.folder_name}-{seed}"
+        return _member(scale, name, case, case.models[0], run)
 
-def chosen_setting(case: Case, scale: str, cluster: Cluster, runs: Path) -> Setting | None:
-    """Returns the setting with the best validation; None until all are trained."""
-    found = []
-    for setting, member in zip(SETTINGS, tuning(case, scale, cluster), strict=True):
-        record = read_record(runs / member.folder)
-        if record is None or not member.experiment.is_finished(record):
-            return None
-        found.append((float(record["best_valid_nll"]), setting))
-    return min(found, key=lambda entry: entry[0])[1]
-
-
-def alone(case: Case, setting: Setting, seed: int, scale: str, cluster: Cluster) -> Member:
-    """Returns a bilingual run of the language."""
-    rule, group = RULES[scale].text, case.group
-    text = replace(
-        rule, dropout=setting.dropout, learning_rate=rule.learning_rate * setting.rate,
-        layers_by=rule.layers_by / setting.size, width_by=round(rule.width_by / setting.size),
-        feed_forward_by=round(rule.feed_forward_by / setting.size), heads_by=round(rule.heads_by / setting.size),
-    )  # fmt: skip
-    run = _run(case, text, (), seed, scale, cluster)
-    name = f"{group.language}-{case.amount}-alone-{setting.name.replace(', ', '-').replace(' ', '-')}-{seed}"
-    return _member(scale, name, case, case.models[0], run)
+    return member
 
 
 def _multilingual(case: Case, model: Model, seed: int, scale: str, cluster: Cluster) -> Member:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from pathlib import Path
 
 from experiments.base.cluster import Cluster
-from experiments.scaling.scales import SWEEPS, scaled_for_sweep
+from experiments.scaling.scales import SWEEPS, shrunk_by
 from experiments.sweeps.members.base import Member, Scoring, folder_name
+from experiments.sweeps.members.tuning import Alone, Setting, tuned_members, tuning_members
 from experiments.translation import runs as translation
 from experiments.translation.experiment import TranslationExperiment
 
@@ -28,8 +29,15 @@ def seeds(scale: str) -> range:
 
 def model(name: str, scale: str, cluster: Cluster, seed: int) -> TranslationExperiment:
     """Returns one of the five at a sweep's scale."""
-    run = scaled_for_sweep(getattr(translation, name)(), scale, cluster)
-    return run.model_copy(update={"train": run.train.model_copy(update={"seed": seed})})
+    run: TranslationExperiment = getattr(translation, name)()
+    rule = SWEEPS[scale].text
+    return _with_budget(run if rule is None else shrunk_by(run, rule, cluster, scale), scale, seed)
+
+
+def _with_budget(run: TranslationExperiment, scale: str, seed: int) -> TranslationExperiment:
+    rule = SWEEPS[scale]
+    budget = {"seed": seed, "validate_every": rule.validate_every, "patience": rule.patience}
+    return run.model_copy(update={"train": run.train.model_copy(update=budget)})
 
 
 def multilingual(names: Sequence[str], scale: str, cluster: Cluster) -> list[Member]:
@@ -42,21 +50,46 @@ def multilingual(names: Sequence[str], scale: str, cluster: Cluster) -> list[Mem
     ]
 
 
-def baseline(language: str, scale: str, cluster: Cluster, seed: int) -> TranslationExperiment:
-    """Returns a bilingual run: the smallest of the five on one language in both directions, with equal steps."""
-    run = model(SMALLEST, scale, cluster, seed)
-    return run.model_copy(update={"text": run.text.model_copy(update={"languages": (language,)})})
+def baseline(
+    language: str, scale: str, cluster: Cluster, seed: int, setting: Setting | None = None
+) -> TranslationExperiment:
+    """Returns a bilingual run: the smallest of the five on one language in both directions. Without a setting it has
+    the rule's own."""
+    run: TranslationExperiment = getattr(translation, SMALLEST)()
+    rule = SWEEPS[scale].text
+    if rule is not None:
+        run = shrunk_by(run, rule if setting is None else setting.applied(rule), cluster, scale)
+    run = _with_budget(run, scale, seed)
+    pairs = tuple(limit for limit in run.text.train_pairs or () if limit.startswith(f"{language}:"))
+    text = run.text.model_copy(update={"languages": (language,), "train_pairs": pairs or None})
+    return run.model_copy(update={"text": text})
 
 
-def baselines(scale: str, cluster: Cluster) -> list[Member]:
-    """Returns the bilingual baselines of a scale with every seed, in the folders of the sweep ``bilingual``. They run
-    last, because the other runs are useful without them."""
-    members = [
-        member(BILINGUAL, scale, language, seed, baseline_label(language), baseline(language, scale, cluster, seed))
-        for seed in seeds(scale)
-        for language in SWEEPS[scale].baselines
-    ]
-    return [replace(baseline_member, priority=-1) for baseline_member in members]
+def baseline_runs(language: str, scale: str, cluster: Cluster) -> Alone:
+    """Returns the bilingual runs of a language, by setting and seed."""
+
+    def run(setting: Setting, seed: int) -> Member:
+        experiment = baseline(language, scale, cluster, seed, setting)
+        name = f"{language}-{setting.folder_name}"
+        return member(BILINGUAL, scale, name, seed, baseline_label(language), experiment)
+
+    return run
+
+
+def baselines(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
+    """Returns the bilingual baselines of a scale, in the folders of the sweep ``bilingual``: the runs that tune them,
+    and once these are finished, the tuned ones with every seed. At the paper's scale they are not tuned."""
+    languages = SWEEPS[scale].baselines
+    if SWEEPS[scale].text is None:
+        return [
+            member(BILINGUAL, scale, language, seed, baseline_label(language), baseline(language, scale, cluster, seed))
+            for seed in seeds(scale)
+            for language in languages
+        ]
+    alone = [baseline_runs(language, scale, cluster) for language in languages]
+    members = [member for each in alone for member in tuning_members(each)]
+    members += [member for each in alone for member in tuned_members(each, SWEEPS[scale].seeds, runs)]
+    return list({member.folder: member for member in members}.values())
 
 
 def baseline_label(language: str) -> str:

@@ -9,18 +9,44 @@ from typing import Any
 from experiments.report.figure import INK, new_figure, thinned
 from experiments.report.page import Picture
 from experiments.sweeps.members.multilingual import baseline_label
-from experiments.sweeps.report.results import Results
+from experiments.sweeps.report.results import BILINGUAL_MODELS, METRICS, THIRDS, Results
+from experiments.sweeps.report.verdicts import t_margin
 
 SIZE = (10.0, 4.8)
 """Inches."""
 
 
+def by_third_pictures(results: Results) -> list[Picture]:
+    """Returns test NLL and chrF by resource third, a line a model, with intervals over seeds."""
+    if not results.multilingual_labels:
+        return []
+    labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if results.baselines else [])]
+    pictures = []
+    for metric in ("nll", "chrf"):
+        figure, axis = new_figure("resource third, by training pairs", METRICS[metric])
+        for at, label in enumerate(labels):
+            columns = [results.means(label, results.in_third(third), metric) for third in THIRDS]
+            places = [place + 0.04 * (at - (len(labels) - 1) / 2) for place, values in enumerate(columns) if values]
+            found = [values for values in columns if values]
+            if found:
+                axis.errorbar(
+                    places, [statistics.fmean(values) for values in found], yerr=[t_margin(values) for values in found],
+                    marker="o", capsize=3, linewidth=1.2, label=label,
+                    linestyle="--" if label == BILINGUAL_MODELS else "-",
+                )  # fmt: skip
+        axis.set_xticks(range(len(THIRDS)), [f"{third}\n{', '.join(results.in_third(third))}" for third in THIRDS])
+        axis.legend(frameon=False, fontsize=8)
+        caption = f"{METRICS[metric]} by resource third: mean and 95% interval over seeds (measured)."
+        pictures.append(Picture(f"thirds-{metric}", figure, caption, wide=False))
+    return pictures
+
+
 def against_bilingual(results: Results) -> Picture | None:
-    """Returns the paper's figure: BLEU above the bilingual baseline against training pairs, one line per model."""
+    """Returns the paper's figure: chrF above the bilingual baseline against training pairs, one line per model."""
     codes = results.baselines
     if not codes or not results.multilingual_labels:
         return None
-    figure, axis = new_figure("training pairs of the language", "BLEU above the bilingual baseline", SIZE)
+    figure, axis = new_figure("training pairs of the language", "chrF above the bilingual baseline", SIZE)
     pairs = [results.train_pairs(code) for code in codes]
     for label in results.multilingual_labels:
         lines = _above(results, label, codes)
@@ -35,10 +61,9 @@ def against_bilingual(results: Results) -> Picture | None:
         # at two heights, because neighbours may be close
         axis.annotate(code, (count, 0), textcoords="offset points", xytext=(0, 4 + 10 * (at % 2)), ha="center")
     axis.set_xscale("log")
-    axis.invert_xaxis()  # as in the paper: high-resource languages on the left
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     caption = (
-        "BLEU above the bilingual baseline by training pairs, mean of both directions and all seeds; shaded: from the "
+        "chrF above the bilingual baseline by training pairs, mean of both directions and all seeds; shaded: from the "
         "lowest to the highest seed, against the baselines' mean."
     )
     return Picture("bilingual", figure, caption)
@@ -100,7 +125,7 @@ def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
 
 def _above(results: Results, label: str, codes: Sequence[str]) -> list[list[float]]:
     """Returns each seed's scores in the languages over the means of their baselines; of seeds that have all of them."""
-    baselines = {code: statistics.fmean(results.means(baseline_label(code), [code])) for code in codes}
-    scores = {code: results.by_seed(label, [code]) for code in codes}
+    baselines = {code: statistics.fmean(results.means(baseline_label(code), [code], "chrf")) for code in codes}
+    scores = {code: results.by_seed(label, [code], "chrf") for code in codes}
     seeds = sorted(set.intersection(*map(set, scores.values())))
     return [[scores[code][seed] - baselines[code] for code in codes] for seed in seeds]

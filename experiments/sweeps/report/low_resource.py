@@ -9,32 +9,29 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from experiments.report.figure import INK, new_figure
 from experiments.report.page import Picture
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.low_resource import Case, Model
 from experiments.sweeps.report.labels import mean_and_margin
-from experiments.sweeps.report.results import Results, Run
-from experiments.sweeps.report.verdicts import Difference, Outcome, Verdict, combined_outcome, difference, t_margin
+from experiments.sweeps.report.results import DISTINCT, PLAIN, Results, Run
+from experiments.sweeps.report.verdicts import Difference, Verdict, decided, difference, sentences, t_margin
 from suite.data.text.sampling import temperature_weights
 from suite.evaluation.scores import paired_bootstrap
 from suite.training.jsonl import read_lines
 from suite.training.metrics import STEP, units_done
 
-LEVEL = 0.05
-"""Largest p-value of the paired bootstrap over sentences that counts as a difference."""
-
-NLL, TEST_NLL, CHRF, BLEU = "validation NLL", "test NLL", "chrF", "BLEU"
+NLL = "validation NLL"
+TEST_NLL, CHRF, BLEU = "test NLL", "chrF", "BLEU"
 PLAIN_CHRF = "chrF, no placeholders"
 DISTINCT_NLL, DISTINCT_CHRF = "test NLL, no near-duplicates", "chrF, no near-duplicates"
 
 _FIELDS = {
-    TEST_NLL: (None, "nll"), CHRF: (None, "chrf"), BLEU: (None, "bleu"), PLAIN_CHRF: ("plain", "chrf"),
-    DISTINCT_NLL: ("distinct", "nll"), DISTINCT_CHRF: ("distinct", "chrf"),
+    TEST_NLL: ("nll", None), CHRF: ("chrf", None), BLEU: ("bleu", None), PLAIN_CHRF: ("chrf", PLAIN),
+    DISTINCT_NLL: ("nll", DISTINCT), DISTINCT_CHRF: ("chrf", DISTINCT),
 }  # fmt: skip
-"""Where ``scores.json`` has each measure: the part of the pairs, and the field."""
+"""The measure and the part of the test pairs of each column."""
 
 
 @dataclass(frozen=True)
@@ -43,36 +40,26 @@ class LowResourceRun:
 
     run: Run
     case: Case
-    folder: Path
     validations: tuple[tuple[int, float], ...]
     best: int
     """The place of the best checkpoint's validation."""
 
     @classmethod
-    def read(cls, run: Run, case: Case, runs: Path) -> LowResourceRun:
+    def read(cls, run: Run, case: Case) -> LowResourceRun:
         """Reads a run's validations."""
-        lines, tokens, found, steps = read_lines(runs / run.member.folder / "metrics.jsonl"), 0, [], []
+        lines, tokens, found, steps = read_lines(run.folder / "metrics.jsonl"), 0, [], []
         for line in lines:
             tokens = int(line.get(units_done("tokens"), tokens))
             if (nll := line.get(f"valid/nll/{case.group.language}")) is not None:
                 found.append((tokens, float(nll)))
                 steps.append(int(line[STEP]))
-        return cls(run, case, runs / run.member.folder, tuple(found), steps.index(int(run.record["best_step"])))
-
-    @property
-    def seed(self) -> int:
-        """Seed of weights, data order and the chosen pairs."""
-        return self.run.member.experiment.train.seed
+        return cls(run, case, tuple(found), steps.index(int(run.record["best_step"])))
 
     def value(self, measure: str, copied: bool = False) -> float | None:
         """Returns a measure, the mean of both directions; ``copied`` scores the source itself, which has no NLL."""
         if measure == NLL:
             return self.validations[self.best][1]
-        part, field = _FIELDS[measure]
-        directions = self.run.scores["directions"].values()
-        found = [scores if part is None else scores[part] for scores in directions]
-        values = [scores["copy"].get(field) if copied else scores[field] for scores in found]
-        return None if None in values else statistics.fmean(values)
+        return self.run.score(self.case.group.language, *_FIELDS[measure], copied)
 
     @property
     def share(self) -> float:
@@ -83,11 +70,6 @@ class LowResourceRun:
         others = [int(counts[code]) for code in text["languages"] if code != self.case.group.language]
         return float(temperature_weights([own, *others], text["temperature"])[0])
 
-    def lines(self, kind: str) -> list[str]:
-        """Returns its translations (``hyp``) or their references (``ref``), of both directions."""
-        paths = [self.folder / "scores" / f"{name}.{kind}" for name in sorted(self.run.scores["directions"])]
-        return [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
-
     def nll_at(self, tokens: float) -> float | None:
         """Returns the best NLL of the language until so many tokens; None before the first validation."""
         return min((nll for at, nll in self.validations if at <= tokens), default=None)
@@ -97,10 +79,10 @@ Runs = Callable[[Case, Model], list[LowResourceRun]]
 """Returns the finished runs of a model, by seed."""
 
 
-def read_runs(results: Results, cases: Sequence[Case], runs: Path) -> Runs:
+def read_runs(results: Results, cases: Sequence[Case]) -> Runs:
     """Reads the finished runs of all cases."""
     found = {
-        (case, model): [LowResourceRun.read(run, case, runs) for run in results.runs_of(case.label(model))]
+        (case, model): [LowResourceRun.read(run, case) for run in results.runs_of(case.label(model))]
         for case in cases
         for model in case.models
     }
@@ -121,27 +103,25 @@ def _verdict(case: Case, more: Model, less: Model, what: str, runs_of: Runs) -> 
     first, second = runs_of(case, more), runs_of(case, less)
     saved = _difference(case, second, first, TEST_NLL, runs_of)
     gained = _difference(case, first, second, CHRF, runs_of)
-    p_values = sentence_tests(first, second)
-    clear = bool(p_values) and max(p_values) < LEVEL
-    outcome: Outcome = combined_outcome([saved, gained])
-    here = f"nats a token saved {saved or 'missing'}; chrF {gained or 'missing'}"
-    here += f"; over sentences p < {LEVEL} in {sum(p < LEVEL for p in p_values)} of {len(p_values)} seeds"
+    p_values = _sentence_tests(first, second)
     return Verdict(
         f"{case.title}: the multilingual model {what}",
         "one multilingual model beats bilingual ones, most on low-resource languages",
-        here,
-        outcome if clear or outcome == "no runs" else "undecided",
+        f"nats a token saved {saved or 'missing'}; chrF gained {gained or 'missing'}; {sentences(p_values)}",
+        decided([saved, gained], p_values),
     )
 
 
-def sentence_tests(first: Sequence[LowResourceRun], second: Sequence[LowResourceRun]) -> list[float]:
+def _sentence_tests(first: Sequence[LowResourceRun], second: Sequence[LowResourceRun]) -> list[float]:
     """Returns the p-value of the chrF difference for each seed that both have, over sentences of both directions."""
-    others = {run.seed: run for run in second}
-    return [_sentence_test(run, others[run.seed]) for run in first if run.seed in others]
-
-
-def _sentence_test(first: LowResourceRun, second: LowResourceRun) -> float:
-    return paired_bootstrap(first.lines("hyp"), second.lines("hyp"), first.lines("ref"), "chrf")
+    language, others = first[0].case.group.language if first else "", {each.run.seed: each.run for each in second}
+    return [
+        paired_bootstrap(
+            run.lines(language, "hyp"), others[run.seed].lines(language, "hyp"), run.lines(language, "ref"), "chrf"
+        )
+        for run in (each.run for each in first)
+        if run.seed in others
+    ]
 
 
 def _difference(
@@ -190,11 +170,11 @@ def budget_table(cases: Sequence[Case], runs_of: Runs) -> Table:
     """Returns the validation NLL of each model at its best, at equal tokens of the language, and at equal tokens."""
     rows: list[list[Value]] = []
     for case in cases:
-        references = {run.seed: run.validations[run.best][0] for run in runs_of(case, case.compared[0])}
+        references = {run.run.seed: run.validations[run.best][0] for run in runs_of(case, case.compared[0])}
         for model in case.models:
-            runs = [run for run in runs_of(case, model) if run.seed in references]
-            own = [run.nll_at(references[run.seed] / run.share) for run in runs]
-            all_tokens = [run.nll_at(references[run.seed]) for run in runs]
+            runs = [run for run in runs_of(case, model) if run.run.seed in references]
+            own = [run.nll_at(references[run.run.seed] / run.share) for run in runs]
+            all_tokens = [run.nll_at(references[run.run.seed]) for run in runs]
             columns = ([run.value(NLL) for run in runs], own, all_tokens)
             means = [mean_and_margin([value for value in column if value is not None]) for column in columns]
             share = statistics.fmean(run.share for run in runs) if runs else None
@@ -209,31 +189,6 @@ def budget_table(cases: Sequence[Case], runs_of: Runs) -> Table:
         "validation until then. A run that ended earlier has its best."
     ]
     return Table("budgets", "Three budgets", headings, rows or [[None] * len(headings)], notes)
-
-
-def overlap_table(cases: Sequence[Case], runs_of: Runs) -> Table:
-    """Returns how many test pairs of each language the training text overlaps."""
-    rows: list[list[Value]] = []
-    for group in dict.fromkeys(case.group for case in cases):
-        found = [
-            run.run.scores["overlap"][group.language]
-            for case in cases if case.group == group
-            for model in case.models
-            for run in runs_of(case, model)
-        ]  # fmt: skip
-        if found:
-            kinds = found[0]
-            rows.append(
-                [group.language, sum(kinds.values()), *(kinds[kind] for kind in ("exact", "case_folded", "near"))]
-            )
-    headings = ("language", "test pairs", "exact", "case-folded", "near-duplicates")
-    notes = [
-        "Computed. Each pair counts once, by the closest of its two sides to any training pair of the vocabulary's "
-        "languages, which all models could have drawn: English with English, translations with the same language. "
-        "Near-duplicates share words: Jaccard index 0.6 or more. Scores without all three kinds are in the table of "
-        "scores.",
-    ]
-    return Table("overlap", "Overlap of test and training", headings, rows or [[None] * len(headings)], notes)
 
 
 def dose_response(cases: Sequence[Case], runs_of: Runs, measure: str) -> Picture | None:

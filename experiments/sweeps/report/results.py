@@ -21,7 +21,14 @@ from suite.training.metrics import LOSS, read_steps, units_done
 Third = Literal["high", "middle", "low"]
 THIRDS: tuple[Third, ...] = ("high", "middle", "low")
 
-METRICS = {"bleu": "BLEU", "chrf": "chrF"}
+METRICS = {"nll": "test NLL", "chrf": "chrF", "bleu": "BLEU"}
+"""Measures of the test pairs: nats per token of the references, then the scores of the translations."""
+
+BILINGUAL_MODELS = "bilingual"
+"""The label of the bilingual models together, each in its own language."""
+
+PLAIN, DISTINCT = "plain", "distinct"
+"""Parts of the test pairs: without a placeholder, and without a near-duplicate in the training text."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Run:
     """One finished and scored member."""
 
     member: Member
+    folder: Path
     record: dict[str, Any]
     scores: dict[str, Any]
     losses: tuple[tuple[int, float], ...]
@@ -39,11 +47,33 @@ class Run:
         """The languages it was scored in, without English."""
         return sorted({direction.replace("en-", "").replace("-en", "") for direction in self.scores["directions"]})
 
-    def score(self, language: str, metric: str = "bleu") -> float | None:
-        """Returns the mean of both directions; None without scores."""
+    @property
+    def seed(self) -> int:
+        """Seed of weights, data order and chosen pairs."""
+        return self.member.experiment.train.seed
+
+    def score(self, language: str, metric: str, part: str | None = None, copied: bool = False) -> float | None:
+        """Returns the mean of both directions, of all test pairs or a part of them; ``copied`` scores the source
+        itself. None without scores."""
         directions = self.scores["directions"]
-        scores = [directions[pair][metric] for pair in (f"en-{language}", f"{language}-en") if pair in directions]
-        return statistics.fmean(scores) if scores else None
+        found = [directions[pair] for pair in directions_of(language) if pair in directions]
+        found = [scores if part is None else scores[part] for scores in found]
+        values = [scores["copy"].get(metric) if copied else scores[metric] for scores in found]
+        return statistics.fmean(values) if values and None not in values else None
+
+    def lines(self, language: str, kind: str) -> list[str]:
+        """Returns its translations (``hyp``) or their references (``ref``) of a language, of both directions."""
+        return self.direction_lines(directions_of(language), kind)
+
+    def direction_lines(self, directions: Iterable[str], kind: str) -> list[str]:
+        """Returns the same of some directions."""
+        paths = [self.folder / "scores" / f"{direction}.{kind}" for direction in directions]
+        return [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def directions_of(language: str) -> tuple[str, str]:
+    """Returns the names of a language's two directions."""
+    return f"{ENGLISH}-{language}", f"{language}-{ENGLISH}"
 
 
 @dataclass(frozen=True)
@@ -103,25 +133,35 @@ class Results:
         """All labels of the sweep, with or without runs."""
         return {*self.labels, *(member.label for member in self.missing)}
 
-    def by_seed(self, label: str, languages: Sequence[str], metric: str = "bleu") -> dict[int, float]:
-        """Returns each scored run's mean over the languages for a label, by seed."""
+    def by_seed(
+        self, label: str, languages: Sequence[str], metric: str, part: str | None = None, copied: bool = False
+    ) -> dict[int, float]:
+        """Returns each scored run's mean over the languages for a label, by seed. ``BILINGUAL_MODELS`` is the mean of
+        the languages' own models, for each seed that all of them have."""
+        if label == BILINGUAL_MODELS:
+            columns = [self.by_seed(baseline_label(each), [each], metric, part, copied) for each in languages]
+            seeds = sorted(set.intersection(*map(set, columns))) if columns else []
+            return {seed: statistics.fmean(column[seed] for column in columns) for seed in seeds}
         means = {}
         for run in self.runs_of(label):
-            scores = [run.score(language, metric) for language in languages]
+            scores = [run.score(language, metric, part, copied) for language in languages]
             present = [score for score in scores if score is not None]
             if present and len(present) == len(scores):
-                means[run.member.experiment.train.seed] = statistics.fmean(present)
+                means[run.seed] = statistics.fmean(present)
         return means
 
-    def means(self, label: str, languages: Sequence[str], metric: str = "bleu") -> list[float]:
+    def means(self, label: str, languages: Sequence[str], metric: str, part: str | None = None) -> list[float]:
         """Returns the same without the seeds."""
-        return list(self.by_seed(label, languages, metric).values())
+        return list(self.by_seed(label, languages, metric, part).values())
 
-    def bilingual_means(self, languages: Sequence[str], metric: str = "bleu") -> list[float]:
-        """Returns the mean over the languages' own baselines, for each seed that all of them have."""
-        columns = [self.by_seed(baseline_label(language), [language], metric) for language in languages]
-        seeds = sorted(set.intersection(*(set(column) for column in columns))) if columns else []
-        return [statistics.fmean(column[seed] for column in columns) for seed in seeds]
+    def lines(self, label: str, languages: Sequence[str], seed: int, kind: str) -> list[str]:
+        """Returns the translations (``hyp``) of a label's run with a seed, or their references (``ref``)."""
+        found = []
+        for language in languages:
+            name = baseline_label(language) if label == BILINGUAL_MODELS else label
+            (run,) = (run for run in self.runs_of(name) if run.seed == seed)
+            found += run.lines(language, kind)
+        return found
 
 
 def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:
@@ -145,9 +185,12 @@ def is_scored(member: Member, record: dict[str, Any], scores: dict[str, Any]) ->
     """Whether scores are of the finished run with the sweep's scoring settings; others are not comparable."""
     if member.scoring is None:
         return True
+    if "overlap" not in scores:  # of an older version, which had no NLL
+        return False
     wanted = {"step": scored_step(record), "beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
     assert isinstance(member.experiment, TranslationExperiment)
-    languages = member.scoring.languages or member.experiment.text.languages
+    text = member.experiment.text
+    languages = member.scoring.languages or text.languages or text.corpus_languages
     scored = {code for way in scores.get("directions", {}) for code in way.split("-")} - {ENGLISH}
     return (
         member.experiment.is_finished(record)
@@ -162,4 +205,4 @@ def _read(member: Member, folder: Path) -> Run | None:
         return None
     steps, tokens = read_steps(folder / "metrics.jsonl"), units_done(member.experiment.unit)
     losses = tuple((int(step[tokens]), float(step[LOSS])) for step in steps if step[LOSS] is not None)
-    return Run(member, record, scores, losses)
+    return Run(member, folder, record, scores, losses)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.multilingual import baseline_label
-from experiments.sweeps.report.results import METRICS, THIRDS, Results
+from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, METRICS, PLAIN, THIRDS, Results, Third
 from experiments.translation.experiment import TranslationExperiment
 
 
@@ -21,65 +21,92 @@ def mean_and_deviation(values: Sequence[float]) -> str | None:
 
 
 def by_third(results: Results) -> Table:
-    """Returns BLEU and chrF by resource third, one row per multilingual model and one for the baselines."""
+    """Returns the measures by resource third: a row a multilingual model, one for the bilingual ones and one for the
+    copied source."""
     rows: list[list[Value]] = []
     numbers = paper_numbers("multilingual")
     for name in results.multilingual_labels:
         runs = results.runs_of(name)
         record, experiment = runs[0].record, runs[0].member.experiment
         assert isinstance(experiment, TranslationExperiment)
-        scores = [
-            mean_and_deviation(results.means(name, results.in_third(third), metric))
-            for metric in METRICS
-            for third in (*THIRDS, None)
-        ]
-        nll = mean_and_deviation([run.record["valid_nll"] for run in runs])
+        tokens = round(statistics.fmean(run.record["tokens"] for run in runs))
         shape = f"T({experiment.model.layers}, {experiment.model.feed_forward}, {experiment.model.heads})"
         mean = dict(zip(numbers["models"], numbers["mean_bleu"], strict=True)).get(name)
-        rows.append([name, shape, record["parameters"], record["tokens"], len(runs), *scores, nll, mean])
+        rows.append([name, shape, record["parameters"], tokens, len(runs), *_measures(results, name), mean])
     if results.baselines:
-        scores = [
-            mean_and_deviation(results.bilingual_means(results.in_third(third, results.baselines), metric))
-            for metric in METRICS
-            for third in (*THIRDS, None)
-        ]
-        first = results.runs_of(baseline_label(results.baselines[0]))
+        seeds = len(results.runs_of(baseline_label(results.baselines[0])))
         what = f"bilingual, {len(results.baselines)} models"
-        rows.append(
-            [what, "", first[0].record["parameters"], first[0].record["tokens"], len(first), *scores, None, None]
-        )
+        rows.append([what, "", None, None, seeds, *_measures(results, BILINGUAL_MODELS, results.baselines), None])
+    for name in results.multilingual_labels[:1]:
+        rows.append(["copying the source", "", None, None, None, *_measures(results, name, copied=True), None])
     headings = ["model", "here", "parameters", "tokens each", "seeds"]
-    headings += [f"{metric} {third}" for metric in METRICS.values() for third in (*THIRDS, "all")]
+    headings += [f"{METRICS[metric]} {third}" for metric in ("nll", "chrf") for third in (*THIRDS, "all")]
+    headings += ["chrF all, no placeholders", "chrF all, no near-duplicates", "BLEU all", "BLEU all (paper)"]
     return Table(
-        "by-third", "Models by resource third", [*headings, "validation nats a token", "BLEU all (paper)"], rows,
+        "by-third", "Models by resource third", headings, rows or [[None] * len(headings)],
         [
-            "Means over both directions and the languages of a third, then over seeds; ± the standard deviation "
-            f"between seeds. The paper's BLEU, over 102 languages: {numbers['note']}",
+            "Measured on test pairs: means over both directions and the languages of a third, then over seeds; ± the "
+            f"standard deviation between seeds. The paper's BLEU, over 102 languages: {numbers['note']}",
             *(f"{third}: {_sized(results, results.in_third(third))}" for third in THIRDS),
         ],
     )  # fmt: skip
 
 
+def _measures(
+    results: Results, label: str, among: Sequence[str] | None = None, copied: bool = False
+) -> list[str | None]:
+    """Returns the cells of a row from the NLL to BLEU."""
+    columns: list[tuple[str, Third | None, str | None]] = [
+        *((metric, third, None) for metric in ("nll", "chrf") for third in (*THIRDS, None)),
+        ("chrf", None, PLAIN), ("chrf", None, DISTINCT), ("bleu", None, None),
+    ]  # fmt: skip
+    cells = []
+    for metric, third, part in columns:
+        found = list(results.by_seed(label, results.in_third(third, among), metric, part, copied).values())
+        cells.append(mean_and_deviation(found[:1] if copied else found))  # copies are the same with every seed
+    return cells
+
+
 def by_language(results: Results) -> Table:
-    """Returns the baseline's BLEU and each multilingual model's difference from it, one row per language."""
+    """Returns the baseline's chrF and each multilingual model's difference from it, one row per language."""
     rows: list[list[Value]] = []
     for code in results.languages:
-        alone = results.means(baseline_label(code), [code])
+        alone = results.means(baseline_label(code), [code], "chrf")
+        copied = results.by_seed(results.multilingual_labels[0], [code], "chrf", copied=True)
         row: list[Value] = [code, results.thirds.get(code), results.train_pairs(code), _test_pairs(results, code)]
-        row.append(mean_and_deviation(alone))
+        row += [mean_and_deviation(list(copied.values())[:1]), mean_and_deviation(alone)]
         for name in results.multilingual_labels:
-            values = results.means(name, [code])
+            values = results.means(name, [code], "chrf")
             if alone and values:
                 row.append(f"{statistics.fmean(values) - statistics.fmean(alone):+.2f}")
             else:
                 row.append(mean_and_deviation(values))
         rows.append(row)
-    headings = ["language", "third", "training pairs", "test pairs", "bilingual BLEU", *results.multilingual_labels]
+    headings = ["language", "third", "training pairs", "test pairs", "copied source", "bilingual"]
+    headings += results.multilingual_labels
     return Table(
-        "by-language", "Languages: BLEU beside the bilingual baseline", headings, rows or [[None] * len(headings)],
-        ["A model's column is its difference from the baseline; a value without a sign is BLEU without a baseline. "
+        "by-language", "Languages: chrF beside the bilingual baseline", headings, rows or [[None] * len(headings)],
+        ["A model's column is its difference from the baseline; a value without a sign is chrF without a baseline. "
          "Means over both directions and seeds."],
     )  # fmt: skip
+
+
+def overlap_table(results: Results) -> Table:
+    """Returns how many test pairs of each language the training text overlaps."""
+    found: dict[str, dict[str, int]] = {}
+    for run in results.runs:
+        found = run.scores["overlap"] | found
+    rows: list[list[Value]] = [
+        [code, sum(kinds.values()), *(kinds[kind] for kind in ("exact", "case_folded", "near"))]
+        for code, kinds in sorted(found.items())
+    ]
+    headings = ("language", "test pairs", "exact", "case-folded", "near-duplicates")
+    notes = [
+        "Computed. Each pair counts once, by the closest of its two sides to the training text of the whole prepared "
+        "corpus: English with all English, translations with their own language. Near-duplicates share words: Jaccard "
+        'index 0.6 or more. "No near-duplicates" in the other tables leaves out all three kinds.',
+    ]
+    return Table("overlap", "Overlap of test and training", headings, rows or [[None] * len(headings)], notes)
 
 
 def _sized(results: Results, codes: Sequence[str]) -> str:

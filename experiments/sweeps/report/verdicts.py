@@ -1,12 +1,15 @@
 """Compares the paper's findings with the measured results: confirmed, not confirmed, or undecided, by one rule.
 
+Two measures of the test pairs decide together, nats per token saved and chrF gained, and two kinds of chance: of the
+seeds, and of the test sentences.
+
     |---- margin ----|---- margin ----|        margin = t(95%, f) * s * sqrt(1/a + 1/b)
   not confirmed    0 undecided     confirmed   for the difference of means over a and b seeds
 
 s is the standard deviation between seeds, pooled over all models of the sweep (with two seeds a model, that of one
 model alone is worth little), f its degrees of freedom: Student's test for two means at 95%. It covers the seeds'
-chance, not that of the test sentences or of the choice of languages. With one seed there is no spread and nothing is
-decided.
+chance. For that of the test sentences, sacreBLEU's paired bootstrap of the chrF difference must have p < 0.05 with
+every seed. Neither covers the choice of languages. With one seed there is no spread and nothing is decided.
 """
 
 from __future__ import annotations
@@ -18,7 +21,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST
-from experiments.sweeps.report.results import THIRDS, Results, Third
+from experiments.sweeps.report.results import BILINGUAL_MODELS, THIRDS, Results, Third
+from suite.evaluation.scores import paired_bootstrap
+
+LEVEL = 0.05
+"""Largest p-value of the paired bootstrap over sentences that counts as a difference."""
+
+GAINS = {"nll": "nats a token saved:", "chrf": "chrF gained:"}
+"""The measures that decide."""
 
 Outcome = Literal["confirmed", "not confirmed", "undecided", "no runs"]
 
@@ -83,15 +93,9 @@ def t_margin(values: Sequence[float]) -> float:
 
 def depth_beats_width(results: Results) -> list[Verdict]:
     """The deep against the wide model of equal size, on low-resource languages."""
-    differences = {third: _models(results, DEEP, WIDE, third) for third in THIRDS}
-    return [
-        Verdict(
-            "at equal size depth beats width on low-resource languages",
-            "deep about +1.9 BLEU in the mean, large on low-resource languages, about equal on high-resource ones",
-            _by_third(differences, "deep - wide"),
-            combined_outcome([differences["low"]]),
-        )
-    ]
+    finding = "at equal size depth beats width on low-resource languages"
+    paper = "deep about +1.9 BLEU in the mean, large on low-resource languages, about equal on high-resource ones"
+    return [_compare(results, finding, paper, DEEP, WIDE, ("low",))]
 
 
 def bigger_is_better(results: Results) -> list[Verdict]:
@@ -101,43 +105,74 @@ def bigger_is_better(results: Results) -> list[Verdict]:
         (middle, SMALLEST): ("400M to 1.3B is better everywhere", "400M to 1.3B helps every language"),
         (LARGEST, middle): ("1.3B to 6B is better everywhere", "1.3B to 6B helps further, mostly high-resource ones"),
     }
-    verdicts = []
-    for (more, less), (finding, paper) in findings.items():
-        differences = {third: _models(results, more, less, third) for third in THIRDS}
-        measured = f"{_by_third(differences, f'{more} - {less}')}; better in {_languages_better(results, more, less)}"
-        verdicts.append(Verdict(finding, paper, measured, combined_outcome(list(differences.values()))))
-    return verdicts
+    return [
+        _compare(results, finding, paper, more, less, THIRDS) for (more, less), (finding, paper) in findings.items()
+    ]
 
 
 def beats_bilingual(results: Results) -> list[Verdict]:
-    """Multilingual against bilingual on the low-resource third: the largest model, and one of the baselines' size."""
+    """Multilingual against tuned bilingual models on the low-resource third: the largest model, and one of the
+    baselines' size."""
+    paper = "6B beats the baselines on all languages, most on low-resource ones"
     verdicts = []
     for label, whose in ((LARGEST, "the largest"), (SMALLEST, "one of the baselines' own size")):
-        if label not in results.requested:
-            continue
-        differences = {}
-        for third in THIRDS:
-            languages = results.in_third(third, results.baselines)
-            bilingual = results.bilingual_means(languages)
-            groups = [*(results.means(other, languages) for other in results.multilingual_labels), bilingual]
-            differences[third] = difference(results.means(label, languages), bilingual, groups)
-        verdicts.append(
-            Verdict(
-                f"one multilingual model ({whose}, {label}) beats the bilingual ones on low-resource languages",
-                "6B beats the baselines on all languages, most on low-resource ones",
-                _by_third(differences, "multilingual - bilingual"),
-                combined_outcome([differences["low"]]),
-            )
-        )
+        if label in results.requested:
+            finding = f"one multilingual model ({whose}, {label}) beats the bilingual ones on low-resource languages"
+            verdicts.append(_compare(results, finding, paper, label, BILINGUAL_MODELS, ("low",), results.baselines))
     return verdicts
 
 
-def _models(results: Results, more: str, less: str, third: Third) -> Difference | None:
-    languages = results.in_third(third)
+def _compare(
+    results: Results, finding: str, paper: str, more: str, less: str, deciding: Sequence[Third],
+    among: Sequence[str] | None = None,
+) -> Verdict:  # fmt: skip
+    """Compares two labels in each third; ``deciding`` thirds decide."""
+    languages = {third: results.in_third(third, among) for third in THIRDS}
+    gains = {
+        metric: {third: _gain(results, more, less, languages[third], metric) for third in THIRDS} for metric in GAINS
+    }
+    parts = [f"{GAINS[metric]} {_listed(by_third)}" for metric, by_third in gains.items()]
+    p_values = [p for third in deciding for p in _sentence_tests(results, more, less, languages[third])]
+    better = _languages_better(results, more, less, among)
+    return Verdict(
+        finding, paper, f"{more} against {less}: {'; '.join([*parts, better, sentences(p_values)])}",
+        decided([by_third[third] for by_third in gains.values() for third in deciding], p_values),
+    )  # fmt: skip
+
+
+def _gain(results: Results, more: str, less: str, languages: Sequence[str], metric: str) -> Difference | None:
     if not languages:
         return None
-    groups = [results.means(label, languages) for label in results.multilingual_labels]
-    return difference(results.means(more, languages), results.means(less, languages), groups)
+    labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if BILINGUAL_MODELS in (more, less) else [])]
+    first, second = (results.means(label, languages, metric) for label in (more, less))
+    if metric == "nll":  # less is better
+        first, second = second, first
+    return difference(first, second, [results.means(label, languages, metric) for label in labels])
+
+
+def _sentence_tests(results: Results, more: str, less: str, languages: Sequence[str]) -> list[float]:
+    if not languages:
+        return []
+    first, second = (results.by_seed(label, languages, "chrf") for label in (more, less))
+    return [
+        paired_bootstrap(
+            results.lines(more, languages, seed, "hyp"), results.lines(less, languages, seed, "hyp"),
+            results.lines(more, languages, seed, "ref"), "chrf",
+        )
+        for seed in first if seed in second
+    ]  # fmt: skip
+
+
+def sentences(p_values: Sequence[float]) -> str:
+    """Returns how many of the tests over sentences show a difference."""
+    return f"over sentences p < {LEVEL} in {sum(p < LEVEL for p in p_values)} of {len(p_values)} tests"
+
+
+def decided(differences: Sequence[Difference | None], p_values: Sequence[float]) -> Outcome:
+    """Returns the verdict of several differences; undecided unless all their tests over sentences show one."""
+    outcome = combined_outcome(differences)
+    clear = bool(p_values) and max(p_values) < LEVEL
+    return outcome if clear or outcome == "no runs" else "undecided"
 
 
 def combined_outcome(differences: Sequence[Difference | None]) -> Outcome:
@@ -151,16 +186,15 @@ def combined_outcome(differences: Sequence[Difference | None]) -> Outcome:
     return "confirmed" if outcomes == {"confirmed"} and len(present) == len(differences) else "undecided"
 
 
-def _by_third(differences: dict[Third, Difference | None], what: str) -> str:
-    parts = [f"{third} {difference or 'missing'}" for third, difference in differences.items()]
-    return f"{what}, BLEU: {', '.join(parts)}"
+def _listed(by_third: dict[Third, Difference | None]) -> str:
+    return ", ".join(f"{third} {difference or 'missing'}" for third, difference in by_third.items())
 
 
-def _languages_better(results: Results, more: str, less: str) -> str:
+def _languages_better(results: Results, more: str, less: str, among: Sequence[str] | None) -> str:
     better = compared = 0
-    for language in results.languages:
-        large, small = (results.means(label, [language]) for label in (more, less))
+    for language in results.in_third(None, among):
+        large, small = (results.means(label, [language], "chrf") for label in (more, less))
         if large and small:
             compared += 1
             better += statistics.fmean(large) > statistics.fmean(small)
-    return f"{better} of {compared} languages"
+    return f"higher chrF in {better} of {compared} languages"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from experiments.custom_sweeps import find_sweep
 from experiments.scaling.scales import SWEEPS as RULES
 from experiments.scaling.scales import changes
 from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
-from experiments.sweeps.members.multilingual import MODELS
+from experiments.sweeps.members.multilingual import MODELS, baseline, model
+from experiments.sweeps.members.tuning import SETTINGS
 from experiments.sweeps.registry import SWEEPS, find_scale
 from suite.errors import SettingError
 from suite.pipeline.model.layers import count_parameters
@@ -36,7 +38,8 @@ def test_members_with_one_label_differ_in_their_seed_and_one_folder_holds_one_ru
     by_folder, groups = {}, {}
     for member in members(name, scale):
         assert by_folder.setdefault(member.folder, member.experiment) == member.experiment
-        groups.setdefault(member.label, []).append(member.experiment)
+        if member.scoring is not None:
+            groups.setdefault(member.label, []).append(member.experiment)
     for runs in groups.values():
         assert [run.train.seed for run in runs] == list(range(RULES[scale].seeds))
         train = runs[0].train
@@ -62,11 +65,37 @@ def test_the_five_have_equal_text_tokens_and_update_and_the_papers_proportions(s
 
 @pytest.mark.parametrize("scale", SMALL)
 def test_a_baseline_is_the_smallest_model_on_one_language(scale):
-    runs = by_label("depth_width", scale)
+    many = model("t12_400m", scale, LAPTOP, 0)
     for language in RULES[scale].baselines:
-        alone, many = runs[f"bilingual {language}"], runs["t12_400m"]
-        assert language in many.text.languages
-        assert changes(many, alone) == [f"text.languages {many.text.languages} -> {(language,)}"]
+        assert language in many.text.corpus_languages
+        own = [limit for limit in many.text.train_pairs if limit.startswith(language)]
+        alone = baseline(language, scale, LAPTOP, 0)
+        assert alone.text.languages == (language,)
+        assert alone.text.train_pairs == (tuple(own) or None)
+        text = {"languages": None, "train_pairs": many.text.train_pairs}
+        assert not changes(many, alone.model_copy(update={"text": alone.text.model_copy(update=text)}))
+
+
+def test_a_baseline_is_tuned_before_it_is_compared(tmp_path):
+    found = SWEEPS["bilingual"].members("laptop", LAPTOP, tmp_path)
+    tuning = [member for member in found if member.scoring is None]
+    assert len(tuning) == len(SETTINGS) * len(RULES["laptop"].baselines)
+    assert {member.experiment.train.seed for member in tuning} == {0}
+    assert [member.label for member in found if member not in tuning] == ["t12_400m"] * RULES["laptop"].seeds
+    for member in tuning:
+        record = {
+            "steps": member.experiment.train.steps,
+            "best_valid_nll": 4.0 + ("half-the-width" not in member.folder),
+        }
+        (tmp_path / member.folder).mkdir(parents=True)
+        (tmp_path / member.folder / "record.json").write_text(json.dumps(record))
+    found = [
+        member for member in SWEEPS["bilingual"].members("laptop", LAPTOP, tmp_path) if "bilingual da" in member.label
+    ]
+    tuned = [member for member in found if member.label == "bilingual da"]
+    assert [member.experiment.train.seed for member in tuned] == [0, 1, 2]
+    half = model("t12_400m", "laptop", LAPTOP, 0).model.width // 2
+    assert {(member.experiment.model.width, member.experiment.model.dropout) for member in tuned} == {(half, 0.3)}
 
 
 @pytest.mark.parametrize("scale", RULES)
@@ -76,6 +105,7 @@ def test_batches_keep_the_papers_ratios_at_equal_steps_and_at_equal_tokens(scale
         small, middle, large = (runs[label(share, kind)].train for share in RULES[scale].batches)
         assert small.batch_tokens / middle.batch_tokens == pytest.approx(0.26, rel=0.02)
         assert large.batch_tokens == 4 * middle.batch_tokens
+        assert {train.patience for train in (small, middle, large)} == {None}
         if kind == EQUAL_STEPS:
             assert small.steps == middle.steps == large.steps
         else:
@@ -86,12 +116,13 @@ def test_batches_keep_the_papers_ratios_at_equal_steps_and_at_equal_tokens(scale
 
 
 def test_sweeps_share_their_common_runs():
-    depth, capacity, bilingual = (
-        {member.folder for member in members(name, "laptop")} for name in ("depth_width", "capacity", "bilingual")
+    depth, capacity, bilingual, temperature = (
+        {member.folder for member in members(name, "laptop")}
+        for name in ("depth_width", "capacity", "bilingual", "temperature")
     )
+    smallest = {f"depth_width-laptop/t12_400m-{seed}" for seed in range(RULES["laptop"].seeds)}
     assert capacity < depth
-    assert bilingual < depth
-    assert {folder.split("/")[0] for folder in depth} == {"depth_width-laptop", "bilingual-laptop"}
+    assert depth & bilingual == depth & temperature == smallest
 
 
 def test_temperature_members_differ_only_in_the_temperature():
@@ -105,7 +136,8 @@ def test_temperature_members_differ_only_in_the_temperature():
 def test_pipelines_of_the_paper_stay_pipelines_and_others_run_on_one_core():
     stages = {name: run.pipeline.stages for name, run in by_label("depth_width", "laptop").items()}
     assert {stages[name] for name in MODELS[1:]} == {2}
-    assert {count for name, count in stages.items() if name not in MODELS[1:]} == {1}
+    assert stages[MODELS[0]] == 1
+    assert {run.pipeline.stages for run in by_label("bilingual", "laptop").values()} == {1}
 
 
 def test_an_unknown_sweep_or_scale_is_refused_with_the_closest():

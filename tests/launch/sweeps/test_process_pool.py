@@ -34,7 +34,7 @@ def members(tmp_path, monkeypatch):
     """Two members that cannot run: their folders' paths are files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    found = SWEEPS["bilingual"].members("tiny", Cluster(2, GIB, "cpu"), tmp_path / "runs")[-2:]
+    found = SWEEPS["temperature"].members("tiny", Cluster(2, GIB, "cpu"), tmp_path / "runs")[-2:]
     for member in found:
         place = tmp_path / "runs" / member.folder
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from tests.launch.runs.test_checkpoints import write
 
 def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    member = SWEEPS["bilingual"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
+    member = SWEEPS["temperature"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
     assert not pending_work(member).trained
     folder = tmp_path / "runs" / member.folder
     folder.mkdir(parents=True)
@@ -31,7 +31,9 @@ def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
     assert pending.trained
     assert not pending.scored
     (folder / "experiment.toml").write_text(member.experiment.with_settings("train.steps=5").to_toml())
-    with pytest.raises(SettingError, match=r"es-0 holds a run with other settings \(train.steps is 5 there and 4 here"):
+    with pytest.raises(
+        SettingError, match=r"T100-0 holds a run with other settings \(train.steps is 5 there and 4 here"
+    ):
         pending_work(member)
 
 
@@ -47,7 +49,7 @@ def trained(tmp_path, monkeypatch):
     """Returns the spec to train a member, and its folder: two checkpoints and three steps' metrics."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("suite.training.checkpoint.storage.PAUSES_S", ())
-    member = SWEEPS["bilingual"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
+    member = SWEEPS["temperature"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
     folder = tmp_path / "runs" / member.folder
     folder.mkdir(parents=True)
     (folder / "experiment.toml").write_text(member.experiment.to_toml())

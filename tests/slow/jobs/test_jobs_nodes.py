@@ -48,10 +48,10 @@ def test_a_run_uses_several_nodes_and_is_fetched(head):
 
 def test_a_sweep_shares_the_cluster_and_its_report_is_fetched(head):
     printed = head.gpipe(
-        "submit", "bilingual", "--scale", "tiny", "--storage", str(head.storage), "--job", "three", seconds=600
+        "submit", "temperature", "--scale", "tiny", "--storage", str(head.storage), "--job", "three", seconds=600
     )  # fmt: skip
     assert printed.splitlines()[-1] == "job three is done"
-    report = head.storage / "runs/bilingual-tiny/report.md"
+    report = head.storage / "runs/temperature-tiny/report.md"
     head.gpipe("fetch", "three")
-    assert (head.folder / "runs/bilingual-tiny/report.md").read_bytes() == report.read_bytes()
+    assert (head.folder / "runs/temperature-tiny/report.md").read_bytes() == report.read_bytes()
     assert "excluded from" not in report.read_text()

@@ -8,22 +8,22 @@ from tests.launch.train.test_end_to_end import gpipe
 
 
 def test_a_failed_member_is_reported_and_run_by_the_next_sweep(tmp_path):
-    broken = tmp_path / "runs/bilingual-tiny/es-0"
+    broken = tmp_path / "runs/temperature-tiny/t12_400m-T100-0"
     broken.parent.mkdir(parents=True)
     broken.write_text("in the way")
-    printed = gpipe(tmp_path, "sweep", "bilingual", "--scale", "tiny", code=1)
-    assert "train bilingual-tiny/es-0 failed: " in printed
+    printed = gpipe(tmp_path, "sweep", "temperature", "--scale", "tiny", code=1)
+    assert "train temperature-tiny/t12_400m-T100-0 failed: " in printed
     assert "Traceback" not in printed
-    assert "report: runs/bilingual-tiny/report.html" in printed
-    for folder in ("depth_width-tiny/t12_400m-0", "bilingual-tiny/de-0"):
+    assert "report: runs/temperature-tiny/report.html" in printed
+    for folder in ("depth_width-tiny/t12_400m-0", "temperature-tiny/t12_400m-T1-0"):
         scores = json.loads((tmp_path / "runs" / folder / "scores.json").read_text())
         assert (scores["step"], scores["beam"], scores["max_pairs"]) == (4, 1, 3)
-    page = (tmp_path / "runs/bilingual-tiny/report.md").read_text()
-    assert "excluded from all numbers: bilingual-tiny/es-0." in page
-    assert "| bilingual-tiny/de-0 |" in page
+    page = (tmp_path / "runs/temperature-tiny/report.md").read_text()
+    assert "excluded from all numbers: temperature-tiny/t12_400m-T100-0." in page
+    assert "| temperature-tiny/t12_400m-T1-0 |" in page
 
     broken.unlink()
-    printed = gpipe(tmp_path, "sweep", "bilingual", "--scale", "tiny")
+    printed = gpipe(tmp_path, "sweep", "temperature", "--scale", "tiny")
     assert "2 of 3 members are already finished" in printed
-    assert "train bilingual-tiny/de-0" not in printed
-    assert "excluded from" not in (tmp_path / "runs/bilingual-tiny/report.md").read_text()
+    assert "train temperature-tiny/t12_400m-T1-0" not in printed
+    assert "excluded from" not in (tmp_path / "runs/temperature-tiny/report.md").read_text()

@@ -163,7 +163,7 @@ def test_an_interrupt_ends_all_members_and_the_next_sweep_resumes_them(start, nu
 
 
 def test_without_an_address_a_sweep_starts_and_stops_its_own_ray(tmp_path):
-    command = [sys.executable, "-m", "launch.cli", "sweep", "bilingual", "--scale", "tiny", "--launcher", "ray"]
+    command = [sys.executable, "-m", "launch.cli", "sweep", "temperature", "--scale", "tiny", "--launcher", "ray"]
     with (tmp_path / "printed").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=log, stderr=subprocess.STDOUT)
         children = set()

@@ -242,9 +242,9 @@ OTHERS = {
     ),
     "table": OtherCommand(["table", "2"], has_workers, 20.0, "written: "),
     "bench": OtherCommand(["bench", "sleeping"], has_workers, 20.0, "written: "),
-    "sweep-spawn": OtherCommand(["sweep", "bilingual", "--scale", "tiny"], prints(": started"), 20.0, "report: "),
+    "sweep-spawn": OtherCommand(["sweep", "temperature", "--scale", "tiny"], prints(": started"), 20.0, "report: "),
     "sweep-ray": OtherCommand(
-        ["sweep", "bilingual", "--scale", "tiny", "--launcher", "ray"], prints(": started"), 20.0, "report: "
+        ["sweep", "temperature", "--scale", "tiny", "--launcher", "ray"], prints(": started"), 20.0, "report: "
     ),
     "score": OtherCommand(
         ["score", "", "--set", "score.max_pairs=200"], has_workers, 6.0, "sentences a second; scores: "

@@ -98,4 +98,5 @@ def test_the_paired_bootstrap_tells_a_clear_difference_from_none():
     for metric in ("bleu", "chrf"):
         assert paired_bootstrap(good, bad, references, metric) < 0.01
         assert paired_bootstrap(good, same, references, metric) > 0.05
+        assert paired_bootstrap(good, list(good), references, metric) == 1.0
         assert paired_bootstrap(good, bad, references, metric) == paired_bootstrap(good, bad, references, metric)

@@ -18,23 +18,25 @@ from experiments.sweeps.registry import SWEEPS
 from experiments.sweeps.report.results import is_scored, read_results
 from experiments.sweeps.report.verdicts import T95, difference
 from suite.pipeline.planning.devices import GIB
+from tests.experiments.sweeps.finished import write_scores
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
-THIRDS = {"de": "high", "es": "high", "eo": "middle", "gl": "middle", "af": "low", "fur": "low"}
-PAIRS = {"de": 17_000, "es": 18_000, "eo": 5000, "gl": 6000, "af": 800, "fur": 480}
+THIRDS = {"de": "high", "es": "high", "it": "middle", "nl": "middle", "da": "low", "gl": "low"}
+PAIRS = {"de": 17_000, "es": 18_000, "it": 3000, "nl": 3000, "da": 500, "gl": 500}
 GOOD = {"t12_400m": 10.0, "t24_1_3b_wide": 12.0, "t48_1_3b_deep": 15.0, "t64_3b": 17.0, "t128_6b": 19.0}
 
 
-def finish(runs: Path, member, bleu, nll=3.0):
-    """Leaves what a member leaves when it is trained and scored; ``bleu`` is of its languages' two directions."""
+def finish(runs: Path, member, bleu):
+    """Leaves what a member leaves when it is trained and scored; ``bleu`` is of its languages' two directions. The
+    other scores follow from it."""
     folder = runs / member.folder
     folder.mkdir(parents=True, exist_ok=True)
     experiment = member.experiment
     (folder / "experiment.toml").write_text(experiment.to_toml())
     record = {
         "name": experiment.name, "data": "catalogues", "K": 1, "parameters": 445_104,
-        "steps": experiment.train.steps, "tokens": 10_240,
-        "seconds": 2.0, "tokens_per_second": 5120.0, "loss_last": 3.5, "valid_nll": nll,
+        "steps": experiment.train.steps, "best_step": experiment.train.steps, "tokens": 10_240,
+        "seconds": 2.0, "tokens_per_second": 5120.0, "loss_last": 3.5, "valid_nll": 3.0, "best_valid_nll": 8 - bleu / 5,
         "shrunk": ["model.width 1 -> 2"],
     }  # fmt: skip
     (folder / "record.json").write_text(json.dumps(record))
@@ -42,28 +44,30 @@ def finish(runs: Path, member, bleu, nll=3.0):
         json.dumps({"step": at + 1, "train/tokens": 1024 * (at + 1), "train/loss": 7 - at / 3}) for at in range(10)
     ]
     (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 10, "valid/nll": 3.0}']) + "\n")
+    languages = experiment.text.languages or experiment.text.corpus_languages
     directions = {
-        way: {"pairs": 60, "train_pairs": PAIRS[code], "bleu": bleu + shift, "chrf": 2 * bleu}
-        for code in experiment.text.languages
+        way: {"train_pairs": PAIRS[code], "bleu": bleu + shift, "chrf": 2 * (bleu + shift), "nll": 8 - bleu / 5}
+        for code in languages
         for way, shift in ((f"en-{code}", -1.0), (f"{code}-en", 1.0))
     }
-    scores = {
-        "step": experiment.train.steps, "split": "test", "beam": 4, "length_penalty": 0.6, "max_pairs": 100,
-        "seconds": 3.0,
-        "sentences_per_second": 40.0, "signatures": {"bleu": "nrefs:1|case:mixed", "chrf": "nrefs:1"},
-        "directions": directions, "thirds": {code: THIRDS[code] for code in experiment.text.languages},
-    }  # fmt: skip
-    (folder / "scores.json").write_text(json.dumps(scores))
+    thirds = {code: THIRDS[code] for code in languages}
+    if member.scoring is not None:
+        write_scores(folder, directions, bleu / 25, step=experiment.train.steps, max_pairs=300, thirds=thirds)
 
 
-def members(name):
-    return SWEEPS[name].members("laptop", LAPTOP, Path("runs"))
+def members(name, runs=Path("runs")):
+    return SWEEPS[name].members("laptop", LAPTOP, runs)
 
 
-def depth_width(runs: Path, good, alone=9.0, noise=0.1, leave_out=()):
+def depth_width(runs: Path, good, alone=6.0, noise=0.1, leave_out=()):
     for member in members("depth_width"):
         if member.label not in leave_out:
-            finish(runs, member, good.get(member.label, alone) + noise * member.experiment.train.seed)
+            finish(runs, member, good[member.label] + noise * member.experiment.train.seed)
+    for _ in range(2):  # tuning, then the tuned ones
+        for member in members("bilingual", runs):
+            if member.label.startswith("bilingual") and member.label not in leave_out:
+                better = 0 if member.scoring is not None or "half-the-width" in member.folder else -1
+                finish(runs, member, max(0.0, alone + better + noise * member.experiment.train.seed))
 
 
 def words(runs: Path, name="depth_width"):
@@ -76,12 +80,14 @@ def test_a_run_that_stopped_early_is_finished_and_scored_at_its_best_step():
     train = member.experiment.train.model_copy(update={"validate_every": 10, "patience": 2})
     member = replace(member, experiment=member.experiment.model_copy(update={"train": train}))
     record = {"steps": 70, "best_step": 50, "stopped_early": "...", "validations_without_improvement": 2}
-    scores = {"beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
-    scores["directions"] = dict.fromkeys(f"en-{code}" for code in member.experiment.text.languages)
+    scores = {"beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs, "overlap": {}}
+    scores["directions"] = dict.fromkeys(f"en-{code}" for code in member.experiment.text.corpus_languages)
     assert is_scored(member, record, {**scores, "step": 50})
     assert not is_scored(member, record, {**scores, "step": 70})
     assert not is_scored(member, {**record, "stopped_early": False}, {**scores, "step": 50})  # interrupted
     assert is_scored(member, {"steps": train.steps}, {**scores, "step": train.steps})
+    del scores["overlap"]
+    assert not is_scored(member, record, {**scores, "step": 50})  # of an older version
 
 
 def test_findings_are_confirmed_by_clear_scores(tmp_path):
@@ -91,12 +97,26 @@ def test_findings_are_confirmed_by_clear_scores(tmp_path):
     assert len(result) == 5
     here = {row[0]: row[2] for row in table.rows}
     depth = next(text for name, text in here.items() if "depth beats width" in name)
-    assert re.search(r"low \+3\.00 ± 0\.\d\d", depth)
-    assert any("better in 6 of 6 languages" in text for text in here.values())
+    assert re.search(r"chrF gained: .*low \+6\.00 ± 0\.\d\d", depth)
+    assert re.search(r"nats a token saved: .*low \+0\.60 ± 0\.\d\d", depth)
+    assert "p < 0.05 in 3 of 3 tests" in depth
+    assert any("higher chrF in 6 of 6 languages" in text for text in here.values())
+    assert table.notes[0].startswith("5 findings are tested.")
+
+
+def test_a_difference_that_the_sentences_do_not_show_is_undecided(tmp_path):
+    depth_width(tmp_path, GOOD)
+    for seed in range(3):
+        for name in ("da-en", "en-da", "gl-en", "en-gl"):
+            deep, wide = (tmp_path / f"depth_width-laptop/{label}-{seed}/scores/{name}.hyp" for label in MODELS[2:0:-1])
+            deep.write_text(wide.read_text())
+    result, table = words(tmp_path)
+    assert result["at equal size depth beats width on low-resource languages"] == "undecided"
+    assert "p < 0.05 in 0 of 3 tests" in table.rows[0][2]
 
 
 def test_the_opposite_is_not_confirmed_and_differences_within_the_margin_are_undecided(tmp_path):
-    depth_width(tmp_path / "against", dict(zip(MODELS, (19.0, 15.0, 12.0, 10.0, 8.0), strict=True)), alone=20.0)
+    depth_width(tmp_path / "against", dict(zip(MODELS, (19.0, 15.0, 12.0, 10.0, 8.0), strict=True)), alone=25.0)
     assert set(words(tmp_path / "against")[0].values()) == {"not confirmed"}
     depth_width(tmp_path / "noisy", GOOD, noise=20.0)
     assert set(words(tmp_path / "noisy")[0].values()) == {"undecided"}
@@ -109,19 +129,20 @@ def test_one_seed_decides_nothing(tmp_path):
         if member.experiment.train.seed == 0:
             finish(tmp_path, member, GOOD.get(member.label, 9.0))
     result, table = words(tmp_path)
-    assert set(result.values()) == {"undecided"}
-    assert all("one seed" in row[2] for row in table.rows)
+    assert list(result.values()) == ["undecided"] * 3 + ["no runs"] * 2  # of the bilingual ones
+    assert all("one seed" in row[2] for row in table.rows[:3])
 
 
 def test_missing_members_are_named_and_the_rest_is_reported(tmp_path):
-    depth_width(tmp_path, GOOD, leave_out=("t128_6b", "bilingual fur"))
+    depth_width(tmp_path, GOOD, leave_out=("t128_6b", "bilingual gl"))
     result, _ = words(tmp_path)
     assert result["at equal size depth beats width on low-resource languages"] == "confirmed"
     assert result["1.3B to 6B is better everywhere"] == "no runs"
     assert result["400M to 1.3B is better everywhere"] == "confirmed"
     text = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path).markdown()
-    for folder in ("depth_width-laptop/t128_6b-0", "bilingual-laptop/fur-1"):
-        assert folder in text
+    assert "excluded from all numbers: depth_width-laptop/t128_6b-0" in text
+    assert "| gl | low | 500 | 40 | 26.00 | - |" in text  # no baseline
+    assert "| da | low | 500 | 40 | 26.00 | 12.20 ± 0.20 |" in text
     assert "depth_width-laptop/t64_3b-1 |" in text
     empty = SWEEPS["capacity"].page("laptop", LAPTOP, tmp_path / "nothing")
     assert "No member of this sweep is finished" in empty.markdown()
@@ -143,7 +164,7 @@ def test_scores_with_other_settings_are_excluded_and_named(tmp_path, other):
     (folder / "scores.json").write_text(json.dumps(scores | other))
     results = read_results("laptop", members("depth_width"), tmp_path)
     assert [member.folder for member in results.missing] == ["depth_width-laptop/t128_6b-1"]
-    assert list(results.by_seed("t128_6b", ["de"])) == [0]
+    assert list(results.by_seed("t128_6b", ["de"], "chrf")) == [0, 2]
     page = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path)
     assert "excluded from all numbers: depth_width-laptop/t128_6b-1" in page.markdown()
     assert words(tmp_path)[1].rows != untouched
@@ -154,16 +175,17 @@ def test_the_page_is_self_contained_and_has_all_models(tmp_path):
     page = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path)
     html_file, markdown_file = page.write(tmp_path / "out")
     html = html_file.read_text()
-    assert html.count("<svg") == 2
+    assert html.count("<svg") == 4
     assert not re.search(r'(src|href)="(?!data:|#)', html)
     assert all(name in html for name in MODELS)
     text = markdown_file.read_text()
     pictures = re.findall(r"!\[.*\]\((.*)\)", text)
-    assert len(pictures) == 2
+    assert len(pictures) == 4
     assert all((tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
-    # both directions and two seeds in the mean: 15.05 of the deep one, and its difference to the baselines' 9.05
-    assert "15.05 ± 0.07" in text
-    assert "+6.00" in text
+    # both directions and three seeds in the mean: 30.2 of the deep one, and its difference from the baselines' 12.2
+    assert "30.20 ± 0.20" in text
+    assert "+18.00" in text
+    assert "copying the source" in text
 
 
 def test_a_page_escapes_its_text(tmp_path):
@@ -177,15 +199,15 @@ def test_a_page_escapes_its_text(tmp_path):
 def test_table_5_has_the_papers_columns(tmp_path):
     for member in members("batch_size"):
         tokens = member.experiment.train.batch_tokens
-        finish(tmp_path, member, 20 + tokens / 1000 + 0.01 * member.experiment.train.seed, nll=3 - tokens / 10_000)
+        finish(tmp_path, member, 10 + tokens / 500 + 0.01 * member.experiment.train.seed)
     table = batch_table(read_results("laptop", members("batch_size"), tmp_path))
     rows = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
     assert [row["batch (paper)"] for row in rows] == [260_000, 1_000_000, 4_000_000]
     assert [row["BLEU (paper)"] for row in rows] == [30.92, 31.86, 32.71]
     middle = members("batch_size")[1].experiment.train.batch_tokens
     assert [row["batch (here)"] for row in rows] == [round(0.26 * middle), middle, 4 * middle]
-    assert rows[2]["BLEU de-en, equal steps"] == f"{21 + 4 * middle / 1000 + 0.005:.2f} ± 0.01"  # from German alone
-    assert rows[1]["BLEU de-en, equal steps"] == rows[1]["BLEU de-en, equal tokens"]
+    assert rows[2]["BLEU, equal steps"] == f"{11 + 4 * middle / 500 + 0.01:.2f} ± 0.01"  # from German alone
+    assert rows[1]["BLEU, equal steps"] == rows[1]["BLEU, equal tokens"]
     result, _ = words(tmp_path, "batch_size")
     assert set(result.values()) == {"confirmed"}
 

@@ -1,0 +1,97 @@
+"""Tuning of bilingual baselines: a few settings are trained with seed 0, and the one that validates best is used.
+
+    seed 0   dropout 0.1   dropout 0.3   half the rate   a quarter of the rate   half the width     never scored
+                                              best                                                  then every seed
+
+A multilingual model that beats an untuned baseline proves little: on few pairs a baseline overfits at the setting that
+suits the multilingual model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from experiments.report.table import Table, Value
+from experiments.scaling.scales import TextRule
+from experiments.sweeps.members.base import Member, read_record
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a bilingual baseline to try."""
+
+    name: str
+    dropout: float
+    rate: float = 1.0
+    """Times the rule's learning rate."""
+    size: float = 1.0
+    """Times the rule's width and layers."""
+
+    @property
+    def folder_name(self) -> str:
+        """As in the names of folders."""
+        return self.name.replace(", ", "-").replace(" ", "-")
+
+    def applied(self, rule: TextRule) -> TextRule:
+        """Returns a rule with this setting."""
+        return replace(
+            rule, dropout=self.dropout, learning_rate=rule.learning_rate * self.rate,
+            layers_by=rule.layers_by / self.size, width_by=round(rule.width_by / self.size),
+            feed_forward_by=round(rule.feed_forward_by / self.size), heads_by=round(rule.heads_by / self.size),
+        )  # fmt: skip
+
+
+SETTINGS = (
+    Setting("dropout 0.1", 0.1),
+    Setting("dropout 0.3", 0.3),
+    Setting("dropout 0.3, half the rate", 0.3, rate=0.5),
+    Setting("dropout 0.3, a quarter of the rate", 0.3, rate=0.25),
+    Setting("dropout 0.3, half the width", 0.3, size=0.5),
+)
+"""What a bilingual baseline is tuned over. The multilingual models are not tuned."""
+
+Alone = Callable[[Setting, int], Member]
+"""Returns the bilingual run of a setting and a seed."""
+
+
+def tuning_members(alone: Alone) -> list[Member]:
+    """Returns a run for each setting, with seed 0. No test pair is read: they are not scored. They run first, because
+    the choice depends on them."""
+    return [
+        replace(member, label=f"{member.label}, {setting.name}", scoring=None, priority=1)
+        for setting in SETTINGS
+        for member in [alone(setting, 0)]
+    ]
+
+
+def tuned_members(alone: Alone, seeds: int, runs: Path) -> list[Member]:
+    """Returns the runs of the setting that validated best, with every seed; none before all settings are trained."""
+    setting = best_setting(alone, runs)
+    return [alone(setting, seed) for seed in range(seeds)] if setting is not None else []
+
+
+def best_setting(alone: Alone, runs: Path) -> Setting | None:
+    """Returns the setting with the best validation; None until all are trained."""
+    found = []
+    for setting, member in zip(SETTINGS, tuning_members(alone), strict=True):
+        record = read_record(runs / member.folder)
+        if record is None or not member.experiment.is_finished(record):
+            return None
+        found.append((float(record["best_valid_nll"]), setting))
+    return min(found, key=lambda entry: entry[0])[1]
+
+
+def tuning_table(tuned: Sequence[tuple[str, Alone]], runs: Path) -> Table:
+    """Returns a row for each setting of each baseline, given its title and its runs."""
+    rows: list[list[Value]] = []
+    for title, alone in tuned:
+        chosen = best_setting(alone, runs)
+        for setting, member in zip(SETTINGS, tuning_members(alone), strict=True):
+            record = read_record(runs / member.folder) or {}
+            best = record.get("best_valid_nll"), record.get("best_step"), record.get("steps")
+            rows.append([title, setting.name, *best, "chosen" if setting == chosen else ""])
+    headings = ("baseline", "setting", "best validation NLL", "at step", "steps in all", "")
+    notes = ["Measured on validation text, with seed 0; no test pair was read."]
+    return Table("tuning", "Tuning of the bilingual models", headings, rows or [[None] * len(headings)], notes)

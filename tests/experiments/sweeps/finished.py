@@ -1,0 +1,29 @@
+"""What a scored member leaves: translations of which a given share of the words is right, and their scores."""
+
+import json
+import random
+from pathlib import Path
+
+WORDS = ["open", "the", "file", "save", "all", "changes", "now", "please", "close", "window"]
+
+
+def write_scores(folder: Path, directions: dict[str, dict], right: float, **more) -> None:
+    """Writes ``scores.json`` and the lines of ``directions``: their training pairs, NLL, BLEU and chrF by name."""
+    (folder / "scores").mkdir(parents=True, exist_ok=True)
+    chance, records = random.Random(str(folder)), {}
+    for name, scores in directions.items():
+        references = [" ".join(random.Random(f"{name}{at}").choices(WORDS, k=6)) for at in range(40)]
+        written = [" ".join(word if chance.random() < right else "x" for word in line.split()) for line in references]
+        for kind, texts in (("hyp", written), ("ref", references)):
+            (folder / "scores" / f"{name}.{kind}").write_text("".join(f"{text}\n" for text in texts))
+        part = {"pairs": 40, "copy": {"bleu": 14.0, "chrf": 26.0}} | {
+            key: scores[key] for key in ("nll", "bleu", "chrf")
+        }
+        records[name] = {**scores, **part, "plain": part, "distinct": part}
+    languages = {code for name in directions for code in name.split("-")} - {"en"}
+    record = {
+        "split": "test", "beam": 4, "length_penalty": 0.6, "seconds": 3.0, "sentences_per_second": 40.0,
+        "signatures": {"bleu": "nrefs:1|case:mixed", "chrf": "nrefs:1"}, "directions": records,
+        "overlap": {code: {"none": 30, "near": 6, "case_folded": 3, "exact": 1} for code in sorted(languages)}, **more,
+    }  # fmt: skip
+    (folder / "scores.json").write_text(json.dumps(record))
