@@ -38,7 +38,13 @@ def experiments() -> dict[str, Callable[[], Experiment]]:
     Runs of other packages come last: entry points of the group ``gpipe.experiments``, functions that return a
     TrainSpec.
     """
-    runs = (*translation.MULTILINGUAL_RUNS, *LANGUAGE_MODEL_RUNS, images.amoebanet_fashion, images.amoebanet_imagenet)
+    runs = (
+        *translation.MULTILINGUAL_RUNS,
+        translation.romance_strings,
+        *LANGUAGE_MODEL_RUNS,
+        images.amoebanet_fashion,
+        images.amoebanet_imagenet,
+    )
     installed = {
         entry.name: partial(find_custom, entry.value, entry.name) for entry in entry_points(group=ENTRY_POINTS)
     }

@@ -85,7 +85,7 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
         "findings", "The paper's findings, here", ("finding", "in the paper", "here", "verdict"),
         rows or [["this sweep tests none of them", "", "", ""]],
         [
-            f"{len(verdicts)} findings are tested. ± is the margin for the variation between seeds at 95%: t * s * "
+            f"Findings tested: {len(verdicts)}. ± is the margin for the variation between seeds at 95%: t * s * "
             "sqrt(1/a + 1/b) for means over a and b seeds, s pooled over all models compared.",
             "Confirmed: nats a token saved and chrF gained are both above their margins (in every third, if the "
             f"finding is about all), and p < {LEVEL} of the chrF difference with every seed, by sacreBLEU's paired "

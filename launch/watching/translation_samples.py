@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 from experiments.report.page import Section
 from experiments.report.table import Table, Value, aligned
 from launch.watching.run_data import RunData
 
-DIRECTIONS, SENTENCES = 4, 2
-"""Directions that are shown, and sentences of each."""
+SENTENCES = 20
+"""Test translations that are shown, drawn at random."""
 
 LONGEST = 400
 """Characters of a sentence that are shown."""
@@ -33,6 +34,7 @@ def score_section(run: RunData) -> Section:
             name,
             directions[name]["pairs"],
             directions[name]["train_pairs"],
+            directions[name].get("nll"),
             directions[name]["bleu"],
             directions[name]["chrf"],
         ]
@@ -40,36 +42,32 @@ def score_section(run: RunData) -> Section:
     ]
     tables = [
         Table("scores", "Means of languages and directions", columns, means, list(run.scores["signatures"].values())),
-        *_samples(run.run.path / "scores", _spread(ranked)),
+        *_samples(run.run.path / "scores", list(directions)),
     ]
     sentence = f"Checkpoint of step {run.scores['step']:,}, beam {run.scores['beam']}, the {run.scores['split']} split."
-    headings = ("direction", "pairs", "training pairs", "BLEU", "chrF")
+    headings = ("direction", "pairs", "training pairs", "test NLL", "BLEU", "chrF")
     return Section(
         "Translations", [sentence], tables, folded=[(f"scores of {len(rows)} directions", aligned(headings, rows))]
     )
 
 
 def _samples(folder: Path, directions: list[str]) -> list[Table]:
-    """Returns one table a direction: source, translation and reference of its first sentences."""
-    tables = []
-    for name in directions:
-        texts = {kind: _lines(folder / f"{name}.{kind}") for kind in ("src", "hyp", "ref")}
-        rows: list[list[Value]] = []
-        for source, translation, reference in list(zip(*texts.values(), strict=False))[:SENTENCES]:
-            rows += [["source", source], ["translation", translation or "(empty)"], ["reference", reference]]
-        if rows:
-            tables.append(Table(f"samples-{name}", f"Samples: {name}", ("", "text"), rows, []))
-    return tables
-
-
-def _lines(path: Path) -> list[str]:
-    if not path.exists():
+    """Returns a table of test translations drawn at random from all directions; none without the texts."""
+    pairs = [(name, *lines) for name in directions for lines in zip(*_texts(folder, name), strict=False)]
+    drawn = sorted(random.Random(0).sample(range(len(pairs)), min(SENTENCES, len(pairs))))
+    rows: list[list[Value]] = [
+        [name, source, translation or "(empty)", reference]
+        for name, source, translation, reference in (pairs[at] for at in drawn)
+    ]
+    if not rows:
         return []
-    return [line[:LONGEST] for line in path.read_text(encoding="utf-8").split("\n")[:SENTENCES]]
+    title = f"{len(rows)} of {len(pairs):,} test translations, drawn at random"
+    return [Table("samples", title, ("direction", "source", "translation", "reference"), rows, [])]
 
 
-def _spread(ranked: list[str]) -> list[str]:
-    """Returns directions from the best to the worst, evenly spaced."""
-    if len(ranked) <= DIRECTIONS:
-        return ranked
-    return [ranked[at * (len(ranked) - 1) // (DIRECTIONS - 1)] for at in range(DIRECTIONS)]
+def _texts(folder: Path, direction: str) -> list[list[str]]:
+    paths = [folder / f"{direction}.{kind}" for kind in ("src", "hyp", "ref")]
+    return [
+        [line[:LONGEST] for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        for path in paths
+    ]

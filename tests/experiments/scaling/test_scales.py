@@ -18,9 +18,17 @@ FARM = Cluster(devices=128, bytes_per_device=16 * GIB, kind="gpu")
 NAMES = ["t12_400m", "t24_1_3b_wide", "t48_1_3b_deep", "t64_3b", "t128_6b"]
 
 
-def test_there_are_five_runs_of_section_5_three_of_table_1_and_two_on_images() -> None:
+def test_there_are_five_runs_of_section_5_one_of_use_three_of_table_1_and_two_on_images() -> None:
     language_models = ["transformer_13", "transformer_103", "transformer_1663"]
-    assert list(experiments()) == [*NAMES, *language_models, "amoebanet_fashion", "amoebanet_imagenet"]
+    assert list(experiments()) == [
+        *NAMES, "romance_strings", *language_models, "amoebanet_fashion", "amoebanet_imagenet"
+    ]  # fmt: skip
+
+
+def test_the_run_for_two_cores_is_not_shrunk() -> None:
+    chosen, line = resolve("romance_strings", "auto", LAPTOP)
+    assert line == "romance_strings unchanged, nothing shrunk"
+    assert chosen == find("romance_strings")
     assert all(find(name).name == name for name in experiments())
 
 

@@ -142,7 +142,7 @@ def test_a_clear_gain_by_nll_and_chrf_over_seeds_and_sentences_is_confirmed(tmp_
     assert found == ["confirmed"] * 4
     assert "nats a token saved +1.00 ± 0.0" in table.rows[0][2]
     assert "p < 0.05 in 3 of 3 tests" in table.rows[0][2]
-    assert table.notes[0].startswith("4 findings are tested.")
+    assert table.notes[0].startswith("Findings tested: 4.")
 
 
 def test_a_gain_that_sentences_or_one_measure_do_not_show_is_not_confirmed(tmp_path):

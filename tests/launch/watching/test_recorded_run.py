@@ -215,7 +215,7 @@ def test_a_scored_run_shows_translations_beside_their_references(run, monkeypatc
     scores = {"bleu": 12.5, "chrf": 30.0}
     record = {
         "step": 6, "split": "test", "beam": 4, "signatures": {"bleu": "nrefs:1"},
-        "directions": {"en-de": {"pairs": 50, "train_pairs": 900, **scores}},
+        "directions": {"en-de": {"pairs": 50, "train_pairs": 900, "nll": 3.25, **scores}},
         "macro": {name: {"all": value} for name, value in scores.items()},
     }  # fmt: skip
     try:
@@ -223,13 +223,18 @@ def test_a_scored_run_shows_translations_beside_their_references(run, monkeypatc
         (other.path / "scores").mkdir()
         texts = {"src": "Save <b>file</b>", "hyp": "Datei speichern", "ref": "Datei sichern"}
         for kind, text in texts.items():
-            (other.path / f"scores/en-de.{kind}").write_text(f"{text}\n", encoding="utf-8")
+            lines = "".join(f"{text} {at}\n" for at in range(50))
+            (other.path / f"scores/en-de.{kind}").write_text(lines, encoding="utf-8")
         assert gpipe("report", "--run", "scored", monkeypatch=monkeypatch) == 0
         page = other.report.read_text()
         rows = [page.index(text) for text in ("Save &lt;b&gt;file&lt;/b&gt;", "Datei speichern", "Datei sichern")]
         assert rows == sorted(rows)
         assert ">12.5</td>" in page  # the mean
-        assert "en-de      50     900             12.5  30" in page
+        assert "en-de      50     900             3.25      12.5  30" in page
+        assert "20 of 50 test translations, drawn at random" in page
+        numbers = re.findall(r"Datei sichern (\d+)<", page)
+        assert len(set(numbers)) == 20
+        assert numbers == re.findall(r"Datei speichern (\d+)<", page) != [str(at) for at in range(20)]
     finally:
         shutil.rmtree(other.path)
 

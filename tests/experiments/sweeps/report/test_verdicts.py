@@ -101,7 +101,7 @@ def test_findings_are_confirmed_by_clear_scores(tmp_path):
     assert re.search(r"nats a token saved: .*low \+0\.60 ± 0\.\d\d", depth)
     assert "p < 0.05 in 3 of 3 tests" in depth
     assert any("higher chrF in 6 of 6 languages" in text for text in here.values())
-    assert table.notes[0].startswith("5 findings are tested.")
+    assert table.notes[0].startswith("Findings tested: 5.")
 
 
 def test_a_difference_that_the_sentences_do_not_show_is_undecided(tmp_path):
