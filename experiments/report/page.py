@@ -62,10 +62,12 @@ class Page:
     name: str = field(default="report", kw_only=True)
     facts: Sequence[tuple[str, str]] = ()
     """Names and values of the most important numbers, above all sections, in HTML only."""
+    warning: str = field(default="", kw_only=True)
+    """What a reader must know first, such as that the numbers mean nothing."""
 
     def markdown(self) -> str:
         """Returns the page as Markdown; pictures are separate files."""
-        parts = [f"# {self.title}\n"]
+        parts = [f"# {self.title}\n", *([f"> **{self.warning}**\n"] if self.warning else [])]
         for section in self.sections:
             if section.is_empty:
                 continue

@@ -60,8 +60,8 @@ class LowResource:
         return Page(
             f"Transfer to a low-resource language, scale {scale}",
             [
-                Section("What was compared", [*smoke_test(scale), *_about(scale), *missing(results)]),
-                Section("The paper's finding, here", tables=[verdict_table(verdicts(compared, found))]),
+                Section("What was compared", [*_about(scale), *missing(results)]),
+                Section("Findings", tables=[verdict_table(verdicts(compared, found))]),
                 Section(
                     "Scores", tables=[score_table(compared, found), budget_table(compared, found)], pictures=pictures
                 ),
@@ -70,6 +70,7 @@ class LowResource:
                 Section("Losses", pictures=[losses] if losses else []),
                 Section("Runs", tables=[runs_table(results)], sentences=signatures(results)),
             ],
+            warning=smoke_test(scale),
         )
 
     def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:

@@ -14,7 +14,7 @@ from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.tuning import Alone, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
 from experiments.sweeps.report.results import Results, read_results
-from experiments.sweeps.report.score_tables import by_language, by_third, overlap_table
+from experiments.sweeps.report.score_tables import by_language, by_model, by_third, overlap_table
 from experiments.sweeps.report.verdicts import LEVEL, Verdict
 from experiments.translation.experiment import TranslationExperiment
 
@@ -45,12 +45,12 @@ class TextSweep:
         """Returns the report of the finished runs."""
         results = self._results(scale, cluster, runs)
         sections = [
-            Section("What was compared", [*smoke_test(scale), self.about, *_rule(results), *missing(results)]),
-            Section("The paper's findings, here", tables=[verdict_table(self._verdicts(results))]),
+            Section("What was compared", [self.about, *_rule(results), *missing(results)]),
+            Section("Findings", tables=[verdict_table(self._verdicts(results))]),
         ]
         tables = [make(results) for make in self.own_tables]
         if results.multilingual_labels:
-            tables += [by_third(results), by_language(results)]
+            tables += [by_third(results), by_model(results), by_language(results)]
         bilingual, losses = against_bilingual(results), loss_curves(results)
         pictures = [*by_third_pictures(results), *([bilingual] if bilingual else [])]
         sections.append(Section("Scores", tables=tables, pictures=pictures))
@@ -59,7 +59,7 @@ class TextSweep:
             sections.append(Section("Tuning", tables=[tuning_table(self.baselines(scale, cluster), runs)]))
         sections.append(Section("Losses", pictures=[losses] if losses else []))
         sections.append(Section("Runs", tables=[runs_table(results)], sentences=signatures(results)))
-        return Page(f"{self.title}, scale {scale}", sections)
+        return Page(f"{self.title}, scale {scale}", sections, warning=smoke_test(scale))
 
     def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
         """Returns the verdicts and the scores by third."""
@@ -105,9 +105,9 @@ def _rule(results: Results) -> list[str]:
     return [f"{text}. Changed from the paper's {run.record['name']}: {', '.join(shrunk)}." if shrunk else f"{text}."]
 
 
-def smoke_test(scale: str) -> list[str]:
-    """Returns a warning for the scale that only tests a sweep."""
-    return ["This is a smoke test: at scale tiny the models learn nothing, and no number here means anything."] * (
+def smoke_test(scale: str) -> str:
+    """Returns a warning for the scale that only tests a sweep; empty for others."""
+    return "A smoke test: at scale tiny the models learn nothing, and no number here means anything." * (
         scale == "tiny"
     )
 

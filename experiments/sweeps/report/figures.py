@@ -61,6 +61,8 @@ def against_bilingual(results: Results) -> Picture | None:
         # at two heights, because neighbours may be close
         axis.annotate(code, (count, 0), textcoords="offset points", xytext=(0, 4 + 10 * (at % 2)), ha="center")
     axis.set_xscale("log")
+    axis.set_xticks(sorted(set(pairs)), [f"{count:,}" for count in sorted(set(pairs))])
+    axis.minorticks_off()
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     caption = (
         "chrF above the bilingual baseline by training pairs, mean of both directions and all seeds; shaded: from the "

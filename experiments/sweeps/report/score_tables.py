@@ -21,45 +21,62 @@ def mean_and_deviation(values: Sequence[float]) -> str | None:
 
 
 def by_third(results: Results) -> Table:
-    """Returns the measures by resource third: a row a multilingual model, one for the bilingual ones and one for the
+    """Returns NLL and chrF by resource third: a row a multilingual model, one for the bilingual ones and one for the
     copied source."""
-    rows: list[list[Value]] = []
-    numbers = paper_numbers("multilingual")
-    for name in results.multilingual_labels:
-        runs = results.runs_of(name)
-        record, experiment = runs[0].record, runs[0].member.experiment
-        assert isinstance(experiment, TranslationExperiment)
-        tokens = round(statistics.fmean(run.record["tokens"] for run in runs))
-        shape = f"T({experiment.model.layers}, {experiment.model.feed_forward}, {experiment.model.heads})"
-        mean = dict(zip(numbers["models"], numbers["mean_bleu"], strict=True)).get(name)
-        rows.append([name, shape, record["parameters"], tokens, len(runs), *_measures(results, name), mean])
-    if results.baselines:
-        seeds = len(results.runs_of(baseline_label(results.baselines[0])))
-        what = f"bilingual, {len(results.baselines)} models"
-        rows.append([what, "", None, None, seeds, *_measures(results, BILINGUAL_MODELS, results.baselines), None])
-    for name in results.multilingual_labels[:1]:
-        rows.append(["copying the source", "", None, None, None, *_measures(results, name, copied=True), None])
-    headings = ["model", "here", "parameters", "tokens each", "seeds"]
-    headings += [f"{METRICS[metric]} {third}" for metric in ("nll", "chrf") for third in (*THIRDS, "all")]
-    headings += ["chrF all, no placeholders", "chrF all, no near-duplicates", "BLEU all", "BLEU all (paper)"]
+    columns: list[Column] = [(metric, third, None) for metric in ("nll", "chrf") for third in (*THIRDS, None)]
+    headings = [f"{METRICS[metric]} {third or 'all'}" for metric, third, _ in columns]
     return Table(
-        "by-third", "Models by resource third", headings, rows or [[None] * len(headings)],
+        "by-third", "Models by resource third", ["model", *headings], _rows(results, columns),
         [
             "Measured on test pairs: means over both directions and the languages of a third, then over seeds; ± the "
-            f"standard deviation between seeds. The paper's BLEU, over 102 languages: {numbers['note']}",
+            "standard deviation between seeds.",
             *(f"{third}: {_sized(results, results.in_third(third))}" for third in THIRDS),
         ],
     )  # fmt: skip
 
 
-def _measures(
-    results: Results, label: str, among: Sequence[str] | None = None, copied: bool = False
+def by_model(results: Results) -> Table:
+    """Returns the size of each model, and the measures over all languages that are less reliable, or on parts."""
+    columns: list[Column] = [("chrf", None, PLAIN), ("chrf", None, DISTINCT), ("bleu", None, None)]
+    numbers = paper_numbers("multilingual")
+    rows = _rows(results, columns)
+    for row in rows:
+        runs = results.runs_of(str(row[0]))
+        sizes: list[Value] = [None, None, None, None]
+        if runs:
+            experiment = runs[0].member.experiment
+            assert isinstance(experiment, TranslationExperiment)
+            shape = f"T({experiment.model.layers}, {experiment.model.feed_forward}, {experiment.model.heads})"
+            tokens = round(statistics.fmean(run.record["tokens"] for run in runs))
+            sizes = [shape, runs[0].record["parameters"], tokens, len(runs)]
+        row[1:1] = sizes
+        row.append(dict(zip(numbers["models"], numbers["mean_bleu"], strict=True)).get(row[0]))
+    headings = ["model", "here", "parameters", "tokens in the mean", "seeds", "chrF, no placeholders"]
+    headings += ["chrF, no near-duplicates", "BLEU", "BLEU (paper)"]
+    return Table(
+        "by-model", "Models", headings, rows,
+        [f"Measured, over all languages. The paper's BLEU, over 102 languages: {numbers['note']}"],
+    )  # fmt: skip
+
+
+Column = tuple[str, Third | None, str | None]
+"""A metric, a third of the languages (None for all), and a part of the test pairs."""
+
+
+def _rows(results: Results, columns: Sequence[Column]) -> list[list[Value]]:
+    """Returns a row for each multilingual model, one for the bilingual ones, and one for the copied source."""
+    rows: list[list[Value]] = [[name, *_cells(results, columns, name)] for name in results.multilingual_labels]
+    if results.baselines:
+        what = f"bilingual, {len(results.baselines)} models"
+        rows.append([what, *_cells(results, columns, BILINGUAL_MODELS, results.baselines)])
+    for name in results.multilingual_labels[:1]:
+        rows.append(["copying the source", *_cells(results, columns, name, copied=True)])
+    return rows
+
+
+def _cells(
+    results: Results, columns: Sequence[Column], label: str, among: Sequence[str] | None = None, copied: bool = False
 ) -> list[str | None]:
-    """Returns the cells of a row from the NLL to BLEU."""
-    columns: list[tuple[str, Third | None, str | None]] = [
-        *((metric, third, None) for metric in ("nll", "chrf") for third in (*THIRDS, None)),
-        ("chrf", None, PLAIN), ("chrf", None, DISTINCT), ("bleu", None, None),
-    ]  # fmt: skip
     cells = []
     for metric, third, part in columns:
         found = list(results.by_seed(label, results.in_third(third, among), metric, part, copied).values())

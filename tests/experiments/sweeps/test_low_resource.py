@@ -181,4 +181,6 @@ def test_missing_runs_are_named_and_the_smoke_test_says_so(tmp_path):
     text = SWEEP.page("laptop", LAPTOP, tmp_path).markdown()
     assert "gl-500-with-es-pt_BR-T5-0" in text
     assert "smoke test" not in text
-    assert "This is a smoke test" in SWEEP.page("tiny", LAPTOP, tmp_path).markdown()
+    page = SWEEP.page("tiny", LAPTOP, tmp_path)
+    assert "> **A smoke test: at scale tiny" in page.markdown()
+    assert 'role="alert">A smoke test: at scale tiny' in page.html()
