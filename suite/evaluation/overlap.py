@@ -70,7 +70,8 @@ def _training_texts(data: TextData, side: str, language: str | None = None) -> l
     distinct = set()
     for table in rows.iter(batch_size=_READ):
         column = table[side].combine_chunks()
-        ids, ends = column.flatten().to_numpy(), np.cumsum(column.value_lengths().to_numpy())
+        ids = column.flatten().to_numpy().astype(np.int32)
+        ends = np.cumsum(column.value_lengths().to_numpy())
         distinct |= {part.tobytes() for part in np.split(ids, ends[:-1])}
     return data.tokenizer.batch_decode([np.frombuffer(part, np.int32).tolist() for part in distinct])
 

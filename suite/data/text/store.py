@@ -18,9 +18,11 @@ MARKS = 2
 class _Ragged:
     """Many short id lists in two arrays, because a million Python lists need gigabytes."""
 
-    def __init__(self, lists: list[list[int]]) -> None:
+    def __init__(self, lists: list[list[int]], vocabulary: int) -> None:
         self.lengths = np.fromiter(map(len, lists), dtype=np.int32, count=len(lists))
-        self.values = np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=int(self.lengths.sum()))
+        small = vocabulary <= np.iinfo(np.uint16).max + 1  # half the bytes to store and to send
+        kind = np.uint16 if small else np.int32
+        self.values = np.fromiter(chain.from_iterable(lists), dtype=kind, count=int(self.lengths.sum()))
         self.starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(self.lengths, dtype=np.int32)])
 
     def arrow(self) -> pa.ListArray:
@@ -37,14 +39,14 @@ def token_table(
     """
     texts = sorted({english for pairs in sentences.values() for english, _ in pairs})
     row_of = {english: row for row, english in enumerate(texts)}
-    english = _Ragged(encode_all(tokenizer, texts))
+    english = _Ragged(encode_all(tokenizer, texts), len(tokenizer))
     longest = max_length - MARKS
     tables: list[pa.Table] = []
     sizes: list[int] = []
     for index, language in enumerate(sorted(sentences), first):
         pairs = sentences[language]
         rows = np.fromiter((row_of[e] for e, _ in pairs), dtype=np.int64, count=len(pairs))
-        translation = _Ragged(encode_all(tokenizer, [t for _, t in pairs]))
+        translation = _Ragged(encode_all(tokenizer, [t for _, t in pairs]), len(tokenizer))
         kept = np.flatnonzero((english.lengths[rows] <= longest) & (translation.lengths <= longest))
         columns = {
             "language": pa.array(np.full(len(kept), index, dtype=np.int16)),

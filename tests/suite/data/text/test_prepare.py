@@ -48,6 +48,11 @@ def test_rows_lie_together_by_language(data: TextData):
         assert languages == [i for i, size in enumerate(data.sizes[name]) for _ in range(size)]
 
 
+def test_ids_of_a_small_vocabulary_take_two_bytes(data: TextData):
+    for rows in data.splits.values():
+        assert {str(rows.features[side].feature.dtype) for side in ("english", "translation")} == {"uint16"}
+
+
 def _flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
