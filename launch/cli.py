@@ -162,8 +162,8 @@ def sweep(
     scale: Annotated[str, typer.Option(help="auto, or a scale of the sweep: laptop, gpu, tiny, paper")] = "auto",
     launcher: LauncherOption = "spawn",
 ) -> None:
-    """Run a sweep and report its results: depth_width, capacity, batch_size, temperature, bilingual, trainability,
-    transfer, or your own, path.py:function."""
+    """Run a sweep and report its results: depth_width, capacity, batch_size, temperature, bilingual, low_resource,
+    romance, trainability, transfer, or your own, path.py:function."""
     if not name:
         from launch.runs import listing
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.base.cluster import Cluster
 from experiments.scaling.scales import SWEEPS as RULES
-from experiments.sweeps.members.base import Member
+from experiments.sweeps.members.base import Member, Scoring, folder_name
 from experiments.sweeps.members.multilingual import (
     BILINGUAL,
     DEPTH_WIDTH,
@@ -22,6 +22,7 @@ from experiments.sweeps.members.multilingual import (
 )
 from experiments.sweeps.report.verdicts import beats_bilingual, bigger_is_better, depth_beats_width
 from experiments.sweeps.text_base import TextSweep
+from experiments.translation.runs import romance_strings
 
 DEPTH_WIDTH_SWEEP = TextSweep(
     DEPTH_WIDTH,
@@ -88,3 +89,30 @@ TEMPERATURE_SWEEP = TextSweep(
     f"in proportion to their text, 100 almost uniformly; {SMALLEST} without a T has T = 5.",
     _temperature_members,
 )
+
+ROMANCE = "romance"
+
+
+def _romance_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
+    run, scoring, place = romance_strings(), Scoring(4, 300), folder_name(ROMANCE, scale)
+    members = [Member(f"{place}/{run.name}-0", run.name, run, scoring)]
+    for language in run.text.corpus_languages or ():
+        alone = run.model_copy(
+            update={
+                "text": run.text.model_copy(update={"languages": (language,)}),
+                "train": run.train.model_copy(update={"patience": 4}),
+            }
+        )
+        members.append(Member(f"{place}/{language}-0", baseline_label(language), alone, scoring))
+    return members
+
+
+ROMANCE_SWEEP = TextSweep(
+    ROMANCE,
+    "A translation model of use",
+    "romance_strings, one model for five related languages, beside a bilingual model for each: the same shape, text, "
+    "split and update. A bilingual model ends when four validations in a row do not improve; it is not tuned.",
+    _romance_members,
+    scales=("laptop",),
+)
+"""``romance_strings`` beside bilingual models."""

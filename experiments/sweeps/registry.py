@@ -16,6 +16,7 @@ SWEEPS: dict[str, Sweep] = {
         multilingual_sweeps.TEMPERATURE_SWEEP,
         multilingual_sweeps.BILINGUAL_SWEEP,
         low_resource.SWEEP,
+        multilingual_sweeps.ROMANCE_SWEEP,
         trainability.SWEEP,
         transfer.SWEEP,
     )

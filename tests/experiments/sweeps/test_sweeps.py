@@ -9,6 +9,7 @@ import pytest
 
 from experiments.base.cluster import Cluster
 from experiments.custom_sweeps import find_sweep
+from experiments.registry import find
 from experiments.scaling.scales import SWEEPS as RULES
 from experiments.scaling.scales import changes
 from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
@@ -21,7 +22,7 @@ from suite.pipeline.planning.devices import GIB
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 SMALL = ["laptop", "tiny"]
-TEXT = [name for name in SWEEPS if name not in ("low_resource", "trainability", "transfer")]
+TEXT = [name for name in SWEEPS if name not in ("low_resource", "romance", "trainability", "transfer")]
 
 
 def members(name, scale):
@@ -131,6 +132,17 @@ def test_temperature_members_differ_only_in_the_temperature():
     base = runs["t12_400m"]
     for run in runs.values():
         assert changes(base, run) in ([], [f"text.temperature 5 -> {run.text.temperature:g}"])
+
+
+def test_the_bilingual_models_beside_romance_strings_differ_in_their_language_and_end_early():
+    many, *alone = members("romance", "laptop")
+    assert many.experiment == find("romance_strings")
+    assert [member.label for member in alone] == [f"bilingual {code}" for code in many.experiment.text.corpus_languages]
+    for member in alone:
+        code = member.label.removeprefix("bilingual ")
+        assert changes(many.experiment, member.experiment) == [
+            "train.patience none -> 4", f"text.languages none -> {(code,)}"
+        ]  # fmt: skip
 
 
 def test_pipelines_of_the_paper_stay_pipelines_and_others_run_on_one_core():
