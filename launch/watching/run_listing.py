@@ -144,8 +144,10 @@ def _commands(summary: RunSummary) -> Iterator[str]:
         yield f"less {os.path.relpath(run.path / 'logs')}/stage-*.log"
     if summary.state.name == "finished":
         if summary.settings.get("task") == "translation":
+            text = summary.settings["text"]
+            language = (text.get("languages") or text.get("corpus_languages") or ["de"])[0]
             yield f"make score RUN={name}"
-            yield f'make translate RUN={name} TO=de TEXT="Save the file"'
+            yield f'make translate RUN={name} TO={language} TEXT="Save the file"'
             yield f"make export RUN={name}"
         steps = summary.settings.get("train", {}).get("steps", 0)
         yield f'{resume_command(run)} SET="train.steps={2 * steps}"'

@@ -155,6 +155,13 @@ def test_one_run_is_told_with_the_commands_that_make_sense(run, monkeypatch, cap
     assert "checkpoints of steps 4, 6" in out
     for command in ("report", "score", "translate", "export"):
         assert f"make {command} RUN={NAME}/{run.path.name}" in out
+    assert f'make translate RUN={NAME}/{run.path.name} TO=de TEXT="' in out
+    italian = copy_of(run, "italian", rate=("[text]\n", '[text]\nlanguages = ["it"]\n'))
+    try:
+        assert gpipe("runs", "italian", monkeypatch=monkeypatch) == 0
+        assert f'make translate RUN={NAME}/italian TO=it TEXT="' in capsys.readouterr().out
+    finally:
+        shutil.rmtree(italian.path)
 
 
 def test_runs_lists_newest_first_and_filters_by_name(run, monkeypatch, capsys):
