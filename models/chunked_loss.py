@@ -43,10 +43,11 @@ def linear_cross_entropy(
     y: Tensor, project: nn.Linear, clip: float | None, loss: nn.Module, labels: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns the objective and the metric of y (batch, T, width) and labels (batch, T), as ``loss`` sums them."""
-    if labels.numel() <= rows_at_once(project.out_features, labels.numel()):
-        whole: tuple[Tensor, Tensor] = loss(clipped(project(y), clip), labels)
-        return whole
     rows = y.flatten(0, -2), project.weight, project.bias, labels.flatten()
+    if labels.numel() <= rows_at_once(project.out_features, labels.numel()):
+        # of rows, because clipping a view in place copies the gradient of the logits twice
+        whole: tuple[Tensor, Tensor] = loss(clipped(project(rows[0]), clip), rows[3])
+        return whole
     found = _InChunks.apply(*rows, clip, loss)  # type: ignore[no-untyped-call]
     objective, metric = found
     return objective, metric
