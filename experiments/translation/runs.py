@@ -84,7 +84,7 @@ ROMANCE = ("ca", "es", "gl", "it", "pt_BR")
 
 def romance_strings() -> TranslationExperiment:
     """T(3, 512, 4) between English and five Romance languages, on the texts of free software: an hour on two cores."""
-    steps, warmup = 4000, 200
+    steps, warmup = 5000, 200
     return TranslationExperiment(
         name="romance_strings",
         scale="laptop",
@@ -92,7 +92,7 @@ def romance_strings() -> TranslationExperiment:
         text=TextSettings(
             corpus="catalogues", corpus_languages=ROMANCE, vocabulary=4000, temperature=2.0, max_length=24
         ),
-        pipeline=PipelineSettings(stages=2, micro_batches=4, replicas=1, remat="auto"),
+        pipeline=PipelineSettings(stages=2, micro_batches=8, replicas=1, remat="auto"),
         optimizer=OptimizerSettings(
             name="adamw",
             learning_rate=4e-3,
