@@ -68,14 +68,18 @@ class TextSweep:
         return [*tables, by_third(results)] if results.multilingual_labels else tables
 
     def _results(self, scale: str, cluster: Cluster, runs: Path) -> Results:
-        own = [member for member in self.members(scale, cluster, runs) if member.scoring is not None]
-        found = read_results(scale, own, runs)
+        found = read_results(scale, _scored(self.members(scale, cluster, runs)), runs)
         if self.beside is None:
             return found
-        return replace(found, runs=found.runs + read_results(scale, self.beside(scale, cluster, runs), runs).runs)
+        beside = read_results(scale, _scored(self.beside(scale, cluster, runs)), runs)
+        return replace(found, runs=found.runs + beside.runs)
 
     def _verdicts(self, results: Results) -> list[Verdict]:
         return [verdict for finding in self.findings for verdict in finding(results)]
+
+
+def _scored(members: list[Member]) -> list[Member]:
+    return [member for member in members if member.scoring is not None]
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
