@@ -1,5 +1,8 @@
 """Mini-batches of translation pairs: selection, micro-batches, tensors.
 
+    text.sorted_steps=3    draws of steps 6, 7, 8    sorted by length    cut into 3    in random order
+                           a long  b short | c ...   b . . . . . . a     [.][.][.]     steps 6, 7, 8
+
 A mini-batch depends on (seed, step) and on R x M, not on how replicas share the R x M micro-batches. So a run can
 resume with another R and sees the same micro-batches as long as R x M stays the same.
 """
@@ -8,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
+import numpy as np
 from torch import Tensor
 
 from suite.data.text.cutting import cut_evenly, pad_to_rectangle, padded
@@ -36,11 +40,12 @@ class Example:
     source: list[int]
     labels: list[int]
 
-    @property
-    def order(self) -> tuple[int, int, int, int]:
-        """Sort key: the wider side first. This needs less padding than sorting by the sum or by one side."""
+    def order(self, multiple: int) -> tuple[int, int, int, int]:
+        """Returns the sort key: the wider side first. This needs less padding than sorting by the sum or by one side.
+        Widths are padded to multiples."""
         source, target = len(self.source), len(self.labels)
-        return padded(max(source, target)), padded(source) + padded(target), source, target
+        widest, both = padded(max(source, target), multiple), padded(source, multiple) + padded(target, multiple)
+        return widest, both, source, target
 
 
 class TranslationBatches:
@@ -51,7 +56,7 @@ class TranslationBatches:
     ) -> None:
         self._data = data
         self._text = text
-        self._batch_tokens = train.batch_tokens
+        self._batch_tokens, self._seed = train.batch_tokens, train.seed
         self._replicas = replicas
         self._micro_batches = micro_batches
         self._sampler = PairSampler(
@@ -61,17 +66,19 @@ class TranslationBatches:
             data.drawn(text.languages),
             chosen_pairs(data, text, train.seed),
         )
+        self._pool: tuple[int, list[list[Example]]] | None = None
+        """The first of the steps that were sorted together last, and the examples of each."""
         self._language_ids = [data.language_id(language) for language in data.languages]
 
     def batch(self, step: int, replica: int) -> MiniBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``.
 
         A micro-batch is inputs (source (B, S), target_in (B, T)) and targets (labels (B, T)), int64, padded with 0 to
-        multiples of 8. The weight counts the labels of the whole mini-batch, about ``train.batch_tokens``.
-        Raises SettingError when the mini-batch has fewer pairs than there are replicas.
+        multiples of ``text.pad_to``. The weight counts the labels of the whole mini-batch, about
+        ``train.batch_tokens``. Raises SettingError when the mini-batch has fewer pairs than there are replicas.
         """
-        examples = sorted(self._training_examples(step), key=lambda example: example.order)
-        parts = _micro_batches(examples, self._replicas * self._micro_batches)
+        examples = self._sorted_examples(step)
+        parts = [self._tensors(part) for part in self._cut(examples, self._replicas * self._micro_batches)]
         if len(parts) < self._replicas:
             raise SettingError(
                 f"the mini-batch of step {step} has {len(parts)} pairs for {self._replicas} replicas; "
@@ -103,10 +110,28 @@ class TranslationBatches:
         parts = [
             (self._data.languages[language], part)
             for language in sorted(of_language)
-            for part in _parts(sorted(of_language[language], key=lambda example: example.order), most)
+            for part in self._parts(self._sorted(of_language[language]), most)
         ]
-        parts.sort(key=lambda part: part[1][-1].order)  # micro-batches of similar length follow each other
-        return [_held_out_batch(group) for group in _grouped(parts, self._batch_tokens)]
+        parts.sort(key=lambda part: self._order(part[1][-1]))  # micro-batches of similar length follow each other
+        return [self._held_out_batch(group) for group in _grouped(parts, self._batch_tokens)]
+
+    def _sorted_examples(self, step: int) -> list[Example]:
+        """Returns the examples of a step, sorted by length."""
+        count = self._text.sorted_steps
+        first = step - step % count
+        pool = self._pool
+        if pool is None or pool[0] != first:
+            drawn = [example for each in range(first, first + count) for example in self._training_examples(each)]
+            parts = _equal_parts(self._sorted(drawn), count)
+            order = np.random.default_rng([self._seed, first]).permutation(count)
+            self._pool = pool = first, [parts[at] for at in order]
+        return pool[1][step - first]
+
+    def _order(self, example: Example) -> tuple[int, int, int, int]:
+        return example.order(self._text.pad_to)
+
+    def _sorted(self, examples: Iterable[Example]) -> list[Example]:
+        return sorted(examples, key=self._order)
 
     def _training_examples(self, step: int) -> Iterator[Example]:
         """Yields the examples of a step until their labels reach ``train.batch_tokens``."""
@@ -127,6 +152,42 @@ class TranslationBatches:
                 source, target, language_id = translation, english, self._data.english_id
             yield Example([language_id, *source, END_ID], [*target, END_ID])
 
+    def _parts(self, examples: Sequence[Example], labels: int) -> list[list[Example]]:
+        """Splits sorted examples into parts of about ``labels`` labels or fewer."""
+        return self._cut(examples, -(-_label_count(examples) // labels))
+
+    def _cut(self, examples: Sequence[Example], count: int) -> list[list[Example]]:
+        """Splits sorted examples into ``count`` parts of even cost, shortest rows first."""
+        widths = [(len(example.source), len(example.labels)) for example in examples]
+        return [[examples[i] for i in part] for part in cut_evenly(widths, count, self._text.pad_to)]
+
+    def _held_out_batch(self, parts: Sequence[tuple[str, list[Example]]]) -> MiniBatch:
+        """Returns a mini-batch of micro-batches of one language each."""
+        groups = [(language, float(_label_count(examples))) for language, examples in parts]
+        tensors = [self._tensors(examples) for _, examples in parts]
+        weight = sum(weight for _, weight in groups)
+        inputs, targets = ([part[at] for part in tensors] for at in (0, 1))
+        return MiniBatch(inputs, targets, weight, groups=groups)
+
+    def _tensors(self, examples: Sequence[Example]) -> tuple[Tensors, Tensors]:
+        labels = self._rectangle([example.labels for example in examples])
+        target_in = self._rectangle([[BEGIN_ID, *example.labels[:-1]] for example in examples])
+        return (self._rectangle([example.source for example in examples]), target_in), (labels,)
+
+    def _rectangle(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Returns the rows as one int64 tensor (rows, padded width), filled with the padding id."""
+        return pad_to_rectangle(rows, PAD_ID, padded(max(map(len, rows)), self._text.pad_to))
+
+
+def _equal_parts(examples: Sequence[Example], count: int) -> list[list[Example]]:
+    """Splits examples into ``count`` consecutive, non-empty parts with about as many labels each."""
+    done = np.cumsum([len(example.labels) for example in examples])
+    ends = [0]
+    for part in range(1, count):
+        end = int(np.searchsorted(done, done[-1] * part / count)) + 1
+        ends.append(min(max(end, ends[-1] + 1), len(examples) - (count - part)))
+    return [list(examples[start:end]) for start, end in pairwise([*ends, len(examples)])]
+
 
 def _label_count(examples: Iterable[Example]) -> int:
     return sum(len(example.labels) for example in examples)
@@ -144,42 +205,6 @@ def _grouped(parts: Sequence[tuple[str, list[Example]]], tokens: int) -> Iterato
         group.append(part)
     if group:
         yield group
-
-
-def _parts(examples: Sequence[Example], labels: int) -> list[list[Example]]:
-    """Splits sorted examples into parts of about ``labels`` labels or fewer."""
-    return _cut(examples, -(-_label_count(examples) // labels))
-
-
-def _cut(examples: Sequence[Example], count: int) -> list[list[Example]]:
-    """Splits sorted examples into ``count`` parts, shortest rows first."""
-    ranges = cut_evenly([(len(example.source), len(example.labels)) for example in examples], count)
-    return [[examples[i] for i in part] for part in ranges]
-
-
-def _micro_batches(examples: Sequence[Example], count: int) -> list[tuple[Tensors, Tensors]]:
-    """Splits sorted examples into micro-batches (inputs, targets), shortest rows first."""
-    return [_tensors(part) for part in _cut(examples, count)]
-
-
-def _held_out_batch(parts: Sequence[tuple[str, list[Example]]]) -> MiniBatch:
-    """Returns a mini-batch of micro-batches of one language each."""
-    groups = [(language, float(_label_count(examples))) for language, examples in parts]
-    tensors = [_tensors(examples) for _, examples in parts]
-    weight = sum(weight for _, weight in groups)
-    inputs, targets = ([part[at] for part in tensors] for at in (0, 1))
-    return MiniBatch(inputs, targets, weight, groups=groups)
-
-
-def _tensors(examples: Sequence[Example]) -> tuple[Tensors, Tensors]:
-    labels = _rectangle([example.labels for example in examples])
-    target_in = _rectangle([[BEGIN_ID, *example.labels[:-1]] for example in examples])
-    return (_rectangle([example.source for example in examples]), target_in), (labels,)
-
-
-def _rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Returns the rows as one int64 tensor (rows, padded width), filled with the padding id."""
-    return pad_to_rectangle(rows, PAD_ID, padded(max(map(len, rows))))
 
 
 def _mini_batch(parts: Sequence[tuple[Tensors, Tensors]], labels: int, offset: int) -> MiniBatch:

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-GRAIN = 8
-"""Widths are padded to multiples of this, so that few distinct shapes occur."""
 
-
-def padded(width: int) -> int:
-    """Returns the width rounded up to a multiple of GRAIN."""
-    return -(-width // GRAIN) * GRAIN
+def padded(width: int, multiple: int) -> int:
+    """Returns the width rounded up to a multiple."""
+    return -(-width // multiple) * multiple
 
 
 def pad_to_rectangle(rows: Sequence[Sequence[int]], padding: int, width: int | None = None) -> Tensor:
@@ -25,15 +22,16 @@ def pad_to_rectangle(rows: Sequence[Sequence[int]], padding: int, width: int | N
     return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows], dtype=torch.int64)
 
 
-def cut_evenly(widths: Sequence[tuple[int, int]], parts: int) -> list[range]:
+def cut_evenly(widths: Sequence[tuple[int, int]], parts: int, multiple: int) -> list[range]:
     """Splits examples into ``min(parts, examples)`` consecutive, non-empty ranges.
 
-    ``widths`` are (source, target) widths in tokens. The largest cost of a range is the smallest possible.
+    ``widths`` are (source, target) widths in tokens, which are padded to multiples. The largest cost of a range is the
+    smallest possible.
     """
     count = min(parts, len(widths))
     if count == 0:
         return []
-    sizes = [(padded(source), padded(target)) for source, target in widths]
+    sizes = [(padded(source, multiple), padded(target, multiple)) for source, target in widths]
     low, high = max(source + target for source, target in sizes), _cost(sizes, range(len(sizes)))
     while low < high:
         middle = (low + high) // 2

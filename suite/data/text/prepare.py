@@ -83,7 +83,7 @@ def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> Non
     languages, sizes = build(settings, building, cache, log)
     info = {
         "corpus": settings.corpus, "languages": languages, "sizes": sizes,
-        "settings": settings.model_dump(exclude={"languages", "train_pairs"}),  # each run chooses its own
+        "settings": settings.model_dump(include={"corpus", "vocabulary", "max_length", "clean", "corpus_languages"}),
     }  # fmt: skip
     (building / INFO_FILE).write_text(json.dumps(info, indent=1))
     totals = {name: sum(sizes[name]) for name in SPLITS}

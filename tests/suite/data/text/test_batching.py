@@ -118,6 +118,61 @@ def test_a_mini_batch_has_the_tokens_asked_for(data: TextData, settings: TextSet
     assert len(part) == 4
 
 
+def examples_of(part: MiniBatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [
+        (tuple(i for i in row if i), tuple(i for i in after if i))
+        for (source, _), (labels,) in zip(part.inputs, part.targets, strict=True)
+        for row, after in zip(source.tolist(), labels.tolist(), strict=True)
+    ]
+
+
+def share_of_tokens(parts: list[MiniBatch]) -> float:
+    places = [tensor for part in parts for inputs in part.inputs for tensor in inputs]
+    return sum(int((tensor != 0).sum()) for tensor in places) / sum(tensor.numel() for tensor in places)
+
+
+@pytest.mark.parametrize("tokens", [16, 512])
+def test_sorted_steps_divide_the_examples_of_their_steps_by_length(data: TextData, settings: TextSettings, tokens):
+    plain = batches(data, settings, 1, 4, tokens)
+    pooled = batches(data, settings.model_copy(update={"sorted_steps": 4}), 1, 4, tokens)
+    for first in (0, 8):
+        steps = range(first, first + 4)
+        before, after = ([loader.batch(step, 0) for step in steps] for loader in (plain, pooled))
+        found = [sorted(pair for part in parts for pair in examples_of(part)) for parts in (before, after)]
+        assert found[0] == found[1]  # no pair is lost, none is seen twice
+        mean = sum(part.weight for part in before) / 4
+        longest = settings.max_length if tokens > 16 else 2 * settings.max_length
+        assert all(abs(part.weight - mean) <= longest for part in after)
+        lengths = [max(len(row) for pair in examples_of(part) for row in pair) for part in after]
+        assert len(set(lengths)) > 1
+
+
+def test_sorted_steps_and_narrow_multiples_leave_less_padding(data: TextData, settings: TextSettings):
+    less = settings.model_copy(update={"sorted_steps": 16, "pad_to": 2})
+    plain, pooled = (
+        [loader.batch(step, 0) for step in range(16)]
+        for loader in (batches(data, settings, 1, 4, 512), batches(data, less, 1, 4, 512))
+    )
+    assert share_of_tokens(pooled) > 1.2 * share_of_tokens(plain) > 0.6
+    assert {tensor.shape[1] % 2 for part in pooled for inputs in part.inputs for tensor in inputs} == {0}
+    assert {tensor.shape[1] % 8 for part in pooled for inputs in part.inputs for tensor in inputs} != {0}
+
+
+def test_sorted_steps_depend_on_seed_and_step_alone_and_replicas_divide_them(data: TextData, settings: TextSettings):
+    pooled = settings.model_copy(update={"sorted_steps": 4})
+    one, resumed, halves = batches(data, pooled, 1, 8), batches(data, pooled, 1, 8), batches(data, pooled, 2, 4)
+    in_order = [one.batch(step, 0) for step in range(8)]
+    for step in (6, 1, 3, 7):  # whatever was asked for before
+        assert same(tensors([in_order[step]]), tensors([resumed.batch(step, 0)]))
+        assert same(tensors([in_order[step]]), tensors([halves.batch(step, replica) for replica in range(2)]))
+    orders = [
+        [batches(data, pooled, 1, 8, seed=seed).batch(step, 0).inputs[-1][0].shape[1] for step in range(12)]
+        for seed in (0, 1)
+    ]
+    assert orders[0] != orders[1]
+    assert orders[0] != sorted(orders[0])  # not from short to long
+
+
 def test_micro_batches_are_even(data: TextData, settings: TextSettings):
     part = batches(data, settings, 1, 8, 4096).batch(2, 0)
     costs = [source.numel() + target.numel() for source, target in part.inputs]
