@@ -14,12 +14,11 @@ from experiments.report.table import Table, Value
 from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.multilingual import baseline, member, seeds
+from experiments.sweeps.report.labels import mean_and_margin
 from experiments.sweeps.report.results import METRICS, Results
-from experiments.sweeps.report.score_tables import mean_and_deviation
-from experiments.sweeps.report.verdicts import Verdict, decided, difference, sentences
+from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, Comparison, Verdict, difference, sentence_tests
 from experiments.sweeps.text_base import TextSweep
 from experiments.translation.experiment import TranslationExperiment
-from suite.evaluation.scores import paired_bootstrap
 
 NAME, LANGUAGE, DIRECTION = "batch_size", "de", "de-en"
 EQUAL_STEPS, EQUAL_TOKENS = "equal steps", "equal tokens"
@@ -80,20 +79,20 @@ def _larger(results: Results, large: str, small: str, kind: str) -> Verdict:
                      [_values(results, name, "nll") for name in distinct])  # fmt: skip
     chrf = difference(_values(results, large, "chrf"), _values(results, small, "chrf"),
                       [_values(results, name, "chrf") for name in distinct])  # fmt: skip
-    others = {run.seed: run for run in results.runs_of(small)}
-    p_values = [
-        paired_bootstrap(
-            run.direction_lines([DIRECTION], "hyp"), others[run.seed].direction_lines([DIRECTION], "hyp"),
-            run.direction_lines([DIRECTION], "ref"), "chrf",
-        )
-        for run in results.runs_of(large) if run.seed in others
-    ]  # fmt: skip
+    first, second = ({run.seed: run for run in results.runs_of(name)} for name in (large, small))
+    tests = sentence_tests(
+        sorted(first.keys() & second.keys()),
+        lambda seed: first[seed].direction_lines([DIRECTION], "hyp"),
+        lambda seed: second[seed].direction_lines([DIRECTION], "hyp"),
+        lambda seed: first[seed].direction_lines([DIRECTION], "ref"),
+    )
+    found = Comparison(nll, chrf, tests, results.seeds, results.too_few([LANGUAGE], FEWEST_FOR_A_CLAIM))
     return Verdict(
         f"larger batches are better, at {kind}",
         "BLEU 30.92, 31.86, 32.71 and NLL 2.58, 2.51, 2.46 at 260K, 1M, 4M tokens",
         f"largest against smallest: nats a token saved {nll or 'missing'}; chrF gained {chrf or 'missing'}; "
-        f"{sentences(p_values)}",
-        decided([nll, chrf], p_values),
+        f"{found.sentences}",
+        found.outcome,
     )
 
 
@@ -118,7 +117,8 @@ def batch_table(results: Results) -> Table:
         ["batch (paper)", "batch (here)", *measured, "BLEU (paper)", "NLL (paper)"], rows,
         [
             "Measured, except for the paper's columns. Batches in target tokens; scores of the best checkpoint's "
-            "translations from German, NLL in nats per token; ± the standard deviation between seeds.",
+            "translations from German, NLL in nats per token; ± is the 95% confidence "
+            "interval of the mean over seeds.",
             numbers["note"],
         ],
     )  # fmt: skip
@@ -127,7 +127,7 @@ def batch_table(results: Results) -> Table:
 def _cells(results: Results, share: float, kind: str) -> list[Value]:
     name = label(share, kind)
     record = next((run.record for run in results.runs_of(name)), {})
-    scores = [mean_and_deviation(_values(results, name, metric)) for metric in METRICS]
+    scores = [mean_and_margin(_values(results, name, metric)) for metric in METRICS]
     return [record.get("steps"), record.get("tokens"), *scores]
 
 

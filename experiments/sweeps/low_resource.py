@@ -61,7 +61,7 @@ class LowResource:
             f"Transfer to a low-resource language, scale {scale}",
             [
                 Section("What was compared", [*_about(scale), *missing(results)]),
-                Section("Findings", tables=[verdict_table(verdicts(compared, found))]),
+                Section("Findings", tables=[verdict_table(verdicts(compared, results, found))]),
                 Section(
                     "Scores", tables=[score_table(compared, found), budget_table(compared, found)], pictures=pictures
                 ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
-from experiments.scaling.scales import SWEEPS as RULES
 from experiments.sweeps.members.base import Member, Scoring, folder_name
 from experiments.sweeps.members.multilingual import (
     BILINGUAL,
@@ -13,12 +12,12 @@ from experiments.sweeps.members.multilingual import (
     MODELS,
     SMALLEST,
     baseline_label,
-    baseline_runs,
     baselines,
     member,
     model,
     multilingual,
     seeds,
+    tuned_baselines,
 )
 from experiments.sweeps.report.verdicts import beats_bilingual, bigger_is_better, depth_beats_width
 from experiments.sweeps.text_base import TextSweep
@@ -32,7 +31,8 @@ DEPTH_WIDTH_SWEEP = TextSweep(
     "are those of the sweep bilingual, if it has run.",
     lambda scale, cluster, runs: multilingual(MODELS, scale, cluster),
     (depth_beats_width, bigger_is_better, beats_bilingual),
-    beside=baselines,
+    others=baselines,
+    baselines=tuned_baselines,
 )
 """The five runs of section 5.
 
@@ -60,9 +60,7 @@ BILINGUAL_SWEEP = TextSweep(
     "stop improving, within a largest number of steps.",
     lambda scale, cluster, runs: [*multilingual((SMALLEST,), scale, cluster), *baselines(scale, cluster, runs)],
     (beats_bilingual,),
-    baselines=lambda scale, cluster: [
-        (baseline_label(language), baseline_runs(language, scale, cluster)) for language in RULES[scale].baselines
-    ],
+    baselines=tuned_baselines,
 )
 """The smallest multilingual model has the shape that the baselines have before they are tuned."""
 
@@ -94,8 +92,8 @@ ROMANCE = "romance"
 
 
 def _romance_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
-    run, scoring, place = romance_strings(), Scoring(4, 300), folder_name(ROMANCE, scale)
-    members = [Member(f"{place}/{run.name}-0", run.name, run, scoring)]
+    run, scoring, folder = romance_strings(), Scoring(4, 300), folder_name(ROMANCE, scale)
+    members = [Member(f"{folder}/{run.name}-0", run.name, run, scoring)]
     for language in run.text.corpus_languages or ():
         alone = run.model_copy(
             update={
@@ -103,13 +101,13 @@ def _romance_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
                 "train": run.train.model_copy(update={"patience": 4}),
             }
         )
-        members.append(Member(f"{place}/{language}-0", baseline_label(language), alone, scoring))
+        members.append(Member(f"{folder}/{language}-0", baseline_label(language), alone, scoring))
     return members
 
 
 ROMANCE_SWEEP = TextSweep(
     ROMANCE,
-    "A translation model of use",
+    "A translation model that is useful",
     "romance_strings, one model for five related languages, beside a bilingual model for each: the same shape, text, "
     "split and update. A bilingual model ends when four validations in a row do not improve; it is not tuned.",
     _romance_members,

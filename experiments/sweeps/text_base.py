@@ -11,11 +11,11 @@ from experiments.report.page import Page, Section
 from experiments.report.table import Table, Value
 from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member
-from experiments.sweeps.members.tuning import Alone, tuning_table
+from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
 from experiments.sweeps.report.results import Results, read_results
 from experiments.sweeps.report.score_tables import by_language, by_model, by_third, overlap_table
-from experiments.sweeps.report.verdicts import LEVEL, Verdict
+from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Verdict
 from experiments.translation.experiment import TranslationExperiment
 
 
@@ -31,10 +31,10 @@ class TextSweep:
     """The runs at a scale, below the folder of all runs."""
     findings: tuple[Callable[[Results], list[Verdict]], ...] = ()
     own_tables: tuple[Callable[[Results], Table], ...] = ()
-    beside: Callable[[str, Cluster, Path], list[Member]] | None = None
+    others: Callable[[str, Cluster, Path], list[Member]] | None = None
     """Runs of another sweep that the report shows if they are finished."""
-    baselines: Callable[[str, Cluster], list[tuple[str, Alone]]] | None = None
-    """Its tuned baselines: titles and runs."""
+    baselines: Callable[[str, Cluster], list[tuple[str, BaselineRuns]]] | None = None
+    """Labels and runs of the tuned baselines."""
     scales: tuple[str, ...] = tuple(SWEEPS)
 
     def members(self, scale: str, cluster: Cluster, runs: Path) -> list[Member]:
@@ -45,7 +45,10 @@ class TextSweep:
         """Returns the report of the finished runs."""
         results = self._results(scale, cluster, runs)
         sections = [
-            Section("What was compared", [self.about, *_rule(results), *missing(results)]),
+            Section(
+                "What was compared",
+                [self.about, *_rule(results), *missing(results), *self._not_tuned(scale, cluster, runs)],
+            ),
             Section("Findings", tables=[verdict_table(self._verdicts(results))]),
         ]
         tables = [make(results) for make in self.own_tables]
@@ -55,7 +58,7 @@ class TextSweep:
         pictures = [*by_third_pictures(results), *([bilingual] if bilingual else [])]
         sections.append(Section("Scores", tables=tables, pictures=pictures))
         sections.append(Section("Leakage", tables=[overlap_table(results)]))
-        if self.baselines is not None:
+        if self.baselines is not None and self.baselines(scale, cluster):
             sections.append(Section("Tuning", tables=[tuning_table(self.baselines(scale, cluster), runs)]))
         sections.append(Section("Losses", pictures=[losses] if losses else []))
         sections.append(Section("Runs", tables=[runs_table(results)], sentences=signatures(results)))
@@ -69,10 +72,16 @@ class TextSweep:
 
     def _results(self, scale: str, cluster: Cluster, runs: Path) -> Results:
         found = read_results(scale, _scored(self.members(scale, cluster, runs)), runs)
-        if self.beside is None:
+        if self.others is None:
             return found
-        beside = read_results(scale, _scored(self.beside(scale, cluster, runs)), runs)
-        return replace(found, runs=found.runs + beside.runs)
+        others = read_results(scale, _scored(self.others(scale, cluster, runs)), runs)
+        return replace(found, runs=found.runs + others.runs)
+
+    def _not_tuned(self, scale: str, cluster: Cluster, runs: Path) -> list[str]:
+        """Returns a sentence with the baselines that have no chosen setting yet."""
+        tuned = self.baselines(scale, cluster) if self.baselines is not None else []
+        names = [name for name, alone in tuned if best_setting(alone, runs) is None]
+        return [f"Not tuned yet, and excluded from all numbers: {', '.join(names)}."] if names else []
 
     def _verdicts(self, results: Results) -> list[Verdict]:
         return [verdict for finding in self.findings for verdict in finding(results)]
@@ -93,8 +102,9 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
             "sqrt(1/a + 1/b) for means over a and b seeds, s pooled over all models compared.",
             "Confirmed: nats a token saved and chrF gained are both above their margins (in every third, if the "
             f"finding is about all), and p < {LEVEL} of the chrF difference with every seed, by sacreBLEU's paired "
-            "bootstrap over sentences. Not confirmed: one is below minus its margin, with the same p. Undecided: "
-            "anything else, and all with one seed.",
+            "bootstrap over sentences. Not confirmed: one is below minus its margin, the other not above its own, and "
+            "chrF is lower with the same p (in one third, if the finding is about all). Undecided: anything else, all "
+            f"with one seed or a missing one, and all with fewer than {FEWEST_FOR_A_CLAIM} test pairs of a language.",
         ],
     )  # fmt: skip
 

@@ -1,5 +1,5 @@
 """The five multilingual runs of section 5, T(L, H, A) from 400M to 6B parameters, as the paper trained them; and one
-for two cores, whose model is of use.
+for two cores, whose model is useful.
 
 From the paper: L, H, A, width, vocabulary, K, mini-batches of up to 4M tokens. From papers of the same team on the same
 corpus: T = 5, Adafactor, warm-up, dropout, label smoothing. Ours, because no paper prints them: R = 8; M = 256 (above

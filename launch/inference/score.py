@@ -1,4 +1,4 @@
-"""``make score RUN=...``: BLEU and chrF of a trained run's model on the test pairs, by language.
+"""``make score RUN=...``: NLL, BLEU and chrF of a trained run's model on the test pairs, by language.
 
     scores.json                     the scores, their signatures, the speed
     scores/en-de.src, .hyp, .ref    sources, translations and references, one sentence a line
@@ -73,12 +73,10 @@ class Direction:
         english = self.lines if self.source == ENGLISH else self.references
         return [at for at, text in enumerate(english) if not PLACEHOLDER.search(text)]
 
-    def record(
-        self, translations: Sequence[str], losses: Sequence[float], overlaps: Sequence[Overlap]
-    ) -> dict[str, Any]:
+    def record(self, translations: Sequence[str], nll: Sequence[float], overlaps: Sequence[Overlap]) -> dict[str, Any]:
         """Returns the scores of all pairs, of those without a placeholder, and of those without an overlap."""
         tokens = [len(target) + 1 for target in self.targets]
-        pairs = TranslatedPairs(self.lines, translations, self.references, losses, tokens)
+        pairs = TranslatedPairs(self.lines, translations, self.references, nll, tokens)
         distinct = [at for at, overlap in enumerate(overlaps) if overlap == Overlap.NONE]
         return pairs.record({"plain": self.plain, "distinct": distinct})
 
@@ -118,9 +116,10 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
     )
     written = translate_tokens(run, sources, stages, console, settings.beam, choice=choice)
     targets = [target for direction in chosen_directions for target in direction.targets]
-    losses = reference_nll(run, sources, targets, stages, console, choice)
+    nll = reference_nll(run, sources, targets, stages, console, choice)
     overlaps = pair_overlaps(data, rows)
     texts = [one_line(text) for text in data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)]
+    run.scores.unlink(missing_ok=True)  # an interruption must not leave it beside other texts
     shutil.rmtree(run.path / "scores", ignore_errors=True)
     (run.path / "scores").mkdir()
     records: dict[str, dict[str, Any]] = {}
@@ -129,7 +128,7 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
         part = slice(start, start + len(direction.sources))
         start = part.stop
         _write(run.path / "scores", direction, texts[part])
-        records[direction.name] = direction.record(texts[part], losses[part], overlaps[direction.language])
+        records[direction.name] = direction.record(texts[part], nll[part], overlaps[direction.language])
     record = {
         "step": written.step,
         "checkpoint": kind_of_checkpoint(run, experiment, written.step),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from fractions import Fraction
 
@@ -27,6 +27,9 @@ NEAR = Fraction(3, 5)
 
 _READ = 50_000
 """Training pairs that are read at a time."""
+
+_REMEMBERED = 1_000_000
+"""Texts that are remembered, so that a repetition is not compared again; more would fill the memory."""
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -60,50 +63,56 @@ def pair_overlaps(data: TextData, rows: Mapping[str, Sequence[int]]) -> dict[str
     return overlaps
 
 
-def _training_texts(data: TextData, side: str, language: str | None = None) -> list[str]:
-    """Returns the distinct training texts of a side, decoded from their tokens as test texts are."""
+def _training_texts(data: TextData, side: str, language: str | None = None) -> Iterator[str]:
+    """Yields the training texts of a side, decoded from their tokens as test texts are; most repetitions once."""
     rows = data.splits[TRAIN].with_format("arrow", columns=[side])
     if language is not None:
         at = data.languages.index(language)
         start = sum(data.sizes[TRAIN][:at])
         rows = rows.select(range(start, start + data.sizes[TRAIN][at]))
-    distinct = set()
+    seen: set[bytes] = set()
     for table in rows.iter(batch_size=_READ):
         column = table[side].combine_chunks()
         ids = column.flatten().to_numpy().astype(np.int32)
         ends = np.cumsum(column.value_lengths().to_numpy())
-        distinct |= {part.tobytes() for part in np.split(ids, ends[:-1])}
-    return data.tokenizer.batch_decode([np.frombuffer(part, np.int32).tolist() for part in distinct])
+        new = {part.tobytes() for part in np.split(ids, ends[:-1])} - seen
+        if len(seen) < _REMEMBERED:
+            seen |= new
+        yield from data.tokenizer.batch_decode([np.frombuffer(part, np.int32).tolist() for part in new])
 
 
 def closest_overlaps(texts: Sequence[str], training: Iterable[str]) -> list[Overlap]:
-    """Returns the closest overlap of each text with any training text.
+    """Returns the closest overlap of each text with any training text, which it reads one at a time.
 
     Near-duplicates share a word among the first ``len(x) - ceil(0.6 len(x)) + 1`` of each set x, in any fixed order of
     words (the prefix filter of Chaudhuri et al., 2006). Only sets that do are compared.
     """
-    known = set(training)
-    folded = {text.casefold() for text in known}
+    closest = [Overlap.NONE] * len(texts)
+    places, folded_places = _places(texts), _places([text.casefold() for text in texts])
     sets = [_words(text) for text in texts]
     rarity = Counter(word for words in sets for word in words)
     with_first_word: defaultdict[str, list[int]] = defaultdict(list)
     for at, words in enumerate(sets):
         for word in _prefix(words, rarity):
             with_first_word[word].append(at)
-    near: set[int] = set()
-    for text in folded:
+    for text in training:
         words = _words(text)
-        for at in {at for word in _prefix(words, rarity) for at in with_first_word.get(word, ())} - near:
+        for at in {at for word in _prefix(words, rarity) for at in with_first_word.get(word, ())}:
             shared = len(words & sets[at])
-            if shared >= NEAR * (len(words) + len(sets[at]) - shared):
-                near.add(at)
-    return [
-        Overlap.EXACT if text in known
-        else Overlap.CASE_FOLDED if text.casefold() in folded
-        else Overlap.NEAR if at in near
-        else Overlap.NONE
-        for at, text in enumerate(texts)
-    ]  # fmt: skip
+            if closest[at] == Overlap.NONE and shared >= NEAR * (len(words) + len(sets[at]) - shared):
+                closest[at] = Overlap.NEAR
+        for at in folded_places.get(text.casefold(), ()):
+            closest[at] = max(closest[at], Overlap.CASE_FOLDED)
+        for at in places.get(text, ()):
+            closest[at] = Overlap.EXACT
+    return closest
+
+
+def _places(texts: Sequence[str]) -> dict[str, list[int]]:
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for at, text in enumerate(texts):
+        places[text].append(at)
+    return dict(places)
 
 
 def _words(text: str) -> frozenset[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments.base.cluster import Cluster
 from experiments.scaling.scales import TextRule, shrunk_by
 from experiments.sweeps.members.base import Member, Scoring, folder_name
-from experiments.sweeps.members.tuning import Alone, Setting, tuned_members, tuning_members
+from experiments.sweeps.members.tuning import BaselineRuns, Setting, tuned_members, tuning_members
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m
 
@@ -107,7 +107,7 @@ BELARUSIAN = Group("be", ("ru", "uk"), ("fi", "hu"), 13_500)
 
 _LAPTOP = TextRule(
     layers_by=2, width_by=8, feed_forward_by=16, heads_by=4, vocabulary_by=16, max_length=24, micro_batches=4,
-    batch_tokens=1024, steps=800, checkpoint_every=400, valid_pairs=1000, dropout=0.1, learning_rate=4e-3,
+    batch_tokens=1024, steps=800, checkpoint_every=400, valid_pairs=1400, dropout=0.1, learning_rate=4e-3,
     warmup_steps=100, threads=1,
 )  # fmt: skip
 _TINY = TextRule(
@@ -132,7 +132,8 @@ RULES = {
     ),
 }  # fmt: skip
 """The sweep by scale. ``laptop`` is meant for an hour on two cores, ``laptop_all`` for a day. Four micro-batches sort
-the sentences by length: with one, only 0.38 of the target places are tokens, with four 0.64."""
+the sentences by length: with one, only 0.38 of the target places are tokens, with four 0.64. The validation sample has
+all pairs of the low-resource language, whatever the other languages are."""
 
 
 def cases(scale: str) -> list[Case]:
@@ -156,7 +157,7 @@ def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Membe
     return list({member.folder: member for member in members}.values())
 
 
-def alone(case: Case, scale: str, cluster: Cluster) -> Alone:
+def alone(case: Case, scale: str, cluster: Cluster) -> BaselineRuns:
     """Returns the bilingual runs of the language."""
 
     def member(setting: Setting, seed: int) -> Member:

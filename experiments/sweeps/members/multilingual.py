@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.base.cluster import Cluster
 from experiments.scaling.scales import SWEEPS, shrunk_by
 from experiments.sweeps.members.base import Member, Scoring, folder_name
-from experiments.sweeps.members.tuning import Alone, Setting, tuned_members, tuning_members
+from experiments.sweeps.members.tuning import BaselineRuns, Setting, tuned_members, tuning_members
 from experiments.translation import runs as translation
 from experiments.translation.experiment import TranslationExperiment
 
@@ -16,7 +16,7 @@ MODELS = tuple(run.__name__ for run in translation.MULTILINGUAL_RUNS)
 """The five of section 5, smallest first."""
 
 SMALLEST = MODELS[0]
-"""The smallest run, whose shape every baseline has."""
+"""The smallest run, whose shape a baseline has before it is tuned."""
 
 DEPTH_WIDTH, BILINGUAL = "depth_width", "bilingual"
 """Sweeps whose folders hold shared runs."""
@@ -65,7 +65,7 @@ def baseline(
     return run.model_copy(update={"text": text})
 
 
-def baseline_runs(language: str, scale: str, cluster: Cluster) -> Alone:
+def baseline_runs(language: str, scale: str, cluster: Cluster) -> BaselineRuns:
     """Returns the bilingual runs of a language, by setting and seed."""
 
     def run(setting: Setting, seed: int) -> Member:
@@ -74,6 +74,13 @@ def baseline_runs(language: str, scale: str, cluster: Cluster) -> Alone:
         return member(BILINGUAL, scale, name, seed, baseline_label(language), experiment)
 
     return run
+
+
+def tuned_baselines(scale: str, cluster: Cluster) -> list[tuple[str, BaselineRuns]]:
+    """Returns the label and the runs of each baseline that is tuned: none at the paper's scale."""
+    if SWEEPS[scale].text is None:
+        return []
+    return [(baseline_label(each), baseline_runs(each, scale, cluster)) for each in SWEEPS[scale].baselines]
 
 
 def baselines(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
@@ -86,9 +93,11 @@ def baselines(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
             for seed in seeds(scale)
             for language in languages
         ]
-    alone = [baseline_runs(language, scale, cluster) for language in languages]
-    members = [member for each in alone for member in tuning_members(each)]
-    members += [member for each in alone for member in tuned_members(each, SWEEPS[scale].seeds, runs)]
+    members = []
+    for _, alone in tuned_baselines(scale, cluster):
+        members += tuning_members(alone)
+    for _, alone in tuned_baselines(scale, cluster):
+        members += tuned_members(alone, SWEEPS[scale].seeds, runs)
     return list({member.folder: member for member in members}.values())
 
 

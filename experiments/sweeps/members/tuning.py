@@ -1,6 +1,6 @@
 """Tuning of bilingual baselines: a few settings are trained with seed 0, and the one that validates best is used.
 
-    seed 0   dropout 0.1   dropout 0.3   half the rate   a quarter of the rate   half the width     never scored
+    seed 0   dropout 0.1   dropout 0.3   half the rate   a quarter of the rate   half the size     never scored
                                               best                                                  then every seed
 
 A multilingual model that beats an untuned baseline proves little: on few pairs a baseline overfits at the setting that
@@ -48,15 +48,15 @@ SETTINGS = (
     Setting("dropout 0.3", 0.3),
     Setting("dropout 0.3, half the rate", 0.3, rate=0.5),
     Setting("dropout 0.3, a quarter of the rate", 0.3, rate=0.25),
-    Setting("dropout 0.3, half the width", 0.3, size=0.5),
+    Setting("dropout 0.3, half the size", 0.3, size=0.5),
 )
 """What a bilingual baseline is tuned over. The multilingual models are not tuned."""
 
-Alone = Callable[[Setting, int], Member]
+BaselineRuns = Callable[[Setting, int], Member]
 """Returns the bilingual run of a setting and a seed."""
 
 
-def tuning_members(alone: Alone) -> list[Member]:
+def tuning_members(alone: BaselineRuns) -> list[Member]:
     """Returns a run for each setting, with seed 0. No test pair is read: they are not scored. They run first, because
     the choice depends on them."""
     return [
@@ -66,24 +66,25 @@ def tuning_members(alone: Alone) -> list[Member]:
     ]
 
 
-def tuned_members(alone: Alone, seeds: int, runs: Path) -> list[Member]:
+def tuned_members(alone: BaselineRuns, seeds: int, runs: Path) -> list[Member]:
     """Returns the runs of the setting that validated best, with every seed; none before all settings are trained."""
     setting = best_setting(alone, runs)
     return [alone(setting, seed) for seed in range(seeds)] if setting is not None else []
 
 
-def best_setting(alone: Alone, runs: Path) -> Setting | None:
-    """Returns the setting with the best validation; None until all are trained."""
+def best_setting(alone: BaselineRuns, runs: Path) -> Setting | None:
+    """Returns the setting with the best validation; None until all are trained, and if no validation was finite."""
     found = []
     for setting, member in zip(SETTINGS, tuning_members(alone), strict=True):
         record = read_record(runs / member.folder)
         if record is None or not member.experiment.is_finished(record):
             return None
-        found.append((float(record["best_valid_nll"]), setting))
-    return min(found, key=lambda entry: entry[0])[1]
+        if record["best_valid_nll"] is not None:
+            found.append((float(record["best_valid_nll"]), setting))
+    return min(found, key=lambda entry: entry[0])[1] if found else None
 
 
-def tuning_table(tuned: Sequence[tuple[str, Alone]], runs: Path) -> Table:
+def tuning_table(tuned: Sequence[tuple[str, BaselineRuns]], runs: Path) -> Table:
     """Returns a row for each setting of each baseline, given its title and its runs."""
     rows: list[list[Value]] = []
     for title, alone in tuned:

@@ -15,10 +15,17 @@ from experiments.report.page import Picture
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.low_resource import Case, Model
 from experiments.sweeps.report.labels import mean_and_margin
-from experiments.sweeps.report.results import DISTINCT, PLAIN, Results, Run
-from experiments.sweeps.report.verdicts import Difference, Verdict, decided, difference, sentences, t_margin
+from experiments.sweeps.report.results import DISTINCT, PLAIN, Results, Run, scored_step
+from experiments.sweeps.report.verdicts import (
+    FEWEST_FOR_A_CLAIM,
+    Comparison,
+    Difference,
+    Verdict,
+    difference,
+    sentence_tests,
+    t_margin,
+)  # fmt: skip
 from suite.data.text.sampling import temperature_weights
-from suite.evaluation.scores import paired_bootstrap
 from suite.training.jsonl import read_lines
 from suite.training.metrics import STEP, units_done
 
@@ -53,7 +60,7 @@ class LowResourceRun:
             if (nll := line.get(f"valid/nll/{case.group.language}")) is not None:
                 found.append((tokens, float(nll)))
                 steps.append(int(line[STEP]))
-        return cls(run, case, tuple(found), steps.index(int(run.record["best_step"])))
+        return cls(run, case, tuple(found), steps.index(scored_step(run.record)))
 
     def value(self, measure: str, copied: bool = False) -> float | None:
         """Returns a measure, the mean of both directions; ``copied`` scores the source itself, which has no NLL."""
@@ -89,39 +96,34 @@ def read_runs(results: Results, cases: Sequence[Case]) -> Runs:
     return lambda case, model: found[case, model]
 
 
-def verdicts(cases: Sequence[Case], runs_of: Runs) -> list[Verdict]:
+def verdicts(cases: Sequence[Case], results: Results, runs_of: Runs) -> list[Verdict]:
     """Relatives against the tuned bilingual model, and against as many pairs of unrelated languages."""
     found = []
     for case in cases:
         alone, relatives, unrelated = case.compared
-        found.append(_verdict(case, relatives, alone, "beats the tuned bilingual model", runs_of))
-        found.append(_verdict(case, relatives, unrelated, "beats one with unrelated languages", runs_of))
+        found.append(_verdict(case, relatives, alone, "beats the tuned bilingual model", results, runs_of))
+        found.append(_verdict(case, relatives, unrelated, "beats one with unrelated languages", results, runs_of))
     return found
 
 
-def _verdict(case: Case, more: Model, less: Model, what: str, runs_of: Runs) -> Verdict:
-    first, second = runs_of(case, more), runs_of(case, less)
-    saved = _difference(case, second, first, TEST_NLL, runs_of)
-    gained = _difference(case, first, second, CHRF, runs_of)
-    p_values = _sentence_tests(first, second)
+def _verdict(case: Case, more: Model, less: Model, what: str, results: Results, runs_of: Runs) -> Verdict:
+    language = case.group.language
+    first, second = ({found.run.seed: found.run for found in runs_of(case, model)} for model in (more, less))
+    tests = sentence_tests(
+        sorted(first.keys() & second.keys()),
+        lambda seed: first[seed].lines(language, "hyp"),
+        lambda seed: second[seed].lines(language, "hyp"),
+        lambda seed: first[seed].lines(language, "ref"),
+    )
+    saved = _difference(case, runs_of(case, less), runs_of(case, more), TEST_NLL, runs_of)
+    gained = _difference(case, runs_of(case, more), runs_of(case, less), CHRF, runs_of)
+    found = Comparison(saved, gained, tests, results.seeds, results.too_few([language], FEWEST_FOR_A_CLAIM))
     return Verdict(
         f"{case.title}: the multilingual model {what}",
         "one multilingual model beats bilingual ones, most on low-resource languages",
-        f"nats a token saved {saved or 'missing'}; chrF gained {gained or 'missing'}; {sentences(p_values)}",
-        decided([saved, gained], p_values),
+        f"nats a token saved {saved or 'missing'}; chrF gained {gained or 'missing'}; {found.sentences}",
+        found.outcome,
     )
-
-
-def _sentence_tests(first: Sequence[LowResourceRun], second: Sequence[LowResourceRun]) -> list[float]:
-    """Returns the p-value of the chrF difference for each seed that both have, over sentences of both directions."""
-    language, others = first[0].case.group.language if first else "", {each.run.seed: each.run for each in second}
-    return [
-        paired_bootstrap(
-            run.lines(language, "hyp"), others[run.seed].lines(language, "hyp"), run.lines(language, "ref"), "chrf"
-        )
-        for run in (each.run for each in first)
-        if run.seed in others
-    ]
 
 
 def _difference(

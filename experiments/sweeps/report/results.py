@@ -128,6 +128,24 @@ class Results:
         chosen = self.languages if among is None else list(among)
         return [language for language in chosen if third is None or self.thirds.get(language) == third]
 
+    @property
+    def seeds(self) -> int:
+        """The seeds that the sweep plans for each model."""
+        members = [*(run.member for run in self.runs), *self.missing]
+        return len({member.experiment.train.seed for member in members})
+
+    def too_few(self, languages: Sequence[str], fewest: int) -> str:
+        """Returns the languages with fewer test pairs, and how many they have; empty if there are none."""
+        pairs = {language: self.test_pairs(language) for language in languages}
+        return ", ".join(f"{language} {count}" for language, count in pairs.items() if count < fewest)
+
+    def test_pairs(self, language: str) -> int:
+        """Returns the scored test pairs of a language."""
+        for run in self.runs:
+            if found := run.scores["directions"].get(f"{ENGLISH}-{language}"):
+                return int(found["pairs"])
+        return 0
+
     @cached_property
     def requested(self) -> set[str]:
         """All labels of the sweep, with or without runs."""
@@ -191,7 +209,7 @@ def is_scored(member: Member, record: dict[str, Any], scores: dict[str, Any]) ->
     assert isinstance(member.experiment, TranslationExperiment)
     text = member.experiment.text
     languages = member.scoring.languages or text.languages or text.corpus_languages
-    scored = {code for way in scores.get("directions", {}) for code in way.split("-")} - {ENGLISH}
+    scored = {code for direction in scores.get("directions", {}) for code in direction.split("-")} - {ENGLISH}
     return (
         member.experiment.is_finished(record)
         and all(scores.get(name) == value for name, value in wanted.items())

@@ -8,16 +8,9 @@ from collections.abc import Sequence
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.multilingual import baseline_label
+from experiments.sweeps.report.labels import mean_and_margin
 from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, METRICS, PLAIN, THIRDS, Results, Third
 from experiments.translation.experiment import TranslationExperiment
-
-
-def mean_and_deviation(values: Sequence[float]) -> str | None:
-    """Returns ``mean ± deviation`` over seeds, only the mean for one seed, None for none."""
-    if not values:
-        return None
-    mean = f"{statistics.fmean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
 def by_third(results: Results) -> Table:
@@ -28,8 +21,8 @@ def by_third(results: Results) -> Table:
     return Table(
         "by-third", "Models by resource third", ["model", *headings], _rows(results, columns),
         [
-            "Measured on test pairs: means over both directions and the languages of a third, then over seeds; ± the "
-            "standard deviation between seeds.",
+            "Measured on test pairs: means over both directions and the languages of a third, then over seeds; ± is "
+            "the 95% confidence interval of the mean over seeds.",
             *(f"{third}: {_sized(results, results.in_third(third))}" for third in THIRDS),
         ],
     )  # fmt: skip
@@ -55,7 +48,10 @@ def by_model(results: Results) -> Table:
     headings += ["chrF, no near-duplicates", "BLEU", "BLEU (paper)"]
     return Table(
         "by-model", "Models", headings, rows,
-        [f"Measured, over all languages. The paper's BLEU, over 102 languages: {numbers['note']}"],
+        [
+            "Measured, over all languages; ± is the 95% confidence interval of the mean over seeds. The paper's BLEU, "
+            f"over 102 languages: {numbers['note']}"
+        ],
     )  # fmt: skip
 
 
@@ -80,7 +76,7 @@ def _cells(
     cells = []
     for metric, third, part in columns:
         found = list(results.by_seed(label, results.in_third(third, among), metric, part, copied).values())
-        cells.append(mean_and_deviation(found[:1] if copied else found))  # copies are the same with every seed
+        cells.append(mean_and_margin(found[:1] if copied else found))  # copies are the same with every seed
     return cells
 
 
@@ -90,21 +86,21 @@ def by_language(results: Results) -> Table:
     for code in results.languages:
         alone = results.means(baseline_label(code), [code], "chrf")
         copied = results.by_seed(results.multilingual_labels[0], [code], "chrf", copied=True)
-        row: list[Value] = [code, results.thirds.get(code), results.train_pairs(code), _test_pairs(results, code)]
-        row += [mean_and_deviation(list(copied.values())[:1]), mean_and_deviation(alone)]
+        row: list[Value] = [code, results.thirds.get(code), results.train_pairs(code), results.test_pairs(code)]
+        row += [mean_and_margin(list(copied.values())[:1]), mean_and_margin(alone)]
         for name in results.multilingual_labels:
             values = results.means(name, [code], "chrf")
             if alone and values:
                 row.append(f"{statistics.fmean(values) - statistics.fmean(alone):+.2f}")
             else:
-                row.append(mean_and_deviation(values))
+                row.append(mean_and_margin(values))
         rows.append(row)
     headings = ["language", "third", "training pairs", "test pairs", "copied source", "bilingual"]
     headings += results.multilingual_labels
     return Table(
         "by-language", "Languages: chrF beside the bilingual baseline", headings, rows or [[None] * len(headings)],
-        ["A model's column is its difference from the baseline; a value without a sign is chrF without a baseline. "
-         "Means over both directions and seeds."],
+        ["Measured. A model's column is its difference from the baseline; a value without a sign is chrF without a "
+         "baseline. Means over both directions and seeds; ± is the 95% confidence interval of the mean over seeds."],
     )  # fmt: skip
 
 
@@ -128,10 +124,3 @@ def overlap_table(results: Results) -> Table:
 
 def _sized(results: Results, codes: Sequence[str]) -> str:
     return ", ".join(f"{code} ({results.train_pairs(code):,} training pairs)" for code in codes) or "none"
-
-
-def _test_pairs(results: Results, code: str) -> int | None:
-    for run in results.runs:
-        if found := run.scores["directions"].get(f"en-{code}"):
-            return int(found["pairs"])
-    return None

@@ -9,17 +9,19 @@ seeds, and of the test sentences.
 s is the standard deviation between seeds, pooled over all models of the sweep (with two seeds a model, that of one
 model alone is worth little), f its degrees of freedom: Student's test for two means at 95%. It covers the seeds'
 chance. For that of the test sentences, sacreBLEU's paired bootstrap of the chrF difference must have p < 0.05 with
-every seed. Neither covers the choice of languages. With one seed there is no spread and nothing is decided.
+every seed. Neither covers the choice of languages. With one seed, with a seed of one model missing, or with too few
+test pairs nothing is decided.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST
 from experiments.sweeps.report.results import BILINGUAL_MODELS, THIRDS, Results, Third
 from suite.evaluation.scores import paired_bootstrap
@@ -29,6 +31,9 @@ LEVEL = 0.05
 
 GAINS = {"nll": "nats a token saved:", "chrf": "chrF gained:"}
 """The measures that decide."""
+
+FEWEST_FOR_A_CLAIM = 300
+"""Test pairs that each language needs for a verdict."""
 
 Outcome = Literal["confirmed", "not confirmed", "undecided", "no runs"]
 
@@ -91,11 +96,65 @@ def t_margin(values: Sequence[float]) -> float:
     return T95[min(len(values) - 1, len(T95)) - 1] * statistics.stdev(values) / math.sqrt(len(values))
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on some languages."""
+
+    nll: Difference | None
+    """Nats a token saved; None without runs of both."""
+    chrf: Difference | None
+    """chrF gained."""
+    p_values: Sequence[float]
+    """Of the chrF difference over sentences, for each seed that both have."""
+    seeds: int
+    """Seeds that the sweep plans."""
+    too_few: str = ""
+    """Languages with too few test pairs."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict on the finding that the first is better."""
+        if self.nll is None or self.chrf is None:
+            return "no runs"
+        by_sentences = len(self.p_values) == self.seeds > 1 and max(self.p_values) < LEVEL
+        outcomes = {self.nll.outcome, self.chrf.outcome}
+        if not by_sentences or self.too_few:
+            return "undecided"
+        if outcomes == {"confirmed"}:
+            return "confirmed"
+        worse = "not confirmed" in outcomes and "confirmed" not in outcomes and self.chrf.value < 0
+        return "not confirmed" if worse else "undecided"
+
+    @property
+    def sentences(self) -> str:
+        """How many of the tests over sentences show a difference."""
+        clear = sum(p < LEVEL for p in self.p_values)
+        few = f"; too few test pairs for a claim: {self.too_few}" if self.too_few else ""
+        return f"over sentences p < {LEVEL} with {clear} of {self.seeds} seeds{few}"
+
+
+def combined_outcome(comparisons: Sequence[Comparison]) -> Outcome:
+    """Returns the verdict on a finding of several parts: confirmed if all are, not confirmed if one is not."""
+    outcomes = {comparison.outcome for comparison in comparisons}
+    if len(outcomes) == 1:
+        return outcomes.pop()
+    return "not confirmed" if "not confirmed" in outcomes else "undecided"
+
+
+Lines = Callable[[int], list[str]]
+"""Returns the lines of the run with a seed."""
+
+
+def sentence_tests(seeds: Iterable[int], more: Lines, less: Lines, references: Lines) -> list[float]:
+    """Returns the p-value of the chrF difference between two models for each seed, by the paired bootstrap."""
+    return [paired_bootstrap(more(seed), less(seed), references(seed), "chrf") for seed in seeds]
+
+
 def depth_beats_width(results: Results) -> list[Verdict]:
     """The deep against the wide model of equal size, on low-resource languages."""
     finding = "at equal size depth beats width on low-resource languages"
     paper = "deep about +1.9 BLEU in the mean, large on low-resource languages, about equal on high-resource ones"
-    return [_compare(results, finding, paper, DEEP, WIDE, ("low",))]
+    return [_verdict(results, finding, paper, DEEP, WIDE, ("low",))]
 
 
 def bigger_is_better(results: Results) -> list[Verdict]:
@@ -106,7 +165,7 @@ def bigger_is_better(results: Results) -> list[Verdict]:
         (LARGEST, middle): ("1.3B to 6B is better everywhere", "1.3B to 6B helps further, mostly high-resource ones"),
     }
     return [
-        _compare(results, finding, paper, more, less, THIRDS) for (more, less), (finding, paper) in findings.items()
+        _verdict(results, finding, paper, more, less, THIRDS) for (more, less), (finding, paper) in findings.items()
     ]
 
 
@@ -118,72 +177,47 @@ def beats_bilingual(results: Results) -> list[Verdict]:
     for label, whose in ((LARGEST, "the largest"), (SMALLEST, "one of the baselines' own size")):
         if label in results.requested:
             finding = f"one multilingual model ({whose}, {label}) beats the bilingual ones on low-resource languages"
-            verdicts.append(_compare(results, finding, paper, label, BILINGUAL_MODELS, ("low",), results.baselines))
+            planned = SWEEPS[results.scale].baselines
+            verdicts.append(_verdict(results, finding, paper, label, BILINGUAL_MODELS, ("low",), planned))
     return verdicts
 
 
-def _compare(
+def _verdict(
     results: Results, finding: str, paper: str, more: str, less: str, deciding: Sequence[Third],
     among: Sequence[str] | None = None,
 ) -> Verdict:  # fmt: skip
     """Compares two labels in each third; ``deciding`` thirds decide."""
-    languages = {third: results.in_third(third, among) for third in THIRDS}
-    gains = {
-        metric: {third: _gain(results, more, less, languages[third], metric) for third in THIRDS} for metric in GAINS
+    by_third = {
+        third: _comparison(results, more, less, results.in_third(third, among), third in deciding) for third in THIRDS
     }
-    parts = [f"{GAINS[metric]} {_listed(by_third)}" for metric, by_third in gains.items()]
-    p_values = [p for third in deciding for p in _sentence_tests(results, more, less, languages[third])]
+    saved = _listed({third: found.nll for third, found in by_third.items()})
+    gained = _listed({third: found.chrf for third, found in by_third.items()})
+    tests = [f"{third} {by_third[third].sentences}" for third in deciding]
     better = _languages_better(results, more, less, among)
-    return Verdict(
-        finding, paper, f"{more} against {less}: {'; '.join([*parts, better, sentences(p_values)])}",
-        decided([by_third[third] for by_third in gains.values() for third in deciding], p_values),
-    )  # fmt: skip
+    parts = [f"{GAINS['nll']} {saved}", f"{GAINS['chrf']} {gained}", better, *tests]
+    outcome = combined_outcome([by_third[third] for third in deciding])
+    return Verdict(finding, paper, f"{more} against {less}: {'; '.join(parts)}", outcome)
 
 
-def _gain(results: Results, more: str, less: str, languages: Sequence[str], metric: str) -> Difference | None:
+def _comparison(results: Results, more: str, less: str, languages: Sequence[str], with_tests: bool) -> Comparison:
     if not languages:
-        return None
+        return Comparison(None, None, (), results.seeds)
     labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if BILINGUAL_MODELS in (more, less) else [])]
-    first, second = (results.means(label, languages, metric) for label in (more, less))
-    if metric == "nll":  # less is better
-        first, second = second, first
-    return difference(first, second, [results.means(label, languages, metric) for label in labels])
 
+    def gain(metric: str) -> Difference | None:
+        first, second = (results.means(label, languages, metric) for label in (more, less))
+        if metric == "nll":  # less is better
+            first, second = second, first
+        return difference(first, second, [results.means(label, languages, metric) for label in labels])
 
-def _sentence_tests(results: Results, more: str, less: str, languages: Sequence[str]) -> list[float]:
-    if not languages:
-        return []
-    first, second = (results.by_seed(label, languages, "chrf") for label in (more, less))
-    return [
-        paired_bootstrap(
-            results.lines(more, languages, seed, "hyp"), results.lines(less, languages, seed, "hyp"),
-            results.lines(more, languages, seed, "ref"), "chrf",
-        )
-        for seed in first if seed in second
-    ]  # fmt: skip
-
-
-def sentences(p_values: Sequence[float]) -> str:
-    """Returns how many of the tests over sentences show a difference."""
-    return f"over sentences p < {LEVEL} in {sum(p < LEVEL for p in p_values)} of {len(p_values)} tests"
-
-
-def decided(differences: Sequence[Difference | None], p_values: Sequence[float]) -> Outcome:
-    """Returns the verdict of several differences; undecided unless all their tests over sentences show one."""
-    outcome = combined_outcome(differences)
-    clear = bool(p_values) and max(p_values) < LEVEL
-    return outcome if clear or outcome == "no runs" else "undecided"
-
-
-def combined_outcome(differences: Sequence[Difference | None]) -> Outcome:
-    """Returns the verdict on a finding of several parts: confirmed if all are, not confirmed if one is not."""
-    present = [difference for difference in differences if difference is not None]
-    if not present:
-        return "no runs"
-    outcomes = {difference.outcome for difference in present}
-    if "not confirmed" in outcomes:
-        return "not confirmed"
-    return "confirmed" if outcomes == {"confirmed"} and len(present) == len(differences) else "undecided"
+    both = results.by_seed(more, languages, "chrf").keys() & results.by_seed(less, languages, "chrf").keys()
+    tests = sentence_tests(
+        sorted(both) if with_tests else (),
+        lambda seed: results.lines(more, languages, seed, "hyp"),
+        lambda seed: results.lines(less, languages, seed, "hyp"),
+        lambda seed: results.lines(more, languages, seed, "ref"),
+    )
+    return Comparison(gain("nll"), gain("chrf"), tests, results.seeds, results.too_few(languages, FEWEST_FOR_A_CLAIM))
 
 
 def _listed(by_third: dict[Third, Difference | None]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from suite.data.text.cutting import cut_evenly, pad_to_rectangle, padded
-from suite.data.text.sampling import Draw, PairSampler
+from suite.data.text.sampling import Draw, PairSampler, temperature_weights
 from suite.data.text.splitting import TRAIN, VALID
 from suite.data.text.subset import chosen_pairs
 from suite.data.text.text import TextData
@@ -27,9 +27,8 @@ from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import MiniBatch, sizes
 from suite.settings import TextSettings, TrainSettings
 
-_HELD_OUT_SEED = 0
-"""Seed of the validation sample. It is fixed, so that runs with different seeds are scored on the same pairs."""
-_MAX_DRAWS_PER_PAIR = 50
+_HELD_OUT_SEED, _HELD_OUT_TEMPERATURE = 0, 5.0
+"""Seed and temperature of the validation sample: fixed, so that runs with other ones are scored on the same pairs."""
 _FETCH = 64  # pairs read at once
 
 
@@ -75,7 +74,8 @@ class TranslationBatches:
 
         A micro-batch is inputs (source (B, S), target_in (B, T)) and targets (labels (B, T)), int64, padded with 0 to
         multiples of ``text.pad_to``. The weight counts the labels of the whole mini-batch, about
-        ``train.batch_tokens``. Raises SettingError when the mini-batch has fewer pairs than there are replicas.
+        ``train.batch_tokens``.
+        Raises SettingError when the mini-batch has fewer pairs than there are replicas.
         """
         examples = self._sorted_examples(step)
         parts = [self._tensors(part) for part in self._cut(examples, self._replicas * self._micro_batches)]
@@ -89,20 +89,20 @@ class TranslationBatches:
         return _mini_batch(parts[offset : offset + counts[replica]], _label_count(examples), offset)
 
     def held_out(self, pairs: int, micro_batches: int) -> list[MiniBatch]:
-        """Returns a fixed sample of ``pairs`` validation pairs, or of all if there are fewer, each in one direction.
+        """Returns a fixed sample of ``pairs`` validation pairs in one direction, or of all pairs in both directions if
+        these are fewer.
 
-        The pairs are of the languages that the run trains on, and each micro-batch is of one language, a group of the
-        mini-batch. Each mini-batch is for one replica and has about ``train.batch_tokens`` labels, each micro-batch at
-        most about a part in ``micro_batches`` of that.
+        The pairs are of the languages that the run trains on, in a fixed order for each language: of two runs with
+        other languages one has the first of the pairs that the other has. Each micro-batch is of one language, a group
+        of the mini-batch. Each mini-batch is for one replica and has about ``train.batch_tokens`` labels, each
+        micro-batch at most about a part in ``micro_batches`` of that.
         Raises DataError when there are no validation pairs.
         """
         counts, drawn = self._data.sizes[VALID], self._data.drawn(self._text.languages)
         if not any(counts[language] for language in drawn):
             scope = f" in {', '.join(self._text.languages)}" if self._text.languages else ""
             raise DataError(f"the text has no validation pairs{scope}; use a larger corpus or other languages")
-        sampler = PairSampler(counts, self._text.temperature, _HELD_OUT_SEED, drawn)
-        tries = islice(sampler.draws(0), _MAX_DRAWS_PER_PAIR * pairs)
-        draws = list(islice(dict.fromkeys(tries), pairs))
+        draws = self._held_out_draws(drawn)[:pairs]
         of_language: dict[int, list[Example]] = {}
         for draw, example in zip(draws, self._examples(VALID, draws), strict=True):
             of_language.setdefault(draw.language, []).append(example)
@@ -114,6 +114,21 @@ class TranslationBatches:
         ]
         parts.sort(key=lambda part: self._order(part[1][-1]))  # micro-batches of similar length follow each other
         return [self._held_out_batch(group) for group in _grouped(parts, self._batch_tokens)]
+
+    def _held_out_draws(self, drawn: Sequence[int]) -> list[Draw]:
+        """Returns all validation pairs of some languages in both directions. Of the first n, the languages have shares
+        by their weights, as far as they have pairs."""
+        sizes = self._data.sizes[VALID]
+        weights = temperature_weights([sizes[language] for language in drawn], _HELD_OUT_TEMPERATURE)
+        found = []
+        for language, weight in zip(drawn, weights.tolist(), strict=True):
+            start, code = sum(sizes[:language]), self._data.languages[language]
+            order = np.random.default_rng([_HELD_OUT_SEED, *code.encode()]).permutation(2 * sizes[language])
+            found += [
+                ((place + 0.5) / weight, Draw(language, start + entry // 2, entry % 2 == 0))
+                for place, entry in enumerate(order.tolist())
+            ]
+        return [draw for _, draw in sorted(found, key=lambda entry: (entry[0], entry[1].language))]
 
     def _sorted_examples(self, step: int) -> list[Example]:
         """Returns the examples of a step, sorted by length."""

@@ -38,7 +38,7 @@ class TextData:
     sizes: dict[str, tuple[int, ...]]
     tokenizer: PreTrainedTokenizerFast
     splits: dict[str, Dataset]
-    """The splits that may be read: only scoring opens the test pairs."""
+    """The splits that may be read. The test pairs are opened to score and to time decoding, never to train."""
 
     @classmethod
     def open(cls, folder: Path, with_test: bool = False) -> TextData:

@@ -141,7 +141,7 @@ def test_a_clear_gain_by_nll_and_chrf_over_seeds_and_sentences_is_confirmed(tmp_
     found, table = outcomes(tmp_path)
     assert found == ["confirmed"] * 4
     assert "nats a token saved +1.00 ± 0.0" in table.rows[0][2]
-    assert "p < 0.05 in 3 of 3 tests" in table.rows[0][2]
+    assert "p < 0.05 with 3 of 3 seeds" in table.rows[0][2]
     assert table.notes[0].startswith("Findings tested: 4.")
 
 
@@ -150,6 +150,29 @@ def test_a_gain_that_sentences_or_one_measure_do_not_show_is_not_confirmed(tmp_p
     assert outcomes(tmp_path / "nll")[0][0] == "not confirmed"
     finish(tmp_path / "same", (0.6, 0.6, 0.6), (4.0, 3.0, 3.5))
     assert outcomes(tmp_path / "same")[0][0] == "undecided"
+
+
+def test_with_a_seed_missing_nothing_is_decided(tmp_path):
+    finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
+    (tmp_path / "low_resource-laptop/gl-500-with-es-pt_BR-T5-2/scores.json").unlink()
+    found, table = outcomes(tmp_path)
+    assert found == ["undecided", "undecided", "confirmed", "confirmed"]
+    assert "p < 0.05 with 2 of 3 seeds" in table.rows[0][2]
+
+
+def test_a_tuning_run_without_a_finite_validation_is_not_chosen(tmp_path):
+    tune(tmp_path)
+    for setting, member in zip(SETTINGS, tuning(CASE), strict=True):
+        path = tmp_path / member.folder / "record.json"
+        record = json.loads(path.read_text())
+        if setting == BEST:
+            path.write_text(json.dumps(record | {"best_valid_nll": None, "best_step": None}))
+    chosen = best_setting(alone(CASE, "laptop", LAPTOP), tmp_path)
+    assert chosen not in (None, BEST)
+    for member in tuning(CASE):
+        path = tmp_path / member.folder / "record.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"best_valid_nll": None}))
+    assert best_setting(alone(CASE, "laptop", LAPTOP), tmp_path) is None
 
 
 def test_budgets_compare_at_the_tokens_of_the_bilingual_run(tmp_path):
@@ -164,8 +187,8 @@ def test_budgets_compare_at_the_tokens_of_the_bilingual_run(tmp_path):
     copied = next(row for row in scores.rows if row[1] == "copying the source")
     own = next(row for row in scores.rows if row[1] == "alone, tuned")
     assert scores.headings[3:8] == ("test NLL", "chrF", "BLEU", "chrF, no placeholders", "test NLL, no near-duplicates")
-    assert (own[3], own[7]) == ("4.01 ± 0.025", "4.01 ± 0.025")
-    assert copied[4:7] == ["26", "14", "26"]
+    assert (own[3], own[7]) == ("4.01 ± 0.025", "4.21 ± 0.025")
+    assert copied[4:] == ["26", "14", "25", None, "24", None]
 
 
 def test_the_overlap_of_test_and_training_is_shown(tmp_path):

@@ -86,7 +86,7 @@ def test_a_baseline_is_tuned_before_it_is_compared(tmp_path):
     for member in tuning:
         record = {
             "steps": member.experiment.train.steps,
-            "best_valid_nll": 4.0 + ("half-the-width" not in member.folder),
+            "best_valid_nll": 4.0 + ("half-the-size" not in member.folder),
         }
         (tmp_path / member.folder).mkdir(parents=True)
         (tmp_path / member.folder / "record.json").write_text(json.dumps(record))

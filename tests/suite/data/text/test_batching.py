@@ -211,3 +211,26 @@ def test_the_held_out_sample_is_fixed_and_bounded(data: TextData, settings: Text
     assert len({language for part in held for language, _ in part.groups}) > 20
     everything = batches(data, settings, 1, 4, 4096).held_out(10_000, 4)
     assert 1000 < sum(len(source) for part in everything for source, _ in part.inputs) <= 2 * sum(data.sizes["valid"])
+
+
+def held_out_examples(data: TextData, settings: TextSettings, pairs: int, **changed):
+    """Returns the validation examples of each language."""
+    parts = batches(data, settings.model_copy(update=changed), 1, 4).held_out(pairs, 4)
+    found: dict[str, set] = {}
+    for part in parts:
+        for at, (language, _) in enumerate(part.groups):
+            one = MiniBatch([part.inputs[at]], [part.targets[at]], 1.0)
+            found.setdefault(language, set()).update(examples_of(one))
+    return found
+
+
+def test_runs_on_other_languages_or_temperatures_validate_on_the_same_pairs(data: TextData, settings: TextSettings):
+    three = held_out_examples(data, settings, 60, languages=("de", "fi", "ga"))
+    assert three == held_out_examples(data, settings, 60, languages=("de", "fi", "ga"), temperature=1.0)
+    alone = held_out_examples(data, settings, 60, languages=("ga",))
+    assert three["ga"] < alone["ga"]
+    everything = held_out_examples(data, settings, 10_000, languages=("ga",))["ga"]
+    most = held_out_examples(data, settings, 10_000, languages=("de", "ga"))["ga"]
+    assert alone["ga"] < everything == most
+    directions = {source[0] for source, _ in everything}
+    assert directions == {data.language_id("ga"), data.english_id}
