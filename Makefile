@@ -39,7 +39,7 @@ table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN
 bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas; all of them without
 	@$(GPIPE) bench -- "$${NAME:-all}"
 
-sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, trainability, transfer; SCALE=laptop, tiny, gpu, paper; without NAME, list them
+sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, low_resource, romance, trainability, transfer; SCALE=laptop, tiny, gpu, paper; without NAME, list them
 	@$(GPIPE) sweep --scale "$${SCALE:-auto}" --launcher "$${LAUNCHER:-spawn}" -- "$$NAME"
 
 report: $(READY) ## what sweeps came to: NAME=, SCALE=; all of them without; or the page of a run: RUN=; of several compared: RUN="a b"

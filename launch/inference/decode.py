@@ -23,7 +23,7 @@ from experiments.registry import read_experiment
 from experiments.translation.experiment import TranslationExperiment
 from launch.backends.processes import run_processes
 from launch.error_log import log_error
-from launch.inference.methods import BeamSearch, DecodingMethod, Forced, Result
+from launch.inference.methods import BeamSearch, DecodingMethod, ForcedScoring, Result
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder
 from launch.worker.cgroups import cpu_limit
@@ -121,7 +121,7 @@ def reference_nll(
 ) -> list[float]:  # fmt: skip
     """Returns the NLL of each source's reference in nats, the sum over its tokens. ``targets`` are without special
     tokens; the end mark counts. Otherwise as ``decode``."""
-    method = Forced([[*target, END_ID] for target in targets])
+    method = ForcedScoring([[*target, END_ID] for target in targets])
     decoded = decode(run, sources, method, stages, console, lambda at, losses: None, choice)
     return [sum(losses) for losses in decoded.tokens]
 

@@ -12,7 +12,7 @@ from launch.inference.decode import decode, stages_of
 from launch.inference.methods import Sampling
 from launch.inference.model_text import load_documents
 from launch.inference.translate import read_lines
-from launch.runs.checkpoints import print_checkpoint_used
+from launch.runs.checkpoints import print_checkpoint_used, stderr_console
 from launch.runs.store import RunFolder, find_run
 from suite.data.documents.tokenizer import END_ID, encode_all
 from suite.data.documents.tokens import TokenData
@@ -57,21 +57,24 @@ def generate(requested: str, text: str, request: Request, console: Console, choi
     request.check()
     run = find_run(requested)
     experiment = find_language_model_run(run)
-    data = load_documents(run, experiment, console, choice)
-    prompts = [text] if text.strip() else [line for line in read_lines(console) if line.strip()]
+    messages = stderr_console()
+    data = load_documents(run, experiment, messages, choice)
+    prompts = [text] if text.strip() else [line for line in read_lines(messages) if line.strip()]
     if not prompts:
         raise SettingError('the prompt is empty; give TEXT="..." or lines on standard input')
-    texts = continuations(run, experiment, data, prompts, request, stages_of(experiment, None), console, choice)
-    print_checkpoint_used(run, experiment, choice)
+    stages = stages_of(experiment, None)
+    texts, step = continuations(run, experiment, data, prompts, request, stages, messages, choice)
     for line in texts:
         console.print(line)
+    print_checkpoint_used(run, experiment, step)
 
 
 def continuations(
     run: RunFolder, experiment: LanguageModelExperiment, data: TokenData, prompts: list[str], request: Request,
     stages: int, console: Console, choice: Choice = None,
-) -> list[str]:  # fmt: skip
-    """Returns each prompt with its continuation. Raises SettingError for a prompt that leaves no room in a row."""
+) -> tuple[list[str], int]:  # fmt: skip
+    """Returns each prompt with its continuation, and the checkpoint's step. Raises SettingError for a prompt that
+    leaves no room in a row."""
     sources = [[END_ID, *ids] for ids in encode_all(data.tokenizer, prompts)]
     method = Sampling(
         tuple(_room(source, experiment, request.tokens) for source in sources), END_ID, request.temperature,
@@ -79,7 +82,7 @@ def continuations(
     )  # fmt: skip
     decoded = decode(run, sources, method, stages, console, lambda at, tokens: None, choice)
     texts = [source[1:] + tokens for source, tokens in zip(sources, decoded.tokens, strict=True)]
-    return [str(data.tokenizer.decode(tokens)) for tokens in texts]
+    return [str(data.tokenizer.decode(tokens)) for tokens in texts], decoded.step
 
 
 def find_language_model_run(run: RunFolder) -> LanguageModelExperiment:

@@ -91,7 +91,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Forced:
+class ForcedScoring:
     """The known outputs of sources, such as their references: the result is the NLL of each token, in nats."""
 
     targets: Sequence[Sequence[int]]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from launch.inference.decode import find_text_run, stages_of, translate_tokens
 from launch.inference.model_text import language_of, load_text, source_of, trained_languages
-from launch.runs.checkpoints import print_checkpoint_used
+from launch.runs.checkpoints import print_checkpoint_used, stderr_console
 from launch.runs.store import find_run
 from suite.data.text.tokenizer import ENGLISH
 from suite.errors import SettingError
@@ -25,9 +25,10 @@ def translate(requested: str, target_language: str, text: str, console: Console,
     """
     run = find_run(requested)
     experiment = find_text_run(run)
-    data = load_text(run, experiment, console, choice)
+    messages = stderr_console()
+    data = load_text(run, experiment, messages, choice)
     language = language_of(target_language, [*trained_languages(experiment, data), ENGLISH])
-    lines = text.splitlines() if text else read_lines(console)
+    lines = lines_of(text) if text else read_lines(messages)
     if not any(line.strip() for line in lines):
         raise SettingError('the text to translate is empty; give TEXT="..." or lines on standard input')
     numbers = [number for number, line in enumerate(lines) if line.strip()]
@@ -44,10 +45,16 @@ def translate(requested: str, target_language: str, text: str, console: Console,
             del pending_lines[printed]  # only now: a line that could not be printed is retried
             printed += 1
 
-    print_checkpoint_used(run, experiment, choice)
-    translate_tokens(run, sources, stages_of(experiment, None), console, on_sentence=print_in_order, choice=choice)
+    stages = stages_of(experiment, None)
+    decoded = translate_tokens(run, sources, stages, messages, on_sentence=print_in_order, choice=choice)
     if printed < len(lines):
         raise RuntimeError(f"only {printed} of {len(lines)} lines were printed")
+    print_checkpoint_used(run, experiment, decoded.step)
+
+
+def lines_of(text: str) -> list[str]:
+    """Returns the lines of a text. Only line feeds end them: other separators of Unicode may be within a sentence."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def read_lines(console: Console) -> list[str]:
@@ -58,7 +65,7 @@ def read_lines(console: Console) -> list[str]:
         console.print("type the lines; end with Ctrl-D")
     data = sys.stdin.buffer.read()
     try:
-        return data.decode().splitlines()
+        return lines_of(data.decode())
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SettingError(

@@ -69,12 +69,14 @@ def described_checkpoint(step: int, kind: str) -> str:
     return f"checkpoint of step {step}" + ("" if kind == "other" else f", the {kind} one")
 
 
-def print_checkpoint_used(run: RunFolder, experiment: Experiment, choice: Choice) -> None:
-    """Prints on standard error which checkpoint a command uses; standard output has only its results. Raises as
-    ``checkpoints_to_use``."""
-    step = checkpoints_to_use(run, experiment, choice, lambda text: None)[0].step
-    used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
-    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(used)
+def stderr_console() -> Console:
+    """Returns a console for messages of commands whose standard output has only their results."""
+    return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_checkpoint_used(run: RunFolder, experiment: Experiment, step: int) -> None:
+    """Prints on standard error which checkpoint a command used."""
+    stderr_console().print(described_checkpoint(step, kind_of_checkpoint(run, experiment, step)))
 
 
 def check_unused(location: str) -> None:

@@ -35,7 +35,7 @@ def validation_line(values: Values) -> str:
     shown = [f"{name} {_number(value, '.4f')}" for name, value in figures.items() if "/" not in name]
     if not shown:
         return ""
-    duration = "" if seconds is None else f" ({seconds:.2g} s)"
+    duration = "" if seconds is None else f" ({seconds:.0f} s)" if seconds >= 10 else f" ({seconds:.2g} s)"
     return f"step {int(values[metrics.STEP] or 0)}: validation {', '.join(shown)}{duration}"
 
 

@@ -28,6 +28,7 @@ def report_runs(requested: Sequence[str], console: Console) -> None:
         return
     runs = [read_run(folder) for folder in folders]
     page, path = comparison(runs), path_of(runs)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page.html(), encoding="utf-8")
     console.print(f"report: {path}")
 

@@ -79,11 +79,13 @@ class RunData:
         points = {int(step): value for step, value in self.valid_points()}
         if len(points) < 2:
             return None
-        step = self.record.get("best_step") or self._best_step()
+        step = self.record.get("best_step") if self.record else self._best_step()
         return (step, points[step]) if step in points else None
 
     def _best_step(self) -> int | None:
-        """Returns the best step so far, of a run that still trains."""
+        """Returns the best step so far, of a run that still trains; without ``train.validate_every`` none is marked."""
+        if self.experiment.train.validate_every is None:
+            return None
         criterion, best_step, best = self.experiment.criterion, None, None
         for line in self.validations:
             value = line.get(f"valid/{criterion.name}")

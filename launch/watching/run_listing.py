@@ -21,6 +21,7 @@ from rich.table import Table
 from experiments.base.experiment import Experiment
 from experiments.planning.plan_report import in_figures
 from experiments.registry import TASKS
+from experiments.sweeps.members.base import read_record
 from launch.runs.store import RUNS, RunFolder, closest_runs, find_run, known_runs, resume_command
 from launch.watching.run_data import run_name
 from launch.watching.run_state import RunState, read_state
@@ -123,7 +124,8 @@ def tell(summary: RunSummary) -> Iterator[str]:
         began = state.attempts[0].fields["began"]
         restarts = f", {len(state.attempts)} attempts" if len(state.attempts) > 1 else ""
         yield f"  started {_clock(began)}, last changed {_clock(summary.changed)} ({_ago(summary.changed)}){restarts}"
-    steps = sorted(int(path.parent.name) for path in run.checkpoints.glob("*/manifest.json"))
+    names = [path.parent.name for path in run.checkpoints.glob("*/manifest.json")]
+    steps = sorted(int(name) for name in names if name.isdecimal())
     if steps:
         yield f"  checkpoints of steps {', '.join(map(str, steps))}"
     yield f"  folder: {run.path}"
@@ -150,7 +152,8 @@ def _commands(summary: RunSummary) -> Iterator[str]:
             yield f'make translate RUN={name} TO={language} TEXT="Save the file"'
             yield f"make export RUN={name}"
         steps = summary.settings.get("train", {}).get("steps", 0)
-        yield f'{resume_command(run)} SET="train.steps={2 * steps}"'
+        early = (read_record(run.path) or {}).get("stopped_early")
+        yield f'{resume_command(run)} SET="{"train.patience=none" if early else f"train.steps={2 * steps}"}"'
 
 
 def _print_table(summaries: list[RunSummary], console: Console) -> None:

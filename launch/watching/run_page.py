@@ -99,7 +99,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
 
 def _plan_table(run: RunData, traced: StepTrace | None) -> Table:
     """Returns the numbers of the plan beside those of the run."""
-    plan, unit = run.plan, run.unit
+    plan, unit, pipeline = run.plan, run.unit, run.experiment.pipeline
     step_s = median_of(run, STEP_S)
     speed = median_of(run, units_per_s(unit))
     rows: list[list[Value]] = [
@@ -111,7 +111,9 @@ def _plan_table(run: RunData, traced: StepTrace | None) -> Table:
         rows.append(["bubble, %", 100 * plan["bubble"] if "bubble" in plan else None, 100 * bubble, None])
     peak = run.record.get("peak_memory_bytes")
     if peak is not None:
-        planned = sum(stage["peak_bytes"] for stage in plan.get("stages", ())) or None
+        # the list has one entry for each cell, with the peak of its whole stage
+        cells = plan.get("stages", [])[: plan.get("K", 0)]
+        planned = pipeline.replicas * sum(cell["peak_bytes"] for cell in cells) or None
         rows.append(["memory of all workers, GiB", _gib(planned), _gib(peak), _ratio(peak, planned)])
     source = "measured" if plan.get("measured") else "estimated"
     notes = [f"Planned: simulated from {source} layer costs. Measured: medians of the steps after the first two."]
@@ -223,7 +225,9 @@ def _links(run: RunData) -> list[tuple[str, str]]:
     if location != str(folder.checkpoints):
         checkpoints = [(f"checkpoints: {location}", location)]
     else:
-        names = sorted(path.parent.name for path in folder.checkpoints.glob("*/manifest.json"))
+        names = sorted(
+            path.parent.name for path in folder.checkpoints.glob("*/manifest.json") if path.parent.name.isdecimal()
+        )
         checkpoints = [
             (f"checkpoint of step {int(name):,}" + (", the best" if int(name) == best else ""), f"checkpoints/{name}/")
             for name in names

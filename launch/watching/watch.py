@@ -133,7 +133,8 @@ class WatchView:
         plan = _read_plan(self.run)
         if plan.get("K") != attempt.fields["K"] or "max_live_graphs" not in plan:
             return ScheduleConfig("fill_drain", (0,))
-        return ScheduleConfig(plan["schedule"], tuple(plan["max_live_graphs"]), plan["virtual_stages"])
+        rows = self._experiment.pipeline.schedule_rows or ()
+        return ScheduleConfig(plan["schedule"], tuple(plan["max_live_graphs"]), plan["virtual_stages"], rows)
 
 
 def _read_plan(run: RunFolder) -> dict[str, Any]:

@@ -98,7 +98,8 @@ class DeferrableLinear(nn.Linear):
         if not torch.is_grad_enabled():
             return F.linear(x, self.weight, self.bias)
         rows: Tensor = _DeferrableLinear.apply(x.reshape(-1, self.in_features), self.weight, self.bias, self)
-        return rows.view(*x.shape[:-1], self.out_features)
+        # rows stay rows: what changes a view in place, such as a clip of the logits, copies its gradient twice
+        return rows if x.ndim == 2 else rows.view(*x.shape[:-1], self.out_features)
 
 
 class _DeferrableLinear(torch.autograd.Function):

@@ -32,7 +32,7 @@ def read_rows(path: Path) -> tuple[str, ...]:
     Raises SettingError, naming file and line, when the file cannot be read or is no valid schedule.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             fields = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SettingError(

@@ -99,11 +99,11 @@ def with_process(size: int) -> Any:
 @pytest.mark.parametrize(
     ("settings", "devices", "share", "first"),
     [
-        ("pipeline.stages=1", 7, 0.8, "pipeline.stages=2"),
+        ("pipeline.stages=1", 7, 0.9, "pipeline.stages=2"),
         ("pipeline.stages=2 pipeline.remat=never", 2, 0.9, "pipeline.remat=except_last"),
         ("pipeline.stages=2 pipeline.replicas=3 pipeline.micro_batches=4", 5, 1.5, "pipeline.replicas=2 "),
         ("pipeline.stages=4 pipeline.micro_batches=4", 3, 1.5, "pipeline.stages=3"),
-        ("pipeline.stages=2 pipeline.micro_batches=2 train.batch_tokens=4096", 2, 0.6, "pipeline.micro_batches=4"),
+        ("pipeline.stages=2 pipeline.micro_batches=2 train.batch_tokens=4096", 2, 0.7, "pipeline.micro_batches=4"),
         ("pipeline.stages=2 pipeline.replicas=4 pipeline.micro_batches=30 train.batch_tokens=4096", 3, 1.1, "pipeline"),
     ],
 )

@@ -145,11 +145,15 @@ def test_a_clear_gain_by_nll_and_chrf_over_seeds_and_sentences_is_confirmed(tmp_
     assert table.notes[0].startswith("Findings tested: 4.")
 
 
-def test_a_gain_that_sentences_or_one_measure_do_not_show_is_not_confirmed(tmp_path):
-    finish(tmp_path / "nll", (0.3, 0.8, 0.5), (3.0, 3.5, 3.6))
-    assert outcomes(tmp_path / "nll")[0][0] == "not confirmed"
-    finish(tmp_path / "same", (0.6, 0.6, 0.6), (4.0, 3.0, 3.5))
-    assert outcomes(tmp_path / "same")[0][0] == "undecided"
+def test_a_loss_by_nll_and_chrf_is_not_confirmed_and_a_gain_by_one_of_them_is_undecided(tmp_path):
+    for name, right, nll, expected in (
+        ("both worse", (0.8, 0.3, 0.5), (3.0, 3.5, 3.6), "not confirmed"),
+        ("only chrF is worse", (0.8, 0.3, 0.5), (3.0, 3.0, 3.6), "not confirmed"),
+        ("only NLL is worse", (0.3, 0.8, 0.5), (3.0, 3.5, 3.6), "undecided"),
+        ("same chrF", (0.6, 0.6, 0.6), (4.0, 3.0, 3.5), "undecided"),
+    ):
+        finish(tmp_path / name, right, nll)
+        assert outcomes(tmp_path / name)[0][0] == expected, name
 
 
 def test_with_a_seed_missing_nothing_is_decided(tmp_path):

@@ -148,9 +148,9 @@ def test_continuations_are_those_of_the_whole_prefix_at_every_k():
         (ids,) = encode_all(data.tokenizer, [prompt])
         expected.append(data.tokenizer.decode(ids + greedy(layers, [END_ID, *ids], 24 - len(ids))))
     for stages in (1, 2):
-        assert continuations(run, experiment, data, PROMPTS, Request(), stages, QUIET) == expected
+        assert continuations(run, experiment, data, PROMPTS, Request(), stages, QUIET)[0] == expected
     drawn = [
-        continuations(run, experiment, data, prompts, Request(9, 1.5, 20, seed), stages, QUIET)
+        continuations(run, experiment, data, prompts, Request(9, 1.5, 20, seed), stages, QUIET)[0]
         for prompts, seed, stages in ((PROMPTS, 1, 1), (PROMPTS, 1, 2), (PROMPTS[:2], 1, 1), (PROMPTS, 2, 1))
     ]
     assert drawn[0] == drawn[1] != drawn[3]

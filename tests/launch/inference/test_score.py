@@ -21,12 +21,12 @@ from launch import cli
 from launch.benchmarks.decoding_speed import decoding_table
 from launch.inference import decode as decoding
 from launch.inference import translate as translating
-from launch.inference.decode import DecodeTask, find_text_run, stages_of, translate_tokens
+from launch.inference.decode import DecodedText, DecodeTask, find_text_run, stages_of, translate_tokens
 from launch.inference.export import export
 from launch.inference.methods import BeamSearch
 from launch.inference.model_text import load_text, source_of
 from launch.inference.score import directions, score_run, scored_rows
-from launch.inference.translate import translate
+from launch.inference.translate import lines_of, translate
 from launch.runs.store import find_run, named_run
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
@@ -368,6 +368,12 @@ def test_many_lines_are_translated_in_order_by_one_start_of_the_workers(monkeypa
     assert len(starts) == 2
 
 
+def test_only_line_feeds_end_a_line():
+    assert lines_of("a\u2028b\x0cc\x85d\r\n\ne\n") == ["a\u2028b\x0cc\x85d", "", "e"]
+    assert lines_of("") == []
+    assert lines_of("a") == ["a"]
+
+
 def test_standard_input_that_is_not_utf_8_is_one_sentence(monkeypatch, capsys):
     set_stdin(monkeypatch, "Save the file\nDatei öffnen\n".encode("latin-1"))
     monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "de", ""])
@@ -426,6 +432,7 @@ def test_a_failed_print_loses_no_line_and_missing_lines_are_reported(monkeypatch
         on_sentence(0, sources[0])
         if len(sources) == 2:
             on_sentence(1, sources[1])
+        return DecodedText([], 7, 1.0)
 
     monkeypatch.setattr(translating, "translate_tokens", decoded)
     translate("made", "de", "Open\n\nDelete", Out())

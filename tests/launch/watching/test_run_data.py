@@ -20,7 +20,7 @@ from suite.errors import SettingError
 def folder(path, metrics, name="t12_400m", **record):
     """Writes a run's folder with these lines of metrics."""
     run = RunFolder(path)
-    run.experiment.write_text(find(name).to_toml())
+    run.experiment.write_text(find(name).with_settings("train.validate_every=1").to_toml())
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in metrics))
     if record:
         run.record.write_text(json.dumps(record))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from launch.inference.methods import Forced
+from launch.inference.methods import ForcedScoring
 from suite.data.text.cutting import pad_to_rectangle
 from suite.decoding.decode import Decoder
 from suite.decoding.forced import ForcedDecoding
@@ -24,7 +24,7 @@ def by_whole_forward(source, target):
 def test_the_nll_is_that_of_the_whole_forward():
     sources = sentences()
     targets = [[*reversed(source), *source[:2], END] for source in sources]
-    method, made = Forced(targets), model()
+    method, made = ForcedScoring(targets), model()
     decoder = Decoder(
         RankCoord(0, 1, 1), CachedLayers(made, 0, first_cached_layer(made), CPU, mixed=False), 0, None, CPU
     )

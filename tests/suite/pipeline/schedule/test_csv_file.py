@@ -35,6 +35,12 @@ def test_reads_actions_and_skips_idle_time(tmp_path):
     assert shape(rows) == {"stages": 2, "micro_batches": 2, "virtual_stages": 1}
 
 
+def test_a_byte_order_mark_as_spreadsheets_write_it_is_skipped(tmp_path):
+    (tmp_path / "plain.csv").write_text(PICTURE)
+    (tmp_path / "marked.csv").write_text(PICTURE, encoding="utf-8-sig")
+    assert read_rows(tmp_path / "marked.csv") == read_rows(tmp_path / "plain.csv")
+
+
 def test_the_example_in_the_docs_runs(tmp_path):
     lines = [line.split()[0] for line in csv_file.__doc__.splitlines() if re.match(r" +\dF", line)]
     (tmp_path / "own.csv").write_text("\n".join(lines))
