@@ -203,7 +203,7 @@ def report(
 def runs(
     name: Annotated[str, typer.Argument(help="part of a name, or one run; empty: all runs")] = "",
 ) -> None:
-    """List the runs here with their state, step, loss and speed, newest first; or tell one run."""
+    """List the runs here with their state, step, loss and speed, newest first; or describe one run."""
     from launch.watching.run_listing import print_runs
 
     print_runs(name, console)

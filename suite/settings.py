@@ -180,7 +180,7 @@ class DocumentTrainSettings(LoopSettings):
     batch_sequences: Annotated[int, Unit("sequences")] = Field(32, ge=1)
     """Rows of one mini-batch over all replicas."""
     valid_sequences: Annotated[int | None, Unit("sequences")] = Field(None, ge=1)
-    """Held-out rows evaluated at the end; none: all."""
+    """Held-out rows of a validation, the same ones each time; none: all."""
 
 
 class ImageSettings(FrozenRecord):

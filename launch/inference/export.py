@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from experiments.huggingface.convert import exported_model, exported_tokenizer
 from experiments.huggingface.language_model import save_language_model
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.registry import read_experiment
+from experiments.translation.experiment import TranslationExperiment
 from launch.inference.decode import find_text_run
 from launch.inference.model_text import load_documents, load_text
 from launch.runs.checkpoints import checkpoints_to_use, described_checkpoint, kind_of_checkpoint
@@ -50,18 +52,34 @@ def _export(run: RunFolder, export_format: str, console: Console, choice: Choice
         return _export_causal_lm(run, found, run.path / export_format, console, choice)
     if isinstance(found, LanguageModelExperiment):
         return _export_language_model(run, found, run.path / export_format, console, choice)
-    experiment = find_text_run(run)
+    return _export_translation(run, find_text_run(run), run.path / export_format, console, choice)
+
+
+@contextmanager
+def _complete(folder: Path) -> Iterator[Path]:
+    """Yields a folder to write to; it replaces ``folder`` once all is written, so that an interrupted export keeps the
+    previous one."""
+    draft = folder.with_suffix(".draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    yield draft
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+
+
+def _export_translation(
+    run: RunFolder, experiment: TranslationExperiment, folder: Path, console: Console, choice: Choice
+) -> Path:
     data = load_text(run, experiment, console, choice)
     step, layers = _all_layers(run, experiment, console, choice)
-    model, folder = exported_model(experiment, layers), run.path / export_format
-    shutil.rmtree(folder, ignore_errors=True)
-    model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
-    model.register_for_auto_class("AutoModelForSeq2SeqLM")  # type: ignore[no-untyped-call]
-    model.save_pretrained(folder)
-    exported_tokenizer(data).save_pretrained(folder)
+    model = exported_model(experiment, layers)
     scores = run.path / "scores.json"
     checkpoint = json.loads(scores.read_text()) if scores.exists() else None
-    (folder / "README.md").write_text(model_card(experiment, data, step, model.num_parameters(), checkpoint))
+    with _complete(folder) as draft:
+        model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
+        model.register_for_auto_class("AutoModelForSeq2SeqLM")  # type: ignore[no-untyped-call]
+        model.save_pretrained(draft)
+        exported_tokenizer(data).save_pretrained(draft)
+        (draft / "README.md").write_text(model_card(experiment, data, step, model.num_parameters(), checkpoint))
     used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
     console.print(f"{used}, {model.num_parameters():,} parameters: {folder}")
     return folder
@@ -72,8 +90,8 @@ def _export_language_model(
 ) -> Path:
     data = load_documents(run, experiment, console, choice)
     step, layers = _all_layers(run, experiment, console, choice)
-    shutil.rmtree(folder, ignore_errors=True)
-    parameters = save_language_model(folder, experiment, data, step, layers)
+    with _complete(folder) as draft:
+        parameters = save_language_model(draft, experiment, data, step, layers)
     used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
     console.print(f"{used}, {parameters:,} parameters: {folder}")
     return folder
@@ -94,15 +112,13 @@ def _export_causal_lm(
     run: RunFolder, experiment: CustomExperiment, folder: Path, console: Console, choice: Choice
 ) -> Path:
     """Writes a model of ``load_causal_lm`` back, one layer at a time."""
-    layers, draft = list(experiment.spec.layers), folder.with_suffix(".draft")
+    layers = list(experiment.spec.layers)
 
     def write(checkpoint: Checkpoint) -> None:
-        shutil.rmtree(draft, ignore_errors=True)
-        save_causal_lm(draft, layers, lambda layer: _values(checkpoint.read(layer)))
+        with _complete(folder) as draft:
+            save_causal_lm(draft, layers, lambda layer: _values(checkpoint.read(layer)))
 
     step, _ = _from_first_valid(run, experiment, console, choice, write)
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
     console.print(f"{described_checkpoint(step, kind_of_checkpoint(run, experiment, step))}: {folder}")
     return folder
 

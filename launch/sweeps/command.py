@@ -39,9 +39,9 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
     Raises SettingError for an unknown name or scale and for a member whose folder holds another run, PlacementError if
     the scale or a member needs devices that are not available.
     """
-    family, site = find_sweep(name), select_backend(launcher)
-    cluster = site.cluster()
-    site.close()
+    family, backend = find_sweep(name), select_backend(launcher)
+    cluster = backend.cluster()
+    backend.close()
     scale = find_scale(family, scale_name, cluster)
     at_scale = f"NAME={name} SCALE={scale}" if scale else f"NAME={name}"
     command = f"make submit {at_scale} {job_storage()}" if in_job() else f"make sweep {at_scale}"

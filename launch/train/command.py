@@ -182,7 +182,7 @@ class _Session:
         )
         with run_lock(run.path), advice:
             self.console.print(f"folder: {run.path}")
-            state = RunState(run, chosen, planned, resumed, self.plan, self.console.print)
+            state = CurrentRun(run, chosen, planned, resumed, self.plan, self.console.print)
             state.spec = replace(state.spec, checkpoint_step=checkpoint_step)
             try:
                 self._run_workers(state)
@@ -193,7 +193,7 @@ class _Session:
             publish(run, "end", self.console.print)
             _summarise(run, self.console)
 
-    def _run_workers(self, state: RunState) -> None:
+    def _run_workers(self, state: CurrentRun) -> None:
         """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers
         have started: a resume that cannot start changes nothing."""
         spec, chosen = state.spec, state.experiment
@@ -223,8 +223,8 @@ class _Session:
                 state.write_plan()
 
 
-class RunState:
-    """The current state of a run: experiment, plan and attempt. Lost devices may shrink them below the request."""
+class CurrentRun:
+    """A run as it is trained now: experiment, plan and attempt. Lost devices may shrink them below the request."""
 
     def __init__(
         self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool,

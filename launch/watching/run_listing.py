@@ -86,7 +86,7 @@ def print_runs(requested: str, console: Console) -> None:
     known = known_runs()
     exact = requested and (requested in {Path(name).name for name in known} or _is_run(requested))
     if exact:
-        for line in tell(summary_of(find_run(requested))):
+        for line in described(summary_of(find_run(requested))):
             console.print(line)
         return
     chosen = [name for name in known if requested in name]
@@ -110,7 +110,7 @@ def summary_of(run: RunFolder) -> RunSummary:
     return RunSummary(run, read_state(run), settings, last, last_line_with(run.metrics, f"valid/{metric}") or {})
 
 
-def tell(summary: RunSummary) -> Iterator[str]:
+def described(summary: RunSummary) -> Iterator[str]:
     """Yields a run in a few lines, and the commands that make sense next."""
     run, state, settings = summary.run, summary.state, summary.settings
     pipeline = settings.get("pipeline", {})

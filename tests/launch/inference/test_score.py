@@ -20,6 +20,7 @@ from experiments.registry import find
 from launch import cli
 from launch.benchmarks.decoding_speed import decoding_table
 from launch.inference import decode as decoding
+from launch.inference import export as exporting
 from launch.inference import translate as translating
 from launch.inference.decode import DecodedText, DecodeTask, find_text_run, stages_of, translate_tokens
 from launch.inference.export import export
@@ -269,6 +270,21 @@ def test_the_exported_model_generates_our_greedy_tokens(scored, modules_cache):
     assert len({tuple(row) for row in found}) > 5
     lengths = {len(row) for row in found}
     assert len(lengths) > 1, lengths
+
+
+def test_an_export_that_fails_keeps_the_previous_one(scored, monkeypatch):
+    folder = export("made", "huggingface", QUIET)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def fails(data):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "exported_tokenizer", fails)
+    with pytest.raises(KeyboardInterrupt):
+        export("made", "huggingface", QUIET)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    monkeypatch.undo()
+    assert export("made", "huggingface", QUIET) == folder
 
 
 @pytest.mark.parametrize(
