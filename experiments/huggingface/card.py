@@ -7,7 +7,7 @@ from typing import Any
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.subset import train_counts
 from suite.data.text.text import TextData
-from suite.evaluation.scores import THIRDS
+from suite.evaluation.scores import MEASURES, THIRDS
 
 _HEAD = """---
 library_name: transformers
@@ -78,8 +78,9 @@ def _scores(step: int, scores: dict[str, Any] | None) -> str:
         f"| | {' | '.join(columns)} |",
         f"|---|{'---|' * len(columns)}",
     ]
-    for measure, shown in (("bleu", "BLEU"), ("chrf", "chrF")):
-        means = [scores["macro"][measure][column] for column in columns]
-        lines.append(f"| {shown} | {' | '.join('-' if mean is None else f'{mean:.1f}' for mean in means)} |")
+    for measure, means in scores["macro"].items():
+        digits = 3 if measure == "nll" else 1
+        shown = ["-" if means[column] is None else f"{means[column]:.{digits}f}" for column in columns]
+        lines.append(f"| {MEASURES[measure]} | {' | '.join(shown)} |")
     signatures = scores["signatures"]
     return "\n".join([*lines, f"\n`{signatures['bleu']}`, `{signatures['chrf']}`\n"])

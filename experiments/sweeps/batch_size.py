@@ -15,10 +15,11 @@ from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.multilingual import baseline, member, seeds
 from experiments.sweeps.report.labels import mean_and_margin
-from experiments.sweeps.report.results import METRICS, Results
+from experiments.sweeps.report.results import Results
 from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, Comparison, Verdict, difference, sentence_tests
 from experiments.sweeps.text_base import TextSweep
 from experiments.translation.experiment import TranslationExperiment
+from suite.evaluation.scores import MEASURES
 
 NAME, LANGUAGE, DIRECTION = "batch_size", "de", "de-en"
 EQUAL_STEPS, EQUAL_TOKENS = "equal steps", "equal tokens"
@@ -127,7 +128,7 @@ def batch_table(results: Results) -> Table:
 def _cells(results: Results, share: float, kind: str) -> list[Value]:
     name = label(share, kind)
     record = next((run.record for run in results.runs_of(name)), {})
-    scores = [mean_and_margin(_values(results, name, metric)) for metric in METRICS]
+    scores = [mean_and_margin(_values(results, name, metric)) for metric in MEASURES]
     return [record.get("steps"), record.get("tokens"), *scores]
 
 

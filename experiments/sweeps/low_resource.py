@@ -21,7 +21,6 @@ from experiments.sweeps.members.low_resource import (
     low_resource_members,
 )
 from experiments.sweeps.members.tuning import SETTINGS, tuning_table
-from experiments.sweeps.report.figures import loss_curves
 from experiments.sweeps.report.low_resource import (
     CHRF,
     TEST_NLL,
@@ -32,8 +31,7 @@ from experiments.sweeps.report.low_resource import (
     verdicts,
 )
 from experiments.sweeps.report.results import Results, read_results
-from experiments.sweeps.report.score_tables import overlap_table
-from experiments.sweeps.text_base import missing, runs_table, signatures, smoke_test, verdict_table
+from experiments.sweeps.text_base import missing, text_page
 
 
 class LowResource:
@@ -56,21 +54,14 @@ class LowResource:
             for measure in (TEST_NLL, CHRF)
             if (picture := dose_response([case for case in compared if case.group == group], found, measure))
         ]
-        losses = loss_curves(results)
-        return Page(
-            f"Transfer to a low-resource language, scale {scale}",
-            [
-                Section("What was compared", [*_about(scale), *missing(results)]),
-                Section("Findings", tables=[verdict_table(verdicts(compared, results, found))]),
-                Section(
-                    "Scores", tables=[score_table(compared, found), budget_table(compared, found)], pictures=pictures
-                ),
-                Section("Leakage", tables=[overlap_table(results)]),
-                Section("Tuning", tables=[_tuning(compared, scale, cluster, runs)]),
-                Section("Losses", pictures=[losses] if losses else []),
-                Section("Runs", tables=[runs_table(results)], sentences=signatures(results)),
-            ],
-            warning=smoke_test(scale),
+        return text_page(
+            "Transfer to a low-resource language",
+            scale,
+            [*_about(scale), *missing(results)],
+            results,
+            verdicts(compared, results, found),
+            Section("Scores", tables=[score_table(compared, found), budget_table(compared, found)], pictures=pictures),
+            [_tuning(compared, scale, cluster, runs)],
         )
 
     def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:

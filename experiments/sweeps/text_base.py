@@ -44,25 +44,22 @@ class TextSweep:
     def page(self, scale: str, cluster: Cluster, runs: Path) -> Page:
         """Returns the report of the finished runs."""
         results = self._results(scale, cluster, runs)
-        sections = [
-            Section(
-                "What was compared",
-                [self.about, *_rule(results), *missing(results), *self._not_tuned(scale, cluster, runs)],
-            ),
-            Section("Findings", tables=[verdict_table(self._verdicts(results))]),
-        ]
         tables = [make(results) for make in self.own_tables]
         if results.multilingual_labels:
             tables += [by_third(results), by_model(results), by_language(results)]
-        bilingual, losses = against_bilingual(results), loss_curves(results)
-        pictures = [*by_third_pictures(results), *([bilingual] if bilingual else [])]
-        sections.append(Section("Scores", tables=tables, pictures=pictures))
-        sections.append(Section("Leakage", tables=[overlap_table(results)]))
-        if self.baselines is not None and self.baselines(scale, cluster):
-            sections.append(Section("Tuning", tables=[tuning_table(self.baselines(scale, cluster), runs)]))
-        sections.append(Section("Losses", pictures=[losses] if losses else []))
-        sections.append(Section("Runs", tables=[runs_table(results)], sentences=signatures(results)))
-        return Page(f"{self.title}, scale {scale}", sections, warning=smoke_test(scale))
+        bilingual = against_bilingual(results)
+        baselines = self.baselines(scale, cluster) if self.baselines is not None else []
+        return text_page(
+            self.title,
+            scale,
+            [self.about, *_rule(results), *missing(results), *self._not_tuned(scale, cluster, runs)],
+            results,
+            self._verdicts(results),
+            Section(
+                "Scores", tables=tables, pictures=[*by_third_pictures(results), *([bilingual] if bilingual else [])]
+            ),
+            [tuning_table(baselines, runs)] if baselines else [],
+        )
 
     def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
         """Returns the verdicts and the scores by third."""
@@ -85,6 +82,27 @@ class TextSweep:
 
     def _verdicts(self, results: Results) -> list[Verdict]:
         return [verdict for finding in self.findings for verdict in finding(results)]
+
+
+def text_page(
+    title: str, scale: str, about: list[str], results: Results, verdicts: list[Verdict], scores: Section,
+    tuning: list[Table],
+) -> Page:  # fmt: skip
+    """Returns the report of a sweep on text."""
+    losses = loss_curves(results)
+    return Page(
+        f"{title}, scale {scale}",
+        [
+            Section("What was compared", about),
+            Section("Findings", tables=[verdict_table(verdicts)]),
+            scores,
+            Section("Leakage", tables=[overlap_table(results)]),
+            *([Section("Tuning", tables=tuning)] if tuning else []),
+            Section("Losses", pictures=[losses] if losses else []),
+            Section("Runs", tables=[runs_table(results)], sentences=signatures(results)),
+        ],
+        warning=_smoke_test(scale),
+    )
 
 
 def _scored(members: list[Member]) -> list[Member]:
@@ -119,7 +137,7 @@ def _rule(results: Results) -> list[str]:
     return [f"{text}. Changed from the paper's {run.record['name']}: {', '.join(shrunk)}." if shrunk else f"{text}."]
 
 
-def smoke_test(scale: str) -> str:
+def _smoke_test(scale: str) -> str:
     """Returns a warning for the scale that only tests a sweep; empty for others."""
     return "A smoke test: at scale tiny the models learn nothing, and no number here means anything." * (
         scale == "tiny"

@@ -36,8 +36,8 @@ from suite.errors import DataError
 from suite.evaluation.overlap import Overlap, pair_overlaps
 from suite.evaluation.scores import (
     FEWEST_PAIRS,
+    MEASURES,
     THIRDS,
-    Scores,
     TranslatedPairs,
     macro_average,
     one_line,
@@ -158,16 +158,14 @@ def _means(
     sizes, counts = dict(zip(data.languages, data.sizes[TEST], strict=True)), train_counts(data, experiment.text)
     third_of = thirds({language: counts[language] for language, pairs in sizes.items() if pairs >= FEWEST_PAIRS})
     third_by_direction = {direction.name: third_of[direction.language] for direction in chosen}
-    scores = {name: Scores(entry["bleu"], entry["chrf"]) for name, entry in records.items()}
-    copies = {name: Scores(**entry["copy"]) for name, entry in records.items()}
     return {
         "directions": {
             direction.name: {"train_pairs": counts[direction.language], **records[direction.name]}
             for direction in chosen
         },
         "thirds": {direction.language: third_of[direction.language] for direction in chosen},
-        "macro": macro_average(scores, third_by_direction),
-        "macro_copy": macro_average(copies, third_by_direction),
+        "macro": macro_average(records, third_by_direction),
+        "macro_copy": macro_average({name: entry["copy"] for name, entry in records.items()}, third_by_direction),
     }
 
 
@@ -220,9 +218,10 @@ def _print_scores(run: RunFolder, record: dict[str, Any], console: Console) -> N
     third_of = record["thirds"]
     counts = {"all": len(third_of)} | {third: list(third_of.values()).count(third) for third in THIRDS}
     rows: list[list[Value]] = [["languages", *(counts[column] for column in columns)]]
-    for measure, shown in (("bleu", "BLEU"), ("chrf", "chrF")):
+    for measure, shown in MEASURES.items():
         for what, macro in ((shown, "macro"), (f"{shown} of the copied source", "macro_copy")):
-            rows.append([what, *(record[macro][measure][column] for column in columns)])
+            if measure in record[macro]:
+                rows.append([what, *(record[macro][measure][column] for column in columns)])
     notes = [record["signatures"]["bleu"], record["signatures"]["chrf"]]
     title = f"means over languages and both directions, {described_checkpoint(record['step'], record['checkpoint'])}"
     table = Table("scores", title, ("", *columns), rows, notes)

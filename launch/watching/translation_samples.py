@@ -8,6 +8,7 @@ from pathlib import Path
 from experiments.report.page import Section
 from experiments.report.table import Table, Value, aligned
 from launch.watching.run_data import RunData
+from suite.evaluation.scores import MEASURES
 
 SENTENCES = 20
 """Test translations that are shown, drawn at random."""
@@ -24,9 +25,9 @@ def score_section(run: RunData) -> Section:
     ranked = sorted(directions, key=lambda name: -directions[name]["bleu"])
     means: list[list[Value]] = [
         [f"{shown}{whose}", *run.scores[macro][measure].values()]
-        for measure, shown in (("bleu", "BLEU"), ("chrf", "chrF"))
+        for measure, shown in MEASURES.items()
         for whose, macro in (("", "macro"), (" of the copied source", "macro_copy"))
-        if macro in run.scores
+        if measure in run.scores.get(macro, {})
     ]
     columns = ("", *run.scores["macro"]["bleu"])
     rows: list[list[Value]] = [

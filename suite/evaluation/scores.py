@@ -20,6 +20,9 @@ from sacrebleu.metrics.chrf import CHRF
 Third = Literal["high", "middle", "low"]
 THIRDS: tuple[Third, ...] = ("high", "middle", "low")
 
+MEASURES = {"nll": "test NLL", "chrf": "chrF", "bleu": "BLEU"}
+"""Measures of the test pairs: nats per token of the references, then the scores of the translations."""
+
 FEWEST_PAIRS = 50
 """Fewest test pairs of a reported language; with fewer a score is noise."""
 
@@ -124,15 +127,20 @@ def _paired_bootstrap(
     return float(result.p_value)
 
 
-def macro_average(scores: Mapping[str, Scores], third_of: Mapping[str, Third]) -> dict[str, dict[str, float | None]]:
-    """Returns {"bleu": {"all", "high", "middle", "low"}, "chrf": ...}: unweighted means over directions.
+def macro_average(
+    scores: Mapping[str, Mapping[str, float]], third_of: Mapping[str, Third]
+) -> dict[str, dict[str, float | None]]:
+    """Returns {"nll": {"all", "high", "middle", "low"}, "chrf": ...}: unweighted means over directions.
 
-    ``third_of`` maps directions to thirds. The mean of an empty third is None.
+    ``scores`` has the ``MEASURES`` of each direction, ``third_of`` its third. The mean of an empty third is None;
+    measures that no direction has are left out, such as the NLL of copied sources.
     """
     means: dict[str, dict[str, float | None]] = {}
-    for metric in ("bleu", "chrf"):
-        values = {direction: getattr(result, metric) for direction, result in scores.items()}
-        means[metric] = {"all": _mean(list(values.values()))} | {
+    for measure in MEASURES:
+        values = {direction: each[measure] for direction, each in scores.items() if measure in each}
+        if not values:
+            continue
+        means[measure] = {"all": _mean(list(values.values()))} | {
             third: _mean([value for direction, value in values.items() if third_of[direction] == third])
             for third in THIRDS
         }

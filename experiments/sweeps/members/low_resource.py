@@ -110,6 +110,11 @@ _LAPTOP = TextRule(
     batch_tokens=1024, steps=800, checkpoint_every=400, valid_pairs=1400, dropout=0.1, learning_rate=4e-3,
     warmup_steps=100, threads=1,
 )  # fmt: skip
+_GPU = TextRule(
+    width_by=4, feed_forward_by=16, heads_by=8, head_width_by=1, vocabulary_by=8, max_length=48, micro_batches=1,
+    batch_tokens=8192, steps=2000, checkpoint_every=500, valid_pairs=1400, dropout=0.1, learning_rate=2e-3,
+    warmup_steps=150, precision="bf16",
+)  # fmt: skip
 _TINY = TextRule(
     layers_by=6, width_by=64, feed_forward_by=512, heads_by=8, head_width_by=8, vocabulary_by=64, corpus="django",
     max_length=16, micro_batches=1, batch_tokens=64, steps=6, checkpoint_every=3, valid_pairs=16, dropout=0.1,
@@ -124,6 +129,11 @@ RULES = {
     "laptop_all": LowResourceRule(
         replace(_LAPTOP, steps=2000), (GALICIAN, BELARUSIAN), (500, 2000, None), (1.0, 2.0, 5.0), seeds=3,
         validate_every=40, patience=4, scoring=Scoring(4, 300),
+    ),
+    # one GPU, all layers; it has not run
+    "gpu": LowResourceRule(
+        _GPU, (GALICIAN, BELARUSIAN), (500, 2000, None), (5.0,), seeds=3, validate_every=50, patience=4,
+        scoring=Scoring(4, 300),
     ),
     # a test of the whole sweep in two minutes; the models learn nothing
     "tiny": LowResourceRule(

@@ -9,8 +9,9 @@ from typing import Any
 from experiments.report.figure import INK, new_figure, thinned
 from experiments.report.page import Picture
 from experiments.sweeps.members.multilingual import baseline_label
-from experiments.sweeps.report.results import BILINGUAL_MODELS, METRICS, THIRDS, Results
+from experiments.sweeps.report.results import BILINGUAL_MODELS, Results
 from experiments.sweeps.report.verdicts import t_margin
+from suite.evaluation.scores import MEASURES, THIRDS
 
 SIZE = (10.0, 4.8)
 """Inches."""
@@ -23,7 +24,7 @@ def by_third_pictures(results: Results) -> list[Picture]:
     labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if results.baselines else [])]
     pictures = []
     for metric in ("nll", "chrf"):
-        figure, axis = new_figure("resource third, by training pairs", METRICS[metric])
+        figure, axis = new_figure("resource third, by training pairs", MEASURES[metric])
         for at, label in enumerate(labels):
             columns = [results.means(label, results.in_third(third), metric) for third in THIRDS]
             places = [place + 0.04 * (at - (len(labels) - 1) / 2) for place, values in enumerate(columns) if values]
@@ -36,7 +37,7 @@ def by_third_pictures(results: Results) -> list[Picture]:
                 )  # fmt: skip
         axis.set_xticks(range(len(THIRDS)), [f"{third}\n{', '.join(results.in_third(third))}" for third in THIRDS])
         axis.legend(frameon=False, fontsize=8)
-        caption = f"{METRICS[metric]} by resource third: mean and 95% interval over seeds (measured)."
+        caption = f"{MEASURES[metric]} by resource third: mean and 95% interval over seeds (measured)."
         pictures.append(Picture(f"thirds-{metric}", figure, caption, wide=False))
     return pictures
 

@@ -10,19 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from experiments.sweeps.members.base import Member, read_record
 from experiments.sweeps.members.multilingual import baseline_label
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.tokenizer import ENGLISH
+from suite.evaluation.scores import Third
 from suite.training.metrics import LOSS, read_steps, units_done
-
-Third = Literal["high", "middle", "low"]
-THIRDS: tuple[Third, ...] = ("high", "middle", "low")
-
-METRICS = {"nll": "test NLL", "chrf": "chrF", "bleu": "BLEU"}
-"""Measures of the test pairs: nats per token of the references, then the scores of the translations."""
 
 BILINGUAL_MODELS = "bilingual"
 """The label of the bilingual models together, each in its own language."""

@@ -9,15 +9,16 @@ from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.multilingual import baseline_label
 from experiments.sweeps.report.labels import mean_and_margin
-from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, METRICS, PLAIN, THIRDS, Results, Third
+from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, PLAIN, Results
 from experiments.translation.experiment import TranslationExperiment
+from suite.evaluation.scores import MEASURES, THIRDS, Third
 
 
 def by_third(results: Results) -> Table:
     """Returns NLL and chrF by resource third: a row a multilingual model, one for the bilingual ones and one for the
     copied source."""
     columns: list[Column] = [(metric, third, None) for metric in ("nll", "chrf") for third in (*THIRDS, None)]
-    headings = [f"{METRICS[metric]} {third or 'all'}" for metric, third, _ in columns]
+    headings = [f"{MEASURES[metric]} {third or 'all'}" for metric, third, _ in columns]
     return Table(
         "by-third", "Models by resource third", ["model", *headings], _rows(results, columns),
         [

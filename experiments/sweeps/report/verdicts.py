@@ -23,8 +23,8 @@ from typing import Literal
 
 from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST
-from experiments.sweeps.report.results import BILINGUAL_MODELS, THIRDS, Results, Third
-from suite.evaluation.scores import paired_bootstrap
+from experiments.sweeps.report.results import BILINGUAL_MODELS, Results
+from suite.evaluation.scores import THIRDS, Third, paired_bootstrap
 
 LEVEL = 0.05
 """Largest p-value of the paired bootstrap over sentences that counts as a difference."""

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.evaluation.scores import (
-    Scores,
     TranslatedPairs,
     macro_average,
     one_line,
@@ -59,12 +58,18 @@ def test_thirds_are_even_and_in_order(sizes):
 
 
 def test_means_count_each_direction_alike():
-    found = {"en-de": Scores(40, 60), "de-en": Scores(20, 50), "en-ga": Scores(3, 10)}
+    found = {
+        "en-de": {"nll": 2.0, "bleu": 40, "chrf": 60},
+        "de-en": {"nll": 3.0, "bleu": 20, "chrf": 50},
+        "en-ga": {"nll": 5.5, "bleu": 3, "chrf": 10},
+    }
     third_of = {"en-de": "high", "de-en": "high", "en-ga": "low"}
     assert macro_average(found, third_of) == {
+        "nll": {"all": 3.5, "high": 2.5, "middle": None, "low": 5.5},
         "bleu": {"all": 21, "high": 30, "middle": None, "low": 3},
         "chrf": {"all": 40, "high": 55, "middle": None, "low": 10},
     }
+    assert set(macro_average({"en-de": {"bleu": 1, "chrf": 2}}, third_of)) == {"bleu", "chrf"}
 
 
 def test_a_direction_is_scored_beside_its_copied_sources_in_all_and_in_parts():
