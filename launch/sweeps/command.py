@@ -29,7 +29,7 @@ from launch.sweeps.pending import PendingMember, pending_work
 from launch.sweeps.scheduler import DevicePool
 from launch.sweeps.tasks import SweepTasks
 from launch.worker.devices import this_machine
-from suite.errors import PlacementError, SettingError
+from suite.errors import PlacementError, SettingError, SuiteError
 
 
 def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[str]:
@@ -128,7 +128,7 @@ def report(name: str, scale_name: str, console: Console) -> None:
     """
     cluster = this_machine()
     written = 0
-    for family in map(find_sweep, [name] if name else [*SWEEPS, *installed_sweeps()]):
+    for family in [find_sweep(name)] if name else _known_sweeps(console):
         for scale in (family.scales or ("",)) if scale_name == "auto" else [find_scale(family, scale_name, cluster)]:
             members = family.members(scale, cluster, RUNS.resolve())
             if any((RUNS / member.folder / "record.json").exists() for member in members):
@@ -137,6 +137,16 @@ def report(name: str, scale_name: str, console: Console) -> None:
     if not written:
         what = f"the sweep {name}" if name else "any sweep"
         raise SettingError(f"no run of {what} is finished yet; start some with make sweep NAME={name or 'depth_width'}")
+
+
+def _known_sweeps(console: Console) -> Iterator[Sweep]:
+    """Yields the suite's sweeps and those of installed packages; a package's sweep that cannot be loaded is named."""
+    yield from SWEEPS.values()
+    for name in installed_sweeps():
+        try:
+            yield find_sweep(name)
+        except SuiteError as error:
+            console.print(f"the sweep {name} of an installed package has no report: {error}")
 
 
 def write_report(family: Sweep, scale: str, cluster: Cluster, console: Console) -> None:

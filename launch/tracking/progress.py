@@ -146,7 +146,7 @@ class Bar(ProgressView):
             TimeElapsedColumn(), console=console, transient=False, disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None, numbers="starting workers", visible=False)
-        self._printed = 0
+        self._printed: int | None = None
 
     def start(self) -> None:
         self._bar.start()
@@ -162,6 +162,8 @@ class Bar(ProgressView):
         numbers = fitted(update.figures, room)
         self._bar.update(self._task, completed=update.step, total=update.steps, numbers=numbers, visible=True)
         due = update.step // update.log_every
+        if self._printed is None:  # the run may be resumed, and its steps before this one are not printed now
+            self._printed = max(0, update.step - 1) // update.log_every
         if not self._console.is_terminal and (due > self._printed or update.step == update.steps):
             self._printed = due
             self._console.print(headed(update.step, update.steps, update.figures), soft_wrap=True)

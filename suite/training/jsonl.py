@@ -12,7 +12,8 @@ from typing import Any
 _TAIL = 32768
 """Bytes: more than a line has, such as that of a validation in a hundred languages."""
 
-_BLOCK, _SEARCHED = 2**16, 2**20
+_BLOCK, _SEARCHED = 2**16, 2**24
+"""Bytes read at once, and at most: 16 MiB are the lines of some 30,000 steps."""
 
 
 class JsonLinesFile:

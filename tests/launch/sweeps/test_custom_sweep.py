@@ -92,6 +92,21 @@ def test_a_member_is_a_run_by_its_own_name(folder):
     assert find("own.py:widths[narrow]").with_settings("train.seed=3").spec.layers[0].weight.equal(alone)
 
 
+def test_an_installed_sweep_that_cannot_be_loaded_is_named_and_the_others_are_reported(folder, monkeypatch):
+    for module in ("experiments.custom_sweeps", "launch.sweeps.command"):
+        monkeypatch.setattr(f"{module}.installed_sweeps", lambda: {"broken": "own.py:depths", "mine": "own.py:widths"})
+    (folder / "runs/mine/narrow-0").mkdir(parents=True)
+    (folder / "runs/mine/narrow-0/record.json").write_text("{}")
+    written = []
+    monkeypatch.setattr("launch.sweeps.command.write_report", lambda family, *others: written.append(family.name))
+    with Console(width=400, record=True) as console:
+        report("", "auto", console)
+    assert (
+        "the sweep broken of an installed package has no report: there is no function depths" in console.export_text()
+    )
+    assert written == ["mine"]
+
+
 def cluster():
     from experiments.base.cluster import Cluster
 

@@ -96,3 +96,11 @@ def test_a_followed_job_is_shown_like_a_local_run():
         bar.show(read_update(line))
     assert local.getvalue().splitlines() == ["step 2/4  loss 1", "step 4/4  loss 1"]
     assert json.loads(remote.getvalue().splitlines()[-1].partition(" ")[2])["elapsed_s"] == 1.5
+
+
+def test_a_resumed_run_prints_only_multiples_of_the_interval_and_the_last_step():
+    printed = io.StringIO()
+    bar = Bar(Console(file=printed, width=200))
+    for step in range(37, 53):
+        bar.show(Update(step, 52, ((0, "loss 1"),), 1.5, 10))
+    assert [line.split()[1] for line in printed.getvalue().splitlines()] == ["40/52", "50/52", "52/52"]
