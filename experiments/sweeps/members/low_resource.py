@@ -107,7 +107,7 @@ BELARUSIAN = Group("be", ("ru", "uk"), ("fi", "hu"), 13_500)
 
 _LAPTOP = TextRule(
     layers_by=2, width_by=8, feed_forward_by=16, heads_by=4, vocabulary_by=16, max_length=24, micro_batches=4,
-    batch_tokens=1024, steps=800, checkpoint_every=400, valid_pairs=1400, dropout=0.1, learning_rate=4e-3,
+    batch_tokens=1024, steps=720, checkpoint_every=360, valid_pairs=1400, dropout=0.1, learning_rate=4e-3,
     warmup_steps=100, threads=1,
 )  # fmt: skip
 _GPU = TextRule(
