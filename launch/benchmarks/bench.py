@@ -7,23 +7,24 @@ import math
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from experiments.benchmark.cases import Case, Result, Score, cases, ideal_fill_drain_s, order, refused
+from experiments.benchmark.cases import ROUNDS_OF_ALL, Case, cases, ideal_fill_drain_s, turn_order
 from experiments.benchmark.peers.peer import Entrant
 from experiments.benchmark.peers.workload import BenchWorkload
+from experiments.benchmark.report import entrants_table, page, summary
+from experiments.benchmark.results import Result, Score, refused
 from launch.backends.processes import run_processes
-from launch.benchmarks.worker import Observation, reference_gradients, run_entrants
-from launch.error_log import log_error
+from launch.benchmarks.contest import BenchInputs, Contest, Observation
+from launch.benchmarks.worker import reference_gradients, tensor_name
 from launch.runs.store import RUNS
-from launch.tracking.follower import LogTail
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
 from launch.worker.measure import LayerMeasurements, measure_layers
@@ -33,16 +34,12 @@ from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.planning.plan import Plan, make_plan
-from suite.pipeline.schedule.config import ScheduleConfig
-from suite.training.periodic import PeriodicThread
 
 FOLDER = RUNS / "tables"
 
-DEADLINE_S = 3600.0
-
 
 def bench(name: str, console: Console) -> list[str]:
-    """Runs the cases of a name, prints and writes a table for each; returns a sentence for each failure.
+    """Runs the cases of a name, prints a summary and writes a page for each; returns a sentence for each failure.
 
     Raises SettingError for an unknown name.
     """
@@ -54,9 +51,10 @@ def bench(name: str, console: Console) -> list[str]:
     for case in requested_cases:
         result = run(case, ENTRANTS, console)
         results.append(result)
-        table = result.table()
-        console.print(table.rich_table() if console.is_terminal else table.markdown())
-        for path in [*table.write(FOLDER), _write(results)]:
+        for table in (summary(result), entrants_table(result)):
+            if table.rows:
+                console.print(table.rich_table() if console.is_terminal else table.markdown())
+        for path in [*page(result).write(FOLDER), _write(results)]:
             console.print(f"written: {path}")
         failures += [
             f"{score.entrant} in {case.title}: peak memory of {score.peak_bytes} bytes exceeds the planned "
@@ -80,72 +78,56 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
     FOLDER.mkdir(parents=True, exist_ok=True)
     log = FOLDER.resolve() / "bench.log"
     costs = _costs(work, log) if costs is None else costs
-    (plans, plan_errors), accepted, rows = make_plans(work, costs, entrants), [], {}
+    plans, plan_errors = make_plans(work, costs, entrants)
+    accepted, left_out = [], []
     for entrant in entrants:
         if entrant.workloads and work.name not in entrant.workloads:
             continue
         reason = plan_errors.get(entrant.name) or entrant.refuse(work)
         if reason is None:
             accepted.append(entrant)
-        rows[entrant.name] = refused(entrant, reason or "")
+        else:
+            left_out.append(refused(entrant, reason))
     executed_plans = {name: (plan.layers_per_cell, plan.schedule_config) for name, plan in plans.items()}
     seconds = [cost.forward_s + cost.backward_s for cost in costs]
     cells = {
         count: tuple(partition(seconds, count))
         for count in {entrant.virtual_stages * work.stages for entrant in accepted} | {work.stages}
     }
-    with tempfile.TemporaryDirectory() as folder:
-        truth_file, progress = Path(folder) / "truth.safetensors", Path(folder) / "progress"
-        run_processes(reference_gradients, 1, work, truth_file, cpu_limit())
-        given = BenchInputs(case, cells, executed_plans, truth_file, log)
-        if case.fresh_processes:
-            seen = _run_one_by_one(given, accepted, console)
-        else:
-            with _show_progress(progress, case.title, console):
-                seen = given.compete(accepted, case.rounds, progress)
-    keys = _parameter_keys(work)
-    for entrant, workers in zip(accepted, zip(*seen, strict=True), strict=True):
+    parameters = _parameters(work)
+
+    def scored(entrant: Entrant, observed: Sequence[Observation]) -> Score:
         recomputes_forward = plans[entrant.name].recomputes[0] > 0 if entrant.name in plans else entrant.recomputes
         bound = ideal_fill_drain_s(costs, cells[work.stages], work.micro_batches, recomputes_forward)
-        found = score(entrant, workers, keys, bound)
-        rows[entrant.name] = _add_plan(found, plans, entrant) if entrant.ours else found
+        found = score(entrant, observed, parameters, bound)
+        return _add_plan(found, plans, entrant) if entrant.ours else found
+
+    with tempfile.TemporaryDirectory() as folder:
+        truth_file = Path(folder) / "truth.safetensors"
+        run_processes(reference_gradients, 1, work, truth_file, cpu_limit())
+        console.print(f"{case.title}: starting {len(accepted)} entrants and comparing their gradients")
+        with Contest(BenchInputs(case, cells, executed_plans, truth_file, log), accepted) as contest:
+            scores = tuple(scored(entrant, contest.observed[entrant.name]) for entrant in accepted)
+            result = compete(contest, Result(case, cells[work.stages], tuple(costs), scores), console)
     console.print(f"{case.title}: {time.monotonic() - begin:.0f} s in all")
-    return Result(case, cells[work.stages], tuple(costs), tuple(rows.values()))
+    return replace(result, scores=(*result.scores, *left_out))
 
 
-@dataclass(frozen=True)
-class BenchInputs:
-    """The inputs of a case's worker processes."""
-
-    case: Case
-    cells: dict[int, tuple[int, ...]]
-    plans: dict[str, tuple[tuple[int, ...], ScheduleConfig]]
-    truth: Path
-    log: Path
-
-    def compete(self, entrants: Sequence[Entrant], rounds: int, progress: Path | None) -> list[list[Observation]]:
-        """Runs the entrants in new processes; returns each worker's observation of each entrant."""
-        work = self.case.work
-        return run_processes(
-            run_entrants, work.stages * work.replicas, self, entrants, rounds, progress, deadline_s=DEADLINE_S,
-        )  # fmt: skip
-
-
-def _run_one_by_one(given: BenchInputs, entrants: Sequence[Entrant], console: Console) -> list[list[Observation]]:
-    """Returns each worker's observations, with new processes for every round of every entrant."""
-    case = given.case
-    found: dict[str, list[Observation]] = {}
-    for at in range(case.rounds):
-        begin = time.monotonic()
-        for which in order(len(entrants), at, case.rounds):
-            entrant = entrants[which]
-            seen = [one for (one,) in given.compete([entrant], 1, None)]
-            before = found.get(entrant.name)
-            found[entrant.name] = [a.then(b) for a, b in zip(before, seen, strict=True)] if before else seen
-            taken = max(one.rounds[0][-1] for one in seen)
-            console.print(f"{case.title}: {entrant.name}: {taken:.3f} s a step")
-        console.print(f"{case.title}: round {at + 1} of {case.rounds}: {time.monotonic() - begin:.1f} s")
-    return [list(of_worker) for of_worker in zip(*(found[one.name] for one in entrants), strict=True)]
+def compete(contest: Contest, result: Result, console: Console) -> Result:
+    """Returns the result with the seconds of rounds: until every comparison is decided or the time is up."""
+    case, begin = result.case, time.monotonic()
+    for at in count():
+        needed = result.needed if at >= ROUNDS_OF_ALL else {score.entrant for score in result.scores}
+        if not needed or (at >= ROUNDS_OF_ALL and time.monotonic() - begin > case.limit_s):
+            break
+        result = result.with_round(at, {name: contest.turn(name) for name in turn_order(needed, at)})
+        ratios = [ratio for _, _, ratio in result.comparisons()]
+        still = sum(not ratio.is_known for ratio in ratios)
+        console.print(
+            f"{case.title}: round {at + 1}: {len(needed)} entrants, {still} of {len(ratios)} ratios still open, "
+            f"{time.monotonic() - begin:.0f} s"
+        )
+    return result
 
 
 def make_plans(
@@ -197,19 +179,15 @@ def _add_plan(found: Score, plans: dict[str, Plan], entrant: Entrant) -> Score:
     )  # fmt: skip
 
 
-def score(entrant: Entrant, workers: Sequence[Any], keys: set[tuple[int, str]], limit_s: float) -> Score:
+def score(entrant: Entrant, observed: Sequence[Observation], parameters: set[str], limit_s: float) -> Score:
     """Merges the workers' observations of one entrant. A missing gradient counts as infinitely wrong."""
-    differences = [value for one in workers for value in one.differences.values()]
-    whole = {key for one in workers for key in one.differences} == keys
+    differences = [value for one in observed for value in one.differences.values()]
+    whole = {name for one in observed for name in one.differences} == parameters
     worst = max((math.inf if math.isnan(value) else value for value in differences), default=math.inf)
-    peaks = [one.peak for one in workers if one.peak is not None]
+    peaks = [one.peak for one in observed if one.peak is not None]
     return Score(
-        entrant.name, entrant.ours, entrant.recomputes,
-        rounds=tuple(
-            tuple(max(steps) for steps in zip(*workers_of_round, strict=True))
-            for workers_of_round in zip(*(one.rounds for one in workers), strict=True)
-        ),
-        peak_bytes=max(peaks, default=None), difference=worst if whole else math.inf, lower_bound_s=limit_s,
+        entrant.name, entrant.ours, entrant.recomputes, peak_bytes=max(peaks, default=None),
+        difference=worst if whole else math.inf, lower_bound_s=limit_s,
     )  # fmt: skip
 
 
@@ -228,9 +206,9 @@ def _costs(work: BenchWorkload, log: Path) -> Sequence[LayerCost]:
     return max((one.costs for one in found), key=lambda costs: sum(c.forward_s + c.backward_s for c in costs))
 
 
-def _parameter_keys(work: BenchWorkload) -> set[tuple[int, str]]:
+def _parameters(work: BenchWorkload) -> set[str]:
     layers, _ = work.build()
-    return {(index, name) for index, layer in enumerate(layers) for name, _ in layer.named_parameters()}
+    return {tensor_name(index, name) for index, layer in enumerate(layers) for name, _ in layer.named_parameters()}
 
 
 def _write(results: Sequence[Result]) -> Path:
@@ -245,21 +223,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-@contextmanager
-def _show_progress(progress: Path, title: str, console: Console) -> Iterator[None]:
-    """Prints the workers' progress lines as they come."""
-    tail = LogTail(progress)
-
-    def poll() -> None:
-        for line in tail.lines():
-            console.print(f"{title}: {line}")
-
-    thread = PeriodicThread(poll, 0.5, "progress", log_error)
-    thread.start()
-    try:
-        yield
-    finally:
-        if thread.end():
-            poll()

@@ -1,56 +1,31 @@
-"""The worker processes of a benchmark: they build the entrants, check their gradients, then time them in turn."""
+"""What a worker process of a benchmark does: it builds the entrants, checks their gradients, then times their turns."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from experiments.benchmark.cases import order
 from experiments.benchmark.peers.one_process import WholeModel
 from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients, Runner
 from experiments.benchmark.peers.workload import BenchWorkload
+from launch.benchmarks.contest import DEADLINE_S, END, BenchInputs, Observation, turn_key
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
 from launch.worker.worker import log_to
 from models.synthetic import no_sleep
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.memory_tracker import MemoryTracker
-
-if TYPE_CHECKING:
-    from launch.benchmarks.bench import BenchInputs
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One worker's measurements of one entrant."""
-
-    differences: dict[tuple[int, str], float]
-    """Largest difference from the reference gradient for each parameter it holds, relative to its largest value."""
-    peak: int | None
-    rounds: tuple[tuple[float, ...], ...]
-
-    def then(self, later: Observation) -> Observation:
-        """Merges two observations: the larger differences and peaks, and all rounds."""
-        keys = self.differences.keys() | later.differences.keys()
-        # a gradient that is missing once counts as infinitely wrong
-        worst = {
-            key: max(self.differences.get(key, math.inf), later.differences.get(key, math.inf), key=_nan_last)
-            for key in keys
-        }
-        peaks = [peak for peak in (self.peak, later.peak) if peak is not None]
-        return Observation(worst, max(peaks, default=None), self.rounds + later.rounds)
-
-
-def _nan_last(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 def reference_gradients(rank: int, world: int, rendezvous: str, work: BenchWorkload, file: Path, threads: int) -> None:
@@ -59,17 +34,16 @@ def reference_gradients(rank: int, world: int, rendezvous: str, work: BenchWorkl
     model = WholeModel(work)
     with no_sleep():
         model.step()
-    gradients = {_tensor_name(key): value.contiguous() for key, value in model.gradients().items()}
+    gradients = {tensor_name(*key): value.contiguous() for key, value in model.gradients().items()}
     save_file(gradients, file)
 
 
-def run_entrants(
-    rank: int, world: int, rendezvous: str, inputs: BenchInputs, entrants: Sequence[Entrant], rounds: int,
-    progress: Path | None,
-) -> list[Observation]:  # fmt: skip
-    """Runs ``rounds`` rounds of a case; returns this worker's observation of each entrant, in order.
+def serve(
+    rank: int, world: int, rendezvous: str, inputs: BenchInputs, entrants: Sequence[Entrant], port: int, group: int
+) -> None:
+    """Builds the entrants, checks their gradients, and runs turns until told to end.
 
-    The first worker writes progress lines to the file ``progress``, unless it is None.
+    ``launch.benchmarks.contest`` says in its store at ``port`` whose turn it is, and finds the seconds there.
     """
     log_to(inputs.log)
     init_process_group(rank, world, rendezvous, threads=1)
@@ -77,49 +51,43 @@ def run_entrants(
     coord = RankCoord(rank, work.stages, work.replicas)
     groups = make_groups(coord, GROUP_TIMEOUT_S)
     context = BenchContext(coord, groups, work, inputs.cells, inputs.plans, *work.share(coord.replica))
-    log = _progress_logger(rank, progress)
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=DEADLINE_S))
 
-    begin = perf_counter()
     runners: list[Runner] = []
-    checked: list[tuple[dict[tuple[int, str], float], int | None]] = []
+    observed: list[Observation] = []
     for entrant in entrants:
-        runner = entrant.build(context)
-        checked.append(_check(runner, entrant, inputs.truth))
-        runners.append(runner)
-    log(f"{len(runners)} entrants built and their gradients compared: {perf_counter() - begin:.1f} s")
-
-    timed: list[list[list[float]]] = [[] for _ in entrants]
-    for at in range(rounds):
-        begin = perf_counter()
-        for which in order(len(runners), at, rounds):
-            for _ in range(case.warm_ups):
-                _timed(runners[which])
-            timed[which].append([_timed(runners[which]) for _ in range(case.steps)])
-        log(f"round {at + 1} of {rounds}: {perf_counter() - begin:.1f} s")
+        runners.append(entrant.build(context))
+        observed.append(_check(runners[-1], entrant, inputs.truth))
+    store.set(f"{group}/built/{rank}", json.dumps([asdict(each) for each in observed]))
+    for turn in count():
+        key = turn_key(group, turn)
+        whose = store.get(key).decode()  # waits without computing
+        if whose == END:
+            break
+        seconds = [_timed(runners[int(whose)]) for _ in range(case.steps)]
+        store.set(f"{key}/{rank}", json.dumps(seconds))
     dist.barrier()
     dist.destroy_process_group()
-    return [
-        Observation(*found, tuple(map(tuple, seconds))) for found, seconds in zip(checked, timed, strict=True)
-    ]  # fmt: skip
 
 
-def _check(runner: Runner, entrant: Entrant, truth_file: Path) -> tuple[dict[tuple[int, str], float], int | None]:
-    """Runs one step, which also warms up; returns the differences of gradients and the peak memory."""
+def _check(runner: Runner, entrant: Entrant, truth_file: Path) -> Observation:
+    """Runs one step, which also warms up."""
     dist.barrier()
     with no_sleep(), MemoryTracker(torch.device("cpu")) as memory_tracker:
         runner.step()
     dist.barrier()
     differences = compare(runner.gradients(), truth_file)
     runner.clear()
-    return differences, memory_tracker.peak if entrant.peak else None
+    return Observation(differences, memory_tracker.peak if entrant.peak else None)
 
 
-def compare(gradients: Gradients, truth_file: Path) -> dict[tuple[int, str], float]:
+def compare(gradients: Gradients, truth_file: Path) -> dict[str, float]:
     """Returns each gradient's largest difference from the reference, relative to the reference's largest value."""
     found = {}
     with safe_open(truth_file, "pt") as true:
-        for key, gradient in gradients.items():
-            expected = true.get_tensor(_tensor_name(key))
+        for (layer, name), gradient in gradients.items():
+            key = tensor_name(layer, name)
+            expected = true.get_tensor(key)
             if expected.shape != gradient.shape:
                 found[key] = math.inf
                 continue
@@ -138,14 +106,6 @@ def _timed(runner: Runner) -> float:
     return seconds
 
 
-def _tensor_name(key: tuple[int, str]) -> str:
-    return f"{key[0]}.{key[1]}"
-
-
-def _progress_logger(rank: int, progress: Path | None) -> Callable[[str], None]:
-    def log(text: str) -> None:
-        if rank == 0 and progress is not None:
-            with progress.open("a") as file:
-                file.write(f"{text}\n")
-
-    return log
+def tensor_name(layer: int, name: str) -> str:
+    """Returns a parameter's name in the file of reference gradients."""
+    return f"{layer}.{name}"

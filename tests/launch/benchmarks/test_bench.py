@@ -1,30 +1,34 @@
 """The benchmark: who runs when, what is made of times, and that wrong gradients are found. No time is asserted."""
 
-import csv
 import io
 import json
 import math
+import os
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from experiments.benchmark import cases
-from experiments.benchmark.cases import CASES, HEADINGS, Case, Result, Score, ideal_fill_drain_s, order, refused
+from experiments.benchmark.cases import CASES, Case, ideal_fill_drain_s, turn_order
 from experiments.benchmark.peers.one_process import OneProcess
 from experiments.benchmark.peers.peer import Entrant
 from experiments.benchmark.peers.workload import SyntheticWork
+from experiments.benchmark.report import HEADINGS, entrants_table, page, summary
+from experiments.benchmark.results import TOLERANCE, Result, Score, refused
 from experiments.tables.table2_transformer import closed_form
 from launch import cli
 from launch.benchmarks import bench, entrants
-from launch.benchmarks.worker import Observation
-from suite.errors import SettingError
+from suite.errors import SettingError, WorkerDiedError
 from suite.pipeline.planning.costs import LayerCost
 
-TINY = Case(SyntheticWork(2, 3, forward_s=0.0, shape=(2, 3, 4)), rounds=2, steps=2)
+TINY = Case(SyntheticWork(2, 3, forward_s=0.0, shape=(2, 3, 4)), steps=2, limit_s=0.0)
 
 
 class Faulty(OneProcess):
@@ -81,48 +85,62 @@ def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypa
     assert (case["K"], case["M"], case["R"], case["cells"]) == (2, 3, 1, [2, 2])
     rows = {row["entrant"]: row for row in case["entrants"]}
     assert {name for name, row in rows.items() if row["wrong"]} == set(FAULTS)
-    assert all(len(row["rounds"]) == 2 and all(len(steps) == 2 for steps in row["rounds"]) for row in rows.values())
+    assert all({at: len(steps) for at, steps in row["seconds_by_round"].items()} == {"0": 2, "1": 2}
+               for row in rows.values())  # fmt: skip
     assert rows["missing"]["gradient_difference"] is None
     assert rows["scaled"]["gradient_difference"] == pytest.approx(1e-3, rel=0.01)
-    assert rows["right"]["over_best_peer"] == 1.0  # of those that are right it is the only peer
+    assert rows[entrants.RECOMPUTED]["over_best"]["all"]["peer"] == "right"  # of those that are right the only peer
     table = (bench.FOLDER / "bench-sleeping-k2-m3.md").read_text()
     assert table.count("WRONG GRADIENTS") == len(FAULTS)
-    with (bench.FOLDER / "bench-sleeping-k2-m3.csv").open() as file:
-        assert [row["entrant"] for row in csv.DictReader(file)][:2] != ["right", "scaled"]  # ours come first
+    assert (bench.FOLDER / "bench-sleeping-k2-m3-ratios.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_right_contest_ends_well_and_prints_its_progress(monkeypatch, apart):
+@pytest.mark.parametrize("own", [False, True])
+def test_a_right_contest_ends_well_and_prints_its_progress(monkeypatch, own):
     monkeypatch.setattr(entrants, "ENTRANTS", (entrants.OURS[0], Entrant("right", OneProcess, False)))
-    monkeypatch.setitem(CASES, "tiny", (replace(TINY, fresh_processes=apart),))
+    monkeypatch.setitem(CASES, "tiny", (replace(TINY, own_processes=own),))
     screen = io.StringIO()
     assert bench.bench("tiny", Console(file=screen, soft_wrap=True)) == []
-    assert ("2 entrants built and their gradients compared" in screen.getvalue()) == (not apart)
-    assert "round 2 of 2" in screen.getvalue()
-    assert "suite fill-drain, recomputed" in screen.getvalue()
+    assert "starting 2 entrants and comparing their gradients" in screen.getvalue()
+    assert "round 2: 2 entrants, " in screen.getvalue()
+    assert (
+        "of right |" in screen.getvalue()
+        or "with right |" in screen.getvalue()
+        or "behind right |" in screen.getvalue()
+    )
     (case,) = json.loads((bench.FOLDER / "bench.json").read_text())["cases"]
-    assert case["apart"] == apart
-    assert [[len(steps) for steps in row["rounds"]] for row in case["entrants"]] == [[2, 2], [2, 2]]
+    assert case["own_processes"] == own
+    assert [list(map(len, row["seconds_by_round"].values())) for row in case["entrants"]] == [[2, 2], [2, 2]]
 
 
-def test_two_rounds_of_an_entrant_are_as_bad_as_the_worse():
-    nan = float("nan")
-    once = Observation({(0, "a"): 1.0, (0, "b"): 3.0, (1, "c"): 0.0, (1, "d"): nan}, 5, ((1.0,),))
-    again = Observation({(0, "a"): 2.0, (0, "b"): 1.0, (1, "d"): 0.0}, 7, ((2.0,),))
-    both = once.then(again)
-    assert {key: both.differences[key] for key in [(0, "a"), (0, "b"), (1, "c")]} == {
-        (0, "a"): 2.0, (0, "b"): 3.0, (1, "c"): math.inf,
-    }  # fmt: skip
-    assert math.isnan(both.differences[1, "d"])
-    assert (both.peak, both.rounds) == (7, ((1.0,), (2.0,)))
+class Dying(OneProcess):
+    """One process that ends in its first turn."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self._steps = 0
+
+    def step(self):
+        self._steps += 1
+        if self._steps > 1:
+            os._exit(3)
+        super().step()
 
 
-@pytest.mark.parametrize(("count", "rounds"), [(16, 3), (5, 5), (2, 3), (1, 4)])
-def test_each_round_runs_everybody_once_and_nobody_is_always_first(count, rounds):
-    all_rounds = [order(count, at, rounds) for at in range(rounds)]
-    assert all(sorted(one) == list(range(count)) for one in all_rounds)
-    firsts = [one[0] for one in all_rounds]
-    assert len(set(firsts)) == min(count, rounds)
+def test_a_worker_that_dies_in_its_turn_ends_the_contest_at_once():
+    rivals = (Entrant("right", OneProcess, False), Entrant("dying", Dying, False))
+    costs = [cost(1.0, 2.0)] * 4
+    begin = time.monotonic()
+    with pytest.raises(WorkerDiedError, match="exit code 3"):
+        bench.run(replace(TINY, own_processes=True), rivals, Console(file=io.StringIO()), costs)
+    assert time.monotonic() - begin < 60
+
+
+@given(st.sets(st.text(min_size=1), min_size=1, max_size=20), st.integers(0, 50))
+def test_each_round_runs_everybody_once_and_every_second_one_backwards(names, at):
+    order = turn_order(names, at)
+    assert sorted(order) == sorted(names)
+    assert turn_order(names, at ^ 1) == order[::-1]
 
 
 def test_the_limit_of_equal_stages_is_the_closed_form():
@@ -132,28 +150,54 @@ def test_the_limit_of_equal_stages_is_the_closed_form():
     assert ideal_fill_drain_s(layers, (2, 2, 2, 2), 8, recomputes=False) == pytest.approx((8 + 4 - 1) * 0.06)
 
 
+def known(seconds, rounds=6):
+    """Turns of one step each, all alike."""
+    return dict.fromkeys(range(rounds), (seconds,))
+
+
+def contest(*scores):
+    return Result(TINY, (2, 2), (cost(1.0, 2.0),) * 4, scores)
+
+
+MINE = Score("suite mine", True, True, known(2.0), peak_bytes=100, difference=1e-7, lower_bound_s=1.0)
+QUICK = Score("quick", False, False, known(1.0), peak_bytes=900, difference=1e-7, lower_bound_s=0.5)
+LEAN = Score("lean", False, False, known(1.5), peak_bytes=90, difference=1e-7, lower_bound_s=0.5)
+ALIKE = Score("alike", False, True, known(4.0), peak_bytes=500, difference=1e-7, lower_bound_s=0.5)
+CHEAT = Score("cheat", False, True, known(0.1), peak_bytes=10, difference=0.5, lower_bound_s=0.5)
+UNSEEN = Score("unseen", False, False, known(0.9), difference=0.0, lower_bound_s=0.5)
+
+
 def test_ratios_by_hand():
-    mine = Score("mine", True, True, ((2.0,), (1.0,), (3.0,)), peak_bytes=100, difference=1e-7, lower_bound_s=1.0)
-    quick = Score("quick", False, False, ((1.0,),), peak_bytes=900, difference=1e-7, lower_bound_s=0.5)
-    lean = Score("lean", False, False, ((1.5,),), peak_bytes=90, difference=1e-7, lower_bound_s=0.5)
-    alike = Score("alike", False, True, ((4.0,),), peak_bytes=500, difference=1e-7, lower_bound_s=0.5)
-    cheat = Score("cheat", False, True, ((0.1,),), peak_bytes=10, difference=0.5, lower_bound_s=0.5)
-    unseen = Score("unseen", False, False, ((0.9,),), difference=0.0, lower_bound_s=0.5)
     absent = refused(Entrant("absent", OneProcess, False), "it is not here")
-    result = Result(TINY, (2, 2), (cost(1.0, 2.0),) * 4, (quick, mine, absent, alike, cheat, lean, unseen))
-    rows = {row[0]: dict(zip(HEADINGS, row, strict=True)) for row in result.table().rows}
-    assert list(rows) == ["mine", "cheat", "unseen", "quick", "lean", "alike", "absent"]
-    assert rows["mine"]["step s (measured)"] == 2.0
-    assert rows["mine"]["spread"] == 1.0
-    assert rows["mine"]["speed over best peer"] == 0.45  # unseen
-    assert rows["mine"]["over best alike"] == 2.0
-    assert rows["mine"]["over best in its memory"] == 0.75  # lean; of the unseen nobody knows
-    assert rows["mine"]["limit / step"] == 0.5
-    assert rows["unseen"]["over best in its memory"] is None
+    result = contest(QUICK, MINE, absent, ALIKE, CHEAT, LEAN, UNSEEN)
+    (row,) = summary(result).rows
+    assert row == [
+        "suite mine",
+        "0.450 [0.450, 0.450], behind unseen",
+        "2.000 [2.000, 2.000], ahead of alike",
+        "0.750 [0.750, 0.750], behind lean",  # of the memory of unseen nobody knows
+    ]
+    rows = {row[0]: dict(zip(HEADINGS, row, strict=True)) for row in entrants_table(result).rows}
+    assert list(rows) == ["suite mine", "cheat", "unseen", "quick", "lean", "alike", "absent"]
+    assert rows["suite mine"]["step s (measured)"] == 2.0
+    assert rows["suite mine"]["limit / step"] == 0.5
     assert rows["absent"]["remark"] == "not run: it is not here"
     assert rows["cheat"]["remark"] == "WRONG GRADIENTS"
     assert [score.entrant for score in result.wrong] == ["cheat"]
+    assert "| alike | 2.000 [2.000, 2.000] |" in page(result).markdown()
     json.dumps(result.record(), allow_nan=False)
+
+
+def test_only_entrants_of_open_comparisons_run_again():
+    assert contest(MINE, QUICK, ALIKE, LEAN).needed == set()
+    few = replace(ALIKE, turns=known(4.0, rounds=5))
+    assert contest(MINE, QUICK, few, LEAN).needed == {"suite mine", "alike"}
+    noisy = replace(QUICK, turns={at: (1.0 + 0.2 * (at % 2),) for at in range(8)})
+    assert contest(MINE, noisy, ALIKE, LEAN).needed == {"suite mine", "quick"}
+    far = replace(LEAN, peak_bytes=101, turns={at: (3.0 + at % 2,) for at in range(8)})  # it cannot be the fastest
+    assert contest(MINE, QUICK, ALIKE, far).needed == {"suite mine", "lean"}  # but in the memory of mine
+    assert contest(MINE, QUICK, ALIKE, replace(far, peak_bytes=102)).needed == set()
+    assert contest(QUICK, noisy).needed == set()  # nothing of ours
 
 
 def test_cases_by_name():
@@ -163,4 +207,4 @@ def test_cases_by_name():
     assert len({case.name for case in everything}) == len(everything)
     with pytest.raises(SettingError, match="did you mean layers"):
         cases.cases("layer")
-    assert cases.TOLERANCE <= 1e-4
+    assert TOLERANCE <= 1e-4

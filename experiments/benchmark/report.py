@@ -1,0 +1,131 @@
+"""The page of a benchmark case: what to take from it at a glance, every pair, every entrant."""
+
+from __future__ import annotations
+
+import math
+
+from experiments.benchmark.ratio import FEWEST_ROUNDS, PRECISION
+from experiments.benchmark.results import KINDS, PARTS, TOLERANCE, Result, Score
+from experiments.report.figure import COLOURS, INK, new_figure
+from experiments.report.page import Page, Picture, Section
+from experiments.report.table import Table, Value
+
+HEADINGS = (
+    "entrant", "step s (measured)", "rounds", "limit s (computed)", "limit / step", "peak MiB (measured)",
+    "gradient difference", "remark",
+)  # fmt: skip
+
+OVER = {"all": "over the fastest peer", "alike": "alike", "in its memory": "in its memory"}
+
+
+def page(result: Result) -> Page:
+    """Returns the page."""
+    return Page(
+        f"Benchmark, {result.case.title}",
+        [
+            Section("At a glance", tables=[summary(result)], pictures=_picture(result)),
+            Section("Pairs", tables=[table for recomputes in (True, False) for table in _pairs(result, recomputes)]),
+            Section("Entrants", tables=[entrants_table(result)]),
+        ],
+        name=result.case.name,
+    )
+
+
+def summary(result: Result) -> Table:
+    """Returns one row for each of our entrants, the fastest first: how much faster than the fastest peers it is."""
+    rows: list[list[Value]] = []
+    for score in result.ours:
+        found = [result.best(score, kind) for kind in KINDS]
+        stands = [f"{best[1]}, {best[1].verdict} {best[0].entrant}" if best is not None else None for best in found]
+        rows.append([score.entrant, *stands])
+    return Table(
+        "summary", "Speed of the suite over the fastest peers (measured)", ("the suite", *OVER.values()), rows,
+        [
+            "A ratio is the peer's seconds over the suite's in the same round: the median over rounds and its 95% "
+            "interval (bootstrap). Ahead: the interval is above 1. Behind: it is below. Level: it has 1 in it.",
+            "Alike: peers that recompute like it. In its memory: peers whose peak is not above its own or the limit of "
+            "its plan.",
+        ],
+    )  # fmt: skip
+
+
+def _pairs(result: Result, recomputes: bool) -> list[Table]:
+    """Returns the ratios of our entrants over each peer that recomputes alike; nothing without both."""
+    ours = [score for score in result.ours if score.recomputes is recomputes]
+    found = {score.entrant: {peer.entrant: ratio for peer, ratio in result.compared(score, "alike")} for score in ours}
+    peers = [s for s in result.scores if not s.is_ours and any(s.entrant in ratios for ratios in found.values())]
+    if not peers:
+        return []
+    rows: list[list[Value]] = [
+        [peer.entrant, *(str(ratios[peer.entrant]) if peer.entrant in ratios else None for ratios in found.values())]
+        for peer in sorted(peers, key=lambda peer: peer.median)
+    ]
+    how = "recompute" if recomputes else "do not recompute"
+    return [Table(f"pairs-{how}", f"Speed over each peer, of those that {how}", ("over", *found), rows, [])]
+
+
+def entrants_table(result: Result) -> Table:
+    """Returns all entrants, ours first, sorted by speed."""
+    rows: list[list[Value]] = []
+    for score in sorted(result.scores, key=lambda s: (not s.ran, not s.is_ours, s.median if s.ran else 0.0)):
+        if not score.ran:
+            rows.append([score.entrant, *[None] * (len(HEADINGS) - 2), score.remark])
+            continue
+        bound = None if math.isnan(score.lower_bound_s) else score.lower_bound_s
+        rows.append(
+            [
+                score.entrant, score.median, len(score.turns), bound, bound / score.median if bound else None,
+                score.peak_bytes / 2**20 if score.peak_bytes is not None else None, score.difference,
+                "WRONG GRADIENTS" if score.wrong else score.remark,
+            ]
+        )  # fmt: skip
+    return Table("entrants", "All entrants", HEADINGS, rows, _notes(result))
+
+
+def _notes(result: Result) -> list[str]:
+    case, work = result.case, result.case.work
+    where = (
+        "each in processes of its own, which wait while others run"
+        if case.own_processes
+        else "all in the same processes"
+    )
+    each = [sum(getattr(cost, name) for cost in result.costs) / work.stages * 1e3 for name in PARTS]
+    return [
+        f"{work}; cells of {', '.join(map(str, result.cells))} layers; mean costs of a stage, measured alone: "
+        f"F {each[0]:.3g} ms, R {each[1]:.3g} ms, B {each[2]:.3g} ms.",
+        f"A turn is {case.steps} steps; {where}, one thread per process. Rounds go on until every ratio has "
+        f"{FEWEST_ROUNDS} rounds and an interval within ±{PRECISION:.0%}, or for {case.limit_s:.0f} s; an entrant that "
+        "no open comparison needs is left out. A step is forward and backward of one mini-batch, gradients averaged "
+        "over replicas, no update; its time is the slowest worker's.",
+        "Limit: fill-drain without message times, (M+K-1)(F+B) + (M-1)R with recompute, (M+K-1)(F+B) without, from "
+        "F, R, B measured alone. Other schedules can be faster.",
+        "Peak: bytes that a step allocates (activations, messages, gradients), on the stage with the highest peak.",
+        f"Gradient difference: the largest over all parameters, from one process with the whole model; above "
+        f"{TOLERANCE} it is wrong.",
+    ]
+
+
+def _picture(result: Result) -> list[Picture]:
+    """Returns the summary as points with intervals around 1; nothing if there is nothing to compare."""
+    ours = [score for score in reversed(result.ours) if result.best(score, "all") is not None]
+    if not ours:
+        return []
+    figure, axis = new_figure("times as fast as the fastest peer", "", (8.0, 0.9 + 0.42 * len(ours)))
+    axis.xaxis.set_major_formatter("{x:.2f}")
+    for at, kind in enumerate(KINDS):
+        points = [(row, found[1]) for row, score in enumerate(ours) if (found := result.best(score, kind)) is not None]
+        axis.errorbar(
+            [ratio.median for _, ratio in points], [row + 0.2 * (1 - at) for row, _ in points],
+            xerr=[[r.median - r.low for _, r in points], [r.high - r.median for _, r in points]],
+            fmt="o", markersize=4, capsize=3, linewidth=1.2, color=COLOURS[at], label=OVER[kind],
+        )  # fmt: skip
+    axis.axvline(1, color=INK, linewidth=1, linestyle="--")
+    axis.set_yticks(range(len(ours)), [_short(score) for score in ours])
+    axis.legend(frameon=False, fontsize=8)
+    return [
+        Picture("ratios", figure, "Speed over the fastest peer, with 95% intervals; right of 1 the suite is ahead.")
+    ]
+
+
+def _short(score: Score) -> str:
+    return score.entrant.removeprefix("suite ")
