@@ -237,7 +237,8 @@ def sync(run: Annotated[str, typer.Argument(help="empty: all runs")] = "") -> No
 @app.command()
 def translate(
     run: str,
-    text: str,
+    text: Annotated[str, typer.Argument(help="a text, or several lines; empty: lines on standard input")] = "",
+    *,
     to: Annotated[str, typer.Option(help="target language, such as de")],
     checkpoint: CheckpointOption = "",
 ) -> None:

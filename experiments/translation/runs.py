@@ -83,7 +83,7 @@ ROMANCE = ("ca", "es", "gl", "it", "pt_BR")
 
 
 def romance_strings() -> TranslationExperiment:
-    """T(3, 512, 4) between English and five Romance languages, on the texts of free software: an hour on two cores."""
+    """T(3, 512, 4) between English and five Romance languages, on texts of free software: 40 minutes on two cores."""
     steps, warmup = 5000, 200
     return TranslationExperiment(
         name="romance_strings",
