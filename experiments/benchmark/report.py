@@ -1,17 +1,17 @@
-"""The page of a benchmark case: what to take from it at a glance, every pair, every entrant."""
+"""The page of a benchmark case: what to take from it at a glance, the pairs that recompute alike, every entrant."""
 
 from __future__ import annotations
 
 import math
 
-from experiments.benchmark.ratio import FEWEST_ROUNDS, PRECISION
-from experiments.benchmark.results import KINDS, PARTS, TOLERANCE, Result, Score
+from experiments.benchmark.ratio import FEWEST_ROUNDS, PRECISION, Ratio
+from experiments.benchmark.results import KINDS, PARTS, TOLERANCE, Kind, Result, Score
 from experiments.report.figure import COLOURS, INK, new_figure
 from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value
 
 HEADINGS = (
-    "entrant", "step s (measured)", "rounds", "limit s (computed)", "limit / step", "peak MiB (measured)",
+    "entrant", "step s (measured)", "rounds", "ideal fill-drain s (computed)", "ideal / step", "peak MiB (measured)",
     "gradient difference", "remark",
 )  # fmt: skip
 
@@ -42,9 +42,12 @@ def summary(result: Result) -> Table:
         "summary", "Speed of the suite over the fastest peers (measured)", ("the suite", *OVER.values()), rows,
         [
             "A ratio is the peer's seconds over the suite's in the same round: the median over rounds and its 95% "
-            "interval (bootstrap). Ahead: the interval is above 1. Behind: it is below. Level: it has 1 in it.",
-            "Alike: peers that recompute like it. In its memory: peers whose peak is not above its own or the limit of "
-            "its plan.",
+            "interval (bootstrap). Ahead: the interval is above 1. Behind: it is below. Level: it contains 1. "
+            f"Undecided: fewer than {FEWEST_ROUNDS} rounds, too few for an interval.",
+            "The fastest peer is the one with the lowest ratio in these rounds. Where several peers are close, the "
+            "choice makes the ratio a little too low, so it favours the peers.",
+            "Alike: peers that recompute like it. In its memory: peers whose peak is at most 1% above its own, or "
+            "above the limit of its plan.",
         ],
     )  # fmt: skip
 
@@ -71,10 +74,10 @@ def entrants_table(result: Result) -> Table:
         if not score.ran:
             rows.append([score.entrant, *[None] * (len(HEADINGS) - 2), score.remark])
             continue
-        bound = None if math.isnan(score.lower_bound_s) else score.lower_bound_s
+        ideal_s, rounds = None if math.isnan(score.ideal_s) else score.ideal_s, len(score.seconds_by_round)
         rows.append(
             [
-                score.entrant, score.median, len(score.turns), bound, bound / score.median if bound else None,
+                score.entrant, score.median, rounds, ideal_s, ideal_s / score.median if ideal_s else None,
                 score.peak_bytes / 2**20 if score.peak_bytes is not None else None, score.difference,
                 "WRONG GRADIENTS" if score.wrong else score.remark,
             ]
@@ -94,10 +97,11 @@ def _notes(result: Result) -> list[str]:
         f"{work}; cells of {', '.join(map(str, result.cells))} layers; mean costs of a stage, measured alone: "
         f"F {each[0]:.3g} ms, R {each[1]:.3g} ms, B {each[2]:.3g} ms.",
         f"A turn is {case.steps} steps; {where}, one thread per process. Rounds go on until every ratio has "
-        f"{FEWEST_ROUNDS} rounds and an interval within ±{PRECISION:.0%}, or for {case.limit_s:.0f} s; an entrant that "
-        "no open comparison needs is left out. A step is forward and backward of one mini-batch, gradients averaged "
-        "over replicas, no update; its time is the slowest worker's.",
-        "Limit: fill-drain without message times, (M+K-1)(F+B) + (M-1)R with recompute, (M+K-1)(F+B) without, from "
+        f"{FEWEST_ROUNDS} rounds and an interval within ±{PRECISION:.0%}, or until the case has taken "
+        f"{case.time_limit_s:.0f} s. Entrants that no open ratio needs leave after an even number of rounds, so "
+        "compare medians only between entrants with equal rounds; ratios are taken within rounds. A step is forward "
+        "and backward of one mini-batch, gradients averaged over replicas, no update; its time is the slowest worker's.",
+        "Ideal fill-drain: without message times, (M+K-1)(F+B) + (M-1)R with recompute, (M+K-1)(F+B) without, from "
         "F, R, B measured alone. Other schedules can be faster.",
         "Peak: bytes that a step allocates (activations, messages, gradients), on the stage with the highest peak.",
         f"Gradient difference: the largest over all parameters, from one process with the whole model; above "
@@ -106,18 +110,19 @@ def _notes(result: Result) -> list[str]:
 
 
 def _picture(result: Result) -> list[Picture]:
-    """Returns the summary as points with intervals around 1; nothing if there is nothing to compare."""
-    ours = [score for score in reversed(result.ours) if result.best(score, "all") is not None]
+    """Returns the summary's ratios with their intervals; nothing if no ratio has one."""
+    ours = [score for score in reversed(result.ours) if _with_interval(result, score, "all") is not None]
     if not ours:
         return []
     figure, axis = new_figure("times as fast as the fastest peer", "", (8.0, 0.9 + 0.42 * len(ours)))
     axis.xaxis.set_major_formatter("{x:.2f}")
-    for at, kind in enumerate(KINDS):
-        points = [(row, found[1]) for row, score in enumerate(ours) if (found := result.best(score, kind)) is not None]
+    for place, kind in enumerate(KINDS):
+        ratios = [_with_interval(result, score, kind) for score in ours]
+        points = [(row, ratio) for row, ratio in enumerate(ratios) if ratio is not None]
         axis.errorbar(
-            [ratio.median for _, ratio in points], [row + 0.2 * (1 - at) for row, _ in points],
+            [ratio.median for _, ratio in points], [row + 0.2 * (1 - place) for row, _ in points],
             xerr=[[r.median - r.low for _, r in points], [r.high - r.median for _, r in points]],
-            fmt="o", markersize=4, capsize=3, linewidth=1.2, color=COLOURS[at], label=OVER[kind],
+            fmt="o", markersize=4, capsize=3, linewidth=1.2, color=COLOURS[place], label=OVER[kind],
         )  # fmt: skip
     axis.axvline(1, color=INK, linewidth=1, linestyle="--")
     axis.set_yticks(range(len(ours)), [_short(score) for score in ours])
@@ -125,6 +130,11 @@ def _picture(result: Result) -> list[Picture]:
     return [
         Picture("ratios", figure, "Speed over the fastest peer, with 95% intervals; right of 1 the suite is ahead.")
     ]
+
+
+def _with_interval(result: Result, score: Score, kind: Kind) -> Ratio | None:
+    found = result.best(score, kind)
+    return found[1] if found is not None and found[1].has_interval else None
 
 
 def _short(score: Score) -> str:

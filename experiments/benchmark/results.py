@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from experiments.benchmark.cases import Case
@@ -21,15 +21,15 @@ TOLERANCE = 1e-4
 """Largest allowed relative difference of a gradient from one process's; fp32 sums in another order."""
 
 CLOSE = 1.2
-"""Peers that recompute alike run until their ratio is known, if they are at most this many times slower than the
-fastest of them."""
+"""A peer runs on if it is at most this many times slower than the fastest: until its ratio has an interval, or, if it
+recomputes alike, until the ratio is known."""
 
 PARTS = ("forward_s", "recompute_s", "backward_s")
 
 Kind = Literal["all", "alike", "in its memory"]
 KINDS: tuple[Kind, ...] = ("all", "alike", "in its memory")
 """The peers that an entrant is compared with: all with right gradients; of these, those that recompute like it; those
-that need no more memory than it does, or than the limit of its plan (with a tolerance of 1%)."""
+that need at most 1% more memory than it does, or than the limit of its plan."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,14 @@ class Score:
     is_ours: bool
     recomputes: bool | None
     """None: only some micro-batches are recomputed."""
-    turns: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    """Seconds of each step by round, on the slowest worker."""
+    seconds_by_round: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """Seconds of each step, on the slowest worker."""
     peak_bytes: int | None = None
     """Peak bytes that a step allocates, on the stage with the highest peak."""
     difference: float | None = None
     """Largest relative difference of a parameter's gradient from one process's; infinite if one is missing."""
-    lower_bound_s: float = math.nan
+    ideal_s: float = math.nan
+    """Seconds of an ideal fill-drain step (``experiments.benchmark.cases.ideal_fill_drain_s``)."""
     memory_limit_bytes: int | None = None
     """The memory limit of its plan in bytes."""
     simulated_s: float | None = None
@@ -55,17 +56,17 @@ class Score:
     @property
     def ran(self) -> bool:
         """Whether it has any measured steps."""
-        return bool(self.turns)
+        return bool(self.seconds_by_round)
 
     @property
-    def by_round(self) -> dict[int, float]:
+    def step_by_round(self) -> dict[int, float]:
         """Median seconds of a step, by round."""
-        return {at: statistics.median(steps) for at, steps in self.turns.items()}
+        return {number: statistics.median(steps) for number, steps in self.seconds_by_round.items()}
 
     @property
     def median(self) -> float:
         """Median of the steps' seconds."""
-        return statistics.median(second for steps in self.turns.values() for second in steps)
+        return statistics.median(second for steps in self.seconds_by_round.values() for second in steps)
 
     @property
     def over_memory_limit(self) -> bool:
@@ -104,10 +105,12 @@ class Result:
         """Scores with wrong gradients."""
         return [score for score in self.scores if score.wrong]
 
-    def with_round(self, at: int, seconds: Mapping[str, tuple[float, ...]]) -> Result:
-        """Returns the result with the seconds of another round by entrant."""
+    def with_round(self, number: int, seconds: Mapping[str, tuple[float, ...]]) -> Result:
+        """Returns the result with another round: the seconds of each step, by entrant."""
         scores = tuple(
-            replace(score, turns={**score.turns, at: seconds[score.entrant]}) if score.entrant in seconds else score
+            replace(score, seconds_by_round={**score.seconds_by_round, number: seconds[score.entrant]})
+            if score.entrant in seconds
+            else score
             for score in self.scores
         )
         return replace(self, scores=scores)
@@ -123,7 +126,7 @@ class Result:
             if not peer.is_ours and not peer.wrong
             and (kind != "alike" or peer.recomputes == score.recomputes)
             and (kind != "in its memory" or _known(peer.peak_bytes) <= 1.01 * memory < math.inf)
-            and (ratio := ratio_of(peer.by_round, score.by_round)) is not None
+            and (ratio := ratio_of(peer.step_by_round, score.step_by_round)) is not None
         ]  # fmt: skip
         return sorted(found, key=lambda pair: pair[1].median)
 
@@ -138,16 +141,19 @@ class Result:
             for kind in KINDS:
                 found = self.compared(score, kind)
                 for peer, ratio in found:
-                    if ratio.low <= found[0][1].high or (
-                        kind == "alike" and ratio.median <= CLOSE * found[0][1].median
-                    ):
+                    is_close = ratio.median <= CLOSE * found[0][1].median
+                    if ratio.low <= found[0][1].high or (is_close and (kind == "alike" or not ratio.has_interval)):
                         yield score, peer, ratio
 
     @property
     def needed(self) -> set[str]:
         """Entrants whose next turn can decide a comparison."""
-        unknown = [(score, peer) for score, peer, ratio in self.comparisons() if not ratio.is_known]
-        return {entrant.entrant for pair in unknown for entrant in pair}
+        return {name for pair in self.open_pairs for name in pair}
+
+    @property
+    def open_pairs(self) -> set[tuple[str, str]]:
+        """Ours and a peer, for each comparison whose ratio is not known yet."""
+        return {(ours.entrant, peer.entrant) for ours, peer, ratio in self.comparisons() if not ratio.is_known}
 
     def record(self) -> dict[str, Any]:
         """Returns the result for JSON, with the time of every step."""
@@ -167,13 +173,14 @@ class Result:
             return row
         over = {kind: self.best(score, kind) for kind in KINDS} if score.is_ours else {}
         return row | {
-            "seconds_by_round": {str(at): list(steps) for at, steps in score.turns.items()}, "median_s": score.median,
+            "seconds_by_round": {str(number): list(steps) for number, steps in score.seconds_by_round.items()},
+            "median_s": score.median,
             "over_best": {
-                kind: {"peer": found[0].entrant, "ratio": found[1].median, "low": found[1].low, "high": found[1].high}
+                kind: {"peer": found[0].entrant, **asdict(found[1])}
                 for kind, found in over.items()
                 if found is not None
             },
-            "limit_s": None if math.isnan(score.lower_bound_s) else score.lower_bound_s,
+            "ideal_s": None if math.isnan(score.ideal_s) else score.ideal_s,
             "peak_bytes": score.peak_bytes, "memory_limit_bytes": score.memory_limit_bytes,
             "simulated_s": score.simulated_s, "wrong": score.wrong,
             "gradient_difference": score.difference if score.difference != math.inf else None,

@@ -7,7 +7,7 @@ import math
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -16,13 +16,13 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.benchmark.cases import ROUNDS_OF_ALL, Case, cases, ideal_fill_drain_s, turn_order
+from experiments.benchmark.cases import PAIR, Case, cases, ideal_fill_drain_s, turn_order
 from experiments.benchmark.peers.peer import Entrant
 from experiments.benchmark.peers.workload import BenchWorkload
 from experiments.benchmark.report import entrants_table, page, summary
 from experiments.benchmark.results import Result, Score, refused
 from launch.backends.processes import run_processes
-from launch.benchmarks.contest import BenchInputs, Contest, Observation
+from launch.benchmarks.entrant_processes import BenchInputs, EntrantProcesses, Observation
 from launch.benchmarks.worker import reference_gradients, tensor_name
 from launch.runs.store import RUNS
 from launch.worker.cgroups import cpu_limit
@@ -98,35 +98,50 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
 
     def scored(entrant: Entrant, observed: Sequence[Observation]) -> Score:
         recomputes_forward = plans[entrant.name].recomputes[0] > 0 if entrant.name in plans else entrant.recomputes
-        bound = ideal_fill_drain_s(costs, cells[work.stages], work.micro_batches, recomputes_forward)
-        found = score(entrant, observed, parameters, bound)
+        ideal_s = ideal_fill_drain_s(costs, cells[work.stages], work.micro_batches, recomputes_forward)
+        found = score(entrant, observed, parameters, ideal_s)
         return _add_plan(found, plans, entrant) if entrant.ours else found
 
     with tempfile.TemporaryDirectory() as folder:
         truth_file = Path(folder) / "truth.safetensors"
         run_processes(reference_gradients, 1, work, truth_file, cpu_limit())
         console.print(f"{case.title}: starting {len(accepted)} entrants and comparing their gradients")
-        with Contest(BenchInputs(case, cells, executed_plans, truth_file, log), accepted) as contest:
-            scores = tuple(scored(entrant, contest.observed[entrant.name]) for entrant in accepted)
-            result = compete(contest, Result(case, cells[work.stages], tuple(costs), scores), console)
+        with EntrantProcesses(BenchInputs(case, cells, executed_plans, truth_file, log), accepted) as processes:
+            scores = tuple(scored(entrant, processes.observed[entrant.name]) for entrant in accepted)
+            result = Result(case, cells[work.stages], tuple(costs), scores)
+            result = run_rounds(processes.turn, result, begin + case.time_limit_s, console)
     console.print(f"{case.title}: {time.monotonic() - begin:.0f} s in all")
     return replace(result, scores=(*result.scores, *left_out))
 
 
-def compete(contest: Contest, result: Result, console: Console) -> Result:
-    """Returns the result with the seconds of rounds: until every comparison is decided or the time is up."""
-    case, begin = result.case, time.monotonic()
-    for at in count():
-        needed = result.needed if at >= ROUNDS_OF_ALL else {score.entrant for score in result.scores}
-        if not needed or (at >= ROUNDS_OF_ALL and time.monotonic() - begin > case.limit_s):
+def run_rounds(
+    turn: Callable[[str], tuple[float, ...]],
+    result: Result,
+    until: float,
+    console: Console,
+    now: Callable[[], float] = time.monotonic,
+) -> Result:
+    """Returns the result with pairs of rounds: until every ratio is known, or the next pair would end after ``until``.
+
+    ``turn`` runs an entrant's turn and returns the seconds of its steps.
+    """
+    names = {score.entrant for score in result.scores}
+    seconds_of: dict[str, float] = {}
+    for first in count(step=PAIR):
+        if not names or (first > 0 and now() + PAIR * sum(seconds_of[name] for name in names) > until):
             break
-        result = result.with_round(at, {name: contest.turn(name) for name in turn_order(needed, at)})
-        ratios = [ratio for _, _, ratio in result.comparisons()]
-        still = sum(not ratio.is_known for ratio in ratios)
+        for number in range(first, first + PAIR):
+            steps = {}
+            for name in turn_order(names, number):
+                begin = now()
+                steps[name] = turn(name)
+                seconds_of[name] = now() - begin
+            result = result.with_round(number, steps)
         console.print(
-            f"{case.title}: round {at + 1}: {len(needed)} entrants, {still} of {len(ratios)} ratios still open, "
-            f"{time.monotonic() - begin:.0f} s"
+            f"{result.case.title}: {first + PAIR} rounds, the last with {len(names)} entrants; "
+            f"{len(result.open_pairs)} ratios not known yet, {max(0.0, until - now()):.0f} s left"
         )
+        names = result.needed
     return result
 
 
@@ -175,11 +190,11 @@ def _add_plan(found: Score, plans: dict[str, Plan], entrant: Entrant) -> Score:
     partly = 0 < recomputes_forward < whole - plan.pipeline.stages
     return replace(
         found, memory_limit_bytes=cap, simulated_s=plan.step_s, recomputes=None if partly else recomputes_forward > 0,
-        lower_bound_s=math.nan if partly else found.lower_bound_s, remark=found.remark or remark,
+        ideal_s=math.nan if partly else found.ideal_s, remark=found.remark or remark,
     )  # fmt: skip
 
 
-def score(entrant: Entrant, observed: Sequence[Observation], parameters: set[str], limit_s: float) -> Score:
+def score(entrant: Entrant, observed: Sequence[Observation], parameters: set[str], ideal_s: float) -> Score:
     """Merges the workers' observations of one entrant. A missing gradient counts as infinitely wrong."""
     differences = [value for one in observed for value in one.differences.values()]
     whole = {name for one in observed for name in one.differences} == parameters
@@ -187,7 +202,7 @@ def score(entrant: Entrant, observed: Sequence[Observation], parameters: set[str
     peaks = [one.peak for one in observed if one.peak is not None]
     return Score(
         entrant.name, entrant.ours, entrant.recomputes, peak_bytes=max(peaks, default=None),
-        difference=worst if whole else math.inf, lower_bound_s=limit_s,
+        difference=worst if whole else math.inf, ideal_s=ideal_s,
     )  # fmt: skip
 
 

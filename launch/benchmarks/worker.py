@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from experiments.benchmark.peers.one_process import WholeModel
 from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients, Runner
 from experiments.benchmark.peers.workload import BenchWorkload
-from launch.benchmarks.contest import DEADLINE_S, END, BenchInputs, Observation, turn_key
+from launch.benchmarks.entrant_processes import DEADLINE_S, END, BenchInputs, Observation, turn_key
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
 from launch.worker.worker import log_to
 from models.synthetic import no_sleep
@@ -43,7 +43,8 @@ def serve(
 ) -> None:
     """Builds the entrants, checks their gradients, and runs turns until told to end.
 
-    ``launch.benchmarks.contest`` says in its store at ``port`` whose turn it is, and finds the seconds there.
+    The store at ``port`` is that of ``launch.benchmarks.entrant_processes``: it holds whose turn it is, and takes the
+    seconds.
     """
     log_to(inputs.log)
     init_process_group(rank, world, rendezvous, threads=1)

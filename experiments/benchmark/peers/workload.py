@@ -144,7 +144,7 @@ class LanguageModelWork(BenchWorkload):
     feed_forward: int = 2048
     heads: int = 8
     time: int = 128
-    each: int = 2
+    each: int = 1
 
     @property
     def name(self) -> str:

@@ -33,7 +33,7 @@ def here(monkeypatch, tmp_path):
 def test_all_entrants_have_the_gradients_of_one_process(work):
     layers, _ = work.build()
     costs = [LayerCost(1.0, 1.0, 2.0, 0.0, 1, 8, 8, 8, 8, 8, 8, 8)] * len(layers)  # decide only cells and limit
-    result = bench.run(Case(work, steps=1, limit_s=0.0), ENTRANTS, Console(file=io.StringIO()), costs)
+    result = bench.run(Case(work, steps=1, time_limit_s=0.0), ENTRANTS, Console(file=io.StringIO()), costs)
     scores = {score.entrant: score for score in result.scores}
     assert set(scores) == {entrant.name for entrant in ENTRANTS if work.name in (entrant.workloads or [work.name])}
     for entrant in ENTRANTS:
@@ -46,7 +46,7 @@ def test_all_entrants_have_the_gradients_of_one_process(work):
             continue
         assert score.difference <= TOLERANCE, score
         assert not score.wrong
-        assert [len(steps) for steps in score.turns.values()] == [1, 1]
+        assert [len(steps) for steps in score.seconds_by_round.values()] == [1, 1]
         assert (score.peak_bytes is not None) == entrant.peak
     assert result.wrong == []
 

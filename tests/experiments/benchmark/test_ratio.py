@@ -11,9 +11,16 @@ def test_a_ratio_by_hand():
     found = ratio_of(other, own)
     assert (found.median, found.low, found.high, found.rounds) == (1.25, 1.0, 1.5, 3)
     assert found.margin == 0.2
-    assert found.verdict == "level with"
-    assert str(found) == "1.250 [1.000, 1.500]"
+    assert not found.has_interval
+    assert (found.verdict, str(found)) == ("undecided against", "1.250 (3 rounds)")
     assert ratio_of({1: 1.0}, {2: 1.0}) is None
+
+
+def test_a_verdict_needs_six_rounds_and_an_interval_without_1():
+    level = ratio_of({at: 1.0 + 0.5 * (at % 2) for at in range(6)}, dict.fromkeys(range(6), 1.0))
+    assert (level.verdict, str(level)) == ("level with", "1.250 [1.000, 1.500]")
+    five = dict.fromkeys(range(5), 1.1)
+    assert ratio_of(five, dict.fromkeys(five, 1.0)).verdict == "undecided against"
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.1, "ahead of"), (0.9, "behind")])
@@ -42,3 +49,15 @@ def test_the_interval_covers_the_true_ratio_in_about_95_of_100_contests(rounds):
         found = ratio_of(dict(enumerate(1.05 * noise[0])), dict(enumerate(noise[1])))
         covered += found.low <= 1.05 <= found.high
     assert 0.91 <= covered / 300 <= 0.995
+
+
+def test_the_interval_covers_the_true_ratio_although_rounds_end_once_it_is_narrow():
+    draws, covered = np.random.default_rng(0), 0
+    for _ in range(300):
+        noise = np.exp(0.03 * draws.standard_normal((2, 40)))
+        for rounds in range(2, 41, 2):
+            found = ratio_of(dict(enumerate(1.05 * noise[0, :rounds])), dict(enumerate(noise[1, :rounds])))
+            if found.is_known:
+                break
+        covered += found.low <= 1.05 <= found.high
+    assert covered / 300 >= 0.9

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -28,7 +29,7 @@ from launch.benchmarks import bench, entrants
 from suite.errors import SettingError, WorkerDiedError
 from suite.pipeline.planning.costs import LayerCost
 
-TINY = Case(SyntheticWork(2, 3, forward_s=0.0, shape=(2, 3, 4)), steps=2, limit_s=0.0)
+TINY = Case(SyntheticWork(2, 3, forward_s=0.0, shape=(2, 3, 4)), steps=2, time_limit_s=0.0)
 
 
 class Faulty(OneProcess):
@@ -92,22 +93,17 @@ def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypa
     assert rows[entrants.RECOMPUTED]["over_best"]["all"]["peer"] == "right"  # of those that are right the only peer
     table = (bench.FOLDER / "bench-sleeping-k2-m3.md").read_text()
     assert table.count("WRONG GRADIENTS") == len(FAULTS)
-    assert (bench.FOLDER / "bench-sleeping-k2-m3-ratios.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_right_contest_ends_well_and_prints_its_progress(monkeypatch, own):
+def test_a_right_benchmark_ends_well_and_prints_its_progress(monkeypatch, own):
     monkeypatch.setattr(entrants, "ENTRANTS", (entrants.OURS[0], Entrant("right", OneProcess, False)))
     monkeypatch.setitem(CASES, "tiny", (replace(TINY, own_processes=own),))
     screen = io.StringIO()
     assert bench.bench("tiny", Console(file=screen, soft_wrap=True)) == []
     assert "starting 2 entrants and comparing their gradients" in screen.getvalue()
-    assert "round 2: 2 entrants, " in screen.getvalue()
-    assert (
-        "of right |" in screen.getvalue()
-        or "with right |" in screen.getvalue()
-        or "behind right |" in screen.getvalue()
-    )
+    assert "2 rounds, the last with 2 entrants" in screen.getvalue()
+    assert "(2 rounds), undecided against right |" in screen.getvalue()
     (case,) = json.loads((bench.FOLDER / "bench.json").read_text())["cases"]
     assert case["own_processes"] == own
     assert [list(map(len, row["seconds_by_round"].values())) for row in case["entrants"]] == [[2, 2], [2, 2]]
@@ -127,13 +123,13 @@ class Dying(OneProcess):
         super().step()
 
 
-def test_a_worker_that_dies_in_its_turn_ends_the_contest_at_once():
+def test_a_worker_that_dies_in_its_turn_ends_the_benchmark_at_once():
     rivals = (Entrant("right", OneProcess, False), Entrant("dying", Dying, False))
     costs = [cost(1.0, 2.0)] * 4
     begin = time.monotonic()
     with pytest.raises(WorkerDiedError, match="exit code 3"):
         bench.run(replace(TINY, own_processes=True), rivals, Console(file=io.StringIO()), costs)
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 240
 
 
 @given(st.sets(st.text(min_size=1), min_size=1, max_size=20), st.integers(0, 50))
@@ -143,7 +139,7 @@ def test_each_round_runs_everybody_once_and_every_second_one_backwards(names, at
     assert turn_order(names, at ^ 1) == order[::-1]
 
 
-def test_the_limit_of_equal_stages_is_the_closed_form():
+def test_the_ideal_time_of_equal_stages_is_the_closed_form():
     layers = [cost(0.01, 0.02)] * 8
     whole = cost(0.02, 0.04)
     assert ideal_fill_drain_s(layers, (2, 2, 2, 2), 8, recomputes=True) == pytest.approx(closed_form(whole, 4, 8))
@@ -155,21 +151,21 @@ def known(seconds, rounds=6):
     return dict.fromkeys(range(rounds), (seconds,))
 
 
-def contest(*scores):
+def result_of(*scores):
     return Result(TINY, (2, 2), (cost(1.0, 2.0),) * 4, scores)
 
 
-MINE = Score("suite mine", True, True, known(2.0), peak_bytes=100, difference=1e-7, lower_bound_s=1.0)
-QUICK = Score("quick", False, False, known(1.0), peak_bytes=900, difference=1e-7, lower_bound_s=0.5)
-LEAN = Score("lean", False, False, known(1.5), peak_bytes=90, difference=1e-7, lower_bound_s=0.5)
-ALIKE = Score("alike", False, True, known(4.0), peak_bytes=500, difference=1e-7, lower_bound_s=0.5)
-CHEAT = Score("cheat", False, True, known(0.1), peak_bytes=10, difference=0.5, lower_bound_s=0.5)
-UNSEEN = Score("unseen", False, False, known(0.9), difference=0.0, lower_bound_s=0.5)
+MINE = Score("suite mine", True, True, known(2.0), peak_bytes=100, difference=1e-7, ideal_s=1.0)
+QUICK = Score("quick", False, False, known(1.0), peak_bytes=900, difference=1e-7, ideal_s=0.5)
+LEAN = Score("lean", False, False, known(1.5), peak_bytes=90, difference=1e-7, ideal_s=0.5)
+ALIKE = Score("alike", False, True, known(4.0), peak_bytes=500, difference=1e-7, ideal_s=0.5)
+CHEAT = Score("cheat", False, True, known(0.1), peak_bytes=10, difference=0.5, ideal_s=0.5)
+UNSEEN = Score("unseen", False, False, known(0.9), difference=0.0, ideal_s=0.5)
 
 
 def test_ratios_by_hand():
     absent = refused(Entrant("absent", OneProcess, False), "it is not here")
-    result = contest(QUICK, MINE, absent, ALIKE, CHEAT, LEAN, UNSEEN)
+    result = result_of(QUICK, MINE, absent, ALIKE, CHEAT, LEAN, UNSEEN)
     (row,) = summary(result).rows
     assert row == [
         "suite mine",
@@ -180,24 +176,74 @@ def test_ratios_by_hand():
     rows = {row[0]: dict(zip(HEADINGS, row, strict=True)) for row in entrants_table(result).rows}
     assert list(rows) == ["suite mine", "cheat", "unseen", "quick", "lean", "alike", "absent"]
     assert rows["suite mine"]["step s (measured)"] == 2.0
-    assert rows["suite mine"]["limit / step"] == 0.5
+    assert rows["suite mine"]["ideal / step"] == 0.5
     assert rows["absent"]["remark"] == "not run: it is not here"
     assert rows["cheat"]["remark"] == "WRONG GRADIENTS"
     assert [score.entrant for score in result.wrong] == ["cheat"]
-    assert "| alike | 2.000 [2.000, 2.000] |" in page(result).markdown()
+    written = page(result)
+    assert "| alike | 2.000 [2.000, 2.000] |" in written.markdown()
+    (picture,) = written.sections[0].pictures
+    assert "times as fast as the fastest peer" in picture.svg
     json.dumps(result.record(), allow_nan=False)
 
 
 def test_only_entrants_of_open_comparisons_run_again():
-    assert contest(MINE, QUICK, ALIKE, LEAN).needed == set()
-    few = replace(ALIKE, turns=known(4.0, rounds=5))
-    assert contest(MINE, QUICK, few, LEAN).needed == {"suite mine", "alike"}
-    noisy = replace(QUICK, turns={at: (1.0 + 0.2 * (at % 2),) for at in range(8)})
-    assert contest(MINE, noisy, ALIKE, LEAN).needed == {"suite mine", "quick"}
-    far = replace(LEAN, peak_bytes=101, turns={at: (3.0 + at % 2,) for at in range(8)})  # it cannot be the fastest
-    assert contest(MINE, QUICK, ALIKE, far).needed == {"suite mine", "lean"}  # but in the memory of mine
-    assert contest(MINE, QUICK, ALIKE, replace(far, peak_bytes=102)).needed == set()
-    assert contest(QUICK, noisy).needed == set()  # nothing of ours
+    assert result_of(MINE, QUICK, ALIKE, LEAN).needed == set()
+    few = replace(ALIKE, seconds_by_round=known(4.0, rounds=5))
+    assert result_of(MINE, QUICK, few, LEAN).needed == {"suite mine", "alike"}
+    noisy = replace(QUICK, seconds_by_round={at: (1.0 + 0.2 * (at % 2),) for at in range(8)})
+    assert result_of(MINE, noisy, ALIKE, LEAN).needed == {"suite mine", "quick"}
+    far = replace(
+        LEAN, peak_bytes=101, seconds_by_round={at: (3.0 + at % 2,) for at in range(8)}
+    )  # it cannot be the fastest
+    assert result_of(MINE, QUICK, ALIKE, far).needed == {"suite mine", "lean"}  # but in the memory of mine
+    assert result_of(MINE, QUICK, ALIKE, replace(far, peak_bytes=102)).needed == set()
+    assert result_of(QUICK, noisy).needed == set()  # nothing of ours
+
+
+class Clock:
+    """Turns of known seconds, with a clock that they move on; some entrants are noisy."""
+
+    def __init__(self, seconds, noise):
+        self.now, self.order = 0.0, []
+        self._seconds, self._noise, self._draws = seconds, noise, np.random.default_rng(1)
+
+    def turn(self, name):
+        step = self._seconds[name] * math.exp(self._noise.get(name, 0.0) * self._draws.standard_normal())
+        self.order.append(name)
+        self.now += step
+        return (step,)
+
+
+def rounds_of(clock, until, *scores):
+    empty = [replace(score, seconds_by_round={}) for score in scores]
+    screen = Console(file=io.StringIO())
+    return bench.run_rounds(clock.turn, result_of(*empty), until, screen, now=lambda: clock.now)
+
+
+SECONDS = {"suite mine": 2.0, "quick": 1.0, "lean": 1.5, "alike": 4.0, "unseen": 0.9}
+
+
+def test_rounds_go_on_in_pairs_until_every_ratio_is_known():
+    clock = Clock(SECONDS, {"quick": 0.05})
+    result = rounds_of(clock, 1e9, MINE, QUICK, LEAN, ALIKE, UNSEEN)
+    assert result.open_pairs == set()
+    rounds = {score.entrant: len(score.seconds_by_round) for score in result.scores}
+    assert rounds["suite mine"] == max(rounds.values()) >= 6
+    assert rounds["alike"] == rounds["lean"] == 6
+    assert all(number % 2 == 0 for number in rounds.values())
+    first = len(SECONDS)
+    assert clock.order[first : 2 * first] == clock.order[:first][::-1]
+
+
+def test_no_pair_of_rounds_begins_that_would_end_after_the_time_limit():
+    all_of_a_pair = 2 * sum(SECONDS.values())
+    for until, pairs in [(0.0, 1), (1.9 * all_of_a_pair, 1), (2.1 * all_of_a_pair, 2)]:
+        clock = Clock(SECONDS, {})
+        result = rounds_of(clock, until, MINE, QUICK, LEAN, ALIKE, UNSEEN)
+        assert {len(score.seconds_by_round) for score in result.scores} == {2 * pairs}
+        assert summary(result).rows[0][1].endswith("undecided against unseen")
+        assert page(result).sections[0].pictures == []
 
 
 def test_cases_by_name():

@@ -1,11 +1,11 @@
 """The worker processes of a benchmark case, which stay alive and run one entrant's turn at a time.
 
-    parent   asks for a turn of B ------------------------------> has the seconds of each step
+    parent          asks for a turn of B -----------------------> has the seconds of each step
     A's processes   wait, without computing
     B's processes   wait --> barrier, step, barrier, ... --> wait
 
-Starting processes anew for each turn would take longer than the turns. All entrants in the same processes would crowd
-each other: with twenty others in its memory, an entrant that computes is up to a tenth slower (measured).
+Why not start processes for each turn: that takes longer than the turn. Why not one set of processes for all: with
+twenty other entrants in the same memory, an entrant that computes is up to a tenth slower (measured).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TURN_S = 600.0
 """Longest turn, and longest time to build one entrant."""
 
 _POLL_S = 0.5
-"""Seconds between two looks whether the workers still live."""
+"""How often the parent checks that the workers still live."""
 
 END = "end"
 
@@ -64,7 +64,7 @@ class Observation:
     """Peak bytes that the step allocated."""
 
 
-class Contest:
+class EntrantProcesses:
     """A context with the workers of all entrants."""
 
     def __init__(self, inputs: BenchInputs, entrants: Sequence[Entrant]) -> None:
@@ -72,7 +72,7 @@ class Contest:
         self._inputs = inputs
         self._groups = [[one] for one in entrants] if inputs.case.own_processes else [list(entrants)]
         self._workers = inputs.case.work.stages * inputs.case.work.replicas
-        self._turns = [0] * len(self._groups)
+        self._next_turn = [0] * len(self._groups)
         self._ended = threading.Event()
         self._running: list[Future[list[Any]]] = []
         self.observed: dict[str, list[Observation]] = {}
@@ -80,11 +80,12 @@ class Contest:
 
     def __enter__(self) -> Self:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._threads = ThreadPoolExecutor(len(self._groups), "contest")
+        self._threads = ThreadPoolExecutor(len(self._groups), "entrants")
         try:
-            for at, group in enumerate(self._groups):
-                self._running.append(self._threads.submit(self._run, at, group))
-                built = self._answers(at, f"{at}/built", TURN_S * len(group))  # one after another: they measure memory
+            for index, group in enumerate(self._groups):
+                self._running.append(self._threads.submit(self._run, index, group))
+                # one group after another: each has the machine to itself in its first step
+                built = self._answers(index, f"{index}/built", TURN_S * len(group))
                 for entrant, observations in zip(group, zip(*built, strict=True), strict=True):
                     self.observed[entrant.name] = [Observation(**each) for each in observations]
         except BaseException:
@@ -97,44 +98,44 @@ class Contest:
 
     def turn(self, name: str) -> tuple[float, ...]:
         """Runs a turn of an entrant; returns the seconds of each step on the slowest worker."""
-        at, place = next(
-            (at, place)
-            for at, group in enumerate(self._groups)
+        index, place = next(
+            (index, place)
+            for index, group in enumerate(self._groups)
             for place, entrant in enumerate(group)
             if entrant.name == name
         )
-        key = turn_key(at, self._turns[at])
-        self._turns[at] += 1
+        key = turn_key(index, self._next_turn[index])
+        self._next_turn[index] += 1
         self._store.set(key, str(place))
-        return tuple(max(of_step) for of_step in zip(*self._answers(at, key, TURN_S), strict=True))
+        return tuple(max(of_step) for of_step in zip(*self._answers(index, key, TURN_S), strict=True))
 
-    def _run(self, at: int, group: Sequence[Entrant]) -> list[Any]:
+    def _run(self, index: int, group: Sequence[Entrant]) -> list[Any]:
         from launch.benchmarks.worker import serve
 
         return run_processes(
-            serve, self._workers, self._inputs, group, self._store.port, at, deadline_s=DEADLINE_S,
+            serve, self._workers, self._inputs, group, self._store.port, index, deadline_s=DEADLINE_S,
             should_stop=self._ended.is_set,
         )  # fmt: skip
 
-    def _answers(self, at: int, key: str, limit_s: float) -> list[Any]:
-        """Returns each worker's answer. Raises what ended the workers, or WorkerError after ``limit_s``."""
+    def _answers(self, index: int, key: str, deadline_s: float) -> list[Any]:
+        """Returns each worker's answer. Raises what ended the workers, or WorkerError after ``deadline_s``."""
         keys = [f"{key}/{rank}" for rank in range(self._workers)]
-        until = time.monotonic() + limit_s
+        until = time.monotonic() + deadline_s
         while True:
             try:
                 self._store.wait(keys, timedelta(seconds=_POLL_S))
                 return [json.loads(self._store.get(each)) for each in keys]
             except DistStoreError:
-                if self._running[at].done():
-                    self._running[at].result()
+                if self._running[index].done():
+                    self._running[index].result()
                     raise WorkerError("the workers of a benchmark ended before their turn") from None
                 if time.monotonic() > until:
-                    raise WorkerError(f"the workers of a benchmark did not answer in {limit_s:.0f} s") from None
+                    raise WorkerError(f"the workers of a benchmark did not answer in {deadline_s:.0f} s") from None
 
     def _end(self) -> None:
-        """Lets the workers end; ends those that do not, such as one in the middle of a turn."""
-        for at, turn in enumerate(self._turns):
-            self._store.set(turn_key(at, turn), END)
+        """Tells the workers to end; kills those that do not, such as one in the middle of a turn."""
+        for index, turn in enumerate(self._next_turn):
+            self._store.set(turn_key(index, turn), END)
         until = time.monotonic() + 10
         while time.monotonic() < until and not all(future.done() for future in self._running):
             time.sleep(0.05)
