@@ -100,7 +100,8 @@ def _notes(result: Result) -> list[str]:
         f"{FEWEST_ROUNDS} rounds and an interval within ±{PRECISION:.0%}, or until the case has taken "
         f"{case.time_limit_s:.0f} s. Entrants that no open ratio needs leave after an even number of rounds, so "
         "compare medians only between entrants with equal rounds; ratios are taken within rounds. A step is forward "
-        "and backward of one mini-batch, gradients averaged over replicas, no update; its time is the slowest worker's.",
+        "and backward of one mini-batch, gradients averaged over replicas, no update; its time is that of the slowest "
+        "worker.",
         "Ideal fill-drain: without message times, (M+K-1)(F+B) + (M-1)R with recompute, (M+K-1)(F+B) without, from "
         "F, R, B measured alone. Other schedules can be faster.",
         "Peak: bytes that a step allocates (activations, messages, gradients), on the stage with the highest peak.",
