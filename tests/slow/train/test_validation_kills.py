@@ -5,9 +5,10 @@ import random
 
 from tests.slow.trial import assert_same
 
+# 120 pairs: it overfits after step 27
 SETTINGS = (
     "train.steps=48 train.checkpoint_every=7 train.validate_every=3 train.patience=2 train.max_restarts=20 "
-    "optimizer.learning_rate=0.1 optimizer.warmup_steps=4"
+    "optimizer.learning_rate=0.05 optimizer.warmup_steps=4 text.languages=de text.train_pairs=de:120"
 )
 
 
@@ -16,10 +17,10 @@ def test_ten_kills_change_neither_the_best_checkpoint_nor_a_bit(trials, monkeypa
     assert undisturbed.error is None, undisturbed.said
     record = json.loads(undisturbed.run.record.read_text())
     end, best = record["steps"], record["best_step"]
-    assert best < end < 80
+    assert best < end < 48
     assert record["stopped_early"]
-    saved = {line["step"] for line in undisturbed.validations if line["step"] <= best} - {6}  # 6 was no improvement
-    rng = random.Random(5)
+    saved = {line["step"] for line in undisturbed.validations if line["step"] <= best}  # each was an improvement
+    rng = random.Random(8)
     faults = [
         {"fault": "kill", "attempt": attempt, "stage": rng.randrange(3), "step": step - 1, **_moment(step, saved, rng)}
         for attempt, step in enumerate(sorted(rng.sample(range(2, end + 1), 10)), 1)
