@@ -15,7 +15,7 @@ from models.shape import BlockShape, TransformerShape
 
 
 class SelfAttention(nn.Module):
-    """Every position attends to the positions of its own sentence; with ``causal``, only to those up to itself.
+    """Every place attends to the places of its own sentence; with ``causal``, only to those up to itself.
 
     Queries, keys and values come from one product, (width) -> (3 * attention width).
     """
@@ -26,12 +26,13 @@ class SelfAttention(nn.Module):
         self.inward = nn.Linear(shape.width, 3 * shape.attention_width)
         self.outward = nn.Linear(shape.attention_width, shape.width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Returns (batch, time, width) for x of that shape; ``mask`` (batch, time) is True at tokens.
+    def forward(self, x: Tensor, sentence: Tensor | None = None) -> Tensor:
+        """Returns (batch, time, width) for x of that shape; ``sentence`` (batch, time) is the sentence of each place.
 
-        A causal layer needs no ``mask``: padding is at the right end, so no token attends to it.
+        Without it a row is one sentence; padding is at its right end, so no token of a causal layer attends to it.
         """
-        mixed: Tensor = self.outward(_attend(*self._parts(x), mask, self.causal))
+        visible = None if sentence is None else same_sentence(sentence, sentence)
+        mixed: Tensor = self.outward(_attend(*self._parts(x), visible, self.causal))
         return mixed
 
     def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -59,7 +60,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Every target position attends to the source sentence. Keys and values come from one product."""
+    """Every target place attends to the source of its sentence. Keys and values come from one product."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
@@ -68,9 +69,10 @@ class CrossAttention(nn.Module):
         self.memory_inward = nn.Linear(shape.width, 2 * shape.attention_width)
         self.outward = nn.Linear(shape.attention_width, shape.width)
 
-    def forward(self, y: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """y (batch, target time, width), memory (batch, source time, width), mask (batch, source time) -> like y."""
-        return self.attend(y, *self.project_memory(memory), mask)
+    def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
+        """y (batch, target time, width), memory (batch, source time, width), visible (batch, target time, source time)
+        -> like y."""
+        return self.attend(y, *self.project_memory(memory), visible)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of memory, (batch, heads, source time, head width) each."""
@@ -78,11 +80,12 @@ class CrossAttention(nn.Module):
         key, value = (part.transpose(1, 2) for part in joint.unbind(2))
         return key, value
 
-    def attend(self, y: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    def attend(self, y: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
         """As ``forward``, with the keys and values of memory. y may have several adjacent rows for each of
-        theirs: the hypotheses of one sentence attend to it as if they were positions of one row."""
+        theirs: the hypotheses of one sentence attend to it as if they were places of one row. ``visible`` (batch, 1,
+        source time) is then the same for all of them."""
         query = self.inward(y).view(len(key), -1, self.heads, self.head_width).transpose(1, 2)
-        mixed: Tensor = self.outward(_attend(query, key, value, mask, causal=False))
+        mixed: Tensor = self.outward(_attend(query, key, value, visible, causal=False))
         return mixed.view_as(y)
 
     def reset_parameters(self) -> None:
@@ -128,8 +131,17 @@ def reset_linear(linear: nn.Linear, fused: int = 1, scale: float = 1.0) -> None:
     nn.init.zeros_(linear.bias)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """(batch, heads, time, 64) three times -> (batch, query time, heads * 64)."""
-    attn_mask = None if mask is None else mask[:, None, None, :]
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, is_causal=causal)
+def same_sentence(queries: Tensor, keys: Tensor) -> Tensor:
+    """Returns (batch, query time, key time) bool: where both are of one sentence. Padding, 0, counts as one."""
+    return queries[:, :, None] == keys[:, None, :]
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
+    """(batch, heads, time, 64) three times, visible (batch, query time or 1, key time) bool -> (batch, query time,
+    heads * 64)."""
+    if visible is None:
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    else:
+        visible = visible.tril() if causal else visible
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=visible[:, None])
     return mixed.transpose(1, 2).flatten(2)

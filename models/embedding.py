@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.shape import PADDING, BlockShape, TransformerShape
+from models.shape import BEGIN, END, PADDING, BlockShape, TransformerShape
 from suite.decoding.kv_cache import LayerCache
 
 
@@ -24,6 +24,19 @@ def sinusoids(length: int, width: int, like: Tensor, start: int = 0) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=1).to(like.dtype)
 
 
+def sentences(starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the sentence of each place in its row, counted from 1, int32, and its position in the sentence, int64.
+
+    ``starts`` (batch, time) bool is True where a sentence begins; the first one always begins at the first place.
+
+        starts     0 0 0 1 0 1 0 0
+        sentence   1 1 1 2 2 3 3 3
+        position   0 1 2 0 1 0 1 2
+    """
+    places = torch.arange(starts.shape[1], device=starts.device)
+    return 1 + starts.cumsum(1, dtype=torch.int32), places - torch.where(starts, places, 0).cummax(1).values
+
+
 class TokenEmbedding(nn.Module):
     """A vocabulary matrix (vocabulary, width), starting with deviation width^-0.5 and read times sqrt(width), so that
     an embedded token has unit variance."""
@@ -33,11 +46,13 @@ class TokenEmbedding(nn.Module):
         self.width, self.dropout = shape.width, shape.dropout
         self.weight = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
 
-    def embed(self, ids: Tensor, start: int = 0) -> Tensor:
-        """(batch, time) int64, at positions from ``start`` on -> (batch, time, width)."""
+    def embed(self, ids: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
+        """(batch, time) int64 -> (batch, time, width), at positions from ``start`` on, or at these (batch, time)."""
         tokens = F.embedding(ids, self.weight)
-        placed = torch.add(sinusoids(ids.shape[1], self.width, tokens, start), tokens, alpha=math.sqrt(self.width))
-        return F.dropout(placed, self.dropout, self.training)
+        vectors = sinusoids(ids.shape[1], self.width, tokens, start)
+        if positions is not None:
+            vectors = F.embedding(positions, vectors)
+        return F.dropout(torch.add(vectors, tokens, alpha=math.sqrt(self.width)), self.dropout, self.training)
 
     def reset_parameters(self) -> None:
         """Initialises the matrix. Layers that share it get the owner's values."""
@@ -45,7 +60,7 @@ class TokenEmbedding(nn.Module):
 
 
 class SourceEmbedding(TokenEmbedding):
-    """Layer 0. Turns source ids into vectors and into the mask that all attention over the source uses."""
+    """Layer 0. Turns source ids into vectors, and numbers the sentences of each row for all attention."""
 
     tied: ClassVar[dict[str, str]] = {"weight": "embedding"}
 
@@ -54,18 +69,21 @@ class SourceEmbedding(TokenEmbedding):
         self.reset_parameters()
 
     def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """source (batch, S) and target (batch, T), int64 -> x (batch, S, width), mask (batch, S) bool, target.
+        """source (batch, S) and target (batch, T), int64 -> x (batch, S, width), sentence (batch, S) int32, target.
 
-        ``mask`` is True at tokens. In a row of only padding, which fills a batch, it is True everywhere, because a
-        softmax over nothing is NaN; the loss ignores such a row. It takes an eighth of the ids' bytes.
+        A row has one or several sentences, each with ``END`` after it. ``sentence`` counts them from 1; it is 0 at
+        padding.
         """
-        present = source != PADDING
-        mask = present | ~present.any(dim=1, keepdim=True)
-        return self.embed(source), mask, target
+        starts = F.pad(source[:, :-1] == END, (1, 0))
+        sentence, positions = sentences(starts)
+        return self.embed(source, positions=positions), sentence.masked_fill(source == PADDING, 0), target
 
 
 class TargetEmbedding(TokenEmbedding):
-    """The layer between the stacks: ends the encoder with its last LayerNorm and begins the decoder."""
+    """The layer between the stacks: ends the encoder with its last LayerNorm and begins the decoder.
+
+    In each row the first target sentence translates the first source sentence, and so on.
+    """
 
     tied: ClassVar[dict[str, str]] = {"weight": "embedding"}
 
@@ -74,13 +92,19 @@ class TargetEmbedding(TokenEmbedding):
         self.memory_norm = nn.LayerNorm(shape.width)
         self.reset_parameters()
 
-    def forward(self, x: Tensor, mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (batch, S, width), mask (batch, S), target (batch, T) -> y (batch, T, width), memory like x, mask."""
-        return self.embed(target), self.memory_norm(x), mask
+    def forward(self, x: Tensor, sentence: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (batch, S, width), sentence (batch, S), target (batch, T) -> y (batch, T, width), memory like x, sentence
+        (batch, S + T): that of each source place and of each target place, in one tensor, which is one message.
 
-    def prefill(self, x: Tensor, mask: Tensor, target: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
+        Target padding counts to the sentence at the first source place: a softmax over nothing would be NaN.
+        """
+        own, positions = sentences(F.pad(target[:, 1:] == BEGIN, (1, 0)))
+        own = torch.where(target == PADDING, sentence[:, :1], own)
+        return self.embed(target, positions=positions), self.memory_norm(x), torch.cat((sentence, own), dim=1)
+
+    def prefill(self, x: Tensor, sentence: Tensor, target: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
         """As ``forward``; the cache holds the number of positions."""
-        return self(x, mask, target), LayerCache(positions=target.shape[1])
+        return self(x, sentence, target), LayerCache(positions=target.shape[1])
 
     def decode_step(self, cache: LayerCache, target: Tensor) -> tuple[Tensor]:
         """target (rows, 1) -> y (rows, 1, width), at the next position."""

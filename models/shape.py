@@ -9,7 +9,10 @@ from typing import Annotated, Protocol
 from annotated_types import Unit
 
 PADDING = 0
-"""Token id that fills the right end of short sentences; it is never attended to and never scored."""
+"""Token id that fills the right end of rows; no token attends to it, and it is never scored."""
+
+BEGIN, END = 2, 3
+"""Token ids before each target sentence and after each source sentence. They separate the sentences of a packed row."""
 
 
 class BlockShape(Protocol):

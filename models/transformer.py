@@ -2,8 +2,8 @@
 
     source embedding, L encoder layers, target embedding, L decoder layers, head
 
-Every layer's inputs are exactly the previous layer's outputs, including masks and ids, so any partition of the list is
-a pipeline.
+Every layer's inputs are exactly the previous layer's outputs, ids included, so any partition of the list is a pipeline.
+A row may have several sentences, one after the other (packing); attention stays within a sentence.
 Pre-LayerNorm: x + dropout(block(norm(x))). All projections have biases, each stack ends with a LayerNorm, and the
 softmax is untied from the shared embedding. With w = 64A the trainable values are
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.blocks import CrossAttention, FeedForward, SelfAttention, reset_linear
+from models.blocks import CrossAttention, FeedForward, SelfAttention, reset_linear, same_sentence
 from models.chunked_loss import clipped, linear_cross_entropy
 from models.embedding import SourceEmbedding, TargetEmbedding
 from models.shape import PADDING, TransformerShape
@@ -61,11 +61,11 @@ class EncoderLayer(_Block):
         self.feed = FeedForward(shape)
         self.reset_parameters()
 
-    def forward(self, x: Tensor, mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (batch, S, width), mask (batch, S) bool, target (batch, T) int64 -> the same three, x changed."""
-        x = self.add(x, self.attention(self.attention_norm(x), mask))
+    def forward(self, x: Tensor, sentence: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (batch, S, width), sentence (batch, S) int32, target (batch, T) int64 -> the same three, x changed."""
+        x = self.add(x, self.attention(self.attention_norm(x), sentence))
         x = self.add(x, self.feed(self.feed_norm(x)))
-        return x, mask, target
+        return x, sentence, target
 
 
 class DecoderLayer(_Block):
@@ -81,18 +81,22 @@ class DecoderLayer(_Block):
         self.feed = FeedForward(shape)
         self.reset_parameters()
 
-    def forward(self, y: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """y (batch, T, width), memory (batch, S, width), mask (batch, S) bool -> the same three, y changed."""
-        y = self.add(y, self.attention(self.attention_norm(y)))
-        y = self.add(y, self.source(self.source_norm(y), memory, mask))
+    def forward(self, y: Tensor, memory: Tensor, sentence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """y (batch, T, width), memory (batch, S, width), sentence (batch, S + T) int32 -> the same three, y changed."""
+        source, target = sentence[:, : memory.shape[1]], sentence[:, memory.shape[1] :]
+        y = self.add(y, self.attention(self.attention_norm(y), target))
+        y = self.add(y, self.source(self.source_norm(y), memory, same_sentence(target, source)))
         y = self.add(y, self.feed(self.feed_norm(y)))
-        return y, memory, mask
+        return y, memory, sentence
 
-    def prefill(self, y: Tensor, memory: Tensor, mask: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
-        """As ``forward``; caches the keys and values of the positions, and those of the source."""
+    def prefill(self, y: Tensor, memory: Tensor, sentence: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
+        """As ``forward`` of rows with one sentence; caches the keys and values of the positions, and those of the
+        source."""
         mixed, seen = self.attention.prefill(self.attention_norm(y))
-        cache = LayerCache(by_hypothesis=seen, by_sentence=(*self.source.project_memory(memory), mask))
-        return (self._after_attention(y + mixed, cache), memory, mask), cache
+        source = sentence[:, : memory.shape[1]]
+        visible = same_sentence(source[:, :1], source)
+        cache = LayerCache(by_hypothesis=seen, by_sentence=(*self.source.project_memory(memory), visible))
+        return (self._after_attention(y + mixed, cache), memory, sentence), cache
 
     def decode_step(self, cache: LayerCache, y: Tensor) -> tuple[Tensor]:
         """y (rows, 1, width), the rows of one sentence adjacent -> the same, y changed."""
@@ -121,11 +125,11 @@ class Head(nn.Module):
         self.project = nn.Linear(shape.width, shape.vocabulary)
         self.reset_parameters()
 
-    def forward(self, y: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """y (batch, T, width) -> logits (batch, T, vocabulary); memory and mask are not used."""
+    def forward(self, y: Tensor, memory: Tensor, sentence: Tensor) -> Tensor:
+        """y (batch, T, width) -> logits (batch, T, vocabulary); memory and sentence are not used."""
         return clipped(self.project(self.norm(y)), self.clip)
 
-    def prefill(self, y: Tensor, memory: Tensor, mask: Tensor) -> tuple[tuple[Tensor], LayerCache]:
+    def prefill(self, y: Tensor, memory: Tensor, sentence: Tensor) -> tuple[tuple[Tensor], LayerCache]:
         """y (batch, T, width) -> logits (batch, vocabulary) of the last position."""
         cache = LayerCache()
         return self.decode_step(cache, y), cache

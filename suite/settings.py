@@ -87,11 +87,6 @@ class TextSettings(FrozenRecord):
     """T in p_l ~ D_l^(1/T), the probability of language l with D_l pairs."""
     max_length: Annotated[int, Unit("tokens")] = Field(64, ge=4)
     """Longest side of a pair; longer pairs are dropped."""
-    sorted_steps: Annotated[int, Unit("steps")] = Field(1, ge=1)
-    """Steps whose pairs are sorted by length together. With more of them a mini-batch has less padding, and its
-    sentences are of more similar length."""
-    pad_to: Annotated[int, Unit("tokens")] = Field(8, ge=1)
-    """Widths of micro-batches are multiples of this: smaller ones have less padding, larger ones fewer shapes."""
     clean: bool = True
     """Whether a folder of your own text is cleaned; other corpora always are."""
     corpus_languages: tuple[str, ...] | None = Field(None, min_length=1)

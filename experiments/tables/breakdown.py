@@ -20,6 +20,7 @@ from suite.pipeline.schedule.timeline import Timeline
 from suite.training.trace import StepTrace
 
 PARTS = ("compute", "recompute", "update", "bubble", "imbalance", "communication")
+OUTSIDE = "outside the trace"
 
 
 def shares(timeline: Timeline) -> dict[str, float]:
@@ -39,6 +40,21 @@ def shares(timeline: Timeline) -> dict[str, float]:
         "imbalance": (actual_s - equal_s) / timeline.seconds,
     }
     return {**parts, "communication": 1 - sum(parts.values())}
+
+
+def slower_than_planned(planned: Timeline, measured: Sequence[Timeline], step_s: float) -> dict[str, float]:
+    """Returns by how many seconds each part of a step of ``step_s`` is longer than planned; they sum to the difference.
+
+    Parts are means over stages and over the traced steps; ``OUTSIDE`` is the time of a step before and after its trace.
+    """
+    found = dict.fromkeys((*PARTS, OUTSIDE), 0.0)
+    for timeline in measured:
+        for part, share in shares(timeline).items():
+            found[part] += share * timeline.seconds / len(measured)
+    found[OUTSIDE] = step_s - sum(found.values())
+    for part, share in shares(planned).items():
+        found[part] -= share * planned.seconds
+    return found
 
 
 def breakdown_table(name: str, traces: Sequence[StepTrace], layers: Sequence[int]) -> Table:

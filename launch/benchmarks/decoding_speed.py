@@ -19,7 +19,7 @@ from launch.inference.model_text import load_text, trained_languages
 from launch.inference.score import directions, scored_rows
 from launch.runs.store import RunFolder, find_run
 from launch.worker.cgroups import cpu_limit
-from suite.data.text.cutting import pad_to_rectangle
+from suite.data.text.packing import pad_to_rectangle
 from suite.data.text.tokenizer import END_ID, PAD_ID
 from suite.decoding.beam import LENGTH_PENALTY, SIZE
 from suite.decoding.grouping import group_by_length

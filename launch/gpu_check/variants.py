@@ -181,8 +181,8 @@ class _TrainerCache:
 _original_attend = blocks._attend
 
 
-def _unmasked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Attention of rows without padding. Always the same function, because torch.compile recompiles for another."""
+def _unmasked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
+    """Attention of rows that are one sentence each. Always the same function: torch.compile recompiles for another."""
     return _original_attend(query, key, value, None, causal)
 
 

@@ -176,12 +176,15 @@ def full_model_workload(sizes: Sizes) -> SingleStageWorkload:
 def cell_workload(sizes: Sizes, kind: type[EncoderLayer] | type[DecoderLayer]) -> SingleStageWorkload:
     """Returns consecutive layers from the middle of a T(L, H, A), as on a stage between two others.
 
-    Inputs are on the device and require gradients; the mask is all true, because rows are full.
+    Inputs are on the device and require gradients; each row is one sentence without padding.
     """
     shape = sizes.cell
     with torch.device("meta"):
         made = [kind(shape) for _ in range(sizes.cell_layers)]
     rows = Rows(sizes.rows, sizes.time, sizes.time)
+
+    def sentence_of(places: int, device: torch.device) -> Tensor:
+        return torch.ones(sizes.rows, places, dtype=torch.int32, device=device)
 
     def feed(device: torch.device) -> list[MicroBatch]:
         generator = torch.Generator(device).manual_seed(0)
@@ -191,19 +194,20 @@ def cell_workload(sizes: Sizes, kind: type[EncoderLayer] | type[DecoderLayer]) -
             return made.requires_grad_()
 
         def make_micro_batch() -> MicroBatch:
-            mask = torch.ones(sizes.rows, sizes.time, dtype=torch.bool, device=device)
             if kind is DecoderLayer:
-                return MicroBatch((make_input(), make_input(), mask), ())
+                return MicroBatch((make_input(), make_input(), sentence_of(2 * sizes.time, device)), ())
             ids = torch.ones(sizes.rows, sizes.time, dtype=torch.int64, device=device)  # passed on unread
-            return MicroBatch((make_input(), mask, ids), ())
+            return MicroBatch((make_input(), sentence_of(sizes.time, device), ids), ())
 
         return [make_micro_batch() for _ in range(sizes.micro_batches)]
 
     what = "encoder" if kind is EncoderLayer else "decoder"
     name = f"{len(made)} {what} layers of {title(shape)}"
     x, ids = torch.empty(sizes.rows, sizes.time, shape.width, device="meta", requires_grad=True), torch.empty(0)
-    mask = torch.ones(sizes.rows, sizes.time, dtype=torch.bool, device="meta")
-    inputs = (x, x, mask) if kind is DecoderLayer else (x, mask, ids)
+    meta = torch.device("meta")
+    inputs = (
+        (x, x, sentence_of(2 * sizes.time, meta)) if kind is DecoderLayer else (x, sentence_of(sizes.time, meta), ids)
+    )
     flops = _sum(count_flops(made, MeanSquare(), inputs, ()))
     return SingleStageWorkload(name, made, MeanSquare(), sizes.micro_batches, rows, flops, feed)
 

@@ -29,7 +29,7 @@ from launch.runs.store import RunFolder
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import this_machine
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
-from suite.data.text.cutting import pad_to_rectangle
+from suite.data.text.packing import pad_to_rectangle
 from suite.data.text.tokenizer import END_ID, PAD_ID
 from suite.decoding.beam import SIZE
 from suite.decoding.decode import Decoder

@@ -35,7 +35,7 @@ from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
 from launch.train.finished import after_interrupt, finished_record, how_to_go_on
 from launch.train.step_check import StepCheck
-from launch.train.summary import describe_best, describe_losses, describe_scores, describe_utilization
+from launch.train.summary import describe_best, describe_losses, describe_scores, describe_step, describe_utilization
 from launch.watching.report import update_page
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError, first_line
@@ -191,7 +191,7 @@ class _Session:
                     _show_trace(run, state.planned, self.console)
                     update_page(run, self.console, holds_lock=True)
             publish(run, "end", self.console.print)
-            _summarise(run, self.console)
+            _summarise(run, state.planned, self.console)
 
     def _run_workers(self, state: CurrentRun) -> None:
         """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers
@@ -304,13 +304,15 @@ def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
     console.print(f"trace: {run.trace} (opens in ui.perfetto.dev), plot: {run.timeline}")
 
 
-def _summarise(run: RunFolder, console: Console) -> None:
+def _summarise(run: RunFolder, planned: PlanReport, console: Console) -> None:
     record = json.loads(run.record.read_text())
     unit = record["unit"]
+    traced = [trace.timeline for trace in read_traces(run.traces) if trace.replica == 0]
     hint = f", recorded offline; to upload it: {sync_command(run)}" if unsynced_parts(run) else ""
     lines = [
         f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "
         f"({in_figures(record[f'{unit}_per_second'])} {unit}/s, {record['threads']} threads per worker)",
+        *describe_step(planned, traced, read_steps(run.metrics)),
         *describe_utilization(record),
         describe_losses(record),
         describe_scores(record),

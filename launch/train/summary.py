@@ -3,10 +3,50 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
+from experiments.planning.plan_report import PlanReport, in_seconds
+from experiments.tables.breakdown import OUTSIDE, slower_than_planned
 from launch.runs.record import perplexity
+from suite.pipeline.schedule.timeline import Timeline
+from suite.training.metrics import STEP_S
 from suite.training.utilization import Peak
+
+WARM_UPS = 2
+"""First steps that are not compared with the plan: they allocate memory and see shapes for the first time."""
+
+CLOSE = 0.1
+"""A step this close to its plan needs no explanation."""
+
+_CAUSES = {
+    "compute": "forwards and backwards (compared with layers measured alone)",
+    "recompute": "recomputed forwards (compared with layers measured alone)",
+    "update": "the update",
+    "bubble": "waiting of equal stages for each other",
+    "imbalance": "uneven stages",
+    "communication": "messages, waiting for data, and other work on the machine",
+    OUTSIDE: "work before and after a step's actions, such as its data and its records",
+}
+
+
+def describe_step(planned: PlanReport, measured: Sequence[Timeline], steps: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns one line: the median step beside the plan, and the part that differs most if they are not close.
+
+    ``measured`` are the traced steps of one replica, ``steps`` the lines of ``metrics.jsonl``.
+    """
+    seconds = [step[STEP_S] for step in steps[WARM_UPS:]]
+    if not seconds or not measured:
+        return []
+    step_s = statistics.median(seconds)
+    change = step_s / planned.step_s - 1
+    line = f"step: {in_seconds(step_s)} measured (median), {in_seconds(planned.step_s)} {planned.kind} ({change:+.0%})"
+    if abs(change) > CLOSE:
+        differences = slower_than_planned(planned.plan.timeline, measured, step_s)
+        part = max(differences, key=lambda name: differences[name] * change)
+        line += f"; most of it: {_CAUSES[part]}, {differences[part]:+.3f} s"
+    return [line]
 
 
 def describe_losses(record: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ def whole(model, source, target):
 
 
 def padded(draw, rows, width):
-    ids = torch.randint(1, 40, (rows, width), generator=torch.Generator().manual_seed(draw(st.integers(0, 999))))
+    ids = torch.randint(4, 40, (rows, width), generator=torch.Generator().manual_seed(draw(st.integers(0, 999))))
     for row in range(rows):
         ids[row, draw(st.integers(1, width)) :] = 0
     return ids
@@ -50,7 +50,7 @@ def test_all_layers_from_the_target_on_extend():
 def test_each_position_is_that_of_the_whole_forward(data):
     rows, width, first, more = (data.draw(st.integers(1, most)) for most in (4, 6, 4, 4))
     model, source = made(data.draw(st.integers(0, 99))), padded(data.draw, rows, width)
-    target = torch.randint(1, 40, (rows, first + more))
+    target = torch.randint(4, 40, (rows, first + more))
     expected = whole(model, source, target)
     part = CachedLayers(model, 0, first_cached_layer(model), CPU, mixed=False)
     (logits,), caches = part.prefill((source, target[:, :first]))
@@ -66,7 +66,7 @@ def test_moved_rows_are_those_of_the_whole_forward(data):
     """Sentences leave, hypotheses change places and fork: each row's logits are those of its own tokens."""
     sentences, width, beam = (data.draw(st.integers(1, most)) for most in (4, 5, 3))
     model, source = made(data.draw(st.integers(0, 99))), padded(data.draw, sentences, width)
-    part, words = CachedLayers(model, 0, first_cached_layer(model), CPU, mixed=False), st.integers(0, 39)
+    part, words = CachedLayers(model, 0, first_cached_layer(model), CPU, mixed=False), st.integers(4, 39)
     _, caches = part.prefill((source, torch.full((sentences, 1), 2)))
     left, texts, hypotheses = list(range(sentences)), [[[2]] for _ in range(sentences)], 1
     while left and len(texts[0][0]) < 5:
@@ -87,7 +87,7 @@ def test_moved_rows_are_those_of_the_whole_forward(data):
 
 
 def test_mixed_precision_is_that_of_training():
-    model, source, target = made(5), torch.randint(1, 40, (3, 4)), torch.randint(1, 40, (3, 4))
+    model, source, target = made(5), torch.randint(4, 40, (3, 4)), torch.randint(4, 40, (3, 4))
     part = CachedLayers(model, 0, first_cached_layer(model), CPU, mixed=True)
     (logits,), caches = part.prefill((source, target[:, :1]))
     assert logits.dtype == torch.bfloat16

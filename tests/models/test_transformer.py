@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.loss import TranslationLoss
+from models.shape import BEGIN, END
 from models.transformer import DecoderLayer, EncoderLayer, Head, TransformerShape, layers
 from suite.pipeline.model.layers import as_tuple, count_parameters, materialize, ties_of
 
@@ -30,7 +31,12 @@ def tiny(dtype: torch.dtype = torch.float64, shape: TransformerShape = TINY) -> 
 
 
 def ids(rows: int, time: int, vocabulary: int = 40) -> Tensor:
-    return torch.randint(1, vocabulary, (rows, time))
+    """Words: no id of padding, and none that separates sentences."""
+    return torch.randint(4, vocabulary, (rows, time))
+
+
+def other(words: Tensor) -> Tensor:
+    return 4 + (words - 3) % 36
 
 
 # Printed sizes of section 5 with two vocabulary matrices of 64000 x 1024, tied ones counted once. By hand, w = 64A:
@@ -63,7 +69,7 @@ def test_list_has_the_declared_length_and_ties_the_two_embeddings() -> None:
 def test_a_token_does_not_see_the_target_after_it() -> None:
     model, source, target = tiny(), ids(3, 7), ids(3, 6)
     changed = target.clone()
-    changed[:, 4] = changed[:, 4] % 39 + 1
+    changed[:, 4] = other(changed[:, 4])
     before, after = run(model, source, target), run(model, source, changed)
     assert torch.equal(before[:, :4], after[:, :4])
     assert not torch.allclose(before[:, 4:], after[:, 4:])
@@ -74,7 +80,7 @@ def test_every_target_token_sees_every_source_token() -> None:
     before = run(model, source, target)
     for place in range(5):
         changed = source.clone()
-        changed[0, place] = changed[0, place] % 39 + 1
+        changed[0, place] = other(changed[0, place])
         assert ((run(model, changed, target) - before).abs().amax(-1) > 1e-9).all()
 
 
@@ -109,22 +115,46 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         torch.testing.assert_close(alone[0], together[row], rtol=0, atol=1e-12)
 
 
-def test_ids_and_masks_pass_through_untouched() -> None:
+def test_ids_and_sentences_pass_through_untouched() -> None:
     model, source, target = tiny(), ids(3, 5), ids(3, 4)
-    source[0, 3:], source[2] = 0, 0
-    x, visible, carried = model[0](source, target)
-    assert visible.int().tolist() == [[1, 1, 1, 0, 0], [1] * 5, [1] * 5]
-    assert visible.dtype == torch.bool
+    source[0, 1], source[0, 4], source[2] = END, 0, 0
+    target[0, 0], target[0, 2], target[0, 3:], target[1, 3:] = BEGIN, BEGIN, 0, 0
+    x, sentence, carried = model[0](source, target)
+    assert sentence.tolist() == [[1, 1, 2, 2, 0], [1] * 5, [0] * 5]
+    assert sentence.dtype == torch.int32
     for layer in model[1:3]:
-        x, again, carried = layer(x, visible, carried)
-        assert again is visible
+        x, again, carried = layer(x, sentence, carried)
+        assert again is sentence
         assert carried is target
-    y, memory, again = model[3](x, visible, carried)
+    y, memory, both = model[3](x, sentence, carried)
+    assert both.tolist() == [[1, 1, 2, 2, 0, 1, 1, 2, 1], [1] * 9, [0] * 5 + [1] * 4]
     assert y.shape == (3, 4, 16)
     for layer in model[4:6]:
-        y, same, again = layer(y, memory, again)
+        y, same, again = layer(y, memory, both)
         assert same is memory
-        assert again is visible
+        assert again is both
+
+
+def test_a_packed_row_gives_each_sentence_what_a_row_of_its_own_gives() -> None:
+    torch.manual_seed(1)
+    lengths = [(3, 5), (6, 2), (4, 4)]
+    pairs = [(ids(1, source), ids(1, target)) for source, target in lengths]
+    for source, target in pairs:
+        source[0, -1], target[0, 0] = END, BEGIN
+    loss = TranslationLoss(0.1)
+
+    def gradients(rows: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+        model = tiny()
+        outputs = [run(model, *row) for row in rows]
+        sum(loss(logits, other(target))[0] for logits, (_, target) in zip(outputs, rows, strict=True)).backward()
+        return outputs, [parameter.grad for layer in model for parameter in layer.parameters()]
+
+    packed = tuple(torch.cat(side, dim=1) for side in zip(*pairs, strict=True))
+    (together,), gradients_packed = gradients([packed])
+    alone, gradients_alone = gradients(pairs)
+    torch.testing.assert_close(together, torch.cat(alone, dim=1), rtol=0, atol=1e-12)
+    for one, other_one in zip(gradients_packed, gradients_alone, strict=True):
+        torch.testing.assert_close(one, other_one, rtol=0, atol=1e-12)
 
 
 def test_logits_are_clipped_and_only_beyond_the_bound() -> None:

@@ -1,7 +1,6 @@
-"""Mini-batches of translation pairs: selection, micro-batches, tensors.
+"""Mini-batches of translation pairs: selection, rows, micro-batches, tensors.
 
-    text.sorted_steps=3    draws of steps 6, 7, 8    sorted by length    cut into 3    in random order
-                           a long  b short | c ...   b . . . . . . a     [.][.][.]     steps 6, 7, 8
+    pairs of a step  a b c d e f g    packed into rows  [a d] [b g] [c] [e f]    M = 2 micro-batches of 2 rows each
 
 A mini-batch depends on (seed, step) and on R x M, not on how replicas share the R x M micro-batches. So a run can
 resume with another R and sees the same micro-batches as long as R x M stays the same.
@@ -11,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 
 import numpy as np
 from torch import Tensor
 
-from suite.data.text.cutting import cut_evenly, pad_to_rectangle, padded
+from suite.data.text.packing import pack, pad_to_rectangle, padded
 from suite.data.text.sampling import Draw, PairSampler, temperature_weights
 from suite.data.text.splitting import TRAIN, VALID
 from suite.data.text.subset import chosen_pairs
@@ -31,20 +30,36 @@ _HELD_OUT_SEED, _HELD_OUT_TEMPERATURE = 0, 5.0
 """Seed and temperature of the validation sample: fixed, so that runs with other ones are scored on the same pairs."""
 _FETCH = 64  # pairs read at once
 
+ROW_WIDTH = 64
+"""About the fewest tokens on each side of a row. Wider rows are filled better, but attention also computes the pairs of
+places that are of different sentences."""
+
+MULTIPLE = 8
+"""Widths of rows are padded to multiples of it, so that there are few shapes."""
+
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """One direction of a pair with special tokens: source ``<2xx> ... </s>``, labels ``... </s>``."""
+class Row:
+    """One direction of a pair, or of several, with special tokens: source ``<2xx> ... </s>``, labels ``... </s>``."""
 
     source: list[int]
     labels: list[int]
 
-    def order(self, multiple: int) -> tuple[int, int, int, int]:
-        """Returns the sort key: the wider side first. This needs less padding than sorting by the sum or by one side.
-        Widths are padded to multiples."""
-        source, target = len(self.source), len(self.labels)
-        widest, both = padded(max(source, target), multiple), padded(source, multiple) + padded(target, multiple)
-        return widest, both, source, target
+    @staticmethod
+    def of(pairs: Sequence[Row]) -> Row:
+        """Returns a row of several pairs."""
+        return Row([one for pair in pairs for one in pair.source], [one for pair in pairs for one in pair.labels])
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of source and target."""
+        return len(self.source), len(self.labels)
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """The sort key: the wider side first. This needs less padding than sorting by the sum or by one side."""
+        source, target = (padded(length, MULTIPLE) for length in self.lengths)
+        return max(source, target), source + target, *self.lengths
 
 
 class TranslationBatches:
@@ -65,20 +80,18 @@ class TranslationBatches:
             data.drawn(text.languages),
             chosen_pairs(data, text, train.seed),
         )
-        self._pool: tuple[int, list[list[Example]]] | None = None
-        """The first of the steps that were sorted together last, and the examples of each."""
         self._language_ids = [data.language_id(language) for language in data.languages]
 
     def batch(self, step: int, replica: int) -> MiniBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``.
 
         A micro-batch is inputs (source (B, S), target_in (B, T)) and targets (labels (B, T)), int64, padded with 0 to
-        multiples of ``text.pad_to``. The weight counts the labels of the whole mini-batch, about
-        ``train.batch_tokens``.
+        multiples of ``MULTIPLE``. A row has one or several pairs. The weight counts the labels of the whole mini-batch,
+        about ``train.batch_tokens``.
         Raises SettingError when the mini-batch has fewer pairs than there are replicas.
         """
-        examples = self._sorted_examples(step)
-        parts = [self._tensors(part) for part in self._cut(examples, self._replicas * self._micro_batches)]
+        pairs = list(self._training_pairs(step))
+        parts = [_tensors(part) for part in self._cut(pairs, self._replicas * self._micro_batches, self._batch_tokens)]
         if len(parts) < self._replicas:
             raise SettingError(
                 f"the mini-batch of step {step} has {len(parts)} pairs for {self._replicas} replicas; "
@@ -86,7 +99,7 @@ class TranslationBatches:
             )
         counts = sizes(len(parts), self._replicas)
         offset = sum(counts[:replica])
-        return _mini_batch(parts[offset : offset + counts[replica]], _label_count(examples), offset)
+        return _mini_batch(parts[offset : offset + counts[replica]], _label_count(pairs), offset)
 
     def held_out(self, pairs: int, micro_batches: int) -> list[MiniBatch]:
         """Returns a fixed sample of ``pairs`` validation pairs in one direction, or of all pairs in both directions if
@@ -103,17 +116,16 @@ class TranslationBatches:
             scope = f" in {', '.join(self._text.languages)}" if self._text.languages else ""
             raise DataError(f"the text has no validation pairs{scope}; use a larger corpus or other languages")
         draws = self._held_out_draws(drawn)[:pairs]
-        of_language: dict[int, list[Example]] = {}
-        for draw, example in zip(draws, self._examples(VALID, draws), strict=True):
-            of_language.setdefault(draw.language, []).append(example)
+        of_language: dict[int, list[Row]] = {}
+        for draw, pair in zip(draws, self._pairs(VALID, draws), strict=True):
+            of_language.setdefault(draw.language, []).append(pair)
         most = max(1, self._batch_tokens // micro_batches)
-        parts = [
-            (self._data.languages[language], part)
-            for language in sorted(of_language)
-            for part in self._parts(self._sorted(of_language[language]), most)
-        ]
-        parts.sort(key=lambda part: self._order(part[1][-1]))  # micro-batches of similar length follow each other
-        return [self._held_out_batch(group) for group in _grouped(parts, self._batch_tokens)]
+        parts = []
+        for language, pairs_of_it in sorted(of_language.items()):
+            labels, code = _label_count(pairs_of_it), self._data.languages[language]
+            parts += [(code, part) for part in self._cut(pairs_of_it, -(-labels // most), labels)]
+        parts.sort(key=lambda part: part[1][-1].order)  # micro-batches of similar length follow each other
+        return [_held_out_batch(group) for group in _grouped(parts, self._batch_tokens)]
 
     def _held_out_draws(self, drawn: Sequence[int]) -> list[Draw]:
         """Returns all validation pairs of some languages in both directions. Of the first n, the languages have shares
@@ -130,86 +142,62 @@ class TranslationBatches:
             ]
         return [draw for _, draw in sorted(found, key=lambda entry: (entry[0], entry[1].language))]
 
-    def _sorted_examples(self, step: int) -> list[Example]:
-        """Returns the examples of a step, sorted by length."""
-        count = self._text.sorted_steps
-        first = step - step % count
-        pool = self._pool
-        if pool is None or pool[0] != first:
-            drawn = [example for each in range(first, first + count) for example in self._training_examples(each)]
-            parts = _equal_parts(self._sorted(drawn), count)
-            order = np.random.default_rng([self._seed, first]).permutation(count)
-            self._pool = pool = first, [parts[at] for at in order]
-        return pool[1][step - first]
+    def _cut(self, pairs: Sequence[Row], count: int, labels: int) -> list[list[Row]]:
+        """Packs pairs with about ``labels`` labels into ``count`` micro-batches of equally many rows, the narrowest
+        first; fewer if there are fewer pairs."""
+        each = max(1, round(labels / (count * max(ROW_WIDTH, self._text.max_length))))
+        packed = pack([pair.lengths for pair in pairs], count * each)
+        rows = sorted((Row.of([pairs[at] for at in row]) for row in packed), key=lambda row: row.order)
+        left = iter(rows)
+        return [list(islice(left, size)) for size in reversed(sizes(len(rows), count))]
 
-    def _order(self, example: Example) -> tuple[int, int, int, int]:
-        return example.order(self._text.pad_to)
-
-    def _sorted(self, examples: Iterable[Example]) -> list[Example]:
-        return sorted(examples, key=self._order)
-
-    def _training_examples(self, step: int) -> Iterator[Example]:
-        """Yields the examples of a step until their labels reach ``train.batch_tokens``."""
+    def _training_pairs(self, step: int) -> Iterator[Row]:
+        """Yields the pairs of a step until their labels reach ``train.batch_tokens``."""
         draws, labels = self._sampler.draws(step), 0
         while True:
-            for example in self._examples(TRAIN, list(islice(draws, _FETCH))):
-                yield example
-                labels += len(example.labels)
+            for pair in self._pairs(TRAIN, list(islice(draws, _FETCH))):
+                yield pair
+                labels += len(pair.labels)
                 if labels >= self._batch_tokens:
                     return
 
-    def _examples(self, split: str, draws: Sequence[Draw]) -> Iterator[Example]:
+    def _pairs(self, split: str, draws: Sequence[Draw]) -> Iterator[Row]:
         rows = self._data.token_ids(split, [draw.row for draw in draws])
         for draw, (english, translation) in zip(draws, rows, strict=True):
             if draw.from_english:
                 source, target, language_id = english, translation, self._language_ids[draw.language]
             else:
                 source, target, language_id = translation, english, self._data.english_id
-            yield Example([language_id, *source, END_ID], [*target, END_ID])
-
-    def _parts(self, examples: Sequence[Example], labels: int) -> list[list[Example]]:
-        """Splits sorted examples into parts of about ``labels`` labels or fewer."""
-        return self._cut(examples, -(-_label_count(examples) // labels))
-
-    def _cut(self, examples: Sequence[Example], count: int) -> list[list[Example]]:
-        """Splits sorted examples into ``count`` parts of even cost, shortest rows first."""
-        widths = [(len(example.source), len(example.labels)) for example in examples]
-        return [[examples[i] for i in part] for part in cut_evenly(widths, count, self._text.pad_to)]
-
-    def _held_out_batch(self, parts: Sequence[tuple[str, list[Example]]]) -> MiniBatch:
-        """Returns a mini-batch of micro-batches of one language each."""
-        groups = [(language, float(_label_count(examples))) for language, examples in parts]
-        tensors = [self._tensors(examples) for _, examples in parts]
-        weight = sum(weight for _, weight in groups)
-        inputs, targets = ([part[at] for part in tensors] for at in (0, 1))
-        return MiniBatch(inputs, targets, weight, groups=groups)
-
-    def _tensors(self, examples: Sequence[Example]) -> tuple[Tensors, Tensors]:
-        labels = self._rectangle([example.labels for example in examples])
-        target_in = self._rectangle([[BEGIN_ID, *example.labels[:-1]] for example in examples])
-        return (self._rectangle([example.source for example in examples]), target_in), (labels,)
-
-    def _rectangle(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Returns the rows as one int64 tensor (rows, padded width), filled with the padding id."""
-        return pad_to_rectangle(rows, PAD_ID, padded(max(map(len, rows)), self._text.pad_to))
+            yield Row([language_id, *source, END_ID], [*target, END_ID])
 
 
-def _equal_parts(examples: Sequence[Example], count: int) -> list[list[Example]]:
-    """Splits examples into ``count`` consecutive, non-empty parts with about as many labels each."""
-    done = np.cumsum([len(example.labels) for example in examples])
-    ends = [0]
-    for part in range(1, count):
-        end = int(np.searchsorted(done, done[-1] * part / count)) + 1
-        ends.append(min(max(end, ends[-1] + 1), len(examples) - (count - part)))
-    return [list(examples[start:end]) for start, end in pairwise([*ends, len(examples)])]
+def _held_out_batch(parts: Sequence[tuple[str, list[Row]]]) -> MiniBatch:
+    """Returns a mini-batch of micro-batches of one language each."""
+    groups = [(language, float(_label_count(rows))) for language, rows in parts]
+    tensors = [_tensors(rows) for _, rows in parts]
+    weight = sum(weight for _, weight in groups)
+    inputs, targets = ([part[at] for part in tensors] for at in (0, 1))
+    return MiniBatch(inputs, targets, weight, groups=groups)
 
 
-def _label_count(examples: Iterable[Example]) -> int:
-    return sum(len(example.labels) for example in examples)
+def _tensors(rows: Sequence[Row]) -> tuple[Tensors, Tensors]:
+    # each target sentence begins with the begin mark, where the labels before it end
+    target_in = [[BEGIN_ID, *(BEGIN_ID if id == END_ID else id for id in row.labels[:-1])] for row in rows]
+    labels = _rectangle([row.labels for row in rows])
+    return (_rectangle([row.source for row in rows]), _rectangle(target_in)), (labels,)
 
 
-def _grouped(parts: Sequence[tuple[str, list[Example]]], tokens: int) -> Iterator[list[tuple[str, list[Example]]]]:
-    group: list[tuple[str, list[Example]]] = []
+def _rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the rows as one int64 tensor (rows, padded width), filled with the padding id."""
+    return pad_to_rectangle(rows, PAD_ID, padded(max(map(len, rows)), MULTIPLE))
+
+
+def _label_count(rows: Iterable[Row]) -> int:
+    return sum(len(row.labels) for row in rows)
+
+
+def _grouped(parts: Sequence[tuple[str, list[Row]]], tokens: int) -> Iterator[list[tuple[str, list[Row]]]]:
+    group: list[tuple[str, list[Row]]] = []
     labels = 0
     for part in parts:
         own = _label_count(part[1])

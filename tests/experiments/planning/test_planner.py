@@ -47,11 +47,12 @@ def test_activations_of_a_feed_forward_layer_are_those_counted_by_hand() -> None
     rows = -(-run.train.batch_tokens // (run.pipeline.micro_batches * run.text.max_length))
     tokens, width, hidden, attention, heads = rows * run.text.max_length, 64, 128, 32, 1
     # two LayerNorms' results and two statistics each; q, k, v; the attention's result, the logarithm of a sum for each
-    # head, and its mask as numbers; hidden; two dropout masks; what each half of the layer adds up to
-    floats = 2 * width + 4 + 3 * attention + attention + heads + 1 + hidden + 2 * width + 2 * width
+    # head, and its mask as numbers, one for each key; hidden; two dropout masks; what each half of the layer adds up to
+    keys = run.text.max_length
+    floats = 2 * width + 4 + 3 * attention + attention + heads + keys + hidden + 2 * width + 2 * width
     assert encoder.activation_bytes == tokens * 4 * floats
-    assert encoder.boundary_bytes == tokens * (4 * width + 1 + 8)
-    assert encoder.gradient_bytes == tokens * 4 * width  # neither the mask nor the target's ids carry one
+    assert encoder.boundary_bytes == tokens * (4 * width + 4 + 8)
+    assert encoder.gradient_bytes == tokens * 4 * width  # neither the sentences' numbers nor the ids carry one
     matrices = 3 * attention * width + attention * width + 2 * hidden * width
     assert encoder.parameters == matrices + (3 * attention + width + hidden + width) + 4 * width
     undropped = estimated_costs(translation("pipeline.stages=1"), LAPTOP).costs[1]

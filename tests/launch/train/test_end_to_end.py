@@ -165,11 +165,11 @@ def called(monkeypatch, capsys, *arguments):
 def test_a_run_that_does_not_fit_is_rejected_before_any_worker_starts(small_machine, monkeypatch, capsys, tmp_path):
     settings = f"{SMALL} train.steps=6 pipeline.stages=2"
     arguments = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings]
-    small_machine(6 * 2**19)  # of four cores: 6 MiB for each of two workers
+    small_machine(5 * 2**19)  # of four cores: 5 MiB for each of two workers
     code, said = called(monkeypatch, capsys, *arguments)
     assert code == 2
     assert said.startswith(
-        "error: stage 0 (layers 0-5) needs 0.01 GiB, the device has 0.01 GiB; all stages share the memory"
+        "error: stage 0 (layers 0-4) needs 0.01 GiB, the device has 0.00 GiB; all stages share the memory"
     )
     assert "Traceback" not in said
     assert "workers were started" not in said

@@ -7,7 +7,7 @@ import torch
 
 from launch.backends.processes import run_processes
 from models.transformer import TransformerShape, layers
-from suite.data.text.cutting import pad_to_rectangle
+from suite.data.text.packing import pad_to_rectangle
 from suite.decoding.beam import Beam
 from suite.decoding.decode import Decoder
 from suite.decoding.grouping import group_by_length

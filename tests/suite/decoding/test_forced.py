@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from launch.inference.methods import ForcedScoring
-from suite.data.text.cutting import pad_to_rectangle
+from suite.data.text.packing import pad_to_rectangle
 from suite.decoding.decode import Decoder
 from suite.decoding.forced import ForcedDecoding
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer

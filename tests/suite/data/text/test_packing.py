@@ -1,0 +1,40 @@
+"""Packing: every pair once, as many rows as asked for, well filled."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.data.text.packing import pack
+
+sides = st.integers(1, 48)
+
+
+def test_rows_by_hand():
+    assert pack([(7, 6), (5, 8), (3, 1), (2, 2)], 2) == [[1, 2], [0, 3]]  # 8 and 9 wide, 9 and 8
+    assert pack([(1, 1)] * 12, 4) == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+
+
+@given(st.lists(st.tuples(sides, sides), min_size=1, max_size=60), st.integers(1, 12))
+def test_every_pair_is_in_one_row_and_there_are_as_many_rows_as_asked_for(lengths, rows):
+    found = pack(lengths, rows)
+    assert sorted(pair for row in found for pair in row) == list(range(len(lengths)))
+    assert all(found)
+    assert len(found) == min(rows, len(lengths))
+    assert found == pack(list(lengths), rows)
+
+
+@given(st.lists(st.tuples(sides, sides), min_size=1, max_size=60), st.integers(1, 12))
+def test_no_row_is_wider_than_an_even_share_and_one_pair(lengths, rows):
+    width = max(max(sum(lengths[pair][side] for pair in row) for side in (0, 1)) for row in pack(lengths, rows))
+    longest, both = max(map(max, lengths)), sum(map(sum, lengths))
+    assert width <= both / min(rows, len(lengths)) + longest
+
+
+@pytest.mark.parametrize(("pairs", "rows"), [(100, 16), (5000, 1000)])
+def test_rows_are_filled_well_even_if_the_sides_of_a_pair_are_unrelated(pairs, rows):
+    draws = np.random.default_rng(0)
+    lengths = [(int(1 + a), int(1 + b)) for a, b in draws.geometric(0.08, (pairs, 2)).clip(1, 47)]
+    widest = [max(sum(lengths[pair][side] for pair in row) for side in (0, 1)) for row in pack(lengths, rows)]
+    assert sum(map(sum, lengths)) / (2 * sum(widest)) > 0.85
+    assert max(widest) < 1.25 * sum(widest) / rows
