@@ -14,7 +14,7 @@ from experiments.base.experiment import Experiment
 from experiments.images.experiment import ImageExperiment
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.translation.experiment import TranslationExperiment
-from suite.settings import DocumentSettings, ImageSettings, OptimizerSettings
+from suite.settings import DocumentSettings, ImageSettings, OptimizerSettings, ScheduleName
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class TextRule:
     max_length: int = 48
     corpus_languages: tuple[str, ...] | None = None
     train_pairs: tuple[str, ...] | None = None
-    micro_batches: int = 8
+    micro_batches: int | None = None
+    """None: two for each stage. These models are so narrow that fewer and larger micro-batches are faster."""
+    schedule: ScheduleName = "auto"
     batch_tokens: int = 1024
     steps: int = 140
     checkpoint_every: int = 50
@@ -131,7 +133,7 @@ SWEEPS = {
     "laptop": SweepRule(
         TextRule(
             layers_by=6, vocabulary_by=16, corpus_languages=("da", "de", "es", "gl", "it", "nl"),
-            train_pairs=("it:3000", "nl:3000", "da:500", "gl:500"), max_length=20, micro_batches=4, batch_tokens=1024,
+            train_pairs=("it:3000", "nl:3000", "da:500", "gl:500"), max_length=20, batch_tokens=1024,
             steps=2000, checkpoint_every=500, valid_pairs=600, dropout=0.1, learning_rate=4e-3, warmup_steps=100,
             threads=1,
         ),
@@ -234,7 +236,12 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
                 }
             ),
             "pipeline": paper.pipeline.model_copy(
-                update={"stages": stages, "micro_batches": rule.micro_batches, "replicas": 1}
+                update={
+                    "stages": stages,
+                    "micro_batches": rule.micro_batches or 2 * stages,
+                    "schedule": rule.schedule,
+                    "replicas": 1,
+                }
             ),
             "optimizer": OptimizerSettings(
                 name=rule.optimizer,

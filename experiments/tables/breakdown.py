@@ -57,8 +57,8 @@ def slower_than_planned(planned: Timeline, measured: Sequence[Timeline], step_s:
     return found
 
 
-def breakdown_table(name: str, traces: Sequence[StepTrace], layers: Sequence[int]) -> Table:
-    """Returns the mean shares over the traced steps of a run with ``layers`` per stage."""
+def breakdown_table(name: str, traces: Sequence[StepTrace], layers: Sequence[int], mfu: float | None = None) -> Table:
+    """Returns the mean shares over the traced steps of a run with ``layers`` per stage, and of what ``mfu`` is made."""
     steps = [shares(trace.timeline) for trace in traces]
     stages, micro_batches = _stages_and_micro_batches(traces[0].timeline)
     paper = paper_numbers("breakdown")
@@ -80,6 +80,13 @@ def breakdown_table(name: str, traces: Sequence[StepTrace], layers: Sequence[int
         "communication is the measured rest: messages, waiting for data, other work on the machine.",
         paper["note"],
     ]
+    if mfu is not None:
+        compute = statistics.fmean(shares_of_step["compute"] for shares_of_step in steps)
+        notes.insert(
+            2,
+            f"MFU of the run {mfu:.1%} = compute {compute:.1%} x {mfu / compute:.1%}, the share of the peak that "
+            "forwards and backwards reach while they run.",
+        )
     return Table("breakdown", "Where a step's time goes", headings, rows, notes)
 
 

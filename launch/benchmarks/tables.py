@@ -159,7 +159,8 @@ def _breakdown(asked: str) -> Table:
             f"run {run.path} has no trace; start a run with one: make experiment NAME={run.path.parent.name}"
         )
     cells = json.loads(run.plan_record.read_text())["cells"]
-    return breakdown_table(f"{run.path.parent.name}/{run.path.name}", traces, cells)
+    mfu = json.loads(run.record.read_text()).get("mfu") if run.record.exists() else None
+    return breakdown_table(f"{run.path.parent.name}/{run.path.name}", traces, cells, mfu)
 
 
 def _newest_traced() -> RunFolder:

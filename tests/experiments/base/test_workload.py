@@ -28,7 +28,10 @@ SHAPE = LanguageModelShape(4, width=16, feed_forward=32, heads=2, vocabulary=50,
 
 def translation(settings: str = "", text: Path | None = None) -> Translation:
     """T(2, 128, 1) on Django's texts."""
-    base = "model.layers=2 text.corpus=django text.vocabulary=1200 text.max_length=32 train.batch_tokens=600"
+    base = (
+        "model.layers=2 text.corpus=django text.vocabulary=1200 text.max_length=32 train.batch_tokens=600 "
+        "pipeline.micro_batches=8"
+    )
     experiment, _ = resolve("t12_400m", "laptop", LAPTOP, base)
     return Translation(experiment.with_settings(settings), text)
 

@@ -30,7 +30,8 @@ from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, language, peaks
 
 
 def test_bytes_of_stages_follow_parameters_micro_batches_and_remat() -> None:
-    work = Translation(resolve("t48_1_3b_deep", "laptop", LAPTOP, "pipeline.stages=2 pipeline.remat=except_last")[0])
+    settings = "pipeline.stages=2 pipeline.micro_batches=8 pipeline.schedule=fill_drain pipeline.remat=except_last"
+    work = Translation(resolve("t48_1_3b_deep", "laptop", LAPTOP, settings)[0])
     plain = peaks(work)
     assert len(plain) == 2
     assert sum(plain) > 16 * count_parameters(work.build()[0])

@@ -22,9 +22,11 @@ ROOMY = Cluster(8, 12 * GIB, "gpu")
 
 
 def translation(settings: str = "") -> Translation:
-    """T(2, 128, 1) of 7 layers at the laptop's scale, recomputed as the paper does where nothing else is said."""
-    remat = "" if "pipeline.remat" in settings else "pipeline.remat=except_last"
-    return Translation(resolve("t12_400m", "laptop", LAPTOP, f"model.layers=2 {remat} {settings}")[0])
+    """T(2, 128, 1) of 7 layers at the laptop's scale, scheduled and recomputed as the paper does, with 8 micro-batches,
+    where nothing else is said."""
+    usual = ("pipeline.remat=except_last", "pipeline.schedule=fill_drain", "pipeline.micro_batches=8")
+    added = [setting for setting in usual if setting.partition("=")[0] not in settings]
+    return Translation(resolve("t12_400m", "laptop", LAPTOP, " ".join(["model.layers=2", *added, settings]))[0])
 
 
 def language(stages: int = 4, blocks: int = 10) -> LanguageModel:

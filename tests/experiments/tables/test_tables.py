@@ -133,6 +133,9 @@ def test_imbalance_is_the_cost_of_a_heavier_stage():
     table = breakdown_table("a/b", [StepTrace(0, 0, 0.0, timeline)], [3, 4])
     assert column(table, "part") == list(PARTS)
     assert sum(column(table, "share (measured)")) == pytest.approx(1.0)
+    assert not any("MFU" in note for note in table.notes)
+    noted = breakdown_table("a/b", [StepTrace(0, 0, 0.0, timeline)], [3, 4], mfu=0.25)
+    assert any("MFU of the run 25.0% = compute 50.0% x 50.0%" in note for note in noted.notes)  # busy 12 of 24 seconds
 
 
 def test_a_table_is_rounded_in_markdown_and_exact_in_csv(tmp_path):
