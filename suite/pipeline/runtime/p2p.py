@@ -18,6 +18,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -60,18 +61,25 @@ def wait(work: dist.Work, deadline: Deadline, what: str, device: torch.device) -
     On a GPU only the current stream waits: with a timeout NCCL would block the host until the tensor has arrived.
     """
     deadline.began_s, deadline.waiting_for = time.monotonic(), what
-    try:
+    with _explained(what, deadline):
         if device.type == "cuda":
             work.wait()
         else:
             work.wait(timedelta(seconds=deadline.seconds))
+    deadline.waiting_for, deadline.ended_s = "", time.monotonic()
+    deadline.waited_s += deadline.ended_s - deadline.began_s
+
+
+@contextmanager
+def _explained(what: str, deadline: Deadline) -> Iterator[None]:
+    """Raises StallError instead of the library's error for a message that timed out or lost its peer."""
+    try:
+        yield
     except RuntimeError as error:
         explained = as_stall_error(error, what, deadline.seconds)
         if explained is error:
             raise
         raise explained from error
-    deadline.waiting_for, deadline.ended_s = "", time.monotonic()
-    deadline.waited_s += deadline.ended_s - deadline.began_s
 
 
 def as_stall_error(error: RuntimeError, what: str, seconds: float) -> RuntimeError | StallError:
@@ -88,7 +96,8 @@ def as_stall_error(error: RuntimeError, what: str, seconds: float) -> RuntimeErr
 
 def recv_into(tensor: Tensor, source: int, group: Group, tag: int, deadline: Deadline, what: str) -> None:
     """Receives one tensor; waits for it as ``wait`` does."""
-    work = dist.irecv(tensor, source, group=group, tag=tag)
+    with _explained(what, deadline):  # a receive fails at once if the peer's connection is closed
+        work = dist.irecv(tensor, source, group=group, tag=tag)
     if work is not None:
         wait(work, deadline, what, tensor.device)
 
@@ -108,7 +117,8 @@ class InflightSends:
             if tensor.numel() == 0:
                 continue
             tensor = contiguous_view(tensor)
-            work = dist.isend(tensor, target, group=group, tag=tag + at)
+            with _explained(what, self._deadline):
+                work = dist.isend(tensor, target, group=group, tag=tag + at)
             if work is not None:
                 works.append((work, tensor))
         self._messages.append((works, what))
@@ -141,11 +151,14 @@ class RecvQueue:
             return
         micro_batch, specs = message
         tensors = tuple(spec.empty(self._device) for spec in specs)
-        works = [
-            dist.irecv(contiguous_view(tensor), self._source, group=self._group, tag=_tag(self._step, micro_batch, at))
-            for at, tensor in enumerate(tensors)
-            if tensor.numel()
-        ]
+        with _explained(f"{self._what} of micro-batch {micro_batch}", self._deadline):
+            works = [
+                dist.irecv(
+                    contiguous_view(tensor), self._source, group=self._group, tag=_tag(self._step, micro_batch, at)
+                )
+                for at, tensor in enumerate(tensors)
+                if tensor.numel()
+            ]
         self._posted.append((micro_batch, tensors, [work for work in works if work is not None]))
 
     def recv(self, micro_batch: int) -> Tensors:

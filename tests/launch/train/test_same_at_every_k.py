@@ -33,8 +33,11 @@ def trained(tmp_path_factory):
     done = {}
 
     def train(settings, stop=None):
-        if "pipeline.remat" not in settings:  # a run's own is the plan's to say
-            settings += " pipeline.remat=except_last"
+        # a run's own are the plan's to say
+        usual = ("pipeline.remat=except_last", "pipeline.schedule=fill_drain", "pipeline.micro_batches=8")
+        for setting in usual:
+            if setting.partition("=")[0] not in settings:
+                settings += f" {setting}"
         if (settings, stop) not in done:
             experiment = for_laptop(find("t48_1_3b_deep"), Cluster(2, 2**33, "cpu")).with_settings(BASE + settings)
             prepare(experiment.text, root / "cache", print)

@@ -5,14 +5,16 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from launch.backends.processes import run_processes
 from models.synthetic import SquareLoss, SyntheticLayer
-from suite.errors import StallError, WorkerError
+from suite.errors import NeighbourLostError, StallError, WorkerError
 from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.p2p import Deadline, InflightSends
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.suite.pipeline.build import build, join, mini_batch, unpartitioned
@@ -235,6 +237,17 @@ def test_a_stage_whose_neighbour_died_does_not_hang():
     ):  # not that 0 lost it
         run_processes(vanish, 2)
     assert time.monotonic() - begin < 30
+
+
+def test_a_send_over_a_connection_that_is_already_closed_is_a_lost_neighbour(monkeypatch):
+    """gloo's words; whether it fails already at the send depends on when it notices the other end."""
+
+    def closed(*args, **kwargs):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:6566")
+
+    monkeypatch.setattr(dist, "isend", closed)
+    with pytest.raises(NeighbourLostError, match="the gradients of micro-batch 2; that process has ended"):
+        InflightSends(Deadline(1.0)).post([torch.ones(1)], 1, None, 0, "the gradients of micro-batch 2")
 
 
 def test_as_tuple_takes_both_forms():
