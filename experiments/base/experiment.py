@@ -42,7 +42,7 @@ def checked_shape(kind: type) -> Any:
     return check
 
 
-FORMAT = 2
+FORMAT = 3
 """Of an experiment's file. Raise it when settings are renamed: runs of another format are refused."""
 
 
