@@ -43,7 +43,7 @@ def checked_shape(kind: type) -> Any:
 
 
 FORMAT = 3
-"""Of an experiment's file. Raise it when settings are renamed: runs of another format are refused."""
+"""Of an experiment's file. Raise it when settings are renamed or removed: runs of another format are refused."""
 
 
 class Experiment(FrozenRecord):

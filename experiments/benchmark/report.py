@@ -46,8 +46,8 @@ def summary(result: Result) -> Table:
             f"Undecided: fewer than {FEWEST_ROUNDS} rounds, too few for an interval.",
             "The fastest peer is the one with the lowest ratio in these rounds. Where several peers are close, the "
             "choice makes the ratio a little too low, so it favours the peers.",
-            "Alike: peers that recompute like it. In its memory: peers whose peak is at most 1% above its own, or "
-            "above the limit of its plan.",
+            "Alike: peers that recompute like it. In its memory: peers whose peak is at most 1% above its own; for an "
+            "entrant planned under a memory limit, at most 1% above that limit.",
         ],
     )  # fmt: skip
 

@@ -10,12 +10,10 @@ from typing import Any
 from experiments.planning.plan_report import PlanReport, in_seconds
 from experiments.tables.breakdown import OUTSIDE, slower_than_planned
 from launch.runs.record import perplexity
+from launch.train.step_check import WARM_UPS
 from suite.pipeline.schedule.timeline import Timeline
 from suite.training.metrics import STEP_S
 from suite.training.utilization import Peak
-
-WARM_UPS = 2
-"""First steps that are not compared with the plan: they allocate memory and see shapes for the first time."""
 
 CLOSE = 0.1
 """A step this close to its plan needs no explanation."""

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from models.loss import TranslationLoss
-from models.shape import BEGIN, END
+from models.shape import BEGIN, END, PADDING
 from models.transformer import DecoderLayer, EncoderLayer, Head, TransformerShape, layers
+from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
 from suite.pipeline.model.layers import as_tuple, count_parameters, materialize, ties_of
 
 TINY = TransformerShape(layers=2, width=16, feed_forward=24, heads=2, vocabulary=40, head_width=8, dropout=0.0)
@@ -64,6 +65,10 @@ def test_list_has_the_declared_length_and_ties_the_two_embeddings() -> None:
     assert [index for index, layer in enumerate(model) if ties_of(layer)] == [0, 3]
     assert ties_of(model[0]) == ties_of(model[3]) == {"weight": "embedding"}
     assert model[0].weight.shape == model[3].weight.shape == (40, 16)
+
+
+def test_ids_that_the_model_reads_are_the_tokenizers() -> None:
+    assert (PADDING, BEGIN, END) == (PAD_ID, BEGIN_ID, END_ID)
 
 
 def test_a_token_does_not_see_the_target_after_it() -> None:

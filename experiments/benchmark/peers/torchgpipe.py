@@ -25,7 +25,7 @@ def torchgpipe_refusal(work: BenchWorkload, checkpoint: str) -> str | None:
     if importlib.util.find_spec("torchgpipe") is None:
         return "torchgpipe is not installed: pip install 'gpipe-suite[peers]'"
     if work.name == "translation" and checkpoint != "never":
-        return "its recomputing backward needs a gradient for every tensor between stages, and ids and masks have none"
+        return "its recomputing backward needs a gradient for every tensor between stages, and ids have none"
     if work.replicas > 1:
         return "one process: no replicas"
     if work.name == "sleeping" and work.stages > MAX_STAGES:

@@ -174,7 +174,7 @@ class LanguageModelWork(BenchWorkload):
 
 @dataclass(frozen=True)
 class TranslationWork(BenchWorkload):
-    """The encoder-decoder T(L, H, A): different layers, and ids and masks beside activations between them."""
+    """The encoder-decoder T(L, H, A): different layers, and ids beside activations between them."""
 
     layers: int = 4
     width: int = 192
