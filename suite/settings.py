@@ -9,10 +9,20 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from annotated_types import Unit
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator
 
 Remat = Literal["always", "except_last", "never", "auto"]
 ScheduleName = Literal["fill_drain", "1f1b", "interleaved", "zero_bubble", "csv", "auto"]
+
+
+AUTO = 0
+"""The value of ``pipeline.micro_batches`` until the plan has chosen it. A run's saved experiment never has it."""
+
+MicroBatches = Annotated[
+    int,
+    BeforeValidator(lambda value: AUTO if value == "auto" else value),
+    PlainSerializer(lambda count: count or "auto"),
+]
 
 
 class FrozenRecord(BaseModel):
@@ -26,8 +36,9 @@ class PipelineSettings(FrozenRecord):
 
     stages: int = Field(1, ge=1)
     """K: pipeline stages, each on one device."""
-    micro_batches: int = Field(4, ge=1)
-    """M: micro-batches in each replica's share of a mini-batch."""
+    micro_batches: MicroBatches = Field(4, ge=AUTO)
+    """M: micro-batches in each replica's share of a mini-batch; auto, or 0, lets the plan
+    choose it."""
     replicas: int = Field(1, ge=1)
     """R: data-parallel copies of the whole pipeline."""
     schedule: ScheduleName = "fill_drain"

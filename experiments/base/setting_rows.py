@@ -35,13 +35,14 @@ def describe_settings(record: type[BaseModel]) -> list[Setting]:
 
 def values(record: BaseModel) -> dict[str, str]:
     """Returns the value of every setting of a record, as ``SET=`` takes it."""
-    return {path: overrides.as_typed(_value(record, path)) for path in overrides.paths(type(record))}
+    sections = record.model_dump()
+    return {path: overrides.as_typed(_value(sections, path)) for path in overrides.paths(type(record))}
 
 
-def _value(record: BaseModel, path: str) -> Any:
-    value: Any = record
+def _value(sections: dict[str, Any], path: str) -> Any:
+    value: Any = sections
     for name in path.split("."):
-        value = getattr(value, name)
+        value = value[name]
     return value
 
 

@@ -72,7 +72,7 @@ class Custom(ExperimentWorkload):
         """What the layers, the loss and the data stumble over, tried on the rows of the smallest micro-batch."""
         experiment, pipeline = self.experiment, self.pipeline
         try:
-            least = sizes(self._rows(), pipeline.replicas * pipeline.micro_batches)[-1]
+            least = sizes(self._rows(), pipeline.replicas * max(1, pipeline.micro_batches))[-1]
         except SuiteError as error:
             return [str(error)]
         errors = _layer_errors(experiment.source, experiment.train.seed, experiment.train.batch_rows, least)

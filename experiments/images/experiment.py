@@ -12,7 +12,7 @@ from experiments.base.experiment import Experiment, checked_shape
 from models.amoebanet import AmoebaNetShape, layers
 from models.loss import ClassificationLoss
 from suite.pipeline.model.microbatch import sizes
-from suite.settings import ImageSettings, ImageTrainSettings
+from suite.settings import AUTO, ImageSettings, ImageTrainSettings
 from suite.training.validation import Criterion
 
 
@@ -31,6 +31,8 @@ class ImageExperiment(Experiment):
 
     def setting_errors(self) -> list[str]:
         """BatchNorm needs two values per channel in every micro-batch."""
+        if self.pipeline.micro_batches == AUTO:
+            return []
         rows = min(sizes(self.train.batch_images, self.pipeline.replicas * self.pipeline.micro_batches))
         last = self.model.last_size(self.images.size)
         if rows * last * last > 1:

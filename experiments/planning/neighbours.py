@@ -10,9 +10,20 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.workload import Workload
 from suite.errors import SettingError
+from suite.settings import AUTO
 
 Change = tuple[Workload, str]
 """A workload, and the settings that make it."""
+
+
+def numbers_of_micro_batches(work: Workload) -> Iterator[Workload]:
+    """Yields the workload with K, 2K, 4K, ... and 64K micro-batches, as long as each has an example; at least one."""
+    pipeline = work.pipeline
+    for power in range(7):
+        count = pipeline.stages << power
+        if power and count * pipeline.replicas > work.examples:
+            return
+        yield work.with_pipeline(pipeline.model_copy(update={"micro_batches": count}))
 
 
 def kinds_of_change(work: Workload, cluster: Cluster, layers: int) -> Iterator[Iterator[Change]]:
@@ -81,9 +92,10 @@ def limit_replicas_to_cluster(work: Workload, cluster: Cluster) -> tuple[Workloa
         return work, ()
     count = -(-pipeline.micro_batches * pipeline.replicas // replicas)
     changed = pipeline.model_copy(update={"replicas": replicas, "micro_batches": count})
+    more = "" if count == AUTO else f" and M {pipeline.micro_batches} -> {count}"
     note = (
-        f"R {pipeline.replicas} -> {replicas} and M {pipeline.micro_batches} -> {count}: "
-        f"{cluster.devices} devices hold {replicas} x {pipeline.stages} stages; the mini-batch stays the same"
+        f"R {pipeline.replicas} -> {replicas}{more}: {cluster.devices} devices hold {replicas} x {pipeline.stages} "
+        "stages; the mini-batch stays the same"
     )
     return work.with_pipeline(changed), (note,)
 

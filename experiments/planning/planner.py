@@ -13,7 +13,7 @@ from functools import lru_cache
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable, Workload
-from experiments.planning.neighbours import kinds_of_change
+from experiments.planning.neighbours import kinds_of_change, numbers_of_micro_batches
 from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, in_seconds
 from suite.errors import BusyError, PlacementError, PlanError, SettingError, SuiteError
 from suite.log import Log
@@ -25,7 +25,7 @@ from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import check_memory, least_limit, make_plan
 from suite.pipeline.planning.simulate import Link, Links
-from suite.settings import PipelineSettings
+from suite.settings import AUTO, PipelineSettings
 
 RESERVE = 0.05
 """The share of each accelerator's memory that a plan leaves free for fragmentation and for libraries beyond CUDA's
@@ -91,18 +91,17 @@ def plan_workload(
     Raises PlanError with all faults, of devices and of memory, and with the closest plans that fit, each with all its
     settings.
     """
-    if faults := work.setting_errors() or _frozen_errors(
-        work
-    ):  # other numbers of devices or micro-batches would not help
+    smallest = _with_most_micro_batches(work)
+    if faults := smallest.setting_errors() or _frozen_errors(smallest):  # other numbers of devices would not help
         raise PlanError(faults, notes=notes)
     try:
         log(f"the plan of {work.name}")
         return try_plan(work, cluster, cost_model, notes)
     except PlanError as fault:
-        process = 0 if row_errors(work) else _process_bytes(work, cluster, cost_model)
-        suggestions = suggest_changes(work, cluster, process, log)
+        process = 0 if row_errors(smallest) else _process_bytes(smallest, cluster, cost_model)
+        suggestions = suggest_changes(smallest, cluster, process, log)
         remedies = [f'SET="{_merged(given, settings)}": {gain}' for settings, gain in suggestions]
-        all_notes = notes if remedies else (*notes, *_memory_note(work, cluster))
+        all_notes = notes if remedies else (*notes, *_memory_note(smallest, cluster))
         raise PlanError(fault.errors, remedies, all_notes) from None
 
 
@@ -113,6 +112,11 @@ def _frozen_errors(work: Workload) -> list[str]:
     except SettingError as fault:
         return [str(fault)]
     return []
+
+
+def _with_most_micro_batches(work: Workload) -> Workload:
+    """Returns the workload with a number of micro-batches: if the plan may choose it, with the smallest ones."""
+    return work if work.pipeline.micro_batches != AUTO else list(numbers_of_micro_batches(work))[-1]
 
 
 def _memory_note(work: Workload, cluster: Cluster) -> Iterator[str]:
@@ -133,6 +137,7 @@ def _memory_note(work: Workload, cluster: Cluster) -> Iterator[str]:
 def least_memory(work: Workload, cluster: Cluster) -> int | None:
     """Returns the least memory of each device in bytes, reserve included, in tenths of a GiB; None if no memory is
     enough. Costs are estimated."""
+    work = _with_most_micro_batches(work)
     layer_costs = estimated_costs(work, cluster)
     each = bytes_per_parameter(work.optimizer, work.pipeline.replicas)
     if not _shares_cores(cluster):
@@ -190,6 +195,39 @@ def _merged(given: str, settings: str) -> str:
 
 def try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = ()) -> PlanReport:
     """Like ``plan_workload``, without suggestions."""
+    if work.pipeline.micro_batches != AUTO:
+        return _try_plan(work, cluster, cost_model, notes)
+    return _with_fastest_micro_batches(work, cluster, cost_model, notes)
+
+
+def _with_fastest_micro_batches(
+    work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]
+) -> PlanReport:
+    """Plans with K, 2K, 4K, ... micro-batches until a step takes longer: more of them leave a smaller bubble, but each
+    has fixed costs. Returns the fastest plan. Raises PlanError when none fits."""
+    plans: list[PlanReport] = []
+    fault: PlanError | None = None
+    for choice in numbers_of_micro_batches(work):
+        try:
+            plans.append(_try_plan(choice, cluster, cost_model, notes))
+        except PlanError as error:
+            if plans:
+                break
+            fault = error
+            continue
+        if len(plans) > 1 and plans[-1].step_s > plans[-2].step_s:
+            break
+    if not plans:
+        assert fault is not None, "at least one number was tried"
+        raise fault  # of the smallest micro-batches
+    best = min(plans, key=lambda plan: plan.step_s)
+    steps = ", ".join(f"{in_seconds(plan.step_s)} with M = {plan.work.pipeline.micro_batches}" for plan in plans)
+    more = f"; fewer than {plans[0].work.pipeline.micro_batches} do not fit" if fault is not None else ""
+    note = f"the plan chose M = {best.work.pipeline.micro_batches}: a step takes {steps}{more}"
+    return replace(best, notes=(*best.notes, note))
+
+
+def _try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]) -> PlanReport:
     pipeline = work.pipeline
     faults = work.setting_errors()
     if faults:

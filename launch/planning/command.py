@@ -105,5 +105,6 @@ def _experiment(name: str, cluster: Cluster, scale: RequestedScale, settings: st
         return _PlanRequest(work, settings)
     changed, notes = limit_replicas_to_cluster(work, cluster)
     pipeline = changed.pipeline
-    added = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={pipeline.micro_batches}" if notes else ""
+    count = pipeline.micro_batches or "auto"
+    added = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={count}" if notes else ""
     return _PlanRequest(changed, settings + added, notes)

@@ -43,6 +43,7 @@ from suite.log import Log
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.timeline import text
+from suite.settings import AUTO
 from suite.training.checkpoint import Choice, list_checkpoints
 from suite.training.checkpoint.object_store import check_url
 from suite.training.metrics import read_steps
@@ -65,6 +66,8 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
         chosen = with_changes(find(name), prepared)
     session = _Session(backend, console)
     planned = session.plan(chosen, settings)
+    if chosen.pipeline.micro_batches == AUTO:
+        chosen = with_changes(find(name), _with_planned_micro_batches(chosen, planned))
     run = new_run(chosen.name)
     session.train(run, chosen, planned)
     return run
@@ -74,7 +77,7 @@ def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launch
     """Runs a resolved experiment; ``make_run`` creates its folder once it is planned. Raises as ``start`` does."""
     chosen, session = _prepare(chosen, console), _Session(select_backend(launcher), console)
     planned = session.plan(chosen)
-    session.train(make_run(), chosen, planned)
+    session.train(make_run(), _with_planned_micro_batches(chosen, planned), planned)
 
 
 def resume(name: str, settings: str, launcher: str, console: Console, choice: Choice = None) -> None:
@@ -109,6 +112,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
         )
     session = _Session(select_backend(launcher), console)
     planned = session.plan(_with_planned_schedule(run, before, chosen), settings)
+    chosen = _with_planned_micro_batches(chosen, planned)
     session.train(run, chosen, planned, resumed=True, checkpoint_step=step)
 
 
@@ -122,6 +126,12 @@ def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experimen
         return chosen
     schedule = {"schedule": plan["schedule"], "virtual_stages": plan["virtual_stages"]}
     return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=schedule)})
+
+
+def _with_planned_micro_batches(chosen: Experiment, planned: PlanReport) -> Experiment:
+    """Returns the experiment with the number of micro-batches that the plan chose, or with its own."""
+    count = {"micro_batches": planned.work.pipeline.micro_batches}
+    return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=count)})
 
 
 def _prepare(chosen: Experiment, console: Console) -> Experiment:

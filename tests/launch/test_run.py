@@ -1,6 +1,7 @@
 """``from launch import run``: a file that trains itself, and errors that its author can catch."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,8 +29,9 @@ def guarded():
         run(small, "train.step=3")
     except SuiteError as error:
         print("caught:", error)
-    done = run(small, "train.steps=3 tracking.wandb=disabled")
+    done = run(small, "train.steps=3 pipeline.micro_batches=auto tracking.wandb=disabled")
     print("result:", done.record["steps"], done.record["K"])
+    print("chosen:", [line for line in (done.folder / "experiment.toml").read_text().splitlines() if "micro_" in line])
     print("folder:", (done.folder / "metrics.jsonl").exists(), "ray" in sys.modules)
 
 if __name__ == "__main__":
@@ -50,13 +52,14 @@ def test_a_file_trains_what_it_defines(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "caught: train.step is not a setting; did you mean train.steps" in done.stdout
     assert "result: 3 1" in done.stdout
+    assert re.search(r"chosen: .*'micro_batches = [124]'\]", done.stdout), "by the plan, of 4 rows"
     assert "folder: True False" in done.stdout, "the run's files; no ray"
 
 
 def test_a_file_that_calls_run_when_it_is_imported_is_refused(tmp_path):
     (tmp_path / "own.py").write_text(OWN.replace('if __name__ == "__main__":\n    guarded()', "run(small)"))
     done = python(tmp_path, "own.py")
-    assert "own.py cannot be imported at line 23: SettingError: run is called while the file is imported" in done.stderr
+    assert "own.py cannot be imported at line 24: SettingError: run is called while the file is imported" in done.stderr
 
 
 def nested():

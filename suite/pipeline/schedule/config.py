@@ -150,7 +150,7 @@ def _csv_errors(pipeline: PipelineSettings, layers: int) -> list[str]:
     except SettingError as error:
         return [f"pipeline.schedule_rows cannot run: {error}"]
     errors = [
-        f"pipeline.{name} is {getattr(pipeline, name)}, the schedule's file has {value}; "
+        f"pipeline.{name} is {getattr(pipeline, name) or 'auto'}, the schedule's file has {value}; "
         "leave it out, or set another pipeline.schedule"
         for name, value in wanted.items()
         if getattr(pipeline, name) != value

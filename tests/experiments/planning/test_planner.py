@@ -274,3 +274,33 @@ def test_devices_that_others_hold_are_no_fault_of_the_plan() -> None:
 
     with pytest.raises(BusyError, match="others measure"):
         plan_workload(translation("pipeline.stages=2"), LAPTOP, busy)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_the_plan_chooses_the_number_of_micro_batches_that_makes_a_step_the_shortest(stages: int) -> None:
+    settings = f"pipeline.stages={stages} pipeline.micro_batches="
+    cluster = parse_cluster("1x8xH100", LAPTOP)
+    planned = try_plan(translation(f"{settings}auto"), cluster, estimated_costs)
+    chosen = planned.work.pipeline.micro_batches
+    given = {
+        count: try_plan(translation(f"{settings}{count}"), cluster, estimated_costs).step_s
+        for count in (stages << power for power in range(4))
+    }
+    assert chosen == min(given, key=lambda count: given[count])
+    assert planned.step_s == given[chosen]
+    (note,) = [line for line in planned.notes if line.startswith(f"the plan chose M = {chosen}: a step takes ")]
+    assert f"with M = {stages}, " in note
+
+
+def test_micro_batches_that_do_not_fit_are_not_chosen_and_if_none_fits_the_smallest_are_refused() -> None:
+    work = translation("pipeline.stages=2 pipeline.micro_batches=auto train.batch_tokens=16384")
+    each = {
+        count: max(peaks(work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": count}))))
+        for count in (2, 4, 128)
+    }
+    room = replace(ROOMY, bytes_per_device=int((each[2] + each[4]) / 2 / 0.95))
+    planned = try_plan(work, room, estimated_costs)
+    assert planned.work.pipeline.micro_batches >= 4
+    assert planned.notes[-1].endswith("; fewer than 4 do not fit")
+    fault = refused(work, replace(ROOMY, bytes_per_device=each[128] // 2))
+    assert "does not fit" in str(fault) or "needs" in str(fault)
