@@ -16,7 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.benchmark.peers.workload import BenchWorkload, LanguageModelWork, SyntheticWork, TranslationWork
+from experiments.benchmark.peers.workload import (
+    BenchWorkload,
+    LanguageModelWork,
+    OverheadWork,
+    SyntheticWork,
+    TranslationWork,
+)
 from suite.errors import SettingError, nearest
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.partition import cell_ranges
@@ -62,6 +68,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "layers": (Case(LanguageModelWork(2, 8), own_processes=True),),
     "translation": (Case(TranslationWork(2, 8), steps=4, own_processes=True),),
+    "overhead": tuple(Case(OverheadWork(k, 32), steps=8) for k in (1, 2)),
     "replicas": (Case(SyntheticWork(2, 8, replicas=2, parameters=1 << 20)),),
 }
 

@@ -102,6 +102,8 @@ def _notes(result: Result) -> list[str]:
         "compare medians only between entrants with equal rounds; ratios are taken within rounds. A step is forward "
         "and backward of one mini-batch, gradients averaged over replicas, no update; its time is that of the slowest "
         "worker.",
+        f"A stage has {2 * work.micro_batches} forwards and backwards in a step, recomputes aside: 1 ms a step is "
+        f"{1e3 / (2 * work.micro_batches):.3g} µs for each.",
         "Ideal fill-drain: without message times, (M+K-1)(F+B) + (M-1)R with recompute, (M+K-1)(F+B) without, from "
         "F, R, B measured alone. Other schedules can be faster.",
         "Peak: bytes that a step allocates (activations, messages, gradients), on the stage with the highest peak.",

@@ -53,10 +53,17 @@ class Suite:
         self._engine.optimizer.clear()
 
 
+WITH_ACTIVATIONS = ("sleeping", "layers", "translation", "replicas")
+"""Workloads whose memory is more than what plans do not count."""
+
+
 def _suite(name: str, memory_of: str | None = None, **settings: str | int) -> Entrant:
     recomputes = settings["remat"] != "never" and memory_of is None
     given = tuple(settings.items())
-    return Entrant(name, partial(Suite, name=name), recomputes, ours=True, settings=given, memory_of=memory_of)
+    workloads = WITH_ACTIVATIONS if memory_of is not None else ()
+    return Entrant(
+        name, partial(Suite, name=name), recomputes, ours=True, settings=given, memory_of=memory_of, workloads=workloads
+    )
 
 
 RECOMPUTED, AHEAD = "suite fill-drain, recomputed", "suite 1F1B"

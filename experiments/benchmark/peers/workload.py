@@ -136,6 +136,34 @@ class SyntheticWork(BenchWorkload):
 
 
 @dataclass(frozen=True)
+class OverheadWork(BenchWorkload):
+    """2K layers of one weight each, over one number: a step takes only what the pipeline itself does."""
+
+    @property
+    def name(self) -> str:
+        """``overhead``."""
+        return "overhead"
+
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
+        """Products of 1 x 1 and a squared error."""
+        with torch.device("meta"):
+            return [nn.Linear(1, 1, bias=False) for _ in range(PARTS * self.stages)], SquareError()
+
+    def full_batch(self) -> tuple[Tensors, Tensor]:
+        """Random numbers."""
+        return (_normal(0, self.rows, 1),), _normal(1, self.rows, 1)
+
+    def weight(self) -> float:
+        """The number of values."""
+        return float(self.rows)
+
+    @property
+    def micro_batch_rows(self) -> int:
+        """One."""
+        return 1
+
+
+@dataclass(frozen=True)
 class LanguageModelWork(BenchWorkload):
     """Blocks of the language model, without embedding and head: equal layers, one tensor between them."""
 
