@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from models.blocks import _attend
 from models.loss import TranslationLoss
 from models.shape import BEGIN, END, PADDING
 from models.transformer import DecoderLayer, EncoderLayer, Head, TransformerShape, layers
@@ -109,6 +110,25 @@ def test_a_row_of_padding_is_finite_forward_and_backward(dtype: torch.dtype) -> 
         for name, parameter in layer.named_parameters():
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_in_bf16_is_computed_in_fp32_on_a_cpu(autocast: bool, causal: bool) -> None:
+    query, key, value = (torch.randn(2, 2, 5, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    visible = torch.ones(2, 5, 5, dtype=torch.bool).tril()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        mixed = _attend(query, key, value, visible, causal)
+    wide = [tensor.detach().float().requires_grad_() for tensor in (query, key, value)]
+    expected = _attend(*wide, visible, causal)
+    assert torch.equal(mixed, expected.to(torch.bfloat16))
+    gradient = torch.randn(2, 5, 16).to(torch.bfloat16)
+    mixed.backward(gradient)
+    expected.backward(gradient.float())
+    for narrow, each in zip((query, key, value), wide, strict=True):
+        assert narrow.grad is not None
+        assert each.grad is not None
+        assert torch.equal(narrow.grad, each.grad.to(torch.bfloat16))
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
