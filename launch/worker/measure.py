@@ -49,7 +49,8 @@ def measure_layers(
     load = os.getloadavg()[0]
     keep_freed_memory()  # as a run's workers do
     device = init_process_group(rank, world, rendezvous, threads, rank if use_gpu else None)
-    process_bytes = _process_bytes(device)
+    sample = workload.sample()
+    process_bytes = _process_bytes(device)  # with the open data, which a run's workers have too
     layers, loss = workload.build()
 
     def majority(vote: bool) -> bool:
@@ -61,7 +62,7 @@ def measure_layers(
     costs = profile(
         layers,
         loss,
-        workload.sample(),
+        sample,
         device,
         settings.precision,
         lambda m: single_device_update(m, settings),

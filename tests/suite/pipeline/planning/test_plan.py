@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -259,6 +260,27 @@ def test_a_real_run_needs_the_bytes_of_its_plan(kind, cells, settings, tmp_path)
     """
     # of each cell as many messages count as may be under way, and two cells never fill both rooms at once
     assert_memory_matches_plan(kind, cells, settings, tmp_path, most=1.15 if "virtual_stages" in settings else 1.10)
+
+
+@dataclass(frozen=True)
+class WithData(Small):
+    """Opens 64 MB of data."""
+
+    def sample(self) -> Sample:
+        data.append(np.ones(8 << 20))
+        return super().sample()
+
+
+data: list[np.ndarray] = []
+
+
+def test_the_bytes_of_a_process_include_its_open_data(tmp_path):
+    given = "transformer", PipelineSettings(), OptimizerSettings()
+    without, with_data = (
+        run_processes(measure_at_once, 1, kind(*given), 1, False, tmp_path / "measuring.log")[0].process_bytes
+        for kind in (Small, WithData)
+    )
+    assert 60e6 < with_data - without < 80e6
 
 
 def assert_memory_matches_plan(kind, cells, settings, tmp_path, most):
