@@ -10,6 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from models.shape import BlockShape, TransformerShape
 
@@ -143,11 +144,16 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, c
     if visible is not None:
         mask = (visible.tril() if causal else visible)[:, None]
         causal = False
-    if query.is_cpu and query.dtype == torch.bfloat16:
-        # the backward of torch's CPU kernel (2.13) takes two to five times longer in bf16 than in fp32
+    if _is_slow_in_bf16(query):
         with torch.autocast("cpu", enabled=False):
             mixed = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), mask, is_causal=causal)
         mixed = mixed.to(query.dtype)
     else:
         mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
     return mixed.transpose(1, 2).flatten(2)
+
+
+def _is_slow_in_bf16(query: Tensor) -> bool:
+    """Whether attention is faster in fp32: the backward of torch's CPU kernel (2.13) takes two to five times longer in
+    bf16. Fake tensors are on the CPU too, but stand for a GPU."""
+    return query.is_cpu and query.dtype == torch.bfloat16 and not isinstance(query, FakeTensor)

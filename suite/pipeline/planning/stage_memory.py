@@ -112,8 +112,10 @@ def _cell_bytes(walk: _CellWalk, cell: CellMemory, max_inflight_sends: int) -> t
     inputs, forwards, backwards = _running_sum(walk.inputs), _running_sum(forward), _running_sum(backward)
     held = _running_sum(walk.graphs) * cell.activation_bytes + _running_sum(walk.deferred) * cell.deferred_bytes
     held += cell.far_message_bytes
-    sent = _running_sum(np.where(forward, cell.sent_activation_bytes, cell.sent_gradient_bytes)[forward | backward])
-    sends = forwards + backwards
+    # the first cell sends no gradients and the last one no activations
+    is_sent = forward & (cell.sent_activation_bytes > 0) | backward & (cell.sent_gradient_bytes > 0)
+    sent = _running_sum(np.where(forward, cell.sent_activation_bytes, cell.sent_gradient_bytes)[is_sent])
+    sends = _running_sum(is_sent)
     held += sent[sends] - sent[np.maximum(0, sends - max_inflight_sends)]
     ahead = np.minimum(PREPOSTED_RECVS, forward.sum() - forwards) * cell.input_bytes
     ahead += np.minimum(PREPOSTED_RECVS, backward.sum() - backwards) * cell.received_gradient_bytes
