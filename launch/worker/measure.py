@@ -50,7 +50,7 @@ def measure_layers(
     keep_freed_memory()  # as a run's workers do
     device = init_process_group(rank, world, rendezvous, threads, rank if use_gpu else None)
     sample = workload.sample()
-    process_bytes = _process_bytes(device)  # with the open data, which a run's workers have too
+    anonymous_bytes = _resident_bytes("RssAnon")  # with the open data, which a run's workers have too
     layers, loss = workload.build()
 
     def majority(vote: bool) -> bool:
@@ -68,18 +68,28 @@ def measure_layers(
         lambda m: single_device_update(m, settings),
         majority,
     )
+    process_bytes = _process_bytes(device, anonymous_bytes)
     link = measure_link(rank, max(1, max(cost.boundary_bytes for cost in costs)), device) if world > 1 else Link()
     dist.destroy_process_group()
     return LayerMeasurements(tuple(costs), link, process_bytes, load)
 
 
-def _process_bytes(device: torch.device) -> int:
-    """Returns the memory of this process besides its tensors: on its GPU, or on the host if it has none."""
+def _process_bytes(device: torch.device, anonymous_bytes: int) -> int:
+    """Returns the memory of this process besides its tensors: on its GPU, or on the host if it has none.
+
+    On the host these are ``anonymous_bytes``, counted before there were tensors, and the pages of files: those of the
+    libraries' code become resident only when it runs.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free - torch.cuda.memory_reserved(device)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return anonymous_bytes + _resident_bytes("RssFile") + _resident_bytes("RssShmem")
+
+
+def _resident_bytes(kind: str) -> int:
+    """Returns this process's resident bytes of a kind, as the kernel counts them."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{kind}:"))
 
 
 def measure_link(rank: int, size: int, device: torch.device) -> Link:
