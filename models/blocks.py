@@ -153,7 +153,12 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, c
     return mixed.transpose(1, 2).flatten(2)
 
 
+SHORT = 256
+"""Rows of fewer places are short for ``_is_slow_in_bf16``. At 256 both ways take equally long (measured)."""
+
+
 def _is_slow_in_bf16(query: Tensor) -> bool:
-    """Whether attention is faster in fp32: the backward of torch's CPU kernel (2.13) takes two to five times longer in
-    bf16. Fake tensors are on the CPU too, but stand for a GPU."""
-    return query.is_cpu and query.dtype == torch.bfloat16 and not isinstance(query, FakeTensor)
+    """Whether attention is faster in fp32: the backward of torch's CPU kernel (2.13) takes up to five times longer in
+    bf16 in short rows. Fake tensors are on the CPU too, but stand for a GPU."""
+    is_on_cpu = query.is_cpu and not isinstance(query, FakeTensor)
+    return is_on_cpu and query.dtype == torch.bfloat16 and query.shape[2] < SHORT
