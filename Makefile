@@ -33,10 +33,10 @@ checkpoints: $(READY) ## list the checkpoints of a run; verifies every file: RUN
 plan: $(READY) ## estimate a run: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=; without NAME: a list
 	@$(GPIPE) plan --cluster "$$CLUSTER" --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" -- "$$NAME"
 
-table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), decoding (RUN=), partition, efficiency, prediction, slow_links (as root); without NAME, list them
+table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), decoding (RUN=), partition, efficiency, prediction, dry_run, slow_links (as root); without NAME, list them
 	@$(GPIPE) table --run "$$RUN" -- "$$NAME"
 
-bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas; all of them without
+bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas, overhead; all of them without
 	@$(GPIPE) bench -- "$${NAME:-all}"
 
 sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, low_resource, romance, trainability, transfer; SCALE=laptop, tiny, gpu, paper; without NAME, list them

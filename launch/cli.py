@@ -133,7 +133,7 @@ def table(
     name: NameArgument = "",
     run: Annotated[str, typer.Option(help="run for breakdown (empty: the latest) or decoding")] = "",
 ) -> None:
-    """Make a table: 1 to 5 of the paper, partition, breakdown, efficiency, prediction, slow_links, decoding."""
+    """Make a table: 1 to 5 of the paper, and those that `table` without a name lists."""
     if not name:
         from launch.runs import listing
 
@@ -145,7 +145,9 @@ def table(
 
 
 @app.command()
-def bench(name: Annotated[str, typer.Argument(help="sleeping, layers, translation, replicas, all")] = "all") -> None:
+def bench(
+    name: Annotated[str, typer.Argument(help="sleeping, layers, translation, replicas, overhead, all")] = "all",
+) -> None:
     """Benchmark the suite against other pipeline libraries, on the same work."""
     from launch.benchmarks.bench import bench as run_benchmark
 
