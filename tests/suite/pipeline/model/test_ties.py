@@ -1,0 +1,48 @@
+"""Copies of a tied parameter are summed part by part: the same bits, in little memory."""
+
+import pytest
+import torch
+from torch import nn
+
+from suite.pipeline.model import ties as ties_module
+from suite.pipeline.model.ties import TiedCopy, TiedParameters
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.memory_tracker import MemoryTracker
+
+COPIES = [TiedCopy(0, 0, "weight"), TiedCopy(0, 3, "weight"), TiedCopy(0, 7, "weight")]
+
+
+def tied(values: int) -> tuple[TiedParameters, list[nn.Parameter]]:
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(values // 8, 8)) for _ in COPIES]
+    for parameter in parameters:
+        parameter.grad = torch.randn(values // 8, 8, generator=generator)
+    named = {(copy.layer, copy.name): parameter for copy, parameter in zip(COPIES, parameters, strict=True)}
+    return TiedParameters({"embedding": COPIES}, RankCoord(0, 1, 1), named, 10.0), parameters
+
+
+@pytest.mark.parametrize("values_at_once", [1, 7, 64, 1000])
+def test_the_sum_of_parts_has_the_bits_of_the_sum_in_layer_order(values_at_once, monkeypatch):
+    monkeypatch.setattr(ties_module, "VALUES_AT_ONCE", values_at_once)
+    ties, parameters = tied(64)
+    first, second, third = (parameter.grad.clone() for parameter in parameters)
+    ties.sum_gradients()
+    assert all(torch.equal(parameter.grad, first + second + third) for parameter in parameters)
+
+
+def test_every_copy_gets_the_owners_values(monkeypatch):
+    monkeypatch.setattr(ties_module, "VALUES_AT_ONCE", 7)
+    ties, parameters = tied(64)
+    with torch.no_grad():
+        for number, parameter in enumerate(parameters):
+            parameter += number + torch.arange(64).view(8, 8)
+    ties.broadcast_owner()
+    assert all(torch.equal(parameter, torch.arange(64.0).view(8, 8)) for parameter in parameters)
+
+
+def test_the_sum_needs_three_parts_of_memory_whatever_the_parameters_size(monkeypatch):
+    monkeypatch.setattr(ties_module, "VALUES_AT_ONCE", 1 << 12)
+    ties, _ = tied(1 << 18)
+    with MemoryTracker(torch.device("cpu")) as memory:
+        ties.sum_gradients()
+    assert memory.peak <= 3 * 4 << 12
