@@ -111,6 +111,8 @@ def batch_table(results: Results) -> Table:
         rows.append(
             [size, here, *_cells(results, share, EQUAL_STEPS), *_cells(results, share, EQUAL_TOKENS), bleu, nll]
         )
+    copied = [None, None, *(_copied(results, metric) for metric in MEASURES)]
+    rows.append(["copying the source", None, *copied, *copied, None, None])
     columns = ("steps", "tokens", "test NLL", "chrF", "BLEU")
     measured = [f"{column}, {kind}" for kind in (EQUAL_STEPS, EQUAL_TOKENS) for column in columns]
     return Table(
@@ -123,6 +125,12 @@ def batch_table(results: Results) -> Table:
             numbers["note"],
         ],
     )  # fmt: skip
+
+
+def _copied(results: Results, metric: str) -> str | None:
+    """Returns a score of the source itself, which is the same for all runs and has no NLL."""
+    copies = [run.scores["directions"][DIRECTION]["copy"] for run in results.runs[:1]]
+    return mean_and_margin([copy[metric] for copy in copies if metric in copy])
 
 
 def _cells(results: Results, share: float, kind: str) -> list[Value]:

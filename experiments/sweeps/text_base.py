@@ -119,7 +119,7 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
             f"Findings tested: {len(verdicts)}. ± is the margin for the variation between seeds at 95%: t * s * "
             "sqrt(1/a + 1/b) for means over a and b seeds, s pooled over all models compared.",
             "Confirmed: nats a token saved and chrF gained are both above their margins (in every third, if the "
-            f"finding is about all), and p < {LEVEL} of the chrF difference with every seed, by sacreBLEU's paired "
+            f"finding is about all), and chrF is higher with p < {LEVEL} for every seed, by sacreBLEU's paired "
             "bootstrap over sentences. Not confirmed: one is below minus its margin, the other not above its own, and "
             "chrF is lower with the same p (in one third, if the finding is about all). Undecided: anything else, all "
             f"with one seed or a missing one, and all with fewer than {FEWEST_FOR_A_CLAIM} test pairs of a language.",
@@ -133,7 +133,8 @@ def _rule(results: Results) -> list[str]:
         return ["No member of this sweep is finished and scored yet."]
     run = results.runs[0]
     shrunk = run.record["shrunk"]
-    text = f"{len(results.runs)} runs are finished and scored, on {run.record['data']}"
+    count = len({each.member.folder for each in results.runs})  # a run with two labels counts once
+    text = f"{count} runs are finished and scored, on {run.record['data']}"
     return [f"{text}. Changed from the paper's {run.record['name']}: {', '.join(shrunk)}." if shrunk else f"{text}."]
 
 

@@ -20,7 +20,8 @@ from experiments.scaling.scale_choice import find_shortage
 from experiments.scaling.scales import fit_to_cluster
 from experiments.sweeps.members.base import Member, Sweep, folder_name
 from experiments.sweeps.registry import SWEEPS, find_scale
-from experiments.tasks import prepare_data
+from experiments.tasks import data_folder, prepare_data, workload
+from experiments.translation.experiment import TranslationExperiment
 from launch import interrupts
 from launch.backends.select import select_backend
 from launch.runs.store import CACHE, RUNS, in_job, job_storage, note
@@ -78,7 +79,8 @@ def _pending(
 
 
 def _fitted(member: Member, scale: str, cluster: Cluster, console: Console) -> Member:
-    """Returns a member adapted to the available data and devices."""
+    """Returns a member adapted to the available data and devices. Raises SettingError if its text lacks a language, or
+    has fewer pairs of it than the member asks for."""
     experiment = member.experiment
     if scale == "paper" and (lack := find_shortage(experiment, cluster)) is not None:
         raise PlacementError(f"the sweep does not fit at SCALE=paper: {experiment.name} {lack}; use SCALE=laptop")
@@ -86,7 +88,15 @@ def _fitted(member: Member, scale: str, cluster: Cluster, console: Console) -> M
         raise PlacementError(f"the sweep at SCALE=gpu needs a GPU, and this machine has {cluster}; use SCALE=laptop")
     data = prepare_data(experiment, CACHE, console.print)
     changed = experiment if data == experiment.data else experiment.with_data(data)
-    return replace(member, experiment=fit_to_cluster(changed, cluster))
+    fitted = fit_to_cluster(changed, cluster)
+    if isinstance(fitted, TranslationExperiment):
+        try:
+            errors = workload(fitted, data_folder(fitted, CACHE)).setting_errors()
+        except SettingError as error:
+            errors = [str(error)]
+        if errors:
+            raise SettingError(f"{member.folder}: {errors[0]}")
+    return replace(member, experiment=fitted)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -103,28 +103,38 @@ class TranslatedPairs:
         return {"pairs": len(places), "nll": nll, **own, "copy": copied}
 
 
+class PairedTest(NamedTuple):
+    """The difference between two translations of the same sentences."""
+
+    gain: float
+    """The score of the first less that of the second."""
+    p_value: float
+    """That of the difference, whatever its sign."""
+
+
 def paired_bootstrap(
     first: Sequence[str], second: Sequence[str], references: Sequence[str], metric: Literal["bleu", "chrf"]
-) -> float:
-    """Returns the p-value of the difference between two translations of the same sentences, by sacreBLEU's paired
-    bootstrap (Koehn, 2004): 1,000 samples of the sentences, always the same ones."""
+) -> PairedTest:
+    """Tests the difference between two translations of the same sentences by sacreBLEU's paired bootstrap (Koehn,
+    2004): 1,000 samples of the sentences, always the same ones."""
     if list(first) == list(second):
-        return 1.0  # sacreBLEU gives 0.001: no sample has a larger difference than 0
+        return PairedTest(0.0, 1.0)  # sacreBLEU gives a p-value of 0.001: no sample has a larger difference than 0
     return _paired_bootstrap(tuple(first), tuple(second), tuple(references), metric)
 
 
 @lru_cache(maxsize=256)  # a sweep's page and its tables in the terminal have the same tests
 def _paired_bootstrap(
     first: tuple[str, ...], second: tuple[str, ...], references: tuple[str, ...], metric: Literal["bleu", "chrf"]
-) -> float:
-    from sacrebleu.significance import PairedTest
+) -> PairedTest:
+    from sacrebleu import significance
 
     measure = {"bleu": BLEU, "chrf": CHRF}[metric](references=[references])
-    _, results = PairedTest([("first", first), ("second", second)], {metric: measure}, None, "bs")()
-    ((_, result),) = (values for name, values in results.items() if name != "System")
-    assert not isinstance(result, str)
-    assert result.p_value is not None
-    return float(result.p_value)
+    _, found = significance.PairedTest([("second", second), ("first", first)], {metric: measure}, None, "bs")()
+    ((less, more),) = (values for name, values in found.items() if name != "System")
+    assert not isinstance(less, str)
+    assert not isinstance(more, str)
+    assert more.p_value is not None
+    return PairedTest(more.score - less.score, float(more.p_value))
 
 
 def macro_average(

@@ -9,8 +9,8 @@ seeds, and of the test sentences.
 s is the standard deviation between seeds, pooled over all models of the sweep (with two seeds a model, that of one
 model alone is worth little), f its degrees of freedom: Student's test for two means at 95%. It covers the seeds'
 chance. For that of the test sentences, sacreBLEU's paired bootstrap of the chrF difference must have p < 0.05 with
-every seed. Neither covers the choice of languages. With one seed, with a seed of one model missing, or with too few
-test pairs nothing is decided.
+every seed, and the difference the same sign with each. Neither covers the choice of languages. With one seed, with a
+seed of one model missing, or with too few test pairs nothing is decided.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Literal
 from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST
 from experiments.sweeps.report.results import BILINGUAL_MODELS, Results
-from suite.evaluation.scores import THIRDS, Third, paired_bootstrap
+from suite.evaluation.scores import THIRDS, PairedTest, Third, paired_bootstrap
 
 LEVEL = 0.05
 """Largest p-value of the paired bootstrap over sentences that counts as a difference."""
@@ -104,7 +104,7 @@ class Comparison:
     """Nats a token saved; None without runs of both."""
     chrf: Difference | None
     """chrF gained."""
-    p_values: Sequence[float]
+    tests: Sequence[PairedTest]
     """Of the chrF difference over sentences, for each seed that both have."""
     seeds: int
     """Seeds that the sweep plans."""
@@ -116,7 +116,9 @@ class Comparison:
         """The verdict on the finding that the first is better."""
         if self.nll is None or self.chrf is None:
             return "no runs"
-        by_sentences = len(self.p_values) == self.seeds > 1 and max(self.p_values) < LEVEL
+        by_sentences = len(self.tests) == self.seeds > 1 and all(
+            test.p_value < LEVEL and test.gain * self.chrf.value > 0 for test in self.tests
+        )
         outcomes = {self.nll.outcome, self.chrf.outcome}
         if not by_sentences or self.too_few:
             return "undecided"
@@ -128,7 +130,7 @@ class Comparison:
     @property
     def sentences(self) -> str:
         """How many of the tests over sentences show a difference."""
-        clear = sum(p < LEVEL for p in self.p_values)
+        clear = sum(test.p_value < LEVEL for test in self.tests)
         few = f"; too few test pairs for a claim: {self.too_few}" if self.too_few else ""
         return f"over sentences p < {LEVEL} with {clear} of {self.seeds} seeds{few}"
 
@@ -145,8 +147,8 @@ Lines = Callable[[int], list[str]]
 """Returns the lines of the run with a seed."""
 
 
-def sentence_tests(seeds: Iterable[int], more: Lines, less: Lines, references: Lines) -> list[float]:
-    """Returns the p-value of the chrF difference between two models for each seed, by the paired bootstrap."""
+def sentence_tests(seeds: Iterable[int], more: Lines, less: Lines, references: Lines) -> list[PairedTest]:
+    """Tests the chrF difference between two models for each seed, by the paired bootstrap."""
     return [paired_bootstrap(more(seed), less(seed), references(seed), "chrf") for seed in seeds]
 
 

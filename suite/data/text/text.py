@@ -41,7 +41,7 @@ class TextData:
     """The splits that may be read. The test pairs are opened to score and to time decoding, never to train."""
 
     @classmethod
-    def open(cls, folder: Path, with_test: bool = False) -> TextData:
+    def open(cls, folder: Path, *, with_test: bool = False) -> TextData:
         """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
         info = json.loads((folder / INFO_FILE).read_text())
         sizes = {split: tuple(info["sizes"][split]) for split in SPLITS}
@@ -75,8 +75,8 @@ class TextData:
         for language in languages:
             if language not in self.languages:
                 raise SettingError(
-                    f"text.languages has {language}, which is not one of the {len(self.languages)} languages of "
-                    f"{self.corpus}; {nearest(language, self.languages)}"
+                    f"text.languages has {language}, which is not one of the {len(self.languages)} languages "
+                    f"prepared of {self.corpus}; {nearest(language, self.languages)}"
                 )
             if not self.pairs[language]:
                 raise SettingError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from experiments.base.cluster import Cluster
+from experiments.sweeps.members.low_resource import RULES, Group
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import sweep
 from launch.sweeps.member_process import MemberSpec, run_member
@@ -42,6 +44,21 @@ def test_the_scale_for_a_gpu_is_rejected_without_one(tmp_path, monkeypatch):
     monkeypatch.setattr("launch.backends.select.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
     with pytest.raises(PlacementError, match="needs a GPU, and this machine has 2 CPU cores"):
         sweep("depth_width", "gpu", "spawn", Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"counts": (50, 99_999)}, r"nl-99999-alone-.*asks for 99,999 pairs of nl, and django has \d+ of at most 16"),
+        ({"groups": (Group("nl", ("xx",), ("es",), 300),)}, r"corpus_languages has xx, which is not one of the \d+"),
+    ],
+)
+def test_text_that_a_member_lacks_is_named_before_any_member_starts(tmp_path, monkeypatch, changed, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(RULES, "tiny", replace(RULES["tiny"], **changed))
+    with pytest.raises(SettingError, match=message):
+        sweep("low_resource", "tiny", "spawn", Console(quiet=True))
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.fixture

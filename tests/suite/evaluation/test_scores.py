@@ -101,7 +101,11 @@ def test_the_paired_bootstrap_tells_a_clear_difference_from_none():
 
     good, bad, same = spoiled(0.2), spoiled(0.6), spoiled(0.2)
     for metric in ("bleu", "chrf"):
-        assert paired_bootstrap(good, bad, references, metric) < 0.01
-        assert paired_bootstrap(good, same, references, metric) > 0.05
-        assert paired_bootstrap(good, list(good), references, metric) == 1.0
+        clear, opposite = (paired_bootstrap(*both, references, metric) for both in ((good, bad), (bad, good)))
+        assert max(clear.p_value, opposite.p_value) < 0.01
+        scores = [getattr(score(texts, references), metric) for texts in (good, bad)]
+        assert clear.gain == pytest.approx(scores[0] - scores[1])
+        assert opposite.gain == pytest.approx(-clear.gain)
+        assert paired_bootstrap(good, same, references, metric).p_value > 0.05
+        assert paired_bootstrap(good, list(good), references, metric) == (0.0, 1.0)
         assert paired_bootstrap(good, bad, references, metric) == paired_bootstrap(good, bad, references, metric)

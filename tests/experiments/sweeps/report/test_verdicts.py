@@ -18,6 +18,7 @@ from experiments.sweeps.members.multilingual import MODELS
 from experiments.sweeps.registry import SWEEPS
 from experiments.sweeps.report.results import is_scored, read_results
 from experiments.sweeps.report.verdicts import T95, Comparison, Difference, combined_outcome, difference
+from suite.evaluation.scores import PairedTest
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.sweeps.finished import write_scores
 
@@ -125,8 +126,9 @@ def test_the_opposite_is_not_confirmed_and_differences_within_the_margin_are_und
     assert set(words(tmp_path / "zero")[0].values()) == {"undecided"}
 
 
-def compared(nll, chrf, p_values, seeds=3, too_few=""):
-    return Comparison(Difference(nll, 0.1), Difference(chrf, 1.0), p_values, seeds, too_few)
+def compared(nll, chrf, p_values, seeds=3, too_few="", gains=None):
+    tests = [PairedTest(*test) for test in zip(gains or [chrf] * len(p_values), p_values, strict=True)]
+    return Comparison(Difference(nll, 0.1), Difference(chrf, 1.0), tests, seeds, too_few)
 
 
 def test_a_verdict_needs_both_measures_all_seeds_and_enough_pairs():
@@ -137,6 +139,8 @@ def test_a_verdict_needs_both_measures_all_seeds_and_enough_pairs():
     assert compared(0.3, -2.0, clear).outcome == "undecided"
     assert compared(0.05, 2.0, clear).outcome == "undecided"
     assert compared(0.3, 2.0, [0.001, 0.2, 0.001]).outcome == "undecided"
+    assert compared(0.3, 2.0, clear, gains=[5.0, 5.0, -4.0]).outcome == "undecided"  # one seed clearly disagrees
+    assert compared(-0.3, -2.0, clear, gains=[-5.0, 4.0, -5.0]).outcome == "undecided"
     assert compared(0.3, 2.0, clear[:2]).outcome == "undecided"  # a seed is missing
     assert compared(0.3, 2.0, clear[:1], seeds=1).outcome == "undecided"
     assert compared(0.3, 2.0, clear, too_few="fur 84").outcome == "undecided"
@@ -240,7 +244,13 @@ def test_table_5_has_the_papers_columns(tmp_path):
         tokens = member.experiment.train.batch_tokens
         finish(tmp_path, member, 10 + tokens / 500 + 0.01 * member.experiment.train.seed)
     table = batch_table(read_results("laptop", members("batch_size"), tmp_path))
-    rows = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
+    *rows, copied = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
+    shown = {heading: value for heading, value in copied.items() if value is not None}
+    assert shown == {
+        "batch (paper)": "copying the source",
+        **{f"{measure}, {kind}": value for kind in ("equal steps", "equal tokens")
+           for measure, value in (("chrF", "26"), ("BLEU", "14"))},
+    }  # fmt: skip
     assert [row["batch (paper)"] for row in rows] == [260_000, 1_000_000, 4_000_000]
     assert [row["BLEU (paper)"] for row in rows] == [30.92, 31.86, 32.71]
     middle = members("batch_size")[1].experiment.train.batch_tokens
@@ -249,6 +259,8 @@ def test_table_5_has_the_papers_columns(tmp_path):
     assert rows[1]["BLEU, equal steps"] == rows[1]["BLEU, equal tokens"]
     result, _ = words(tmp_path, "batch_size")
     assert set(result.values()) == {"confirmed"}
+    text = SWEEPS["batch_size"].page("laptop", LAPTOP, tmp_path).markdown()
+    assert "15 runs are finished and scored" in text  # the middle batch is one run in both comparisons
 
 
 NUMBERS = st.floats(-100, 100)
