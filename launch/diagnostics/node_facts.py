@@ -67,12 +67,12 @@ class NodeFacts:
 
 def gather(folders: list[str]) -> NodeFacts:
     """Returns the facts of this machine, with the disk space of ``folders``."""
-    gpus, listing_error = _gpus()
+    gpus, listing_error = list_gpus()
     return NodeFacts(
         host=socket.gethostname(),
         python=platform.python_version(),
         versions={name: _version(name) for name in PACKAGES},
-        code=_code_digest(),
+        code=code_digest(),
         cores=cpu_limit(),
         memory=memory_limit_bytes(),
         gpus=gpus,
@@ -99,7 +99,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _code_digest() -> str:
+def code_digest() -> str:
+    """Returns a digest of the suite's source files."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(path for name in SOURCE_FOLDERS for path in (root / name).rglob("*.py")):
@@ -107,7 +108,7 @@ def _code_digest() -> str:
     return digest.hexdigest()[:8]
 
 
-def _gpus() -> tuple[tuple[Gpu, ...], str]:
+def list_gpus() -> tuple[tuple[Gpu, ...], str]:
     """Returns the GPUs, and why they could not be listed.
 
     Queries the driver: Ray hides GPUs from a process that requested none, and torch then sees none.

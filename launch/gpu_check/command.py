@@ -1,137 +1,117 @@
-"""``make gpu-check``: checks that one GPU computes correctly, how fast it is, and what would make it faster.
+"""``make gpu-check``: the first hour on a new machine. Is one GPU correct, how fast is it, does memory match the plan?
 
-``python -m launch.gpu_check`` runs with torch, numpy and pydantic alone. It needs no data and starts no workers. The
-results are in ``runs/gpu-check``.
+``python -m launch.gpu_check`` runs from a checkout with torch, numpy and pydantic alone. It needs no data. Results are
+in ``runs/gpu-check``; a further call continues with the parts that are missing.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import math
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from suite.errors import NonFiniteError, PlacementError, SettingError, SuiteError
+from suite.errors import NonFiniteError, SettingError, SuiteError
 from suite.log import Log
 
 if TYPE_CHECKING:
     import torch
 
     from experiments.report.table import Table
-    from launch.gpu_check.report import Findings
     from launch.gpu_check.work import Sizes
 
 Show = Callable[["Table"], None]
 
 FOLDER = Path("runs") / "gpu-check"
-
+MINUTES = 25.0
 NEEDED = ("torch", "numpy", "pydantic")
 
 
-def check(log: Log, show: Show, command: str) -> None:
-    """Checks this machine's first GPU; prints and writes the results.
+def check(log: Log, show: Show, command: str, kind: str = "cuda", minutes: float = MINUTES) -> None:
+    """Checks this machine's first GPU, or the CPU; prints and writes the results.
 
-    Raises PlacementError if there is none, and NonFiniteError, after writing, if gradients differ from the CPU's or a
-    loss is not finite.
+    Raises SettingError or PlacementError if it cannot start, and NonFiniteError, after writing, if gradients differ
+    from the CPU's or a loss is not finite.
     """
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise SettingError(
-            f"gpu-check needs {', '.join(NEEDED)}; this Python lacks {' and '.join(missing)}; install it"
-        )
-    import torch
+    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if absent:
+        raise SettingError(f"gpu-check needs {', '.join(NEEDED)}; this Python lacks {' and '.join(absent)}; install it")
+    if not (math.isfinite(minutes) and minutes > 0):
+        raise SettingError(f"--minutes is {minutes:g}; gpu-check needs more than 0, {MINUTES:g} if you leave it out")
+    from launch.gpu_check.device import find_device
+    from launch.gpu_check.work import cpu_sizes, paper_sizes
 
-    if not torch.cuda.is_available():
-        built = f"torch {torch.__version__} is built for CUDA {torch.version.cuda}" if torch.version.cuda else (
-            f"torch {torch.__version__} is built without CUDA"
-        )  # fmt: skip
-        raise PlacementError(
-            f"gpu-check needs a CUDA device, and torch sees none; {built}: run it where nvidia-smi lists a GPU"
-        )
-    from launch.gpu_check.work import paper_sizes
-
-    torch.cuda.set_device(0)
-    finish(examine(torch.device("cuda", 0), paper_sizes(), log, command), FOLDER, log, show)
+    device = find_device(kind)
+    examine(device, paper_sizes() if kind == "cuda" else cpu_sizes(), minutes, FOLDER, log, show, command)
 
 
-def examine(device: torch.device, sizes: Sizes, log: Log, command: str) -> Findings:
-    """Runs all checks on a device (tests use the CPU); ``log`` gets a line for each part."""
-    from launch.gpu_check import gradients, steps, variants
-    from launch.gpu_check.kernels import kernels
-    from launch.gpu_check.report import Findings, machine
-    from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache
-    from launch.gpu_check.work import cell_workload, full_model_workload
-    from models.transformer import DecoderLayer, EncoderLayer
+def examine(
+    device: torch.device, sizes: Sizes, minutes: float, folder: Path, log: Log, show: Show, command: str
+) -> None:
+    """Runs the parts that no earlier call in ``folder`` finished; writes ``<device>.json`` and ``.md``."""
+    from launch.gpu_check.device import identity, missing, require_memory
+    from launch.gpu_check.parts import run_parts
+    from launch.gpu_check.report import page, tables
 
-    begin = time.monotonic()
+    require_memory(sizes, device)
+    path = folder / f"{device.type}.json"
+    same, left_out = _jsonable(identity(sizes, device)), missing()
+    for sentence in left_out:
+        log(sentence)
 
-    def log_elapsed(text: str) -> None:
-        log(f"{time.monotonic() - begin:4.0f} s  {text}")
+    def save(parts: dict[str, Any]) -> dict[str, Any]:
+        results: dict[str, Any] = same | {"command": command, "left_out": left_out, "parts": _jsonable(parts)}
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+        partial.replace(path)
+        return results
 
-    log_elapsed(f"{machine(device)['name']}: gradients against the CPU's")
-    compared = gradients.compare_all(sizes, device)
-    for comparison in compared:
-        log_elapsed(
-            f"{comparison.dtype}: largest deviation {comparison.worst.error:.2g}, {comparison.tolerance:.2g} allowed"
-        )
-    first_rate = steps.matmul_flops_per_s(sizes, device)
-    log_elapsed(f"bf16 product: {first_rate / 1e12:.4g} TFLOP/s")
-    trained = []
-    for work in (full_model_workload(sizes), cell_workload(sizes, EncoderLayer), cell_workload(sizes, DecoderLayer)):
-        log_elapsed(f"{work.name}: plan and {steps.WARM_UPS + sizes.steps + 1} steps")
-        trained.append(steps.measure_training(work, sizes, device))
-        log_elapsed(f"{trained[-1].step_s * 1e3:.4g} ms a step, {trained[-1].tokens_per_s:,.0f} tokens/s")
-    profiled_run = trained[1]
-    log_elapsed(f"{profiled_run.work.name}: kernels of a step")
-    trainer = SingleStageTrainer(profiled_run.work, device, sizes.optimizer)
-    for step in range(steps.WARM_UPS):
-        trainer.train(step)
-    found = kernels(trainer, steps.WARM_UPS)
-    del trainer
-    empty_cache(device)
-    timed = variants.measure_variants(profiled_run.work, sizes, device, log_elapsed)
-    empty_cache(device)
-    rates = first_rate, steps.matmul_flops_per_s(sizes, device)
-    return Findings(
-        command, device, sizes, rates, compared, trained, timed, found, profiled_run, time.monotonic() - begin
-    )
-
-
-def finish(found: Findings, folder: Path, log: Log, show: Show) -> None:
-    """Writes gpu-check.json, gpu-check.md and gpu-check-kernels.txt, and prints the tables.
-
-    Raises NonFiniteError for a faulty device.
-    """
-    from launch.gpu_check.report import record
-    from launch.gpu_check.tables import tables
-
-    report_tables = tables(found)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpu-check.json").write_text(json.dumps(record(found), indent=1, allow_nan=False) + "\n")
-    (folder / "gpu-check.md").write_text(
-        "\n".join(
-            [f"`{found.command}`, {found.seconds:.0f} s (measured)\n", *(table.markdown() for table in report_tables)]
-        )
-    )
-    (folder / "gpu-check-kernels.txt").write_text(found.kernels.table + "\n")
-    for table in report_tables:
+    earlier = _earlier(path, same)
+    results = save(run_parts(sizes, device, minutes, earlier, log, lambda parts: save(earlier | parts)))
+    path.with_suffix(".md").write_text(page(results))
+    for table in tables(results):
         show(table)
-    log(f"written: {folder}/gpu-check.json, gpu-check.md, gpu-check-kernels.txt")
-    if found.faults:
+    log(f"written: {path}, {path.with_suffix('.md').name}")
+    faults = [fault for part in results["parts"].values() for fault in part.get("faults", [])]
+    if faults:
         raise NonFiniteError(
-            f"{'; '.join(found.faults)}; do not train on this device until another driver or torch version fixes it; "
-            f"{folder}/gpu-check.json has all numbers"
+            f"{'; '.join(faults)}; do not train on this device until another driver or torch version fixes it; "
+            f"{path} has all numbers"
         )
+
+
+def _earlier(path: Path, same: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parts of an earlier call with the same settings, device and versions; none for a torn file."""
+    try:
+        results = json.loads(path.read_text())
+        return dict(results["parts"]) if all(results[key] == value for key, value in same.items()) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _jsonable(value: Any) -> Any:
+    """Returns the value as JSON has it; non-finite numbers, which JSON lacks, become strings."""
+    if isinstance(value, dict):
+        return {key: _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main() -> None:
     """Runs the check from the command line, with rich if it is installed."""
+    parser = argparse.ArgumentParser("python -m launch.gpu_check", description="Check one GPU, or --device cpu.")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="a part starts only if it fits what is left")
+    parser.add_argument("--device", default="cuda", help="cuda or cpu")
+    options = parser.parse_args()
     log, show = _terminal()
     try:
-        check(log, show, "python -m launch.gpu_check")
+        check(log, show, "python -m launch.gpu_check", options.device, options.minutes)
     except SuiteError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,26 +86,46 @@ class Comparison:
             f"with {self.tolerance:.2g} allowed"
         )
 
+    def record(self) -> dict[str, Any]:
+        """Returns what goes into the JSON."""
+        return {
+            "dtype": self.dtype, "equal": self.equal, "parameters": len(self.differences),
+            "worst": f"layer {self.worst.layer}, {self.worst.name}",
+            "measured": {"error": self.worst.error, "least_rectifier_input": self.margin},
+            "computed": {"tolerance": self.tolerance},
+        }  # fmt: skip
+
 
 def compare_all(sizes: Sizes, device: torch.device) -> list[Comparison]:
     """Returns the comparisons in fp64 and in fp32, with products in full precision."""
+    batch, margin = choose_batch(sizes)
+    return [compare(sizes.gradients, dtype, device, batch, margin) for dtype in DTYPES]
+
+
+def choose_batch(sizes: Sizes) -> tuple[MiniBatch, float]:
+    """Returns the batch whose ReLU inputs are farthest from zero, and how far."""
     batches = [_make_batch(sizes, seed) for seed in range(DRAWS)]
     margins = [_rectifier_margin(sizes.gradients, batch) for batch in batches]
-    margin = max(margins)
-    batch = batches[margins.index(margin)]
-    return [compare(sizes.gradients, dtype, device, batch, margin) for dtype in DTYPES]
+    return batches[margins.index(max(margins))], max(margins)
 
 
 def compare(
     shape: TransformerShape, dtype: torch.dtype, device: torch.device, batch: MiniBatch, margin: float
 ) -> Comparison:
     """Runs the batch on the CPU and on the device with the same weights."""
-    with _full_precision(), _cpu_positions():
+    with exact():
         here = stages_of(shape, dtype, CPU)
         there = stages_of(shape, dtype, device)
         for one, other in zip(here, there, strict=True):
             other.layers.load_state_dict(one.layers.state_dict())  # each device's generator draws its own
         expected, found = run_batch(shape, here, batch), run_batch(shape, there, batch)
+    return difference(expected, found, shape, dtype, batch, margin)
+
+
+def difference(
+    expected: Gradients, found: Gradients, shape: TransformerShape, dtype: torch.dtype, batch: MiniBatch, margin: float
+) -> Comparison:
+    """Compares the gradients of two devices, or of two pipelines."""
     differences = tuple(Difference(*key, _deviation(found[key], gradient)) for key, gradient in expected.items())
     return Comparison(str(dtype).removeprefix("torch."), differences, tolerance(shape, dtype, batch), margin)
 
@@ -119,8 +140,8 @@ def tolerance(shape: TransformerShape, dtype: torch.dtype, batch: MiniBatch) -> 
 
 def stages_of(shape: TransformerShape, dtype: torch.dtype, device: torch.device) -> list[Stage]:
     """Returns the encoder's stage and the decoder's."""
-    made, loss = _model(shape, dtype)
-    encoder, decoder = _cells(shape)
+    made, loss = model(shape, dtype)
+    encoder, decoder = cells_of(shape)
     return [
         Stage(made, [encoder], None, device, "fp32", seed=0),
         Stage(made, [decoder], loss, device, "fp32", seed=0),
@@ -129,8 +150,8 @@ def stages_of(shape: TransformerShape, dtype: torch.dtype, device: torch.device)
 
 def run_batch(shape: TransformerShape, stages: Sequence[Stage], batch: MiniBatch) -> Gradients:
     """Runs forward, recomputation and backward of a mini-batch through both stages; returns gradients on the CPU."""
-    made, _ = _model(shape, torch.float64)
-    first, last = (SkipLayout(find_skips(made), _cells(shape), k) for k in range(2))
+    made, _ = model(shape, torch.float64)
+    first, last = (SkipLayout(find_skips(made), cells_of(shape), k) for k in range(2))
     encoder, decoder = stages
     saved = []
     for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
@@ -150,19 +171,26 @@ def run_batch(shape: TransformerShape, stages: Sequence[Stage], batch: MiniBatch
         returned = decoder.backward(decoded, (torch.full_like(objective, 1 / batch.weight),))
         encoder.forward_with_graph(encoded)
         encoder.backward(encoded, returned)
+    return gradients_of(stages)
+
+
+def gradients_of(stages: Sequence[Stage]) -> Gradients:
+    """Returns copies of the gradients of all stages, on the CPU."""
     return {
-        key: torch.zeros_like(p, device=CPU) if p.grad is None else p.grad.to(CPU)
+        key: torch.zeros_like(p, device=CPU) if p.grad is None else p.grad.to(CPU, copy=True)
         for stage in stages
         for key, p in stage.named_parameters().items()
     }
 
 
-def _model(shape: TransformerShape, dtype: torch.dtype) -> tuple[list[nn.Module], nn.Module]:
+def model(shape: TransformerShape, dtype: torch.dtype) -> tuple[list[nn.Module], nn.Module]:
+    """Returns the layers on the meta device, and the loss."""
     with torch.device("meta"):
         return [layer.to(dtype) for layer in layers(shape)], TranslationLoss(shape.label_smoothing)
 
 
-def _cells(shape: TransformerShape) -> list[range]:
+def cells_of(shape: TransformerShape) -> list[range]:
+    """Returns the encoder's layers and the decoder's."""
     return [range(shape.layers + 1), range(shape.layers + 1, shape.list_length)]
 
 
@@ -199,6 +227,13 @@ def _deviation(found: Tensor, expected: Tensor) -> float:
     largest = float(expected.abs().max())
     deviation = float((found - expected).abs().max())
     return deviation / largest if largest else deviation
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """A context in which two devices compute the same up to rounding."""
+    with _full_precision(), _cpu_positions():
+        yield
 
 
 @contextmanager

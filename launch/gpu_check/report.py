@@ -1,187 +1,101 @@
-"""The results of the check as one JSON object, whose keys say whether a number is measured, computed or estimated."""
+"""The results as tables, for the terminal and one page. Headings say whether a number is measured or computed."""
 
 from __future__ import annotations
 
-import math
-import os
-import platform
-import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+import statistics
 from typing import Any
 
-import torch
+from experiments.report.table import Table, Value
+from launch.gpu_check.parts import PARTS, Record
+from launch.gpu_check.work import REMAT
+from suite.pipeline.planning.devices import GIB
 
-from launch.gpu_check.gradients import Comparison
-from launch.gpu_check.kernels import Kernels
-from launch.gpu_check.steps import TrainResult
-from launch.gpu_check.variants import VariantResult
-from launch.gpu_check.work import REMAT, Sizes
-
-PACKAGES = ("torch", "triton", "numpy", "pydantic", "deepspeed", "ray")
+TERA = 1e12
 
 
-@dataclass(frozen=True)
-class Findings:
-    """All results. ``product_rates`` are operations a second at the start and at the end of the check."""
-
-    command: str
-    device: torch.device
-    sizes: Sizes
-    product_rates: tuple[float, float]
-    gradients: Sequence[Comparison]
-    steps: Sequence[TrainResult]
-    variants: Sequence[VariantResult]
-    kernels: Kernels
-    kernels_of: TrainResult
-    seconds: float
-
-    @property
-    def faults(self) -> list[str]:
-        """The faults of this device, each a clause."""
-        faults = [comparison.fault for comparison in self.gradients] + [trained.fault for trained in self.steps]
-        return [fault for fault in faults if fault is not None]
-
-    @property
-    def rate(self) -> float:
-        """The reference of utilisation: the higher of the two rates, so that it is never overstated."""
-        return max(self.product_rates)
+def page(results: dict[str, Any]) -> str:
+    """Returns the page, in Markdown."""
+    versions = results["versions"]
+    lines = [
+        f"`{results['command']}` on {results['machine']['name']}, torch {versions['torch']}, code {versions['code']}\n",
+        *(table.markdown() for table in tables(results)),
+        *(f"- {sentence}" for sentence in results["left_out"]),
+    ]
+    table = results["parts"].get("profile", {}).get("table")
+    return "\n".join([*lines, *(["", "```", table, "```"] if table else []), ""])
 
 
-def record(findings: Findings) -> dict[str, Any]:
-    """Returns the JSON object; non-finite numbers, which JSON lacks, become strings."""
-    plain = findings.variants[0]
-    whole = {
-        "command": findings.command,
-        "machine": machine(findings.device),
-        "versions": versions(),
-        "deepspeed": "not used: the update is by the torch optimizer that DeepSpeed wraps at K = R = 1",
-        "sizes": asdict(findings.sizes) | {"optimizer": findings.sizes.optimizer.model_dump()},
-        "remat": REMAT,
-        "product": {
-            "side": findings.sizes.product,
-            "measured": {
-                "flops_per_s_at_begin": findings.product_rates[0],
-                "flops_per_s_at_end": findings.product_rates[1],
-            },
-        },
-        "gradients": [_comparison_record(comparison) for comparison in findings.gradients],
-        "steps": [trained_record(trained, findings.rate) for trained in findings.steps],
-        "variants": [timed_record(timed, plain, findings.rate) for timed in findings.variants],
-        "kernels": {
-            "of": findings.kernels_of.work.name,
-            "measured": {"seconds_by_kind": findings.kernels.seconds, "total_s": findings.kernels.total_s},
-            "computed": {"busy_share": findings.kernels.total_s / findings.kernels_of.train_s},
-        },
-        "measured": {"check_s": findings.seconds},
-        "faults": findings.faults,
-    }
-    return {key: _jsonable(value) for key, value in whole.items()}
+def tables(results: dict[str, Any]) -> list[Table]:
+    """Returns the table of all parts, and those of the parts that are done."""
+    parts: dict[str, Record] = results["parts"]
+    done = {name: part for name, part in parts.items() if part["status"] == "done"}
+    compared = [(name, one) for name, part in done.items() for one in part.get("comparisons", [])]
+    trained = [part for part in done.values() if "planned_from_measured_costs" in part]
+    made = [_part_table(parts)]
+    if compared:
+        made.append(_gradient_table(compared))
+    if trained:
+        made.append(_step_table(trained))
+    if "measured" in done.get("compile", {}):
+        made.append(_compile_table(done["compile"]))
+    return made
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """Returns the properties of the device and its host."""
-    host = {"host_cores": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()}
-    if device.type != "cuda":
-        return {"name": device.type, "driver": None} | host
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "name": properties.name, "driver": _driver(), "memory_bytes": properties.total_memory,
-        "multiprocessors": properties.multi_processor_count, "capability": f"{properties.major}.{properties.minor}",
-    } | host  # fmt: skip
+def _part_table(parts: dict[str, Record]) -> Table:
+    rows: list[list[Value]] = []
+    for part in PARTS:
+        record = parts.get(part.name, {"status": "not run", "reason": ""})
+        why = record.get("reason") or record.get("failure") or "; ".join(record.get("faults", []))
+        status = "done earlier" if record.get("resumed") else record["status"]
+        rows.append([part.name, part.title, status, record.get("seconds"), why])
+    return Table("gpu-parts", "gpu-check", ("part", "what", "status", "s (measured)", "reason"), rows, [])
 
 
-def versions() -> dict[str, str | None]:
-    """Returns the versions of the relevant packages; None if not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    found["cudnn"] = str(torch.backends.cudnn.version() or "none")  # type: ignore[no-untyped-call]
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found | {"torch": torch.__version__}
+def _gradient_table(compared: list[tuple[str, Record]]) -> Table:
+    rows: list[list[Value]] = [
+        [name, one["dtype"], one["parameters"], one["worst"], one["measured"]["error"], one["computed"]["tolerance"],
+         "yes" if one["equal"] else "NO"]
+        for name, one in compared
+    ]  # fmt: skip
+    headings = ("part", "dtype", "parameters", "worst", "deviation (measured)", "allowed (computed)", "within")
+    notes = ["Deviations are relative to the largest entry of a parameter's gradient on the CPU; allowed are "
+             "5 sqrt(P n) u (launch/gpu_check/gradients.py)."]  # fmt: skip
+    return Table("gpu-gradients", "Gradients compared with the CPU's", headings, rows, notes)
 
 
-def _driver() -> str | None:
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=30, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.split("\n")[0].strip() or None
+def _step_table(trained: list[Record]) -> Table:
+    headings = (
+        "what", "M x rows x tokens", "step ms (measured)", "step ms (planned)", "tokens/s (measured)",
+        "product TFLOP/s (measured)", "MFU (computed)", "HFU (computed)", "peak GiB (measured)", "peak GiB (planned)",
+        "measured of planned", "loss, first and last (measured)",
+    )  # fmt: skip
+    rows: list[list[Value]] = []
+    for one in trained:
+        measured, computed, planned = one["measured"], one["computed"], one["planned_from_measured_costs"]
+        losses = measured["losses"]
+        rows.append([
+            one["name"], f"{one['micro_batches']} x {one['rows']} x {one['time']}", 1e3 * measured["step_s"],
+            1e3 * planned["step_s"], measured["tokens_per_s"], measured["product_flops_per_s"] / TERA, computed["mfu"],
+            computed["hfu"], measured["peak_bytes"] / GIB, planned["peak_bytes"] / GIB, computed["peak_of_planned"],
+            f"{losses[0]:.5g}, {losses[-1]:.5g}" if not one["faults"] else one["faults"][0],
+        ])  # fmt: skip
+    notes = [
+        f"One stage, remat {REMAT}; a step is the median time of its actions plus the median update.",
+        "Planned: from layer costs measured on this device. MFU and HFU are relative to a large bf16 product on the "
+        "same device; HFU includes recomputation (suite/pipeline/planning/flops.py).",
+    ]
+    return Table("gpu-steps", "Training steps, compared with the plan", headings, rows, notes)
 
 
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _comparison_record(comparison: Comparison) -> dict[str, Any]:
-    errors = [asdict(difference) for difference in comparison.differences]
-    return {
-        "dtype": comparison.dtype,
-        "equal": comparison.equal,
-        "measured": {"errors": errors, "least_rectifier_input": comparison.margin},
-        "computed": {"tolerance": comparison.tolerance},
-    }
-
-
-def trained_record(trained: TrainResult, rate: float) -> dict[str, Any]:
-    """Returns the record of one work's steps; utilisation is relative to ``rate``."""
-    work = trained.work
-    return {
-        "name": work.name,
-        "layers": len(work.layers),
-        "parameters": work.parameters,
-        "micro_batches": work.micro_batches,
-        "rows": asdict(work.rows),
-        "tokens": work.tokens,
-        "loss_fell": trained.fell,
-        "measured": {
-            "step_s": trained.step_s, "train_s": trained.train_s, "update_s": trained.update_s,
-            "action_s": trained.actions, "tokens_per_s": trained.tokens_per_s, "peak_bytes": trained.peak_bytes,
-            "losses": trained.losses,
-        },
-        "computed": {
-            "model_flops": work.model_flops, "hardware_flops": work.hardware_flops,
-            "model_utilisation": work.model_flops / trained.step_s / rate,
-            "hardware_utilisation": work.hardware_flops / trained.step_s / rate,
-            "hardware_utilisation_without_update": work.hardware_flops / trained.train_s / rate,
-            "peak_share": trained.peak_bytes / trained.profiled.peak_bytes,
-        },
-        "computed_from_measured_costs": asdict(trained.profiled),
-        "estimated": asdict(trained.estimated) | {"device": trained.estimated_for},
-    }  # fmt: skip
-
-
-def timed_record(timed: VariantResult, plain: VariantResult, rate: float) -> dict[str, Any]:
-    """Returns the record of one variant, compared with the plain one."""
-    return {
-        "name": timed.variant.name,
-        "variant": asdict(timed.variant),
-        "micro_batches": timed.work.micro_batches,
-        "attention": timed.attention,
-        "recompute_equals_forward": timed.bits_equal,
-        "pays": timed.pays(plain),
-        "failure": timed.failure,
-        "measured": {"train_s": timed.median_s, "rounds_s": timed.seconds, "peak_bytes": timed.peak_bytes},
-        "computed": {
-            "tokens_per_s": timed.per_second(timed.work.tokens),
-            "of_plain": _of_plain(timed, plain),
-            "model_utilisation": timed.per_second(timed.work.model_flops, rate),
-            "hardware_utilisation": timed.per_second(timed.work.hardware_flops, rate),
-        },
-    }
-
-
-def _of_plain(timed: VariantResult, plain: VariantResult) -> float | None:
-    """Returns its tokens a second relative to the plain variant's."""
-    own, of_plain = timed.per_second(timed.work.tokens), plain.per_second(plain.work.tokens)
-    return None if own is None or of_plain is None else own / of_plain
+def _compile_table(record: Record) -> Table:
+    measured, computed = record["measured"], record["computed"]
+    headings = ("what", "eager ms (measured)", "compiled ms (measured)", "first step s (measured)",
+                "speedup (computed)", "recompute = forward", "pays")  # fmt: skip
+    rows: list[list[Value]] = [[
+        record["name"], 1e3 * statistics.median(measured["eager_s"]), 1e3 * statistics.median(measured["compiled_s"]),
+        measured["first_step_s"], computed["speedup"], "yes" if record["recompute_equals_forward"] else "no",
+        "yes" if computed["pays"] else "no",
+    ]]  # fmt: skip
+    notes = ["Forward, recomputation and backward of a mini-batch, alternating. It pays if its median is below the "
+             "fastest eager round and its recomputation has the bits of its forward."]  # fmt: skip
+    return Table("gpu-compile", "torch.compile", headings, rows, notes)

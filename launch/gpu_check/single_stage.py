@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from launch.gpu_check.work import SCHEDULE_CONFIG, SingleStageWorkload
+from launch.gpu_check.work import SCHEDULE_CONFIG, Workload
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.ties import TiedParameters, find_ties
 from suite.pipeline.model.topology import RankCoord
@@ -26,7 +26,7 @@ from suite.training.optimizer import single_device_update
 class SingleStageTrainer:
     """Trains a work on one device."""
 
-    def __init__(self, work: SingleStageWorkload, device: torch.device, settings: OptimizerSettings) -> None:
+    def __init__(self, work: Workload, device: torch.device, settings: OptimizerSettings) -> None:
         """Builds the stage with the precision of ``settings``, and the mini-batch."""
         self.work, self.device = work, device
         cells = [range(len(work.layers))]

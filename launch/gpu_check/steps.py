@@ -1,81 +1,34 @@
-"""Training steps of a work on one device, compared with the plan of the same stage."""
+"""The parts that train a workload on one device: steps beside their plan, torch.compile, the profiler's table."""
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds
-from launch.gpu_check.work import REMAT, SingleStageWorkload, Sizes
-from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import DEVICES, Device, Machine, this_device
-from suite.pipeline.planning.estimate import estimate
+from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds, synchronise
+from launch.gpu_check.work import REMAT, Sizes, Workload
+from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.memory_tracker import MemoryTracker
-from suite.pipeline.planning.plan import make_plan
-from suite.pipeline.planning.profile import MicroBatch, Sample, profile
-from suite.pipeline.runtime.recorder import Recorder
-from suite.settings import OptimizerSettings, PipelineSettings
+from suite.pipeline.planning.plan import Plan, make_plan
+from suite.pipeline.planning.profile import Sample
+from suite.pipeline.planning.profile import profile as profile_layers
+from suite.settings import PipelineSettings
 from suite.training.optimizer import single_device_update
+
+Record = dict[str, Any]
 
 WARM_UPS = 2
 
 UNBOUNDED = 1 << 62
 """A memory limit in bytes that no plan exceeds."""
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a plan predicts for a pipeline of one stage: seconds of a step, peak bytes."""
-
-    step_s: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """A work's steps: medians in seconds, bytes, and each step's mean loss a token."""
-
-    work: SingleStageWorkload
-    train_s: float
-    """Forward, recomputation and backward of all micro-batches."""
-    update_s: float
-    actions: dict[str, float]
-    """Median seconds of an action of each kind (F, R, B), by the device's clock."""
-    peak_bytes: int
-    losses: tuple[float, ...]
-    profiled: Prediction
-    """From costs measured on this device."""
-    estimated: Prediction
-    """From the rates of a declared device."""
-    estimated_for: str
-
-    @property
-    def step_s(self) -> float:
-        """Training and update."""
-        return self.train_s + self.update_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Target tokens a second, updates included."""
-        return self.work.tokens / self.step_s
-
-    @property
-    def fault(self) -> str | None:
-        """The fault, as a clause; None if there is none."""
-        if all(map(math.isfinite, self.losses)):
-            return None
-        step = next(at for at, loss in enumerate(self.losses) if not math.isfinite(loss))
-        return f"the loss of {self.work.name} is {self.losses[step]} in step {step}"
-
-    @property
-    def fell(self) -> bool:
-        """Whether the last loss is below the first."""
-        return self.losses[-1] < self.losses[0]
+LONGEST_REASON = 300
 
 
 def matmul_flops_per_s(sizes: Sizes, device: torch.device) -> float:
@@ -96,74 +49,115 @@ def matmul_flops_per_s(sizes: Sizes, device: torch.device) -> float:
     return 2.0 * side**3 * sizes.product_repeats / statistics.median(times)
 
 
-def measure_training(work: SingleStageWorkload, sizes: Sizes, device: torch.device) -> TrainResult:
-    """Plans the work, then trains it: two warm-up steps that measure memory, the timed steps, and one recorded step.
+def measure_training(work: Workload, sizes: Sizes, device: torch.device) -> Record:
+    """Plans the work from measured layer costs, then trains it; the record says what is measured and what computed.
 
-    Memory is counted from before the first weight to the end of the second step.
+    Memory is counted from before the first weight to the end of the second step. Utilisation is relative to the higher
+    of two rates of a large product, before and after, so that it is never overstated.
     """
-    settings = sizes.optimizer
-    micro_batch = work.feed(device)[0]
+    plan = plan_work(work, sizes, device)
+    empty_cache(device)
+    first_rate = matmul_flops_per_s(sizes, device)
+    with MemoryTracker(device) as memory_tracker:
+        trainer = SingleStageTrainer(work, device, sizes.optimizer)
+        losses = [_step(trainer, step) for step in range(WARM_UPS)]
+    trains, updates = [], []
+    for step in range(WARM_UPS, WARM_UPS + sizes.steps):
+        trains.append(seconds(lambda at=step: losses.append(trainer.train(at)), device))  # type: ignore[misc]
+        updates.append(seconds(trainer.update, device))
+    rate = max(first_rate, matmul_flops_per_s(sizes, device))
+    step_s = statistics.median(trains) + statistics.median(updates)
+    flops, planned = work.flops(), plan.cells[0].peak_bytes
+    bad = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    return {
+        "name": work.name, "parameters": work.parameters, "micro_batches": work.micro_batches, "rows": work.rows,
+        "time": work.time, "loss_fell": losses[-1] < losses[0],
+        "measured": {
+            "step_s": step_s, "update_s": statistics.median(updates), "tokens_per_s": work.tokens / step_s,
+            "peak_bytes": memory_tracker.peak, "losses": losses, "product_flops_per_s": rate,
+        },
+        "planned_from_measured_costs": {"step_s": plan.step_s, "peak_bytes": planned},
+        "computed": {
+            "model_flops": flops.model_per_unit, "hardware_flops": flops.hardware_per_unit,
+            "mfu": flops.model_per_unit / step_s / rate, "hfu": flops.hardware_per_unit / step_s / rate,
+            "peak_of_planned": memory_tracker.peak / planned,
+        },
+        "faults": [] if bad is None else [f"the loss of {work.name} is {losses[bad]} in step {bad}"],
+    }  # fmt: skip
+
+
+def plan_work(work: Workload, sizes: Sizes, device: torch.device) -> Plan:
+    """Returns what ``make plan`` plans for the work as one stage of one replica, from costs measured here."""
+    micro_batch, settings = work.feed(device), sizes.optimizer
     sample = Sample(micro_batch, micro_batch)
-    profiled_costs = profile(
+    costs = profile_layers(
         work.layers, work.loss, sample, device, settings.precision, lambda m: single_device_update(m, settings)
     )
-    profiled = plan_work(profiled_costs, work, settings)
-    declared = declared_device(device)
-    estimated = plan_work(_estimate(work, micro_batch, declared, settings), work, settings)
-    del micro_batch, sample
-    empty_cache(device)
-    with MemoryTracker(device) as memory_tracker:
-        trainer = SingleStageTrainer(work, device, settings)
-        losses = [_step(trainer, step) for step in range(WARM_UPS)]
-    trains, updates, timed_losses = _time_steps(trainer, sizes.steps)
-    actions, last = _record_actions(trainer, WARM_UPS + sizes.steps)
-    return TrainResult(
-        work, statistics.median(trains), statistics.median(updates), actions, memory_tracker.peak,
-        (*losses, *timed_losses, last), profiled, estimated, declared.name,
-    )  # fmt: skip
-
-
-def _time_steps(trainer: SingleStageTrainer, steps: int) -> tuple[list[float], list[float], list[float]]:
-    """Returns seconds of training and of updates, and losses."""
-    trains, updates, losses = [], [], []
-    for step in range(WARM_UPS, WARM_UPS + steps):
-        trains.append(seconds(lambda at=step: losses.append(trainer.train(at)), trainer.device))  # type: ignore[misc]
-        updates.append(seconds(trainer.update, trainer.device))
-    return trains, updates, losses
-
-
-def _record_actions(trainer: SingleStageTrainer, step: int) -> tuple[dict[str, float], float]:
-    """Runs a step and records every action; returns the median seconds of each kind, and the loss."""
-    trainer.executor.recorder = recorder = Recorder(trainer.device)
-    recorder.begin()
-    loss = _step(trainer, step)
-    spans = recorder.spans()
-    return {kind: statistics.median([s.seconds for s in spans if s.kind == kind] or [0.0]) for kind in "FRB"}, loss
-
-
-def plan_work(costs: Sequence[LayerCost], work: SingleStageWorkload, settings: OptimizerSettings) -> Prediction:
-    """Returns what ``make plan`` predicts for the work as one stage of one replica."""
     pipeline = PipelineSettings(stages=1, micro_batches=work.micro_batches, remat=REMAT)
-    parameter_bytes = bytes_per_parameter(settings, replicas=1)
-    plan = make_plan(costs, pipeline, parameter_bytes, Machine(UNBOUNDED))
-    return Prediction(plan.step_s, plan.cells[0].peak_bytes)
+    return make_plan(costs, pipeline, bytes_per_parameter(settings, replicas=1), Machine(UNBOUNDED))
 
 
-def declared_device(device: torch.device) -> Device:
-    """Returns the declared device that matches this GPU's name; for others a device with its own rates."""
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        known = [declared for name, declared in DEVICES.items() if name.lower() in properties.name.lower()]
-        return known[0] if known else this_device(properties.total_memory)
-    return this_device(0)
+def measure_compile(work: Workload, sizes: Sizes, device: torch.device) -> Record:
+    """Times the work with and without torch.compile in alternating rounds, so that clock drift affects both.
+
+    It pays if its median is below the eager one's fastest round and its recomputation is bit-identical to its forward:
+    otherwise a stage would send other activations than it differentiates.
+    """
+    eager = SingleStageTrainer(work, device, sizes.optimizer)
+    compiled = SingleStageTrainer(work, device, sizes.optimizer)
+    for layer in compiled.stage.layers:
+        layer.compile(backend=sizes.compiler, dynamic=False)
+    try:
+        first_s = seconds(lambda: compiled.train(0), device)
+        bits_equal = compiled.recompute_equals_forward()
+    except Exception as error:  # any error of a compiler becomes a line of the report
+        return {"name": work.name, "failure": reason(error), "faults": []}
+    for step in range(1, 1 + WARM_UPS):
+        eager.train(step), compiled.train(step)
+    rounds: list[tuple[float, ...]] = []
+    for step in range(WARM_UPS + 1, WARM_UPS + 1 + sizes.rounds):
+        rounds.append(tuple(seconds(lambda t=t, at=step: t.train(at), device) for t in (eager, compiled)))  # type: ignore[misc]
+    off_s, on_s = (list(times) for times in zip(*rounds, strict=True))
+    return {
+        "name": work.name, "recompute_equals_forward": bits_equal,
+        "measured": {"eager_s": off_s, "compiled_s": on_s, "first_step_s": first_s},
+        "computed": {
+            "speedup": statistics.median(off_s) / statistics.median(on_s),
+            "pays": pays(off_s, on_s, bits_equal),
+        },
+        "faults": [],
+    }  # fmt: skip
 
 
-def _estimate(
-    work: SingleStageWorkload, micro_batch: MicroBatch, device: Device, settings: OptimizerSettings
-) -> list[LayerCost]:
-    inputs = tuple(tensor.detach().cpu().requires_grad_(tensor.requires_grad) for tensor in micro_batch.inputs)
-    host = MicroBatch(inputs, tuple(tensor.cpu() for tensor in micro_batch.targets))
-    return estimate(work.layers, work.loss, host, device, settings)
+def pays(plain_s: list[float], other_s: list[float], bits_equal: bool) -> bool:
+    """Returns whether another way to compute is faster than every round of the plain one, with the same bits."""
+    return bits_equal and statistics.median(other_s) < min(plain_s)
+
+
+def profile_step(work: Workload, sizes: Sizes, device: torch.device) -> Record:
+    """Returns torch.profiler's table of a step: kernels on a GPU, operators on the CPU."""
+    trainer = SingleStageTrainer(work, device, sizes.optimizer)
+    for step in range(WARM_UPS):
+        trainer.train(step)
+    cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as run:
+        trainer.train(WARM_UPS)
+        synchronise(device)
+    order = "self_device_time_total" if cuda else "self_cpu_time_total"
+    table = run.key_averages().table(sort_by=order, row_limit=20, max_name_column_width=60)
+    return {"name": work.name, "table": table, "faults": []}
+
+
+def reason(error: Exception) -> str:
+    """Returns an error as one line."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"[:LONGEST_REASON]
+
+
+def free(device: torch.device) -> None:
+    """Frees what a part left: frames of an error hold its graphs."""
+    gc.collect()
+    empty_cache(device)
 
 
 def _step(trainer: SingleStageTrainer, step: int) -> float:

@@ -14,7 +14,7 @@ from models.shape import TransformerShape
 from models.transformer import DecoderLayer, EncoderLayer, layers
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.model.microbatch import MiniBatch
-from suite.pipeline.planning.flops import LayerFlops, count_flops
+from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
 from suite.pipeline.planning.profile import MicroBatch
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
@@ -29,17 +29,11 @@ REMAT: Remat = "except_last"
 SCHEDULE_CONFIG = ScheduleConfig(max_live_graphs=(MAX_LIVE_GRAPHS[REMAT],))
 
 
-def recomputed(micro_batches: int) -> int:
-    """Returns the number of micro-batches that are recomputed."""
-    (actions,) = SCHEDULE_CONFIG.actions(1, micro_batches)
-    return sum(action.kind == "R" for action in actions)
-
-
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that decide how long the check takes; tests use small ones."""
+    """The sizes that decide how long the check takes."""
 
-    whole: TransformerShape
+    full: TransformerShape
     cell: TransformerShape
     cell_layers: int
     optimizer: OptimizerSettings
@@ -51,11 +45,10 @@ class Sizes:
     gradient_time: int = 16
     gradient_micro_batches: int = 4
     micro_batches: int = 16
+    large_tokens: int = 8192
+    """Tokens of the large micro-batch; the mini-batch keeps its size."""
     steps: int = 8
     rounds: int = 7
-    """Rounds over all variants."""
-    other_rows: tuple[int, ...] = (4, 8, 32, 64)
-    """Rows of a micro-batch in further variants; the mini-batch keeps its size."""
     product: int = 8192
     product_rounds: int = 5
     product_repeats: int = 20
@@ -71,7 +64,7 @@ def paper_sizes() -> Sizes:
     small, large = t12_400m(), t128_6b()
     pipeline, time = large.pipeline, large.text.max_length
     return Sizes(
-        whole=small.model,
+        full=small.model,
         cell=large.model,
         cell_layers=2 * large.model.layers // pipeline.stages,
         optimizer=small.optimizer.model_copy(update={"learning_rate": 0.01}),
@@ -81,33 +74,32 @@ def paper_sizes() -> Sizes:
     )
 
 
+def cpu_sizes() -> Sizes:
+    """Returns the same parts at a size for two cores."""
+    narrow = TransformerShape(2, 128, 512, 4, 1000, head_width=32)
+    return replace(
+        paper_sizes(), full=narrow, cell=narrow, cell_layers=2, rows=4, time=32, micro_batches=8, large_tokens=512,
+        gradients=TransformerShape(1, 64, 128, 4, 200, dropout=0.0), steps=4, rounds=5, product=1024, product_repeats=2,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
-class Rows:
-    """A micro-batch of ``count`` pairs of ``source`` and ``target`` tokens."""
-
-    count: int
-    source: int
-    target: int
-
-
-@dataclass(frozen=True)
-class SingleStageWorkload:
-    """A pipeline of one stage: its layers on the meta device, and its mini-batch."""
+class Workload:
+    """A pipeline of one stage: its layers on the meta device, and its mini-batch of M x rows x time tokens."""
 
     name: str
     layers: Sequence[nn.Module]
     loss: nn.Module
     micro_batches: int
-    rows: Rows
-    flops: LayerFlops
-    """Operations of one micro-batch in all layers."""
-    feed: Callable[[torch.device], list[MicroBatch]]
-    """Makes the micro-batches; tensors that another stage would send are on the device."""
+    rows: int
+    time: int
+    feed: Callable[[torch.device], MicroBatch]
+    """Makes a micro-batch; tensors that another stage would send are on the device."""
 
     @property
     def tokens(self) -> int:
         """Target tokens of a step, or source tokens for a cell of encoder layers; none is padding."""
-        return self.micro_batches * self.rows.count * self.rows.target
+        return self.micro_batches * self.rows * self.time
 
     @property
     def parameters(self) -> int:
@@ -116,104 +108,54 @@ class SingleStageWorkload:
 
     def batch(self, device: torch.device) -> MiniBatch:
         """Returns the mini-batch; its loss is a mean over tokens."""
-        parts = self.feed(device)
+        parts = [self.feed(device) for _ in range(self.micro_batches)]
         return MiniBatch([part.inputs for part in parts], [part.targets for part in parts], float(self.tokens))
 
-    @property
-    def model_flops(self) -> float:
-        """Operations of a step, without recomputation."""
-        return self.micro_batches * (self.flops.forward + self.flops.backward)
-
-    @property
-    def hardware_flops(self) -> float:
-        """Operations of a step, with recomputation."""
-        return self.model_flops + recomputed(self.micro_batches) * self.flops.forward
-
-    def cut(self, rows: int) -> SingleStageWorkload:
-        """Returns the same work in micro-batches of ``rows``."""
-        count = max(1, self.micro_batches * self.rows.count // rows)
-
-        def feed(device: torch.device) -> list[MicroBatch]:
-            parts = self.feed(device)
-            inputs = [_resplit(tensors, rows) for tensors in zip(*(part.inputs for part in parts), strict=True)]
-            targets = [_resplit(tensors, rows) for tensors in zip(*(part.targets for part in parts), strict=True)]
-            return [
-                MicroBatch(tuple(tensors[i] for tensors in inputs), tuple(tensors[i] for tensors in targets))
-                for i in range(count)
-            ]
-
-        share = rows / self.rows.count
-        flops = LayerFlops(share * self.flops.forward, share * self.flops.backward)
-        return replace(self, rows=replace(self.rows, count=rows), flops=flops, micro_batches=count, feed=feed)
+    def flops(self) -> StepFlops:
+        """Returns the operations of a whole step."""
+        example = self.feed(torch.device("cpu"))
+        counts = count_flops(self.layers, self.loss, example.inputs, example.targets)
+        return step_flops(counts, [len(counts)], SCHEDULE_CONFIG, 1, self.micro_batches, 1 / self.micro_batches)
 
 
-def _resplit(tensors: Sequence[Tensor], rows: int) -> list[Tensor]:
-    joined = torch.cat([tensor.detach() for tensor in tensors])
-    parts = joined.split(rows)  # type: ignore[no-untyped-call]
-    return [part.clone().requires_grad_(tensors[0].requires_grad) for part in parts]
-
-
-def full_model_workload(sizes: Sizes) -> SingleStageWorkload:
+def full_model_workload(sizes: Sizes) -> Workload:
     """Returns a whole T(L, H, A) on one stage; token ids come from the host, as in a run."""
     with torch.device("meta"):
-        made, loss = layers(sizes.whole), TranslationLoss(sizes.whole.label_smoothing)
-    rows = Rows(sizes.rows, sizes.time, sizes.time)
-    vocabulary = sizes.whole.vocabulary
+        made, loss = layers(sizes.full), TranslationLoss(sizes.full.label_smoothing)
+    generator = torch.Generator().manual_seed(0)
 
-    def feed(device: torch.device) -> list[MicroBatch]:
-        generator = torch.Generator().manual_seed(0)
-        parts = []
-        for _ in range(sizes.micro_batches):
-            source, target = (zipf(sizes.rows, sizes.time, vocabulary, generator) for _ in range(2))
-            parts.append(MicroBatch((source, target), (target.roll(-1, 1),)))
-        return parts
+    def feed(device: torch.device) -> MicroBatch:
+        source, target = (zipf(sizes.rows, sizes.time, sizes.full.vocabulary, generator) for _ in range(2))
+        return MicroBatch((source, target), (target.roll(-1, 1),))
 
-    ids = torch.empty(sizes.rows, sizes.time, dtype=torch.int64, device="meta")
-    flops = _sum(count_flops(made, loss, (ids, ids), (ids,)))
-    return SingleStageWorkload(f"whole {title(sizes.whole)}", made, loss, sizes.micro_batches, rows, flops, feed)
+    return Workload(f"whole {title(sizes.full)}", made, loss, sizes.micro_batches, sizes.rows, sizes.time, feed)
 
 
-def cell_workload(sizes: Sizes, kind: type[EncoderLayer] | type[DecoderLayer]) -> SingleStageWorkload:
+def cell_workload(sizes: Sizes, kind: type[EncoderLayer] | type[DecoderLayer], rows: int = 0) -> Workload:
     """Returns consecutive layers from the middle of a T(L, H, A), as on a stage between two others.
 
-    Inputs are on the device and require gradients; each row is one sentence without padding.
+    Inputs are on the device and require gradients; each row is one sentence without padding. ``rows`` cuts the same
+    mini-batch into other micro-batches.
     """
-    shape = sizes.cell
+    shape, time, rows = sizes.cell, sizes.time, rows or sizes.rows
+    micro_batches = max(1, sizes.micro_batches * sizes.rows // rows)
     with torch.device("meta"):
         made = [kind(shape) for _ in range(sizes.cell_layers)]
-    rows = Rows(sizes.rows, sizes.time, sizes.time)
 
-    def sentence_of(places: int, device: torch.device) -> Tensor:
-        return torch.ones(sizes.rows, places, dtype=torch.int32, device=device)
+    def feed(device: torch.device) -> MicroBatch:
+        def activations() -> Tensor:
+            return torch.randn(rows, time, shape.width, device=device).requires_grad_()
 
-    def feed(device: torch.device) -> list[MicroBatch]:
-        generator = torch.Generator(device).manual_seed(0)
+        def sentence_of(places: int) -> Tensor:
+            return torch.ones(rows, places, dtype=torch.int32, device=device)
 
-        def make_input() -> Tensor:
-            made = torch.randn(sizes.rows, sizes.time, shape.width, generator=generator, device=device)
-            return made.requires_grad_()
-
-        def make_micro_batch() -> MicroBatch:
-            if kind is DecoderLayer:
-                return MicroBatch((make_input(), make_input(), sentence_of(2 * sizes.time, device)), ())
-            ids = torch.ones(sizes.rows, sizes.time, dtype=torch.int64, device=device)  # passed on unread
-            return MicroBatch((make_input(), sentence_of(sizes.time, device), ids), ())
-
-        return [make_micro_batch() for _ in range(sizes.micro_batches)]
+        if kind is DecoderLayer:
+            return MicroBatch((activations(), activations(), sentence_of(2 * time)), ())
+        return MicroBatch((activations(), sentence_of(time), sentence_of(time).long()), ())  # ids are passed on unread
 
     what = "encoder" if kind is EncoderLayer else "decoder"
     name = f"{len(made)} {what} layers of {title(shape)}"
-    x, ids = torch.empty(sizes.rows, sizes.time, shape.width, device="meta", requires_grad=True), torch.empty(0)
-    meta = torch.device("meta")
-    inputs = (
-        (x, x, sentence_of(2 * sizes.time, meta)) if kind is DecoderLayer else (x, sentence_of(sizes.time, meta), ids)
-    )
-    flops = _sum(count_flops(made, MeanSquare(), inputs, ()))
-    return SingleStageWorkload(name, made, MeanSquare(), sizes.micro_batches, rows, flops, feed)
-
-
-def _sum(layers: Sequence[LayerFlops]) -> LayerFlops:
-    return LayerFlops(sum(layer.forward for layer in layers), sum(layer.backward for layer in layers))
+    return Workload(name, made, MeanSquare(), micro_batches, rows, time, feed)
 
 
 def title(shape: TransformerShape) -> str:

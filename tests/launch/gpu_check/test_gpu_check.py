@@ -1,4 +1,4 @@
-"""The GPU check, run on the CPU at tiny sizes: its files, and that it finds faults."""
+"""The GPU check, run on the CPU at tiny sizes: its parts, its files, and that it finds faults."""
 
 import json
 import subprocess
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from experiments.report.table import Table
-from launch.gpu_check import command as gpu_check
-from launch.gpu_check import gradients, steps, variants
+from launch.diagnostics.node_facts import Gpu
+from launch.gpu_check import command, device, gradients, parts, steps, two_stages
 from launch.gpu_check.single_stage import SingleStageTrainer
-from launch.gpu_check.work import MeanSquare, cell_workload, full_model_workload, paper_sizes
+from launch.gpu_check.work import MeanSquare, cell_workload, cpu_sizes, full_model_workload, paper_sizes
 from models.shape import TransformerShape
 from models.transformer import DecoderLayer, EncoderLayer
-from suite.errors import NonFiniteError
+from suite.errors import NonFiniteError, PlacementError
 from suite.pipeline.planning import profile
 
 CPU = torch.device("cpu")
@@ -24,114 +24,120 @@ TINY = TransformerShape(1, 32, 64, 2, 200, head_width=16)
 
 def tiny_sizes():
     return replace(
-        paper_sizes(), whole=TINY, cell=replace(TINY, layers=4), cell_layers=2, rows=2, time=8, micro_batches=3,
-        steps=3, rounds=2, other_rows=(1, 3), product=64, product_repeats=2, product_rounds=2, compiler="aot_eager",
+        paper_sizes(), full=TINY, cell=replace(TINY, layers=4), cell_layers=2, rows=2, time=8, micro_batches=4,
+        large_tokens=32, steps=3, rounds=2, product=64, product_repeats=2, product_rounds=2, compiler="aot_eager",
         gradients=TransformerShape(1, 16, 32, 2, 40, head_width=8, dropout=0.0), gradient_rows=5, gradient_time=6,
         gradient_micro_batches=3,
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def examined():
-    """The findings and the logged lines."""
+def examine(folder, minutes=60.0, show=lambda table: None):
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile, "SECONDS_A_LAYER", 0.0)
-        return gpu_check.examine(CPU, tiny_sizes(), lines.append, "a test"), lines
+        command.examine(CPU, tiny_sizes(), minutes, folder, lines.append, show, "a test")
+    return json.loads((folder / "cpu.json").read_text()), lines
 
 
 @pytest.fixture(scope="module")
-def written(examined, tmp_path_factory):
+def written(tmp_path_factory):
     """The folder, the JSON object, the tables shown and the logged lines."""
-    folder = tmp_path_factory.mktemp("check")
-    shown: list[Table] = []
-    lines: list[str] = []
-    gpu_check.finish(examined[0], folder, lines.append, shown.append)
-    return folder, json.loads((folder / "gpu-check.json").read_text()), shown, lines
+    folder, shown = tmp_path_factory.mktemp("check"), []
+    results, lines = examine(folder, show=shown.append)
+    return folder, results, shown, lines
 
 
 def test_the_paper_sizes_are_those_of_the_experiments():
     sizes = paper_sizes()
-    assert (sizes.whole.layers, sizes.whole.feed_forward, sizes.whole.heads) == (6, 8192, 16)
+    assert (sizes.full.layers, sizes.full.feed_forward, sizes.full.heads) == (6, 8192, 16)
     assert (sizes.cell.layers, sizes.cell.feed_forward, sizes.cell.heads) == (64, 16384, 32)
-    assert (sizes.cell_layers, sizes.rows, sizes.time, sizes.product) == (8, 16, 128, 8192)
+    assert (sizes.cell_layers, sizes.rows, sizes.time, sizes.large_tokens) == (8, 16, 128, 8192)
     assert full_model_workload(sizes).parameters == 408_209_920
 
 
-def test_the_json_has_every_promised_key(written):
-    _, record, _, _ = written
-    assert record["command"] == "a test"
-    assert {"name", "driver", "host_cores"} <= record["machine"].keys()
-    assert {"python", "torch", "cuda", "cudnn", "triton", "deepspeed", "ray"} <= record["versions"].keys()
-    assert record["product"]["measured"]["flops_per_s_at_begin"] > 0
-    assert record["faults"] == []
-    for one in record["gradients"]:
-        assert one["equal"]
-        assert len(one["measured"]["errors"]) == 40
-        assert one["computed"]["tolerance"] > 0
-    assert [one["dtype"] for one in record["gradients"]] == ["float64", "float32"]
-    assert len(record["steps"]) == 3
-    for one in record["steps"]:
-        measured, computed = one["measured"], one["computed"]
-        assert set(measured) == {
-            "step_s", "train_s", "update_s", "action_s", "tokens_per_s", "peak_bytes", "losses",
-        }  # fmt: skip
-        assert set(measured["action_s"]) == {"F", "R", "B"}
-        assert all(value > 0 for value in measured["action_s"].values())
-        assert len(measured["losses"]) == steps.WARM_UPS + 3 + 1
-        assert computed["hardware_flops"] / computed["model_flops"] == pytest.approx(11 / 9)  # M = 3: 9 and 2 forwards
-        assert 0 < computed["model_utilisation"] < computed["hardware_utilisation"]
-        for kind in ("computed_from_measured_costs", "estimated"):
-            assert one[kind]["peak_bytes"] > 0
-            assert one[kind]["step_s"] > 0
-    kernels = record["kernels"]
-    assert kernels["measured"]["seconds_by_kind"]["products"] > 0
-    assert kernels["computed"]["busy_share"] > 0
-    assert record["measured"]["check_s"] > 0
+def test_every_part_is_done_and_its_numbers_are_in_the_json(written):
+    _, results, _, _ = written
+    assert list(results["parts"]) == [part.name for part in parts.PARTS]
+    for name, part in results["parts"].items():
+        assert (part["status"], part["faults"]) == ("done", []), (name, part)
+    assert [one["dtype"] for one in results["parts"]["gradients"]["comparisons"]] == ["float64", "float32"]
+    for name in ("stage", "large_micro_batch", "decoder_stage", "full_model"):
+        one = results["parts"][name]
+        assert one["loss_fell"]
+        assert len(one["measured"]["losses"]) == steps.WARM_UPS + 3
+        assert one["planned_from_measured_costs"]["peak_bytes"] > 0
+        m = one["micro_batches"]  # backward is two forwards, and all micro-batches but one are recomputed
+        recomputed = one["computed"]["hardware_flops"] / one["computed"]["model_flops"]
+        assert recomputed == pytest.approx((4 * m - 1) / (3 * m))
+        assert 0 < one["computed"]["mfu"] < one["computed"]["hfu"]
+    large = results["parts"]["large_micro_batch"]
+    assert (large["micro_batches"], large["rows"], large["time"]) == (2, 4, 8)
+    two = results["parts"]["two_stages"]
+    assert (two["backend"], two["comparisons"][0]["parameters"]) == ("gloo", 40)
+    assert results["parts"]["compile"]["recompute_equals_forward"]
+    assert "addmm" in results["parts"]["profile"]["table"]
 
 
-def test_each_variant_says_whether_it_pays_or_why_it_cannot_run(written):
-    _, record, _, _ = written
-    rows = {one["name"]: one for one in record["variants"]}
-    assert next(iter(rows)) == "eager"
-    for backend in variants.BACKENDS:
-        assert {f"{backend}, mask", f"{backend}, no mask"} <= rows.keys()
-    assert {"eager, no mask", "torch.compile", "torch.compile, no mask", "1 rows", "3 rows"} <= rows.keys()
-    for one in rows.values():
-        if one["failure"]:
-            assert "\n" not in one["failure"]
-            assert one["measured"]["train_s"] is None
-            assert one["pays"] in (False, None)
-        else:
-            assert len(one["measured"]["rounds_s"]) == 2
-            assert one["recompute_equals_forward"] is True
-            assert one["measured"]["peak_bytes"] > 0
-            assert one["computed"]["of_plain"] > 0
-    assert rows["eager"]["failure"] is None
-    assert "No viable backend" in rows["cudnn, mask"]["failure"]  # the CPU has none
-    assert rows["math, mask"]["attention"] == "math"
-    assert "flash" in rows["eager"]["attention"]
-    assert (rows["1 rows"]["micro_batches"], rows["3 rows"]["micro_batches"]) == (6, 2)
-    assert rows["weights held in bf16 (bound)"]["pays"] is None
-
-
-def test_tables_and_kernels_are_written_and_logged(examined, written):
+def test_the_page_has_every_table(written):
     folder, _, shown, lines = written
-    text = (folder / "gpu-check.md").read_text()
-    assert text.startswith("`a test`")
-    assert [table.name for table in shown] == ["gpu-gradients", "gpu-steps", "gpu-kernels", "gpu-variants"]
-    for table in shown:
-        assert table.markdown() in text
-        assert all(len(row) == len(table.headings) for row in table.rows)
-    for kind in ("(measured)", "(computed)", "(estimated)"):
-        assert kind in text
-    assert "addmm" in (folder / "gpu-check-kernels.txt").read_text()
+    text = (folder / "cpu.md").read_text()
+    assert [table.name for table in shown] == ["gpu-parts", "gpu-gradients", "gpu-steps", "gpu-compile"]
+    assert all(table.markdown() in text for table in shown)
     assert str(folder) in lines[-1]
-    logged = "\n".join(examined[1])
-    assert all(part in logged for part in ("gradients", "bf16 product", "whole T(1, 64, 2)", "variant torch.compile"))
 
 
-def test_an_error_of_a_thousandth_is_found_and_written(examined, monkeypatch, tmp_path):
+def test_a_second_call_takes_finished_parts_and_runs_the_others(written, tmp_path, monkeypatch):
+    _, results, _, _ = written
+    changed = json.loads(json.dumps(results))
+    changed["parts"]["compile"] = {"status": "failed", "reason": "out of memory"}
+    changed["parts"]["stage"]["faults"] = ["the loss is nan"]
+    (tmp_path / "cpu.json").write_text(json.dumps(changed))
+    ran = []
+    original = parts._run
+    monkeypatch.setattr(parts, "_run", lambda part, *rest: ran.append(part.name) or original(part, *rest))
+    again, _ = examine(tmp_path)
+    assert ran == ["stage", "compile"]
+    assert again["parts"]["gradients"] == results["parts"]["gradients"] | {"resumed": True}
+    assert again["parts"]["stage"]["faults"] == []
+
+
+@pytest.mark.parametrize("key", ["versions", "machine", "sizes"])
+def test_results_of_another_version_device_or_size_are_not_taken(written, tmp_path, key):
+    _, results, _, _ = written
+    path = tmp_path / "cpu.json"
+    same = {name: results[name] for name in ("versions", "machine", "sizes")}
+    path.write_text(json.dumps(results))
+    assert command._earlier(path, same) == results["parts"]
+    assert command._earlier(path, same | {key: {}}) == {}
+    path.write_text(json.dumps(results)[:-9])
+    assert command._earlier(path, same) == {}
+
+
+def test_a_part_starts_only_if_its_estimate_fits(tmp_path):
+    results, lines = examine(tmp_path, minutes=0.05)
+    assert {part["status"] for part in results["parts"].values()} == {"not run"}
+    assert results["parts"]["gradients"]["reason"].startswith("its estimate of 15 s is more than the 3 s left")
+    assert any("gradients: not run" in line for line in lines)
+
+
+def test_a_part_that_fails_does_not_end_the_others(tmp_path):
+    def fail(sizes, device):
+        raise RuntimeError("CUDA out of memory\nand more")
+
+    two = (parts.Part("a", "a", 1, 1, fail), parts.Part("b", "b", 1, 1, lambda *_: {"faults": []}))
+    found = parts.run_parts(tiny_sizes(), CPU, 1, {}, lambda text: None, lambda records: None, two)
+    assert found["a"]["status"] == "failed"
+    assert found["a"]["reason"] == "RuntimeError: CUDA out of memory"
+    assert found["b"]["status"] == "done"
+
+
+def test_one_gpu_skips_two_stages_with_the_reason(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(two_stages.SkippedError, match="NCCL refuses two ranks on one GPU"):
+        two_stages.measure_two_stages(tiny_sizes(), torch.device("cuda"))
+
+
+def test_an_error_of_a_thousandth_is_found_and_written(monkeypatch, tmp_path):
     original = gradients.run_batch
     results = []
 
@@ -145,27 +151,37 @@ def test_an_error_of_a_thousandth_is_found_and_written(examined, monkeypatch, tm
 
     sizes = tiny_sizes()
     batch = gradients._make_batch(sizes, 0)
+    monkeypatch.setattr(gradients, "choose_batch", lambda sizes: (batch, 1.0))
     monkeypatch.setattr(gradients, "run_batch", run_batch)
-    comparisons = [gradients.compare(sizes.gradients, dtype, CPU, batch, 1.0) for dtype in gradients.DTYPES]
-    for comparison in comparisons:
-        assert not comparison.equal
-        assert (comparison.worst.layer, comparison.worst.name) == (1, "feed.inward.weight")
-        assert comparison.worst.error == pytest.approx(1e-3, rel=1e-2)
+    monkeypatch.setattr(parts.run_parts, "__defaults__", (parts.PARTS[:1],))
     with pytest.raises(NonFiniteError, match=r"layer 1, feed\.inward\.weight: by 0\.001 .*do not train on this device"):
-        gpu_check.finish(replace(examined[0], gradients=comparisons), tmp_path, print, lambda table: None)
-    assert len(json.loads((tmp_path / "gpu-check.json").read_text())["faults"]) == 2
+        examine(tmp_path)
+    found = json.loads((tmp_path / "cpu.json").read_text())["parts"]["gradients"]
+    assert len(found["faults"]) == 2
+    for comparison in found["comparisons"]:
+        assert comparison["worst"] == "layer 1, feed.inward.weight"
+        assert comparison["measured"]["error"] == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_a_non_finite_number_is_a_fault(examined, tmp_path):
+def test_a_non_finite_number_is_a_fault():
     bad = gradients.Difference(0, "weight", float("nan"))
-    first = examined[0].gradients[0]
-    comparison = replace(first, differences=(*first.differences, bad))
+    fine = gradients.Difference(0, "bias", 0.0)
+    comparison = gradients.Comparison("float32", (fine, bad), 1e-5, 1.0)
     assert comparison.worst is bad
-    trained = replace(examined[0].steps[0], losses=(1.0, float("inf")))
-    faulty = replace(examined[0], gradients=[comparison], steps=[trained])
-    with pytest.raises(NonFiniteError, match=r"layer 0, weight: by nan.*loss of whole T\(1, 64, 2\) is inf in step 1"):
-        gpu_check.finish(faulty, tmp_path, print, lambda table: None)
-    assert json.loads((tmp_path / "gpu-check.json").read_text())["steps"][0]["measured"]["losses"] == [1.0, "inf"]
+    assert "layer 0, weight: by nan" in comparison.fault
+    sizes = tiny_sizes()
+    work = replace(cell_workload(sizes, EncoderLayer), loss=InfiniteLoss())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile, "SECONDS_A_LAYER", 0.0)
+        record = steps.measure_training(work, sizes, CPU)
+    assert record["faults"][0].endswith("is inf in step 0")
+    json.dumps(command._jsonable(record), allow_nan=False)
+
+
+class InfiniteLoss(MeanSquare):
+    def forward(self, x, *rest):
+        objective, measure = super().forward(x, *rest)
+        return objective + float("inf"), measure
 
 
 def test_gradients_are_those_of_the_whole_model():
@@ -175,7 +191,7 @@ def test_gradients_are_those_of_the_whole_model():
 
     sizes = tiny_sizes()
     batch = gradients._make_batch(sizes, 0)
-    made, loss = gradients._model(sizes.gradients, torch.float64)
+    made, loss = gradients.model(sizes.gradients, torch.float64)
     ties = {(index, name): tie for index, layer in enumerate(made) for name, tie in ties_of(layer).items()}
     staged = gradients.stages_of(sizes.gradients, torch.float64, CPU)
     staged[1].layers[0].weight.data.copy_(staged[0].layers[0].weight.data)  # the tied copy, as in a run
@@ -209,38 +225,70 @@ def test_a_recomputation_that_differs_from_the_forward_does_not_pay():
 
     sizes = tiny_sizes()
     work = replace(cell_workload(sizes, EncoderLayer), loss=ChangingLoss())
-    trainer = SingleStageTrainer(work, CPU, sizes.optimizer)
-    assert not trainer.recompute_equals_forward()
-    plain, other = variants.variants(sizes)[:2]
-    slow = variants.VariantResult(plain, work, (2.0, 2.1), 1, True)
-    assert variants.VariantResult(other, work, (1.0, 1.1), 1, True).pays(slow) is True
-    assert variants.VariantResult(other, work, (2.05, 2.05), 1, True).pays(slow) is False
-    assert variants.VariantResult(other, work, (1.0, 1.1), 1, False).pays(slow) is False
+    assert not SingleStageTrainer(work, CPU, sizes.optimizer).recompute_equals_forward()
+    assert steps.pays([2.0, 2.1], [1.0, 1.1], True)
+    assert not steps.pays([2.0, 2.1], [2.05, 2.05], True)
+    assert not steps.pays([2.0, 2.1], [1.0, 1.1], False)
+
+
+def test_a_device_smaller_than_a_layer_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(device, "memory_limit_bytes", lambda: 1 << 20)
+    with pytest.raises(PlacementError, match=r"layers of 0\.\d\d GiB each.*the CPU has 0\.00 GiB; use a larger device"):
+        command.examine(CPU, cpu_sizes(), 5, tmp_path, print, print, "a test")
+
+
+def test_an_old_driver_is_named_with_its_version(monkeypatch):
+    def init():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(device, "list_gpus", lambda: ((Gpu("NVIDIA A100", 1, "535.10"),), ""))
+    with pytest.raises(PlacementError, match=r"^the NVIDIA driver 535\.10 is too old: torch .*install a newer driver"):
+        device.find_device("cuda")
+
+
+def test_a_gpu_without_bf16_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla V100")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 0))
+    with pytest.raises(PlacementError, match=r"^Tesla V100 has compute capability 7\.0, which does not support bf16"):
+        device.find_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "error: gpu-check needs a CUDA device, and torch sees none;"),
+        (["--device", "tpu"], "error: gpu-check has no device 'tpu'"),
+        (["--minutes", "0", "--device", "cpu"], "error: --minutes is 0; gpu-check needs more than 0"),
+        (["--minutes", "nan"], "error: --minutes is nan"),
+    ],
+)
+def test_as_a_module_bad_input_is_one_sentence(arguments, sentence):
+    call = [sys.executable, "-m", "launch.gpu_check", *arguments]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith(sentence)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_without_rich_tables_are_printed_as_markdown(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    _, show = gpu_check._terminal()
+    _, show = command._terminal()
     show(Table("a", "A title", ("x",), [[1]], ()))
     assert "### A title" in capsys.readouterr().out
-
-
-def test_as_a_module_it_reports_that_there_is_no_gpu():
-    done = subprocess.run([sys.executable, "-m", "launch.gpu_check"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: gpu-check needs a CUDA device, and torch sees none;")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_it_imports_no_other_pinned_packages_than_torch_numpy_and_pydantic():
     forbidden = (
         "datasets", "deepspeed", "django", "filelock", "fsspec", "matplotlib", "PIL", "pyarrow", "ray", "rich",
-        "safetensors", "tokenizers", "transformers", "typer", "wandb",
+        "safetensors", "tokenizers", "tomli_w", "transformers", "typer", "wandb",
     )  # fmt: skip
     code = (
         "import sys, torch, torch.profiler, torch.distributed, torch._subclasses.fake_tensor\n"
         f"sys.modules.update(dict.fromkeys({forbidden!r}))  # an import of any of these now fails\n"
-        "from launch.gpu_check import command, gradients, kernels, tables, variants\n"
+        "from launch.gpu_check import command, device, parts, report\n"
         "from launch.gpu_check.work import paper_sizes\n"
         "paper_sizes()\n"
     )
@@ -248,8 +296,9 @@ def test_it_imports_no_other_pinned_packages_than_torch_numpy_and_pydantic():
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(gpu_check, "NEEDED", ("torch", "no_such_package"))
+    monkeypatch.setattr(command, "NEEDED", ("torch", "no_such_package"))
+    monkeypatch.setattr(sys, "argv", ["gpu_check"])
     with pytest.raises(SystemExit) as end:
-        gpu_check.main()
+        command.main()
     assert end.value.code == 2
     assert "this Python lacks no_such_package" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""K = 2 by two processes, compared with the same stages in one process on the CPU.
+
+The processes use gloo on the CPU and NCCL on two GPUs. One GPU cannot hold both: NCCL refuses two ranks on one device
+(NVIDIA/nccl#418), and gloo sends no CUDA tensors.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from launch.gpu_check import gradients
+from launch.gpu_check.single_stage import seconds
+from launch.gpu_check.work import SCHEDULE_CONFIG, Sizes
+from launch.worker.distributed import init_process_group
+from launch.worker.links import make_links
+from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.topology import RankCoord, make_groups
+from suite.pipeline.runtime.executor import Executor
+from suite.pipeline.runtime.p2p import Deadline
+from suite.pipeline.runtime.skip import communicating_pairs, find_skips
+
+DEADLINE_S = 60.0
+
+
+class SkippedError(Exception):
+    """A part cannot run here, for the reason given."""
+
+
+def measure_two_stages(sizes: Sizes, device: torch.device) -> dict[str, Any]:
+    """Trains one mini-batch at K = 2 and compares all gradients, in fp32. Raises SkippedError with one GPU."""
+    if device.type == "cuda" and torch.cuda.device_count() < 2:
+        raise SkippedError(
+            "NCCL refuses two ranks on one GPU, and gloo sends no CUDA tensors; it runs where torch sees two"
+        )
+    batch, margin = gradients.choose_batch(sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (device.type, folder, sizes, batch)
+        spawn(_run_stage, args=arguments, nprocs=2)  # type: ignore[no-untyped-call]
+        stages = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
+    found = stages[0]["gradients"] | stages[1]["gradients"]
+    with gradients.exact():
+        here = gradients.stages_of(sizes.gradients, torch.float32, gradients.CPU)
+        for rank, stage in enumerate(here):
+            stage.layers.load_state_dict(stages[rank]["weights"])
+        expected = gradients.run_batch(sizes.gradients, here, batch)
+    compared = gradients.difference(expected, found, sizes.gradients, torch.float32, batch, margin)
+    return {
+        "backend": stages[0]["backend"], "stages": 2, "comparisons": [compared.record()],
+        "measured": {"step_s": max(stage["step_s"] for stage in stages)},
+        "faults": [f"K = 2: {compared.fault}"] if compared.fault else [],
+    }  # fmt: skip
+
+
+def _run_stage(rank: int, kind: str, folder: str, sizes: Sizes, batch: MiniBatch) -> None:
+    gpu = rank if kind == "cuda" else None
+    device = init_process_group(rank, 2, f"file://{folder}/rendezvous", 1, gpu, DEADLINE_S)
+    made, _ = gradients.model(sizes.gradients, torch.float32)
+    cells, coord = gradients.cells_of(sizes.gradients), RankCoord(rank, 2, 1)
+    groups = make_groups(coord, DEADLINE_S, communicating_pairs(find_skips(made), cells, 2))
+    stage = gradients.stages_of(sizes.gradients, torch.float32, device)[rank]
+    with gradients.exact():
+        links = make_links(coord, made, cells, groups, device, Deadline(DEADLINE_S))
+        executor = Executor(coord, stage, links, SCHEDULE_CONFIG)
+        executor.train(batch, 0)
+        result = gradients.gradients_of([stage])
+        step_s = seconds(lambda: executor.train(batch, 0), device)
+    weights = {name: tensor.cpu() for name, tensor in stage.layers.state_dict().items()}
+    result_file = Path(folder) / f"{rank}.pt"
+    torch.save({"gradients": result, "weights": weights, "step_s": step_s, "backend": dist.get_backend()}, result_file)
+    dist.barrier()
+    dist.destroy_process_group()
