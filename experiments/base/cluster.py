@@ -13,7 +13,8 @@ from suite.pipeline.planning.placement import Node, Placement, place
 from suite.pipeline.planning.simulate import Link
 
 NETWORK = Link(latency_s=20e-6, bytes_per_s=25e9)
-"""Network of a declared cluster: one 200 Gbit/s port per device."""
+"""Network of a declared cluster: one 200 Gbit/s port per device (HDR InfiniBand). Our choice, between the 100 and 400
+Gbit/s that clusters have."""
 
 
 @dataclass(frozen=True)

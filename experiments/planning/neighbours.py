@@ -27,12 +27,17 @@ def numbers_of_micro_batches(work: Workload) -> Iterator[Workload]:
 
 
 def kinds_of_change(work: Workload, cluster: Cluster, layers: int) -> Iterator[Iterator[Change]]:
-    """Yields candidates for each kind of change, smallest change first. ``layers`` counts the model's."""
+    """Yields candidates for each kind of change, smallest change first. ``layers`` counts the model's. A schedule from
+    a file keeps its stages and micro-batches."""
     pipeline = work.pipeline
     if pipeline.layers_per_cell is not None:
         yield iter([_changed(work)])
     if pipeline.remat == "never":
         yield iter([_changed(work, remat="except_last")])
+    if pipeline.schedule == "csv":
+        return
+    if pipeline.schedule == "fill_drain" and pipeline.stages > 1:  # which holds M inputs, and 1f1b at most K
+        yield iter([_changed(work, schedule="1f1b")])
     max_stages = min(layers, cluster.devices // pipeline.replicas)
     # in steps of an eighth, because each plan takes a while and the fault already names the fewest stages
     counts = sorted({max(pipeline.stages + 1, max_stages * eighth // 8) for eighth in range(1, 9)})
@@ -84,15 +89,18 @@ def _smaller(work: Workload, stages: int, replicas: int) -> Iterator[Change]:
 def limit_replicas_to_cluster(work: Workload, cluster: Cluster) -> tuple[Workload, tuple[str, ...]]:
     """Returns the workload with at most as many replicas as the cluster has devices for, and a note on the change.
 
-    Mini-batch and total number of micro-batches stay the same, so each replica gets more micro-batches.
+    Mini-batch and total number of micro-batches stay the same, so each replica gets more micro-batches; with a schedule
+    from a file it gets as many, but larger ones.
     """
     pipeline = work.pipeline
     replicas = cluster.devices // pipeline.stages
     if not 0 < replicas < pipeline.replicas:
         return work, ()
     count = -(-pipeline.micro_batches * pipeline.replicas // replicas)
+    if pipeline.schedule == "csv":
+        count = pipeline.micro_batches
     changed = pipeline.model_copy(update={"replicas": replicas, "micro_batches": count})
-    more = "" if count == AUTO else f" and M {pipeline.micro_batches} -> {count}"
+    more = "" if count in (AUTO, pipeline.micro_batches) else f" and M {pipeline.micro_batches} -> {count}"
     note = (
         f"R {pipeline.replicas} -> {replicas}{more}: {cluster.devices} devices hold {replicas} x {pipeline.stages} "
         "stages; the mini-batch stays the same"

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable, Workload
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import GIB, Machine
+from suite.pipeline.planning.devices import GIB, Device, Machine
 from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import Plan
@@ -25,6 +25,8 @@ class LayerCosts:
     machine: Machine
     source: str
     measured: bool
+    device: Device | None = None
+    """The device of estimated costs; None for measured ones."""
     file: Path | None = None
     """The file of measured costs."""
 
@@ -44,6 +46,8 @@ class PlanReport:
     notes: tuple[str, ...] = ()
     placement: Placement | None = None
     """Which worker runs where, on several nodes."""
+    step_interval_s: tuple[float, float] | None = None
+    """Seconds of a step at the highest and lowest efficiency of an estimated device; None for measured costs."""
 
     @property
     def step_s(self) -> float:
@@ -59,6 +63,14 @@ class PlanReport:
     def hours(self) -> float:
         """Hours of the whole run."""
         return self.work.steps * self.step_s / 3600
+
+    @property
+    def hours_interval(self) -> tuple[float, float] | None:
+        """The least and most hours of the whole run, where costs are estimated."""
+        if self.step_interval_s is None:
+            return None
+        low, high = self.step_interval_s
+        return self.work.steps * low / 3600, self.work.steps * high / 3600
 
     def step_flops(self) -> StepFlops | None:
         """Counts the operations of a step per unit, for the shapes of a typical micro-batch; None if there are none.
@@ -103,6 +115,7 @@ class PlanReport:
             "bubble": plan.timeline.bubble,
             "steps": self.work.steps,
             "hours": self.hours,
+            "hours_interval": self.hours_interval,
             "device_bytes": plan.memory_limit_bytes + plan.reserve,
             "reserve_bytes": plan.reserve,
             "notes": list(self.notes),
@@ -139,9 +152,21 @@ class PlanReport:
             f"  step {in_seconds(self.step_s)} (lower bound {in_seconds(plan.step_time_lower_bound_s)}), "
             f"bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.work.unit}/s, "
             f"largest stage {most / GIB:.2f} of {plan.memory_limit_bytes / GIB:.2f} GiB{_reserve_text(plan)}",
-            f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {in_hours(self.hours * 3600)}",
+            f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {self._duration()}",
             *(self.placement.lines() if self.placement is not None else ()),
         ]
+
+    def _duration(self) -> str:
+        """Describes how long the run takes: estimated as an interval, measured as a number."""
+        device, interval = self.layer_costs.device, self.hours_interval
+        if device is None or interval is None:
+            return in_hours(self.hours * 3600)
+        low, high = device.efficiency_range
+        peak = "the peak" if device.efficiency < 1 else "the measured rate"
+        hours = in_hour_interval(3600 * interval[0], 3600 * interval[1])
+        return (
+            f"{hours} (matrix products at {high:.0%} to {low:.0%} of {peak}; that range is a choice, not a measurement)"
+        )
 
 
 def _reserve_text(plan: Plan) -> str:
@@ -213,3 +238,10 @@ def in_hours(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds / 3600:,.2f} hours"
     return f"{seconds / 60:.1f} minutes" if seconds >= 60 else in_seconds(seconds)
+
+
+def in_hour_interval(low_s: float, high_s: float) -> str:
+    """Returns two durations as an interval, in hours without false digits."""
+    if low_s >= 3600:
+        return f"{in_figures(low_s / 3600)} to {in_figures(high_s / 3600)} hours"
+    return f"{in_hours(low_s)} to {in_hours(high_s)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable, Workload
 from experiments.planning.neighbours import kinds_of_change, numbers_of_micro_batches
+from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, in_seconds
 from suite.errors import BusyError, PlacementError, PlanError, SettingError, SuiteError
 from suite.log import Log
@@ -22,9 +22,7 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB, Device, Machine
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.memory import bytes_per_parameter
-from suite.pipeline.planning.placement import Placement
-from suite.pipeline.planning.plan import check_memory, least_limit, make_plan
-from suite.pipeline.planning.simulate import Link, Links
+from suite.pipeline.planning.plan import check_memory, least_limit, make_plan, retimed_step_s
 from suite.settings import AUTO, PipelineSettings
 
 RESERVE = 0.05
@@ -45,7 +43,7 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     costs = _estimated(_Keyed.of(work), device)
     reduce = device.link if cluster.device is not None else math.inf
     machine = Machine(cluster.bytes_per_device, device.process_bytes, device.messages, reduce)
-    return LayerCosts(costs, machine, _source(device), measured=False)
+    return LayerCosts(costs, machine, _source(device), measured=False, device=cluster.device)
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def plan_workload(
         raise PlanError(faults, notes=notes)
     try:
         log(f"the plan of {work.name}")
-        return try_plan(work, cluster, cost_model, notes)
+        return _with_step_interval(try_plan(work, cluster, cost_model, notes))
     except PlanError as fault:
         process = 0 if row_errors(smallest) else _process_bytes(smallest, cluster, cost_model)
         suggestions = suggest_changes(smallest, cluster, process, log)
@@ -141,10 +139,11 @@ def least_memory(work: Workload, cluster: Cluster) -> int | None:
     layer_costs = estimated_costs(work, cluster)
     each = bytes_per_parameter(work.optimizer, work.pipeline.replicas)
     if not _shares_cores(cluster):
-        limit = least_limit(layer_costs.costs, work.pipeline, each, layer_costs.machine, TENTH)
+        # to a MiB: rounded to tenths before the reserve is added, it would be rounded twice
+        limit = least_limit(layer_costs.costs, work.pipeline, each, layer_costs.machine, 2**20)
         if limit is None:
             return None
-        tenths = limit // TENTH
+        tenths = -(-limit // TENTH)
         while cluster.kind == "gpu" and tenths * TENTH - _reserve(tenths * TENTH) < limit:
             tenths += 1
         return tenths * TENTH
@@ -246,8 +245,8 @@ def _try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tu
         placement = cluster.place(pipeline.stages, pipeline.replicas) if not faults else None
         machine = _on_one_host(layer_costs.machine, work, cluster) if share_cores else layer_costs.machine
         if placement is not None:
-            machine = _across_nodes(machine, placement, cluster)
-            notes += _network_notes(placement, cluster)
+            machine = across_nodes(machine, placement, cluster)
+            notes += network_notes(placement, cluster)
         if cluster.kind == "gpu":
             reserve = _reserve(machine.memory_limit_bytes)
             machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
@@ -266,36 +265,21 @@ def _try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tu
         notes += (
             f"{workers} workers share {cluster.devices} cores and take turns: a step takes at least their total work",
         )
-    return PlanReport(work, cluster, layer_costs, plan, _parameters(_Keyed.of(work)), notes, placement)
+    placed_costs = replace(layer_costs, machine=machine)
+    return PlanReport(work, cluster, placed_costs, plan, _parameters(_Keyed.of(work)), notes, placement)
 
 
-def _across_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Machine:
-    """Returns the machine with the network between nodes. An unmeasured network counts like the links inside a node."""
-    if cluster.kind == "cpu" and cluster.device is None:  # workers of one node share its memory
-        used = Counter(placement.ids)
-        share = min(cluster.bytes_per_device * node.total // used[node.id] for node in placement.nodes)
-        machine = replace(machine, memory_limit_bytes=share)
-    network = cluster.between
-    if network is None:
-        return machine
-    assert isinstance(machine.link, Link)
-    link = Links(machine.link, network, placement.cuts) if placement.cuts else machine.link
-    reduce = machine.reduce_bytes_per_s
-    if placement.spread:
-        reduce = min(reduce, (cluster.reduction or network).bytes_per_s)
-    return replace(machine, link=link, reduce_bytes_per_s=reduce)
-
-
-def _network_notes(placement: Placement, cluster: Cluster) -> tuple[str, ...]:
-    """Returns notes on the network of an available cluster."""
-    if cluster.device is not None or not (placement.cuts or placement.spread):
-        return ()
-    if cluster.network is None:
-        return (
-            "the network between nodes is not measured (run make doctor): assumed to be like the links inside a node",
-        )
-    latency, rate = cluster.network.latency_s * 1e3, cluster.network.bytes_per_s / 1e6
-    return (f"the network between nodes, measured by make doctor: {latency:.2f} ms, {rate:,.0f} MB/s",)
+def _with_step_interval(report: PlanReport) -> PlanReport:
+    """Returns the plan with the seconds of a step at the highest and lowest efficiency of an estimated device."""
+    device, machine, keyed = report.layer_costs.device, report.layer_costs.machine, _Keyed.of(report.work)
+    if device is None:
+        return report
+    each = bytes_per_parameter(report.work.optimizer, report.plan.pipeline.replicas)
+    low, high = (
+        retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share)), each, machine)
+        for share in reversed(device.efficiency_range)
+    )
+    return replace(report, step_interval_s=(low, high))
 
 
 def _on_one_host(machine: Machine, work: Workload, cluster: Cluster) -> Machine:

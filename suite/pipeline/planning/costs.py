@@ -63,6 +63,9 @@ class LayerCost:
     """Alive between the backward of the inputs and that of the weights."""
     frozen: int = 0
     """Of ``parameters``, the values that are not trained: they have no gradient and no optimizer state."""
+    cast_bytes: int = 0
+    """Copies of its weights in bf16, made once a mini-batch (``Stage.weights_cast_once``). Their time is not
+    counted: it is less than that of the update."""
     recorded_bytes: int = 0
     """What its norms record of each micro-batch until the mini-batch ends (``suite.pipeline.model.batchnorm``)."""
     skip_inputs: tuple[SkipInput, ...] = ()

@@ -4,7 +4,8 @@ Memory is what a process can use: on GPUs less than the nominal size, because th
 about 79 GiB of 80 GB cards, 139 GiB of an H200 and 15.75 GiB of 16 GB cards (``total_memory`` of
 ``torch.cuda.get_device_properties``, as reported; a run queries its own). Rates are the makers' dense peaks
 of one accelerator, or of one core of a TPU board, which the GPipe paper counts as an accelerator. ``efficiency`` is the
-share of a peak that large products reach in training: 0.5, about what Megatron-Core reports of H100s (47%). Everything
+share of a peak that large products reach in training: 0.5, about what Megatron-Core reports of H100s (47%), in a range
+of 0.3 to 0.7 (ours). Of this machine large products are measured: layers reach 0.6 to 1 of that (ours). Everything
 computed from these numbers is an estimate and is marked as one.
 """
 
@@ -35,11 +36,14 @@ class Device:
     bandwidth: float
     """Of its own memory."""
     link: float
-    """To its neighbour, one direction."""
+    """To a neighbour in its node, one direction, of the kind ``link_name``."""
+    link_name: str
     link_latency_s: float = 10e-6
     efficiency: float = 0.5
+    efficiency_range: tuple[float, float] = (0.3, 0.7)
+    """The lowest and highest share of a peak that products may reach. Our choice, not measured."""
     process_bytes: int = 0
-    """Approximate bytes of a worker without a model: the CUDA context and NCCL buffers."""
+    """Approximate bytes of a worker without a model: the libraries; on a GPU the CUDA context and NCCL buffers."""
 
     def product_rate(self, precision: str) -> float:
         """Returns the attainable operations a second of matrix products."""
@@ -67,20 +71,22 @@ class Machine:
     """Bytes of each device beyond the limit, left free."""
 
 
-_TPU_V3 = Device("TPUv3", 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA)
+_TPU_V3 = Device("TPUv3", 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA, "ICI")
 
 DEVICES = {
     device.name: device
     for device in (
-        Device("TPUv2", 8 * GIB, 22.5 * TERA, 22.5 * TERA, 300 * GIGA, 62 * GIGA),
+        Device("TPUv2", 8 * GIB, 22.5 * TERA, 22.5 * TERA, 300 * GIGA, 62 * GIGA, "ICI"),
         _TPU_V3,
         # without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each
         # neither of these two has bf16 products: they run at the fp32 rate
-        Device("P100", int(15.75 * GIB), 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, process_bytes=GIB),
-        Device("V100", int(15.75 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, process_bytes=GIB),
-        Device("A100", 79 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, process_bytes=GIB),
-        Device("H100", 79 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, process_bytes=GIB),
-        Device("H200", 139 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, process_bytes=GIB),
+        Device("P100", int(15.75 * GIB), 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, "PCIe 3", process_bytes=GIB),
+        Device(
+            "V100", int(15.75 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2", process_bytes=GIB
+        ),
+        Device("A100", 79 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, "NVLink 3", process_bytes=GIB),
+        Device("H100", 79 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, "NVLink 4", process_bytes=GIB),
+        Device("H200", 139 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, "NVLink 4", process_bytes=GIB),
     )
 }
 
@@ -109,6 +115,10 @@ def find_device(name: str, memory: int) -> Device:
     return this_device(memory) if chosen == THIS_DEVICE else DEVICES[chosen]
 
 
+CPU_PROCESS_BYTES = 2 * GIB // 5
+"""Bytes of a worker on CPU cores without a model: the libraries and the open data; 0.34 GiB measured."""
+
+
 def this_device(memory: int) -> Device:
     """Returns this machine as a device: the rates of a large product and a large copy, measured in about a second."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -118,7 +128,19 @@ def this_device(memory: int) -> Device:
     target = torch.empty_like(source)
     copied = 2 * source.numel() / _seconds(lambda: target.copy_(source), device)
     # measured rates need no discount, and a message between two processes of one machine is a copy or two
-    return Device(f"this machine ({device.type})", memory, fp32, bf16, copied, copied / 2, 100e-6, efficiency=1.0)
+    return Device(
+        f"this machine ({device.type})",
+        memory,
+        fp32,
+        bf16,
+        copied,
+        copied / 2,
+        "a copy",
+        100e-6,
+        efficiency=1.0,
+        efficiency_range=(0.6, 1.0),
+        process_bytes=GIB if device.type == "cuda" else CPU_PROCESS_BYTES,
+    )
 
 
 def _rate(side: int, dtype: torch.dtype, device: torch.device) -> float:

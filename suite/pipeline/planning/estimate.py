@@ -89,20 +89,24 @@ def _estimate(
             outputs = _distinct(layer(*inputs))
         return cast_to_boundary(outputs, output_boundary)
 
-    with op_cost:
+    with op_cost, torch.autocast("cpu", enabled=False):  # as Stage.weights_cast_once
         with torch.no_grad():
             run()
-        forward_s, forward_peak = op_cost.seconds, op_cost.peak
+        op_cost.settle()
+        casts, start_s = op_cost.alive, op_cost.seconds
+        with torch.no_grad():
+            run()
+        forward_s, forward_peak = op_cost.seconds - start_s, op_cost.peak - casts
         op_cost.settle()
         outputs = run()
-        recompute_s, graph_peak = op_cost.seconds - forward_s, op_cost.peak
+        recompute_s, graph_peak = op_cost.seconds - start_s - forward_s, op_cost.peak - casts
         op_cost.settle()
-        activations = op_cost.alive
+        activations = op_cost.alive - casts
         before, gradients = _backward(outputs)
         op_cost.settle()
         base = op_cost.alive
         torch.autograd.backward(before, gradients)
-        backward_s = op_cost.seconds - forward_s - recompute_s
+        backward_s = op_cost.seconds - start_s - forward_s - recompute_s
         backward_peak = max(0, op_cost.peak - base)
         weight_s, deferred_bytes = _deferred(layer, inputs, run, op_cost)
     sizes = [parameter.numel() for parameter in trainable(layer)]
@@ -119,6 +123,7 @@ def _estimate(
         "backward_peak_bytes": backward_peak,
         "update_peak_bytes": _UPDATE_BYTES[optimizer.name] * max(sizes, default=0),
         "frozen": frozen,
+        "cast_bytes": casts,
         "recorded_bytes": recorded_bytes(layer),
         "weight_grad_s": min(weight_s, backward_s),
         "deferred_bytes": deferred_bytes,

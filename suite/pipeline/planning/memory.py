@@ -28,7 +28,7 @@ def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
 
     With replicas (ZeRO-1) each holds its share of the moments, and of a flat copy of the weights and of the reduced
     gradients. Adafactor's numbers per row and column are not counted, and it is not sharded. The bf16 copies of weights
-    that autocast makes count as activations.
+    are counted as ``LayerCost.cast_bytes``.
     """
     if optimizer.name == "adafactor":
         return 8.0
@@ -57,7 +57,8 @@ class MemoryModel:
         self._trained = np.concatenate((zero, np.cumsum(column("parameters") - frozen)))
         self._frozen = np.concatenate((zero, np.cumsum(frozen)))
         self._alive = np.concatenate((zero, np.cumsum(column("activation_bytes"))))
-        self._recorded = np.concatenate((zero, np.cumsum(self._micro_batches * column("recorded_bytes"))))
+        held = column("cast_bytes") + self._micro_batches * column("recorded_bytes")
+        self._held = np.concatenate((zero, np.cumsum(held)))
         self._deferred = np.concatenate((zero, np.cumsum(column("deferred_bytes"))))
         output_gradients = self._gradients[1:]
         self._first_peak = column("forward_peak_bytes")
@@ -227,11 +228,7 @@ class MemoryModel:
         before = np.where(end - begin > 1, self._backward_peak(begin, np.maximum(end - 1, begin + 1)), 0)
         backward = np.maximum(before, self._last_backward_peak[end - 1])
         return (
-            np.ceil(weights).astype(np.int64)
-            + self._recorded[end]
-            - self._recorded[begin]
-            + self._process
-            + UNCOUNTED_BYTES,
+            np.ceil(weights).astype(np.int64) + self._held[end] - self._held[begin] + self._process + UNCOUNTED_BYTES,
             inputs,
             self._alive[end] - self._alive[begin],
             forward,

@@ -212,8 +212,9 @@ class _MeasuredLayer:
         update = make_update(self._stage.layers)
         rounds: list[tuple[float, ...]] = []
         deadline_s = time.perf_counter() + least_s
-        while synchronize(len(rounds) < WARM_UPS + LEAST_ROUNDS or time.perf_counter() < deadline_s):
-            rounds.append(self._round(update))
+        with self._stage.weights_cast_once():
+            while synchronize(len(rounds) < WARM_UPS + LEAST_ROUNDS or time.perf_counter() < deadline_s):
+                rounds.append(self._round(update))
         names = ("forward_s", "recompute_s", "backward_s", "weight_grad_s", "update_s")
         columns = zip(*rounds[WARM_UPS:], strict=True)
         count = len(self._stage.layers)
@@ -228,20 +229,24 @@ class _MeasuredLayer:
         update()
         for parameter in trainable(self._stage.layers):
             parameter.grad = torch.zeros_like(parameter)
-        with MemoryTracker(device) as forward:
-            self._forward()
-        saved = self._new_micro_batch()
-        with MemoryTracker(device) as graph:
-            outputs = self._graph(saved)[0]  # all of them, also those without a gradient
-        del outputs
-        gradients = self._gradients(saved)
-        with MemoryTracker(device) as backward:
-            self._backward(saved, gradients, [])
+        with self._stage.weights_cast_once():
+            with MemoryTracker(device) as first:
+                self._forward()
+            with MemoryTracker(device) as forward:
+                self._forward()
+            saved = self._new_micro_batch()
+            with MemoryTracker(device) as graph:
+                outputs = self._graph(saved)[0]  # all of them, also those without a gradient
+            del outputs
+            gradients = self._gradients(saved)
+            with MemoryTracker(device) as backward:
+                self._backward(saved, gradients, [])
         with MemoryTracker(device) as updating:
             update()
         return {
             "parameters": sum(parameter.numel() for parameter in self._stage.layers.parameters()),
             "frozen": frozen_values(self._stage.layers), "recorded_bytes": sum(map(recorded_bytes, self._stage.layers)),
+            "cast_bytes": first.change - forward.change,
             "activation_bytes": graph.change, "forward_peak_bytes": forward.peak, "graph_peak_bytes": graph.peak,
             "backward_peak_bytes": backward.peak, "update_peak_bytes": updating.peak,
         }  # fmt: skip
@@ -253,10 +258,12 @@ class _MeasuredLayer:
         deferred: list[DeferredGrads] = []
         for parameter in trainable(self._stage.layers):
             parameter.grad = torch.zeros_like(parameter)
-        with MemoryTracker(self._stage.device) as standing:
-            saved, gradients = self._recomputed()
-            self._backward(saved, gradients, deferred)
-            del saved, gradients
+        with self._stage.weights_cast_once():
+            self._forward()
+            with MemoryTracker(self._stage.device) as standing:
+                saved, gradients = self._recomputed()
+                self._backward(saved, gradients, deferred)
+                del saved, gradients
         return max(0, standing.change)
 
     def _new_micro_batch(self) -> CellMicroBatch:

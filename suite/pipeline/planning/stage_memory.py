@@ -1,6 +1,7 @@
 """Bytes a stage needs while it runs its actions: the peak over a schedule.
 
-    weights, gradients, optimizer state          always
+    weights, their bf16 copies, gradients,
+      optimizer state                            always
     inputs of a micro-batch                      from its F to the end of its B or W: fill-drain holds M at its peak
     activations of a micro-batch                 from its R (or an F with graph) to its B or I: recomputed ones one at a
                                                  time
@@ -32,7 +33,7 @@ class CellMemory:
     """Memory of one cell in bytes; all but ``fixed_bytes`` for one micro-batch."""
 
     fixed_bytes: int
-    """Weights, gradients, optimizer state, recorded moments of norms, and the process itself."""
+    """Weights, their bf16 copies, gradients, optimizer state, recorded moments of norms, and the process itself."""
     input_bytes: int
     activation_bytes: int
     forward_peak_bytes: int

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.plan_report import in_figures, in_hours
+from experiments.base.workload import Measurable
+from experiments.planning.plan_report import LayerCosts, in_figures, in_hour_interval, in_hours
 from experiments.planning.planner import RESERVE, estimated_costs, plan_workload
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
@@ -18,7 +20,7 @@ LINE = re.compile(r"  stages? (\d+)(?:-(\d+))?: layers (\d+)-(\d+) \((\d+)( each
 KEYS = {
     "name", "cluster", "costs", "measured", "parameters", "layers", "K", "M", "R", "remat", "cells", "step_s",
     "lower_bound_s", "tokens_per_second", "bubble", "steps", "hours", "device_bytes", "notes", "stages", "schedule",
-    "virtual_stages", "recomputed", "forwards", "nodes", "reserve_bytes",
+    "virtual_stages", "recomputed", "forwards", "nodes", "reserve_bytes", "hours_interval",
 }  # fmt: skip
 STAGE_KEYS = {
     "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes",
@@ -95,6 +97,38 @@ def test_stages_that_differ_are_told_apart() -> None:
     assert all(f"stage {k}: layers {k}-{k} (1)" in text for k in (0, 3, 6))  # the embeddings and the head
     assert "stages 1-2: layers 1-2 (1 each)" in text
     assert "stages 4-5: layers 4-5 (1 each)" in text
+
+
+def test_an_estimated_plan_tells_its_hours_as_an_interval_and_a_measured_one_as_a_number() -> None:
+    work = translation("pipeline.stages=2 train.steps=200000")
+    cluster = parse_cluster("2x1xH100", LAPTOP)
+    planned = plan_workload(work, cluster, estimated_costs)
+    assert cluster.device is not None
+    low, high = planned.as_dict()["hours_interval"]
+    assert low < planned.hours < high
+    for share, hours in zip(reversed(cluster.device.efficiency_range), (low, high), strict=True):
+        other = replace(cluster, device=replace(cluster.device, efficiency=share))
+        again = plan_workload(work, other, estimated_costs)
+        assert again.plan.layers_per_cell == planned.plan.layers_per_cell
+        assert hours == pytest.approx(again.hours)
+    last = next(line for line in planned.lines() if "200,000 steps" in line)
+    assert last.endswith("(matrix products at 70% to 30% of the peak; that range is a choice, not a measurement)")
+    assert " to " in last.partition("(")[0]
+
+    def measured(work: Measurable, cluster: Cluster) -> LayerCosts:
+        return replace(estimated_costs(work, cluster), measured=True, device=None)
+
+    planned = plan_workload(work, cluster, measured)
+    assert planned.as_dict()["hours_interval"] is None
+    assert any(line == f"  200,000 steps of 1,024 tokens: {in_hours(planned.hours * 3600)}" for line in planned.lines())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(72_000, 360_000, "20 to 100 hours"), (60, 7200, "1.0 minutes to 2.00 hours"), (3.0, 5.5, "3.00 s to 5.50 s")],
+)
+def test_an_interval_has_the_unit_of_its_ends(low: float, high: float, expected: str) -> None:
+    assert in_hour_interval(low, high) == expected
 
 
 def test_a_plan_leaves_the_reserve_of_accelerators_free_and_says_so() -> None:

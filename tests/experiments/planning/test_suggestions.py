@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
-from experiments.planning.neighbours import limit_replicas_to_cluster
+from experiments.planning.neighbours import kinds_of_change, limit_replicas_to_cluster
 from experiments.planning.plan_report import LayerCosts, PlanReport
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.translation.workload import Translation
@@ -43,6 +44,17 @@ def test_fewer_replicas_keep_the_mini_batch(
 def test_nothing_is_adapted_where_all_fits_or_nothing_would(devices: int) -> None:
     work = translation("pipeline.stages=2 pipeline.replicas=8 pipeline.micro_batches=2")
     assert limit_replicas_to_cluster(work, Cluster(devices, GIB, "gpu")) == (work, ())
+
+
+def test_a_schedule_of_your_own_keeps_its_stages_and_micro_batches(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    own = f"pipeline.schedule={tmp_path / 'own.csv'} pipeline.micro_batches=2"
+    work = translation(f"{own} pipeline.replicas=8 train.batch_tokens=4096")
+    changed, (note,) = limit_replicas_to_cluster(work, Cluster(6, GIB, "gpu"))
+    assert (changed.pipeline.replicas, changed.pipeline.micro_batches) == (3, 2)
+    assert note.startswith("R 8 -> 3: 6 devices")
+    changes = [settings for kind in kinds_of_change(changed, Cluster(64, MIB, "gpu"), 15) for _, settings in kind]
+    assert changes == []
 
 
 def test_cells_by_hand_that_do_not_fit_are_named_and_may_go() -> None:

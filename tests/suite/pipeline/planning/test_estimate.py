@@ -26,7 +26,9 @@ from tests.suite.pipeline.freezing import FREEZES, freeze
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 
 INFINITY = float("inf")
-PRODUCTS = Device("counts products", 1 << 34, fp32=2.0, bf16=4.0, bandwidth=INFINITY, link=1.0, efficiency=0.5)
+PRODUCTS = Device(
+    "counts products", 1 << 34, fp32=2.0, bf16=4.0, bandwidth=INFINITY, link=1.0, link_name="", efficiency=0.5
+)
 TRAFFIC = replace(PRODUCTS, name="counts traffic", fp32=INFINITY, bf16=INFINITY, bandwidth=1.0)
 ADAMW, BF16 = OptimizerSettings(), OptimizerSettings(precision="bf16")
 
@@ -38,6 +40,7 @@ SIZES = (
     "forward_peak_bytes",
     "graph_peak_bytes",
     "backward_peak_bytes",
+    "cast_bytes",
 )
 
 
@@ -173,7 +176,7 @@ def test_bytes_of_transformer_layers_are_those_measured(optimizer, monkeypatch):
     args = (lambda: transformer.layers(shape), TranslationLoss(0.1), MicroBatch((ids, ids), (ids,)))
     found, real = estimated(*args, optimizer=optimizer), measured(*args, monkeypatch, optimizer=optimizer)
     encoder, target_embedding, decoder = 1, 2, 3
-    alive = ("parameters", "boundary_bytes", "gradient_bytes", "activation_bytes")
+    alive = ("parameters", "boundary_bytes", "gradient_bytes", "activation_bytes", "cast_bytes")
     rows, norms = ids.numel(), {0: 0, encoder: 2, target_embedding: 1, decoder: 3, 4: 1}
     if optimizer is BF16:
         found = [
@@ -187,6 +190,9 @@ def test_bytes_of_transformer_layers_are_those_measured(optimizer, monkeypatch):
             found[at].deferred_bytes <= real[at].deferred_bytes <= found[at].deferred_bytes + found[at].boundary_bytes
         )
         assert (found[at].deferred_bytes > 0) == (at != target_embedding)  # which has no matrix product
+    products = {0: 0, encoder: 4 * 64 * 64 + 2 * 64 * 128 + 4 * 64 + 128 + 64}
+    for at, values in products.items():
+        assert found[at].cast_bytes == (2 * values if optimizer is BF16 else 0)
     embedding, head = 0, 4  # the kernels of the loss take room of their own, so peaks of the head differ
     for at in (embedding, head):
         assert sizes(found[at], alive) == sizes(real[at], alive)

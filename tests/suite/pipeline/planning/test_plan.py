@@ -249,6 +249,7 @@ WEIGHED = [
     ("transformer", (4, 3), {"schedule": "zero_bubble", "remat": "never"}),
     ("transformer", (2, 2, 2, 1), {"schedule": "zero_bubble", "virtual_stages": 2}),
     ("amoebanet", (2, 1, 4), {}),
+    ("transformer in bf16", (4, 3), {}),
 ]
 
 
@@ -289,7 +290,8 @@ def assert_memory_matches_plan(kind, cells, settings, tmp_path, most):
     if pipeline.virtual_stages > 1:
         pipeline = pipeline.model_copy(update={"stages": len(cells) // pipeline.virtual_stages})
     stages = pipeline.stages
-    work = Small(kind, pipeline, OptimizerSettings())
+    kind, _, precision = kind.partition(" in ")
+    work = Small(kind, pipeline, OptimizerSettings(precision=precision or "fp32"))
     (measured,) = run_processes(measure_at_once, 1, work, 1, False, tmp_path / "measuring.log")
     each = bytes_per_parameter(work.optimizer, replicas=1)
     found = make_plan(measured.costs, pipeline, each, ROOMY)
