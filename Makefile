@@ -2,7 +2,7 @@
 
 # Values are taken as they are typed and passed to the command line through the environment: neither make nor a shell
 # expands them, so quotes, blanks and dollar signs arrive. NAME is never taken from the environment: some systems set it.
-VALUES := NAME SCALE SET RUN CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB SEND_KEY
+VALUES := NAME SCALE SET RUN CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB SEND_KEY MINUTES DEVICE
 NAME   :=
 $(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
 export $(VALUES)
@@ -19,7 +19,7 @@ GPIPE := $(VENV)/bin/gpipe
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
-	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn REMEASURE=1'
+	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop|slice SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn REMEASURE=1'
 
 experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=; without NAME, list them
 	@$(GPIPE) experiment --scale "$${SCALE:-auto}" --set "$$SET" --launcher "$${LAUNCHER:-ray}" -- "$$NAME"
@@ -33,11 +33,11 @@ checkpoints: $(READY) ## list the checkpoints of a run; verifies every file: RUN
 plan: $(READY) ## estimate a run: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=; without NAME: a list
 	@$(GPIPE) plan --cluster "$$CLUSTER" --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" -- "$$NAME"
 
-table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), decoding (RUN=), partition, efficiency, prediction, dry_run, slow_links (as root); without NAME, list them
+table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), decoding (RUN=), partition, efficiency, prediction, dry_run, paper_plans, slow_links (as root); without NAME, list them
 	@$(GPIPE) table --run "$$RUN" -- "$$NAME"
 
-bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas, overhead; all of them without
-	@$(GPIPE) bench -- "$${NAME:-all}"
+bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas, overhead; without NAME, list them
+	@$(GPIPE) bench -- "$$NAME"
 
 sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, low_resource, romance, trainability, transfer; SCALE=laptop, tiny, gpu, paper; without NAME, list them
 	@$(GPIPE) sweep --scale "$${SCALE:-auto}" --launcher "$${LAUNCHER:-spawn}" -- "$$NAME"
@@ -87,8 +87,8 @@ stop: $(READY) ## end a job: JOB=, ADDRESS=; make submit RUN= resumes its run
 fetch: $(READY) ## copy the files of a job, without checkpoints, to runs/: JOB=, ADDRESS=
 	@$(GPIPE) fetch --address "$$ADDRESS" -- "$$JOB"
 
-gpu-check: $(READY) ## check one GPU: gradients, training steps, faster ways; without this environment: python -m launch.gpu_check
-	@$(GPIPE) gpu-check
+gpu-check: $(READY) ## the first hour on a GPU: gradients, speed, memory; MINUTES=25, DEVICE=cuda|cpu; it resumes; without this environment: python -m launch.gpu_check
+	@$(GPIPE) gpu-check --minutes "$${MINUTES:-25}" --device "$${DEVICE:-cuda}"
 
 doctor: $(READY) ## examine this machine, or a Ray cluster and its links: ADDRESS=http://head:8265 or host:port, STORAGE=folder-or-URL
 	@$(GPIPE) doctor --address "$$ADDRESS" --storage "$$STORAGE"

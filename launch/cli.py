@@ -146,9 +146,16 @@ def table(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="sleeping, layers, translation, replicas, overhead, all")] = "all",
+    name: Annotated[
+        str, typer.Argument(help="sleeping, layers, translation, replicas, overhead; empty: list them")
+    ] = "",
 ) -> None:
     """Benchmark the suite against other pipeline libraries, on the same work."""
+    if not name:
+        from launch.runs import listing
+
+        console.print(listing.benchmarks())
+        return
     from launch.benchmarks.bench import bench as run_benchmark
 
     wrong = run_benchmark(name, console)
@@ -283,11 +290,14 @@ def export(
 
 
 @app.command("gpu-check")
-def check_gpu() -> None:
-    """Check one GPU: gradients against the CPU's, step times against the plan, faster variants; needs no data."""
+def check_gpu(
+    minutes: Annotated[float, typer.Option(help="a part starts only if its estimate fits what is left")] = 25.0,
+    device: Annotated[str, typer.Option(help="cuda, or cpu for the same parts at small size")] = "cuda",
+) -> None:
+    """Check one GPU: gradients, a stage's speed and memory, K = 2, torch.compile; needs no data; resumes."""
     from launch.gpu_check import command as gpu_check
 
-    gpu_check.check(console.print, lambda table: console.print(table.rich_table()), "gpipe gpu-check")
+    gpu_check.check(console.print, lambda table: console.print(table.rich_table()), "gpipe gpu-check", device, minutes)
 
 
 _CLUSTER = (

@@ -28,7 +28,7 @@ def choice(option: str, kind: Any, help: str) -> Any:
     )
 
 
-Scale = Literal["auto", "paper", "laptop"]
+Scale = Literal["auto", "paper", "laptop", "slice"]
 LauncherName = Literal["ray", "spawn"]
 PlanFormat = Literal["text", "json"]
 SettingsFormat = Literal["text", "markdown"]
@@ -37,7 +37,8 @@ NameArgument = Annotated[str, typer.Argument(help="empty: list the names")]
 ExperimentArgument = Annotated[str, typer.Argument(autocompletion=experiment_names, help="empty: list the names")]
 JobArgument = Annotated[str, typer.Argument()]
 ScaleOption = Annotated[
-    Scale, choice("--scale", Scale, "paper: the paper's sizes; laptop: scaled down by experiments/scaling/scales.py")
+    Scale,
+    choice("--scale", Scale, "paper: the paper's sizes; laptop: narrow; slice: the paper's widths, few layers"),
 ]
 SetOption = Annotated[
     str,

@@ -60,8 +60,8 @@ class _InChunks(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(y, weight, bias, labels)
         device_type = y.device.type
-        ctx.clip, ctx.loss, ctx.mixed = clip, loss, torch.is_autocast_enabled(device_type)
-        ctx.narrow = torch.get_autocast_dtype(device_type)
+        ctx.clip, ctx.loss = clip, loss
+        ctx.product_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else y.dtype
         rows = rows_at_once(weight.shape[0], len(y))
         parts = [
             loss(clipped(F.linear(chunk, weight, bias), clip), chunk_labels)
@@ -78,11 +78,13 @@ class _InChunks(torch.autograd.Function):
         rows = rows_at_once(weight.shape[0], len(y))
         input_grad = torch.empty_like(y)
         sums = torch.zeros_like(weight), torch.zeros_like(bias)
+        # cast here, not by autocast: a context that ends in a thread of the backward frees the casts of all weights
+        factors = [tensor.to(ctx.product_dtype) for tensor in (weight, bias)]
         for chunk, chunk_labels, chunk_grad in zip(
             *(torch.split(t, rows) for t in (y, labels, input_grad)), strict=True
         ):
-            leaves = [tensor.detach().requires_grad_() for tensor in (chunk, weight, bias)]
-            with torch.enable_grad(), torch.autocast(y.device.type, ctx.narrow, enabled=ctx.mixed):
+            leaves = [tensor.detach().requires_grad_() for tensor in (chunk.to(ctx.product_dtype), *factors)]
+            with torch.enable_grad():
                 objective, _metric = ctx.loss(clipped(F.linear(*leaves), ctx.clip), chunk_labels)
             first, *others = torch.autograd.grad(objective, leaves, objective_grad.to(objective.dtype))
             chunk_grad.copy_(first)

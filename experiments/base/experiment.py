@@ -12,7 +12,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-import tomli_w
 from pydantic import ValidationError, model_validator
 from torch import nn
 
@@ -24,7 +23,7 @@ from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, Pipeli
 from suite.training.profiling import profiled_steps
 from suite.training.validation import Criterion
 
-Scale = Literal["paper", "laptop", "tiny"]
+Scale = Literal["paper", "laptop", "slice", "tiny"]
 
 
 def checked_shape(kind: type) -> Any:
@@ -177,6 +176,8 @@ class Experiment(FrozenRecord):
 
     def to_toml(self) -> str:
         """Returns the experiment as TOML; omits fields that are None."""
+        import tomli_w  # here: gpu-check runs without it
+
         return tomli_w.dumps({"format": FORMAT, **self.model_dump(exclude_none=True)})
 
     @classmethod

@@ -6,13 +6,16 @@ import shlex
 import types
 from collections.abc import Iterable
 from dataclasses import is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
 from suite.errors import SettingError, nearest
+from suite.settings import MicroBatches
 
-_KINDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+_KINDS: dict[Any, str] = {
+    int: "an integer", float: "a number", str: "a text", bool: "true or false", MicroBatches: "auto or an integer",
+}  # fmt: skip
 
 
 _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
@@ -27,10 +30,14 @@ def paths(record: type[BaseModel]) -> dict[str, Any]:
         if kind is bool:
             found[section] = bool
         elif isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel)):
-            hints = get_type_hints(kind)
+            hints = get_type_hints(kind, include_extras=True)
             names = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
-            found |= {f"{section}.{name}": hints[name] for name in names}
+            found |= {f"{section}.{name}": _without_unit(hints[name]) for name in names}
     return found
+
+
+def _without_unit(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated and kind not in _KINDS else kind
 
 
 def split(settings: str) -> list[str]:

@@ -74,11 +74,9 @@ CASES: dict[str, tuple[Case, ...]] = {
 
 
 def cases(name: str) -> tuple[Case, ...]:
-    """Returns the cases of a name, or of ``all``. Raises SettingError for an unknown name."""
-    if name == "all":
-        return tuple(case for some in CASES.values() for case in some)
+    """Returns the cases of a name. Raises SettingError for an unknown one."""
     if name not in CASES:
-        raise SettingError(f"there is no benchmark {name!r}; {nearest(name, [*CASES, 'all'])}")
+        raise SettingError(f"there is no benchmark {name!r}; {nearest(name, CASES)}")
     return CASES[name]
 
 

@@ -57,10 +57,11 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """How the own entrant stands to the other: ahead or behind only where the interval excludes 1."""
-        if not self.has_interval:
-            return "undecided against"
-        return "ahead of" if self.low > 1 else "behind" if self.high < 1 else "level with"
+        """How the own entrant stands to the other: ahead or behind only where the interval excludes 1, level only where
+        the ratio is known."""
+        if self.has_interval and not self.low <= 1 <= self.high:
+            return "ahead of" if self.low > 1 else "behind"
+        return "level with" if self.is_known else "undecided against"
 
     def __str__(self) -> str:
         if not self.has_interval:

@@ -42,8 +42,9 @@ def summary(result: Result) -> Table:
         "summary", "Speed of the suite over the fastest peers (measured)", ("the suite", *OVER.values()), rows,
         [
             "A ratio is the peer's seconds over the suite's in the same round: the median over rounds and its 95% "
-            "interval (bootstrap). Ahead: the interval is above 1. Behind: it is below. Level: it contains 1. "
-            f"Undecided: fewer than {FEWEST_ROUNDS} rounds, too few for an interval.",
+            "interval (bootstrap). Ahead: the interval is above 1. Behind: it is below. Level: it contains 1, and is "
+            f"within ±{PRECISION:.0%}. Undecided: it contains 1 and is wider, or there are fewer than {FEWEST_ROUNDS} "
+            "rounds, too few for an interval.",
             "The fastest peer is the one with the lowest ratio in these rounds. Where several peers are close, the "
             "choice makes the ratio a little too low, so it favours the peers.",
             "Alike: peers that recompute like it. In its memory: peers whose peak is at most 1% above its own; for an "

@@ -9,12 +9,12 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.workload import Workload
 from experiments.planning.planner import estimated_costs, least_memory, plan_workload, try_plan
-from experiments.scaling.scales import fit_to_cluster, for_laptop, with_changes
+from experiments.scaling.scales import fit_to_cluster, for_laptop, for_slice, with_changes
 from experiments.tasks import workload
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.planning.devices import GIB
 
-RequestedScale = Literal["auto", "paper", "laptop"]
+RequestedScale = Literal["auto", "paper", "laptop", "slice"]
 
 
 def choose_scale(
@@ -26,6 +26,8 @@ def choose_scale(
     requested and does not fit the cluster, SettingError for a bad setting.
     """
     settings = list(settings)
+    if requested == "slice":
+        return _shrunk(paper, for_slice(paper, cluster), settings, "as requested")
     if paper.scale == "laptop":
         if requested == "paper":
             raise SettingError(f"{paper.name} is not a run of the paper and has no scale paper; omit SCALE")
@@ -33,20 +35,20 @@ def choose_scale(
         changed = f"shrunk: {', '.join(chosen.shrunk)}" if chosen.shrunk else "nothing shrunk"
         return chosen, f"{paper.name} unchanged, {changed}"
     if requested == "laptop":
-        return _shrunk(paper, cluster, settings, "as requested")
+        return _shrunk(paper, for_laptop(paper, cluster), settings, "as requested")
     try:
         whole = paper.with_settings(settings)
     except SettingError as fault:
         if requested == "paper":
             raise
         # raises again if the settings are wrong at any scale
-        return _shrunk(paper, cluster, settings, f"because at scale paper {fault}")
+        return _shrunk(paper, for_laptop(paper, cluster), settings, f"because at scale paper {fault}")
     shortage = find_shortage(whole, cluster)
     if shortage is None:
         return whole, f"{paper.name} at scale paper, nothing shrunk"
     if requested == "paper":
         raise PlacementError(f"SCALE=paper of {paper.name} {shortage}; {_remedy(whole, cluster)}, or SCALE=laptop")
-    return _shrunk(paper, cluster, settings, f"because paper {shortage}")
+    return _shrunk(paper, for_laptop(paper, cluster), settings, f"because paper {shortage}")
 
 
 def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
@@ -96,15 +98,15 @@ def _large_enough(experiment: Experiment) -> Cluster:
 
 
 HEADLINES = (
-    *("model.width", "model.feed_forward", "model.heads", "model.filters"),
+    *("model.layers", "model.width", "model.feed_forward", "model.heads", "model.filters"),
     *("text.", "images.source", "images.size", "pipeline.", "train.batch", "train.steps"),
 )
 """Prefixes of the settings whose change the one line names; ``shrunk`` lists all changes."""
 
 
-def _shrunk(paper: Experiment, cluster: Cluster, settings: list[str], why: str) -> tuple[Experiment, str]:
-    small = with_changes(paper, for_laptop(paper, cluster).with_settings(settings))
+def _shrunk(paper: Experiment, shrunk: Experiment, settings: list[str], why: str) -> tuple[Experiment, str]:
+    small = with_changes(paper, shrunk.with_settings(settings))
     headlines = [line for line in small.shrunk if line.startswith(HEADLINES)]
     rest = len(small.shrunk) - len(headlines)
-    line = f"{paper.name} at scale laptop, {why}: {', '.join(headlines)}, and {rest} more in experiment.toml"
+    line = f"{paper.name} at scale {small.scale}, {why}: {', '.join(headlines)}, and {rest} more in experiment.toml"
     return small, line

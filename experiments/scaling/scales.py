@@ -1,7 +1,8 @@
-"""Shrinks the paper's runs to the available devices, by one declared rule for all runs, and records every change.
+"""Shrinks the paper's runs to the available devices, by declared rules for all runs, and records every change.
 
-Single runs keep their depth. Sweeps (``experiments/sweeps/members/base.py``) have their own rules, ``SWEEPS``: many
-runs share an hour, so they also divide the depth, by the same number for all runs.
+Scale ``laptop`` keeps the depth of a single run, scale ``slice`` its widths. Sweeps
+(``experiments/sweeps/members/base.py``) have their own rules, ``SWEEPS``: many runs share an hour, so they also divide
+the depth, by the same number for all runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from experiments.base.experiment import Experiment
 from experiments.images.experiment import ImageExperiment
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.translation.experiment import TranslationExperiment
-from suite.settings import DocumentSettings, ImageSettings, OptimizerSettings, ScheduleName
+from suite.errors import SettingError
+from suite.settings import DocumentSettings, ImageSettings, OptimizerSettings, Remat, ScheduleName
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class TextRule:
     """Scale ``laptop``'s divisors for the sizes of a run on text, and its settings. Only sweeps divide the depth."""
 
     layers_by: float = 1
+    most_layers: int | None = None
+    """Largest number of encoder layers, and of decoder layers."""
     width_by: int = 16
     feed_forward_by: int = 64
     heads_by: int = 16
@@ -34,6 +38,7 @@ class TextRule:
     micro_batches: int | None = None
     """None: two for each stage. These models are so narrow that fewer and larger micro-batches are faster."""
     schedule: ScheduleName = "auto"
+    remat: Remat = "auto"
     batch_tokens: int = 1024
     steps: int = 140
     checkpoint_every: int = 50
@@ -120,6 +125,16 @@ class LanguageModelRule:
 
 TEXT, IMAGES, LANGUAGE_MODEL = TextRule(), ImageRule(), LanguageModelRule()
 
+SLICE = TextRule(
+    most_layers=4, width_by=1, feed_forward_by=1, heads_by=1, head_width_by=1, vocabulary_by=1, max_length=128,
+    micro_batches=4, schedule="fill_drain", remat="except_last", batch_tokens=512, steps=30, checkpoint_every=15,
+    valid_pairs=32, dropout=0.1, optimizer="adafactor", learning_rate=3e-3, warmup_steps=10, max_grad_norm=None,
+    precision="bf16",
+)  # fmt: skip
+"""The rule of scale ``slice``: the paper's widths, vocabulary, update, precision and recomputation, with few layers and
+steps. Up to 500M parameters, which two cores and 16 GiB hold. It tests what paper scale computes, not what it learns.
+"""
+
 TINY_TEXT = TextRule(
     layers_by=12, width_by=64, feed_forward_by=512, head_width_by=8, vocabulary_by=50, corpus="django",
     corpus_languages=("de", "es", "nl"), train_pairs=("nl:200",), max_length=16, micro_batches=2, batch_tokens=128,
@@ -190,6 +205,16 @@ def for_laptop(paper: Experiment, cluster: Cluster) -> Experiment:
     return with_changes(paper, _small_images(paper, _stages(paper, cluster), IMAGES))
 
 
+def for_slice(paper: Experiment, cluster: Cluster) -> Experiment:
+    """Returns the run with the paper's widths and few layers, with every change listed in ``shrunk``.
+
+    Raises SettingError for a run other than the paper's translation runs.
+    """
+    if paper.scale != "paper" or not isinstance(paper, TranslationExperiment):
+        raise SettingError(f"{paper.name} has no scale slice, which is for the paper's translation runs; omit SCALE")
+    return shrunk_by(paper, SLICE, cluster, "slice")
+
+
 def shrunk_by(
     paper: TranslationExperiment, rule: TextRule, cluster: Cluster, scale: str = "laptop"
 ) -> TranslationExperiment:
@@ -221,7 +246,7 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
             "scale": "laptop",
             "model": replace(
                 paper.model,
-                layers=max(1, round(paper.model.layers / rule.layers_by)),
+                layers=min(max(1, round(paper.model.layers / rule.layers_by)), rule.most_layers or paper.model.layers),
                 width=paper.model.width // rule.width_by,
                 feed_forward=paper.model.feed_forward // rule.feed_forward_by,
                 heads=max(1, paper.model.heads // rule.heads_by),
@@ -240,6 +265,7 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
                     "stages": stages,
                     "micro_batches": rule.micro_batches or 2 * stages,
                     "schedule": rule.schedule,
+                    "remat": rule.remat,
                     "replicas": 1,
                 }
             ),

@@ -54,7 +54,7 @@ def decoding_table(asked: str, console: Console) -> Table:
             ours.append(len(sources) / written.seconds)
             found, seconds = theirs(sources, beam)
             others.append(len(sources) / seconds)
-        same = sum(one == other for one, other in zip(written.tokens, found, strict=True))
+        same = sum(one == other for one, other in zip(written.results, found, strict=True))
         rows.append([
             "greedy" if beam == 1 else f"beam {beam}", statistics.median(ours), _spread(ours),
             statistics.median(others), _spread(others), statistics.median(ours) / statistics.median(others), same,

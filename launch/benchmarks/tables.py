@@ -16,6 +16,7 @@ from experiments.sweeps import batch_size
 from experiments.sweeps.report.results import read_results
 from experiments.sweeps.transfer import transfer_table
 from experiments.tables.breakdown import breakdown_table
+from experiments.tables.paper_plans import paper_plans_table
 from experiments.tables.prediction import PredictedModel, Round, prediction_table
 from experiments.tables.table1_amoebanet import amoebanet_table
 from experiments.tables.table1_transformer import memory_table
@@ -60,6 +61,7 @@ def table(name: str, run: str, console: Console) -> None:
         "efficiency": lambda: [efficiency_table(measure, report)],
         "slow_links": lambda: [slow_links_table(over_hosts(console, FOLDER))],
         "dry_run": lambda: [dry_run_table(report)],
+        "paper_plans": lambda: [paper_plans_table(report)],
         "prediction": lambda: [prediction_table(_predictor(console))],
         "breakdown": lambda: [_breakdown(run)],
         "decoding": lambda: [decoding_table(run, console)],

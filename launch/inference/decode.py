@@ -57,7 +57,7 @@ class DecodeTask(Generic[Result]):
     method: DecodingMethod[Result]
     stages: int
     progress: Path
-    """A file with a line of JSON for each finished sentence: its number and its tokens."""
+    """A file with a line of JSON for each finished sentence: its number and its result."""
     choice: Choice = None
 
     @property
@@ -67,11 +67,11 @@ class DecodeTask(Generic[Result]):
 
 
 @dataclass(frozen=True)
-class DecodedText(Generic[Result]):
-    """The output of a model."""
+class DecodeOutput(Generic[Result]):
+    """What decoding found."""
 
-    tokens: list[list[Result]]
-    """Of each source: its output's tokens without special tokens, or the NLL of each known token."""
+    results: list[list[Result]]
+    """Of each source, by method: its output's tokens without special tokens, or the NLL of each known token."""
     step: int
     """The checkpoint's step."""
     seconds: float
@@ -109,7 +109,7 @@ def stages_of(experiment: Experiment, requested: int | None) -> int:
 def translate_tokens(
     run: RunFolder, sources: Sequence[Sequence[int]], stages: int, console: Console, beam: int = SIZE,
     on_sentence: Callable[[int, list[int]], None] | None = None, choice: Choice = None,
-) -> DecodedText[int]:  # fmt: skip
+) -> DecodeOutput[int]:  # fmt: skip
     """Translates sources, each ``<2xx> ... </s>``. Otherwise as ``decode``."""
     method = BeamSearch(beam, find_text_run(run).text.max_length)
     return decode(run, sources, method, stages, console, on_sentence, choice)
@@ -123,16 +123,16 @@ def reference_nll(
     tokens; the end mark counts. Otherwise as ``decode``."""
     method = ForcedScoring([[*target, END_ID] for target in targets])
     decoded = decode(run, sources, method, stages, console, lambda at, losses: None, choice)
-    return [sum(losses) for losses in decoded.tokens]
+    return [sum(losses) for losses in decoded.results]
 
 
 def decode(
     run: RunFolder, sources: Sequence[Sequence[int]], method: DecodingMethod[Result], stages: int, console: Console,
     on_sentence: Callable[[int, list[Result]], None] | None = None, choice: Choice = None,
-) -> DecodedText[Result]:  # fmt: skip
+) -> DecodeOutput[Result]:  # fmt: skip
     """Decodes sources with the chosen checkpoint of the run.
 
-    ``on_sentence`` gets the number and the tokens of each finished source; without it, progress is printed.
+    ``on_sentence`` gets the number and the result of each finished source; without it, progress is printed.
 
     Raises CheckpointError if there is no checkpoint, and StallError when a stage waits too long for another.
     """
@@ -141,7 +141,7 @@ def decode(
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpu_limit() // stages))
         with _progress_polled(task, on_sentence or _progress_printer(len(sources), console)):
             results = run_processes(_worker, stages, task, deadline_s=7 * 86400.0)
-            decoded: DecodedText[Result] = results[-1][0]
+            decoded: DecodeOutput[Result] = results[-1][0]
     for line in dict.fromkeys(line for _, messages in results for line in messages):
         console.print(line)
     return decoded
@@ -149,7 +149,7 @@ def decode(
 
 def _worker(
     rank: int, world: int, rendezvous: str, task: DecodeTask[Result]
-) -> tuple[DecodedText[Result] | None, list[str]]:
+) -> tuple[DecodeOutput[Result] | None, list[str]]:
     """Runs one stage. The last stage returns the decoded text, and each the messages about invalid checkpoints."""
     experiment, coord = read_experiment(task.run.experiment.read_text()), RankCoord(rank, world, 1)
     threads = experiment.train.threads or max(1, cpu_limit() // world)
@@ -173,7 +173,7 @@ def _worker(
 
 def _decode_groups(
     task: DecodeTask[Result], decoder: Decoder, coord: RankCoord, step: int
-) -> DecodedText[Result] | None:
+) -> DecodeOutput[Result] | None:
     groups = task.method.groups(task.sources)
     searches = {number: task.method.search(task.sources, group) for number, group in enumerate(groups)}
     start = time.monotonic()
@@ -185,11 +185,11 @@ def _decode_groups(
         )  # fmt: skip
     if not coord.is_last:
         return None
-    tokens: list[list[Result]] = [[] for _ in task.sources]
+    results: list[list[Result]] = [[] for _ in task.sources]
     for number, group in enumerate(groups):
         for at, result in zip(group, searches[number].results, strict=True):
-            tokens[at] = list(result)
-    return DecodedText(tokens, step, time.monotonic() - start)
+            results[at] = list(result)
+    return DecodeOutput(results, step, time.monotonic() - start)
 
 
 def _write_progress(progress: Any, group: Sequence[int], results: Sequence[Sequence[float]]) -> None:

@@ -81,7 +81,7 @@ def continuations(
         request.top_k, request.seed,
     )  # fmt: skip
     decoded = decode(run, sources, method, stages, console, lambda at, tokens: None, choice)
-    texts = [source[1:] + tokens for source, tokens in zip(sources, decoded.tokens, strict=True)]
+    texts = [source[1:] + tokens for source, tokens in zip(sources, decoded.results, strict=True)]
     return [str(data.tokenizer.decode(tokens)) for tokens in texts], decoded.step
 
 

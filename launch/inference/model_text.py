@@ -26,7 +26,12 @@ Data = TypeVar("Data", TextData, TokenData)
 
 
 def load_text(
-    run: RunFolder, experiment: TranslationExperiment, console: Console, choice: Choice = None, with_test: bool = False
+    run: RunFolder,
+    experiment: TranslationExperiment,
+    console: Console,
+    choice: Choice = None,
+    *,
+    with_test: bool = False,
 ) -> TextData:
     """Returns the prepared text that a run was trained on; prepares it again if it is not in the cache.
 

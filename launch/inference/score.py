@@ -118,7 +118,7 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
     targets = [target for direction in chosen_directions for target in direction.targets]
     nll = reference_nll(run, sources, targets, stages, console, choice)
     overlaps = pair_overlaps(data, rows)
-    texts = [one_line(text) for text in data.tokenizer.batch_decode(written.tokens, skip_special_tokens=True)]
+    texts = [one_line(text) for text in data.tokenizer.batch_decode(written.results, skip_special_tokens=True)]
     run.scores.unlink(missing_ok=True)  # an interruption must not leave it beside other texts
     shutil.rmtree(run.path / "scores", ignore_errors=True)
     (run.path / "scores").mkdir()

@@ -14,12 +14,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 
 from experiments.base.cluster import Cluster
 from experiments.custom.loading import absolute, is_source
 from experiments.registry import experiments, find, resolve
+from experiments.scaling.scale_choice import RequestedScale
 from experiments.sweeps.members.base import folder_name
 from experiments.sweeps.registry import SWEEPS, find_scale
 from launch import interrupts
@@ -154,13 +156,13 @@ def _packed_source(name: str) -> str:
 
 def _check_settings(name: str, scale: str, settings: str) -> None:
     """Raises SettingError for settings that are invalid on every cluster; what fits is only known there."""
-    if scale not in ("auto", "paper", "laptop"):
-        raise SettingError(f"unknown scale {scale!r}; {nearest(scale, ['auto', 'paper', 'laptop'])}")
+    if scale not in get_args(RequestedScale):
+        raise SettingError(f"unknown scale {scale!r}; {nearest(scale, get_args(RequestedScale))}")
     if scale == "paper":
         find(name).with_settings(settings)
         return
     with suppress(PlacementError):
-        resolve(name, "laptop", Cluster(64, 64 * GIB, "cpu"), settings)
+        resolve(name, "slice" if scale == "slice" else "laptop", Cluster(64, 64 * GIB, "cpu"), settings)
 
 
 def _check_names(job: str, storage: str) -> None:

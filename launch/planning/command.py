@@ -72,8 +72,8 @@ class _PlanRequest(NamedTuple):
 def _check_name(name: str, scale: RequestedScale) -> None:
     """Raises SettingError for an unknown name or scale, before connecting to a cluster."""
     if find_amoebanet(name, 1) is not None:
-        if scale == "laptop":
-            raise SettingError(f"{name} has no scale laptop; its sizes are those of the paper, or set with SET=")
+        if scale in ("laptop", "slice"):
+            raise SettingError(f"{name} has no scale {scale}; its sizes are those of the paper, or set with SET=")
     elif not is_source(name) and find_transformer(name) is None and name not in experiments():
         known = [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]
         raise SettingError(f"no experiment or model is called {name}; {nearest(name, known)}")
@@ -97,7 +97,7 @@ def _experiment(name: str, cluster: Cluster, scale: RequestedScale, settings: st
             f"the text is not prepared yet: the plan assumes micro-batches of rows of {chosen.text.max_length} tokens"
         )
         return _PlanRequest(workload(chosen), settings, (scale_note, max_length_note))
-    if scale == "laptop":
+    if scale in ("laptop", "slice"):
         chosen, scale_note = resolve(name, scale, cluster, settings)
         return _PlanRequest(workload(chosen), settings, (scale_note,))
     work = workload(find(name).with_settings(settings))

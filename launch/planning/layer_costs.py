@@ -32,7 +32,7 @@ from suite.pipeline.planning.profile import COPIES, LEAST_ROUNDS, WARM_UPS
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 4
+VERSION = 5
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()
@@ -148,7 +148,7 @@ def _estimate_if_too_long(work: Measurable, cluster: Cluster, device: Device, ti
     if seconds < timeout_s and memory_bytes < cluster.bytes_per_device:
         return None
     reason = f"measuring would take {seconds:.0f} s" if seconds >= timeout_s else "a layer is too large to be measured"
-    return LayerCosts(layer_costs.costs, layer_costs.machine, f"{layer_costs.source}, because {reason}", measured=False)
+    return replace(layer_costs, source=f"{layer_costs.source}, because {reason}")
 
 
 def _digest(*parts: object) -> str:

@@ -1,4 +1,4 @@
-"""``make list``: the experiments with their sizes in the paper; also lists the tables and the sweeps."""
+"""``make list``: the experiments with their sizes in the paper; also lists the tables, benchmarks and sweeps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from textwrap import fill
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from experiments.benchmark.cases import CASES
 from experiments.custom.experiment import CustomExperiment
 from experiments.custom.loading import description
 from experiments.custom_sweeps import find_sweep, installed_sweeps
@@ -26,6 +27,7 @@ TABLES = {
     "slow_links": "measured and simulated steps over links with high latency and low bandwidth; needs root",
     "prediction": "predicted step time and memory compared with measurements",
     "dry_run": "planned memory compared with a walked step of every stage of the paper's translation runs",
+    "paper_plans": "plans of the paper's translation runs on three clusters",
     "breakdown": "where the time of a step goes, from a run with a trace: RUN=, by default the latest",
     "decoding": "decoding compared with transformers' generate, on a trained run: RUN=",
 }
@@ -37,6 +39,16 @@ def tables() -> Table:
     rows = Table("NAME=", "what it shows", title="tables: make table NAME=...", title_justify="left")
     for name, what in TABLES.items():
         rows.add_row(name, what)
+    return rows
+
+
+def benchmarks() -> Table:
+    """Returns one row per benchmark."""
+    title = "benchmarks: make bench NAME=... (docs/benchmark.md)"
+    rows = Table("NAME=", "cases", "minutes at most", title=title, title_justify="left")
+    for name, cases in CASES.items():
+        seconds = sum(case.time_limit_s for case in cases)
+        rows.add_row(name, "\n".join(case.title for case in cases), f"{seconds / 60:.0f}")
     return rows
 
 

@@ -34,6 +34,7 @@ from launch.tracking.progress import log_when_long
 from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
 from launch.train.finished import after_interrupt, finished_record, how_to_go_on
+from launch.train.precision import with_available_precision
 from launch.train.step_check import StepCheck
 from launch.train.summary import describe_best, describe_losses, describe_scores, describe_step, describe_utilization
 from launch.watching.report import update_page
@@ -61,7 +62,7 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     console.print(scale_note)
     if faults := row_errors(workload(chosen)):  # before any data is prepared
         raise PlanError(faults)
-    prepared = _prepare(chosen, console)
+    prepared = _prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
     if prepared != chosen:
         chosen = with_changes(find(name), prepared)
     session = _Session(backend, console)
@@ -75,7 +76,8 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
 
 def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launcher: str, console: Console) -> None:
     """Runs a resolved experiment; ``make_run`` creates its folder once it is planned. Raises as ``start`` does."""
-    chosen, session = _prepare(chosen, console), _Session(select_backend(launcher), console)
+    session = _Session(select_backend(launcher), console)
+    chosen = _prepare(with_available_precision(chosen, session.backend.cluster(), console.print), console)
     planned = session.plan(chosen)
     session.train(make_run(), _with_planned_micro_batches(chosen, planned), planned)
 

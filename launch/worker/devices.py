@@ -34,3 +34,13 @@ def cpu_model() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.machine()
+
+
+def multiplies_bf16() -> bool:
+    """Returns whether this machine's processor has instructions for products in bf16; other processors emulate them.
+    Only x86 is asked."""
+    import torch
+
+    features = torch.cpu.get_capabilities()
+    is_x86 = features.get("architecture") == "x86_64"
+    return not is_x86 or any(features.get(name) for name in ("avx512_bf16", "amx_bf16"))

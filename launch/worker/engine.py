@@ -10,15 +10,14 @@ import torch
 from torch import nn
 
 from launch.worker.distributed import GROUP_TIMEOUT_S
+from launch.worker.links import make_links
 from suite.pipeline.model.ties import TiedParameters, find_ties
-from suite.pipeline.model.topology import ProcessGroups, RankCoord, make_groups
-from suite.pipeline.runtime.executor import CellLinks, Executor
-from suite.pipeline.runtime.p2p import Deadline, LocalMessages, P2PCommunicator, warm_up
-from suite.pipeline.runtime.skip import SkipLayout, communicating_pairs, find_skips
+from suite.pipeline.model.topology import RankCoord, make_groups
+from suite.pipeline.runtime.executor import Executor
+from suite.pipeline.runtime.skip import communicating_pairs, find_skips
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.pipeline.schedule.flow_control import max_inflight_sends
 from suite.settings import OptimizerSettings
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
@@ -33,24 +32,6 @@ class Engine:
     optimizer: StageOptimizer
     start: int
     notes: dict[str, Any]
-
-
-def make_links(
-    coord: RankCoord, layers: Sequence[nn.Module], cells: Sequence[range], groups: ProcessGroups, device: torch.device,
-    deadline: Deadline,
-) -> list[CellLinks]:  # fmt: skip
-    """Returns the links of each of this worker's cells to other cells. Every rank must call this."""
-    skips, links, virtual_stages = find_skips(layers), [], len(cells) // coord.stages
-    max_sends, local = max_inflight_sends(coord.stages, virtual_stages), LocalMessages()
-    for virtual_stage in range(virtual_stages):
-        skip_layout = SkipLayout(skips, cells, virtual_stage * coord.stages + coord.stage)
-        p2p = None
-        if coord.stages > 1:
-            p2p = P2PCommunicator(coord, groups, device, deadline, local, virtual_stage, max_sends)
-        links.append(CellLinks(skip_layout, p2p))
-    if coord.stages > 1:
-        warm_up(coord, groups, device)
-    return links
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,13 @@ class Decoder:
         On the last stage ``search(i)`` returns the search of group i, and ``on_finished(i)`` is called when it is done.
         Raises StallError when another stage does not respond in time.
         """
+        with self._part.weights_cast_once():
+            self._run(sources, first, search, on_finished)
+
+    def _run(
+        self, sources: Sequence[Tensor], first: int | None, search: Callable[[int], Search],
+        on_finished: Callable[[int], None],
+    ) -> None:  # fmt: skip
         remaining = iter(range(len(sources)))
         if self._coord.stage < self._entry:
             for number in remaining:

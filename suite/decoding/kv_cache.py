@@ -95,7 +95,12 @@ class CachedLayers:
         for layer in layers:
             layer.eval()
 
-    @torch.inference_mode()
+    def weights_cast_once(self) -> torch.autocast:
+        """Returns a context in which bf16 casts each weight once: autocast keeps a copy until its outermost context
+        ends. It keeps none in inference mode, so the layers run under ``torch.no_grad``."""
+        return torch.autocast(self._device.type, enabled=False)
+
+    @torch.no_grad()
     def prefill(self, inputs: Tensors) -> tuple[Tensors, list[LayerCache]]:
         """Runs all layers on the first positions; returns the last one's outputs, and the caches."""
         caches: list[LayerCache] = []
@@ -108,7 +113,7 @@ class CachedLayers:
                 caches.append(cache)
         return inputs, caches
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode_step(self, caches: Sequence[LayerCache], inputs: Tensors) -> Tensors:
         """Runs the cached layers on one more position."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._mixed):

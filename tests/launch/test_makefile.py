@@ -71,7 +71,7 @@ def test_every_value_of_every_target_is_passed_untouched(place, target):
 
 def test_a_name_is_taken_from_the_command_line_alone(place):
     assert made(place, "experiment", NAME="host-17")[-2:] == ["--", ""]
-    assert made(place, "bench", NAME="host-17") == ["bench", "--", "all"]
+    assert made(place, "bench", NAME="host-17") == ["bench", "--", ""]
     assert made(place, "report", NAME="host-17") == ["report", "--scale", "auto", "--run", "", "--", ""]
     assert made(place, "plan", "NAME=t128_6b", NAME="host-17")[-1] == "t128_6b"
 

@@ -1,14 +1,20 @@
 """A token at a time gives what the whole forward gives, at every position, whatever the beam does with the rows."""
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.transformer import TransformerShape, layers
+from suite.decoding.decode import Decoder
+from suite.decoding.forced import ForcedDecoding
 from suite.decoding.kv_cache import BeamUpdate, CachedLayers, first_cached_layer
 from suite.errors import SettingError
 from suite.pipeline.model.layers import as_tuple
+from suite.pipeline.model.topology import RankCoord
 
 CPU = torch.device("cpu")
 
@@ -95,3 +101,28 @@ def test_mixed_precision_is_that_of_training():
         (logits,) = part.decode_step(caches, (target[:, at : at + 1],))
     expected = whole(model, source, target)[:, -1]
     assert 0 < (logits.float() - expected).abs().max() < 0.15
+
+
+class ConversionCounter(TorchDispatchMode):
+    """Counts the conversions to bf16 of each tensor, by its address."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype) and result.dtype == torch.bfloat16:
+            self.count[args[0].data_ptr()] += 1
+        return result
+
+
+def test_decoding_in_mixed_precision_casts_each_weight_once():
+    model, source = made(5), torch.randint(4, 40, (3, 4))
+    part = CachedLayers(model, 0, first_cached_layer(model), CPU, mixed=True)
+    decoder = Decoder(RankCoord(0, 1, 1), part, 0, None, CPU)
+    with ConversionCounter() as counter:
+        decoder.run([source, source], 2, lambda number: ForcedDecoding([[5, 6, 7, 8]] * 3), lambda number: None)
+    weights = [p for layer in model for p in layer.parameters() if p.ndim == 2 and counter.count[p.data_ptr()]]
+    assert len(weights) > 10
+    assert {counter.count[weight.data_ptr()] for weight in weights} == {1}

@@ -149,14 +149,15 @@ class Executor:
         self.status.begin("open", status_step)
         try:
             state = self._begin(batch, step, train)
-            for action in state.actions:
-                self.status.begin(action, status_step)
-                if action.virtual_stage == len(state.cells):
-                    self._start_cell(state)
-                with torch.profiler.record_function(str(action)) if self.profiling else nullcontext():
-                    _HANDLERS[action.kind](self, state, action)
-                if self.reducer is not None and action in state.last_grad_actions:
-                    self.reducer.mark_ready(self.stage.parameters(action.virtual_stage))
+            with self.stage.weights_cast_once():
+                for action in state.actions:
+                    self.status.begin(action, status_step)
+                    if action.virtual_stage == len(state.cells):
+                        self._start_cell(state)
+                    with torch.profiler.record_function(str(action)) if self.profiling else nullcontext():
+                        _HANDLERS[action.kind](self, state, action)
+                    if self.reducer is not None and action in state.last_grad_actions:
+                        self.reducer.mark_ready(self.stage.parameters(action.virtual_stage))
             self.status.begin("close", status_step)
             while len(state.cells) < len(self.links):  # a replica without micro-batches has no action that starts them
                 self._start_cell(state)

@@ -6,6 +6,7 @@ Most schedules give a stage one cell; an interleaved one gives it several that a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +75,29 @@ class Stage:
         self._weight_grads = (
             [WeightGradStore(with_deferrable_linears(cell)) for cell in self._cells] if defers_weight_grads else []
         )
+
+    @contextmanager
+    def weights_cast_once(self) -> Iterator[None]:
+        """A context for one mini-batch, in which bf16 casts each weight once. Parameters must not change inside.
+
+            outside   F0 cast, product   R0 cast, product   R1 cast, product   each graph holds a copy of its own
+            inside    F0 cast, product   R0       product   R1       product   all share one
+
+        Gradients pass through the one cast in bf16, and are summed over micro-batches in fp32. Autocast keeps a copy
+        until its outermost context ends; the one here casts nothing itself. If another thread ends one meanwhile,
+        weights are cast again.
+        """
+        if not self._mixed:
+            yield
+            return
+        for store in self._weight_grads:
+            store.keep_casts(True)
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                yield
+        finally:
+            for store in self._weight_grads:
+                store.keep_casts(False)
 
     def train(self, mode: bool) -> None:
         """Switches all layers to training or evaluation mode."""

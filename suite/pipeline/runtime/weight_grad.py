@@ -40,7 +40,8 @@ def with_deferrable_linears(layer: nn.Module) -> nn.Module:
     for module in layer.modules():
         if type(module) is nn.Linear and module.weight.requires_grad:
             module.__class__ = DeferrableLinear
-            cast(DeferrableLinear, module).grad_queue = None
+            linear = cast(DeferrableLinear, module)
+            linear.grad_queue, linear.keeps_cast, linear.kept_cast = None, False, None
     return layer
 
 
@@ -50,6 +51,13 @@ class WeightGradStore:
     def __init__(self, cell: nn.Module) -> None:
         self._modules: list[Any] = [module for module in cell.modules() if hasattr(module, "grad_queue")]
         self._parameters = list(cell.parameters())
+
+    def keep_casts(self, keep: bool) -> None:
+        """Whether each linear module keeps its weight's cast to another type for its next products; if not, it is
+        freed."""
+        for module in self._modules:
+            if isinstance(module, DeferrableLinear):
+                module.keeps_cast, module.kept_cast = keep, None
 
     def run_deferred(self, backward: Callable[[], None]) -> DeferredGrads:
         """Runs a backward and returns the gradients that it deferred."""
@@ -92,11 +100,22 @@ class DeferrableLinear(nn.Linear):
     """``nn.Linear`` that can defer its gradients. Its weight is not frozen, its bias may be."""
 
     grad_queue: _ModuleQueue | None
+    keeps_cast: bool
+    kept_cast: Tensor | None
+
+    def weight_in(self, dtype: torch.dtype) -> Tensor:
+        """Returns the weight, (out, in), in a type."""
+        if self.kept_cast is not None and self.kept_cast.dtype == dtype:
+            return self.kept_cast
+        weight = self.weight.detach().to(dtype)
+        if self.keeps_cast and dtype != self.weight.dtype:
+            self.kept_cast = weight
+        return weight
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""
         if not torch.is_grad_enabled():
-            return F.linear(x, self.weight, self.bias)
+            return F.linear(x, self.weight_in(_product_dtype(x)), self.bias)
         rows: Tensor = _DeferrableLinear.apply(x.reshape(-1, self.in_features), self.weight, self.bias, self)
         # rows stay rows: what changes a view in place, such as a clip of the logits, copies its gradient twice
         return rows if x.ndim == 2 else rows.view(*x.shape[:-1], self.out_features)
@@ -107,12 +126,10 @@ class _DeferrableLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, module: DeferrableLinear) -> Tensor:
-        dtype = x.dtype
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
+        dtype = _product_dtype(x)
         ctx.module, ctx.input_dtype = module, x.dtype
         with torch.autocast(x.device.type, enabled=False):
-            x, factor = x.to(dtype), weight.to(dtype)
+            x, factor = x.to(dtype), module.weight_in(dtype)
             ctx.save_for_backward(x, factor)
             return F.linear(x, factor, None if bias is None else bias.to(dtype))
 
@@ -127,6 +144,12 @@ class _DeferrableLinear(torch.autograd.Function):
             return input_grad, weight, bias, None
         module.grad_queue.append(lambda: _add(module, x, gradient))
         return input_grad, None, None, None
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """Returns the type in which a product with x is computed."""
+    is_mixed = torch.is_autocast_enabled(x.device.type)
+    return torch.get_autocast_dtype(x.device.type) if is_mixed else x.dtype
 
 
 def _gradients(module: DeferrableLinear, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -153,6 +153,8 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("train.steps=abc", "train.steps takes an integer; it was given 'abc'"),
         ("train.steps=0", "train.steps takes an integer, 1 or more; it was given 0$"),
         ("train.steps=-1", "train.steps takes an integer, 1 or more; it was given -1$"),
+        ("pipeline.micro_batches=automatic", "pipeline.micro_batches takes auto or an integer.*given 'automatic'"),
+        ("pipeline.micro_batches=-1", "pipeline.micro_batches takes auto or an integer, 0 or more; it was given -1$"),
         ("optimizer.beta1=1.5", "optimizer.beta1 takes a number, less than 1.0; it was given 1.5$"),
         ("train.seed=9223372036854775808", "train.seed takes an integer, less than 9223372036854775808; it was given"),
         ("train.steps=1.5", "train.steps takes an integer; it was given '1.5'"),

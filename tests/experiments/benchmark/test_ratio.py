@@ -17,8 +17,10 @@ def test_a_ratio_by_hand():
 
 
 def test_a_verdict_needs_six_rounds_and_an_interval_without_1():
-    level = ratio_of({at: 1.0 + 0.5 * (at % 2) for at in range(6)}, dict.fromkeys(range(6), 1.0))
-    assert (level.verdict, str(level)) == ("level with", "1.250 [1.000, 1.500]")
+    wide = ratio_of({at: 1.0 + 0.5 * (at % 2) for at in range(6)}, dict.fromkeys(range(6), 1.0))
+    assert (wide.verdict, str(wide)) == ("undecided against", "1.250 [1.000, 1.500]")
+    narrow = ratio_of({at: 0.99 + 0.02 * (at % 2) for at in range(6)}, dict.fromkeys(range(6), 1.0))
+    assert (narrow.verdict, str(narrow)) == ("level with", "1.000 [0.990, 1.010]")
     five = dict.fromkeys(range(5), 1.1)
     assert ratio_of(five, dict.fromkeys(five, 1.0)).verdict == "undecided against"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -82,6 +83,30 @@ def test_one_rule_keeps_the_runs_proportions() -> None:
     assert wide == pytest.approx(deep, rel=1e-2)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_slice_keeps_widths_vocabulary_update_and_precision(name: str) -> None:
+    paper = find(name)
+    small, line = resolve(name, "slice", LAPTOP)
+    assert small.scale == "slice"
+    assert small.model == replace(paper.model, layers=4)
+    assert small.text == paper.text.model_copy(update={"corpus": "catalogues"})
+    assert (small.optimizer.name, small.optimizer.precision, small.optimizer.max_grad_norm) == (
+        "adafactor",
+        "bf16",
+        None,
+    )
+    assert small.pipeline.stages == min(paper.pipeline.stages, 2)
+    assert f"model.layers {paper.model.layers} -> 4" in line
+    assert small.shrunk == tuple(changes(paper, small))
+    assert count_parameters(small.build()[0]) < 510e6
+
+
+@pytest.mark.parametrize("name", ["romance_strings", "amoebanet_imagenet", "transformer_13"])
+def test_only_translation_runs_of_the_paper_have_a_slice(name: str) -> None:
+    with pytest.raises(SettingError, match=f"{name} has no scale slice, which is for the paper's translation runs"):
+        resolve(name, "slice", LAPTOP)
+
+
 def test_laptop_uses_the_available_cores_but_stays_a_pipeline() -> None:
     for cores, stages in ((1, 2), (2, 2), (4, 4), (64, 16)):
         small, _ = resolve("t128_6b", "laptop", Cluster(cores, GIB, "cpu"))
@@ -144,7 +169,8 @@ def test_paper_without_devices_is_refused_with_numbers() -> None:
             "pipeline.replicas=2 train.batch_tokens=1000000",
         ),
         ("t48_1_3b_deep", Cluster(3, 16 * GIB, "gpu"), "", "pipeline.stages=3 pipeline.replicas=1"),
-        ("t64_3b", Cluster(1024, 6 * GIB, "gpu"), "", "pipeline.stages=16"),
+        ("t64_3b", Cluster(1024, 6 * GIB, "gpu"), "", "pipeline.schedule=1f1b"),
+        ("t64_3b", Cluster(1024, 5 * GIB, "gpu"), "", "pipeline.stages=16"),
     ],
 )  # fmt: skip
 def test_the_advice_of_a_refusal_works(name: str, cluster: Cluster, settings: str, expected: str) -> None:

@@ -22,7 +22,7 @@ from launch.benchmarks.decoding_speed import decoding_table
 from launch.inference import decode as decoding
 from launch.inference import export as exporting
 from launch.inference import translate as translating
-from launch.inference.decode import DecodedText, DecodeTask, find_text_run, stages_of, translate_tokens
+from launch.inference.decode import DecodeOutput, DecodeTask, find_text_run, stages_of, translate_tokens
 from launch.inference.export import export
 from launch.inference.methods import BeamSearch
 from launch.inference.model_text import load_text, source_of
@@ -234,7 +234,7 @@ def test_a_text_is_translated(scored, monkeypatch, capsys):
     run = find_run("made")
     data = load_text(run, find_text_run(run), QUIET)
     lines = texts("src")["de-en.src"]
-    tokens = translate_tokens(run, [source_of(line, "en", data, 24) for line in lines], 1, QUIET).tokens
+    tokens = translate_tokens(run, [source_of(line, "en", data, 24) for line in lines], 1, QUIET).results
     written = [one_line(text) for text in data.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
     at = next(at for at, text in enumerate(written) if text)
     monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "en", lines[at]])
@@ -266,7 +266,7 @@ def test_the_exported_model_generates_our_greedy_tokens(scored, modules_cache):
     for options in ({}, {"use_cache": False}):
         found = model.generate(**batch, num_beams=1, do_sample=False, **options)[:, 1:].tolist()
         found = [row[: row.index(END_ID)] if END_ID in row else row for row in found]
-        assert found == translate_tokens(run, sources, 1, QUIET, beam=1).tokens
+        assert found == translate_tokens(run, sources, 1, QUIET, beam=1).results
     assert len({tuple(row) for row in found}) > 5
     lengths = {len(row) for row in found}
     assert len(lengths) > 1, lengths
@@ -448,7 +448,7 @@ def test_a_failed_print_loses_no_line_and_missing_lines_are_reported(monkeypatch
         on_sentence(0, sources[0])
         if len(sources) == 2:
             on_sentence(1, sources[1])
-        return DecodedText([], 7, 1.0)
+        return DecodeOutput([], 7, 1.0)
 
     monkeypatch.setattr(translating, "translate_tokens", decoded)
     translate("made", "de", "Open\n\nDelete", Out())

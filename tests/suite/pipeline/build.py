@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launch.worker.engine import make_links
+from launch.worker.links import make_links
 from suite.pipeline.model.layers import materialize, ties_of
 from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
