@@ -53,6 +53,8 @@ class PipelineSettings(FrozenRecord):
     (the last in fill_drain), auto recomputes as few as the memory allows."""
     layers_per_cell: tuple[int, ...] | None = None
     """Layers in each cell; with none the partitioner balances the cells by cost."""
+    memory_reserve: float = Field(0.05, ge=0, le=0.5)
+    """Share of each accelerator's memory that a plan leaves free, for fragmentation and for libraries."""
 
 
 class OptimizerSettings(FrozenRecord):

@@ -25,10 +25,6 @@ from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import check_memory, least_limit, make_plan, retimed_step_s
 from suite.settings import AUTO, PipelineSettings
 
-RESERVE = 0.05
-"""The share of each accelerator's memory that a plan leaves free for fragmentation and for libraries beyond CUDA's
-context. Our choice, not measured."""
-
 TENTH = GIB // 10
 """Resolution in bytes of the search for the least memory of a plan."""
 
@@ -39,7 +35,9 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     For this machine, which has no declared device, uses its memory and the speed of a TPUv3 core; the callers then only
     use the bytes.
     """
-    device = cluster.device or replace(DEVICES["TPUv3"], memory_bytes=cluster.bytes_per_device)
+    device = cluster.device or replace(
+        DEVICES["TPUv3"], memory_bytes=cluster.bytes_per_device, is_cuda=cluster.kind == "gpu"
+    )
     costs = _estimated(_Keyed.of(work), device)
     reduce = device.link if cluster.device is not None else math.inf
     machine = Machine(cluster.bytes_per_device, device.process_bytes, device.messages, reduce)
@@ -144,7 +142,7 @@ def least_memory(work: Workload, cluster: Cluster) -> int | None:
         if limit is None:
             return None
         tenths = -(-limit // TENTH)
-        while cluster.kind == "gpu" and tenths * TENTH - _reserve(tenths * TENTH) < limit:
+        while cluster.kind == "gpu" and tenths * TENTH - _reserve(work, tenths * TENTH) < limit:
             tenths += 1
         return tenths * TENTH
     limit = least_limit(layer_costs.costs, work.pipeline, each, _on_one_host(layer_costs.machine, work, cluster), TENTH)
@@ -152,9 +150,9 @@ def least_memory(work: Workload, cluster: Cluster) -> int | None:
     return None if limit is None else -(-limit * workers // cluster.devices)
 
 
-def _reserve(memory: int) -> int:
+def _reserve(work: Workload, memory: int) -> int:
     """Returns the bytes of a device that a plan leaves free."""
-    return int(RESERVE * memory)
+    return int(work.pipeline.memory_reserve * memory)
 
 
 def _shares_cores(cluster: Cluster) -> bool:
@@ -248,7 +246,7 @@ def _try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tu
             machine = across_nodes(machine, placement, cluster)
             notes += network_notes(placement, cluster)
         if cluster.kind == "gpu":
-            reserve = _reserve(machine.memory_limit_bytes)
+            reserve = _reserve(work, machine.memory_limit_bytes)
             machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
         if faults:
             check_memory(layer_costs.costs, pipeline, each, machine)

@@ -206,13 +206,14 @@ def for_laptop(paper: Experiment, cluster: Cluster) -> Experiment:
 
 
 def for_slice(paper: Experiment, cluster: Cluster) -> Experiment:
-    """Returns the run with the paper's widths and few layers, with every change listed in ``shrunk``.
+    """Returns the run with the paper's widths and few layers over at most 2 stages, with every change listed in
+    ``shrunk``.
 
     Raises SettingError for a run other than the paper's translation runs.
     """
     if paper.scale != "paper" or not isinstance(paper, TranslationExperiment):
         raise SettingError(f"{paper.name} has no scale slice, which is for the paper's translation runs; omit SCALE")
-    return shrunk_by(paper, SLICE, cluster, "slice")
+    return shrunk_by(paper, SLICE, replace(cluster, devices=min(cluster.devices, 2)), "slice")
 
 
 def shrunk_by(

@@ -103,10 +103,13 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
         return _add_plan(found, plans, entrant) if entrant.ours else found
 
     with tempfile.TemporaryDirectory() as folder:
-        truth_file = Path(folder) / "truth.safetensors"
-        run_processes(reference_gradients, 1, work, truth_file, cpu_limit())
+        truths = {
+            threads: Path(folder) / f"{threads}.safetensors" for threads in {e.threads_of(work) for e in accepted}
+        }
+        for threads, file in truths.items():
+            run_processes(reference_gradients, 1, work, file, threads)
         console.print(f"{case.title}: starting {len(accepted)} entrants and comparing their gradients")
-        with EntrantProcesses(BenchInputs(case, cells, executed_plans, truth_file, log), accepted) as processes:
+        with EntrantProcesses(BenchInputs(case, cells, executed_plans, truths, log), accepted) as processes:
             scores = tuple(scored(entrant, processes.observed[entrant.name]) for entrant in accepted)
             result = Result(case, cells[work.stages], tuple(costs), scores)
             result = run_rounds(processes.turn, result, begin + case.time_limit_s, console)

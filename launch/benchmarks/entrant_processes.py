@@ -48,8 +48,8 @@ class BenchInputs:
     """Layers per cell, by the number of cells."""
     plans: dict[str, tuple[tuple[int, ...], ScheduleConfig]]
     """Cells and schedule of the planned entrants, by name."""
-    truth: Path
-    """The gradients of one process."""
+    truths: dict[int, Path]
+    """The gradients of one process, by its number of threads: sums of another order can turn a ReLU on or off."""
     log: Path
 
 

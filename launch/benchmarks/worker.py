@@ -58,7 +58,7 @@ def serve(
     observed: list[Observation] = []
     for entrant in entrants:
         runners.append(entrant.build(context))
-        observed.append(_check(runners[-1], entrant, inputs.truth))
+        observed.append(_check(runners[-1], entrant, inputs.truths[entrant.threads_of(work)]))
     store.set(f"{group}/built/{rank}", json.dumps([asdict(each) for each in observed]))
     for turn in count():
         key = turn_key(group, turn)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.errors import NonFiniteError, SettingError, SuiteError
+from suite.errors import NonFiniteError, PlacementError, SettingError, SuiteError
 from suite.log import Log
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ NEEDED = ("torch", "numpy", "pydantic")
 def check(log: Log, show: Show, command: str, kind: str = "cuda", minutes: float = MINUTES) -> None:
     """Checks this machine's first GPU, or the CPU; prints and writes the results.
 
-    Raises SettingError or PlacementError if it cannot start, and NonFiniteError, after writing, if gradients differ
-    from the CPU's or a loss is not finite.
+    Raises SettingError or PlacementError if it cannot start. After writing it raises NonFiniteError if gradients differ
+    from the CPU's or a loss is not finite, and PlacementError if a peak is above its plan or a part failed.
     """
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if absent:
@@ -77,12 +77,26 @@ def examine(
     for table in tables(results):
         show(table)
     log(f"written: {path}, {path.with_suffix('.md').name}")
-    faults = [fault for part in results["parts"].values() for fault in part.get("faults", [])]
+    _raise_faults(results["parts"], path)
+
+
+def _raise_faults(parts: dict[str, Any], path: Path) -> None:
+    """Raises the most severe kind of fault: wrong numbers, then memory above the plan, then parts that failed."""
+    faults = [fault for part in parts.values() for fault in part.get("faults", [])]
     if faults:
         raise NonFiniteError(
             f"{'; '.join(faults)}; do not train on this device until another driver or torch version fixes it; "
             f"{path} has all numbers"
         )
+    over_plan = [part["over_plan"] for part in parts.values() if part.get("over_plan")]
+    if over_plan:
+        raise PlacementError(
+            f"{'; '.join(over_plan)}; plans for this device are too small: leave that much more free by "
+            f"pipeline.memory_reserve; {path} has all numbers"
+        )
+    failed = [f"{name} failed: {part['reason']}" for name, part in parts.items() if part["status"] == "failed"]
+    if failed:
+        raise PlacementError(f"{'; '.join(failed)}; the next call runs it again, the finished parts not")
 
 
 def _earlier(path: Path, same: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from launch.diagnostics.node_facts import code_digest, list_gpus
 from launch.gpu_check.work import Sizes, cell_workload
 from launch.worker.cgroups import memory_limit_bytes
 from models.transformer import DecoderLayer
-from suite.errors import PlacementError, SettingError
+from suite.errors import PlacementError, SettingError, first_line
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
 
@@ -38,8 +38,8 @@ def find_device(kind: str) -> torch.device:
                 "an older CUDA"
             ) from None
         raise PlacementError(
-            f"gpu-check needs a CUDA device, and torch sees none; {built}: run it where nvidia-smi lists a GPU, or "
-            "with --device cpu"
+            f"gpu-check needs a CUDA device, and torch sees none ({first_line(error)}); {built}: run it where "
+            "nvidia-smi lists a GPU, or with --device cpu"
         ) from None
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         major, minor = torch.cuda.get_device_capability(0)

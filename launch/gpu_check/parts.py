@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from launch.gpu_check import gradients, steps
-from launch.gpu_check.two_stages import SkippedError, measure_two_stages
-from launch.gpu_check.work import Sizes, cell_workload, full_model_workload
+from launch.gpu_check.two_stages import measure_two_stages
+from launch.gpu_check.work import Sizes, SkippedError, cell_workload, full_model_workload
 from models.transformer import DecoderLayer, EncoderLayer
 from suite.log import Log
 
@@ -94,13 +94,15 @@ def run_parts(
         left, estimate = minutes * 60 - (time.monotonic() - begin), part.estimate_s(device)
         if estimate > left:
             why = f"its estimate of {estimate:.0f} s is more than the {max(0.0, left):.0f} s left of --minutes"
-            records[part.name] = {"status": "not run", "reason": why}
             log(f"{part.name}: not run: {why}")
+            records[part.name] = before or {"status": "not run", "reason": why}  # an earlier fault stays one
             continue
         log(f"{part.name}: {part.title}, about {estimate:.0f} s")
         records[part.name] = _run(part, sizes, device)
-        steps.free(device)
         save(records)
+        if fault := steps.free(device):
+            log(f"the device cannot go on after {part.name}: {fault}; the next call runs the other parts")
+            break
     return records
 
 

@@ -45,7 +45,7 @@ def _part_table(parts: dict[str, Record]) -> Table:
     rows: list[list[Value]] = []
     for part in PARTS:
         record = parts.get(part.name, {"status": "not run", "reason": ""})
-        why = record.get("reason") or record.get("failure") or "; ".join(record.get("faults", []))
+        why = record.get("reason") or record.get("over_plan") or "; ".join(record.get("faults", []))
         status = "done earlier" if record.get("resumed") else record["status"]
         rows.append([part.name, part.title, status, record.get("seconds"), why])
     return Table("gpu-parts", "gpu-check", ("part", "what", "status", "s (measured)", "reason"), rows, [])

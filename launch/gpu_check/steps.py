@@ -11,8 +11,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds, synchronise
-from launch.gpu_check.work import REMAT, Sizes, Workload
-from suite.pipeline.planning.devices import Machine
+from launch.gpu_check.work import REMAT, Sizes, SkippedError, Workload
+from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.memory_tracker import MemoryTracker
 from suite.pipeline.planning.plan import Plan, make_plan
@@ -82,8 +82,16 @@ def measure_training(work: Workload, sizes: Sizes, device: torch.device) -> Reco
             "mfu": flops.model_per_unit / step_s / rate, "hfu": flops.hardware_per_unit / step_s / rate,
             "peak_of_planned": memory_tracker.peak / planned,
         },
+        "over_plan": over_plan(work.name, memory_tracker.peak, planned),
         "faults": [] if bad is None else [f"the loss of {work.name} is {losses[bad]} in step {bad}"],
     }  # fmt: skip
+
+
+def over_plan(name: str, peak_bytes: int, planned_bytes: int) -> str | None:
+    """Returns the fault of a peak above the plan's, as a clause; None if there is none."""
+    if peak_bytes <= planned_bytes:
+        return None
+    return f"{name} held {peak_bytes / GIB:.2f} GiB and the plan says {planned_bytes / GIB:.2f}"
 
 
 def plan_work(work: Workload, sizes: Sizes, device: torch.device) -> Plan:
@@ -101,17 +109,17 @@ def measure_compile(work: Workload, sizes: Sizes, device: torch.device) -> Recor
     """Times the work with and without torch.compile in alternating rounds, so that clock drift affects both.
 
     It pays if its median is below the eager one's fastest round and its recomputation is bit-identical to its forward:
-    otherwise a stage would send other activations than it differentiates.
+    otherwise a stage would send other activations than it differentiates. Raises SkippedError if it does not compile.
     """
     eager = SingleStageTrainer(work, device, sizes.optimizer)
     compiled = SingleStageTrainer(work, device, sizes.optimizer)
-    for layer in compiled.stage.layers:
-        layer.compile(backend=sizes.compiler, dynamic=False)
     try:
+        for layer in compiled.stage.layers:
+            layer.compile(backend=sizes.compiler, dynamic=False)
         first_s = seconds(lambda: compiled.train(0), device)
         bits_equal = compiled.recompute_equals_forward()
-    except Exception as error:  # any error of a compiler becomes a line of the report
-        return {"name": work.name, "failure": reason(error), "faults": []}
+    except Exception as error:  # a compiler that is missing or fails is no fault of the device
+        raise SkippedError(f"{work.name} did not compile: {reason(error)}") from error
     for step in range(1, 1 + WARM_UPS):
         eager.train(step), compiled.train(step)
     rounds: list[tuple[float, ...]] = []
@@ -154,10 +162,15 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"[:LONGEST_REASON]
 
 
-def free(device: torch.device) -> None:
-    """Frees what a part left: frames of an error hold its graphs."""
+def free(device: torch.device) -> str | None:
+    """Frees what a part left: frames of an error hold its graphs. Returns why a GPU cannot, as after an illegal memory
+    access."""
     gc.collect()
-    empty_cache(device)
+    try:
+        empty_cache(device)
+    except RuntimeError as error:
+        return reason(error)
+    return None
 
 
 def _step(trainer: SingleStageTrainer, step: int) -> float:

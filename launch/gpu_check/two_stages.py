@@ -16,7 +16,7 @@ from torch.multiprocessing.spawn import spawn
 
 from launch.gpu_check import gradients
 from launch.gpu_check.single_stage import seconds
-from launch.gpu_check.work import SCHEDULE_CONFIG, Sizes
+from launch.gpu_check.work import SCHEDULE_CONFIG, Sizes, SkippedError
 from launch.worker.distributed import init_process_group
 from launch.worker.links import make_links
 from suite.pipeline.model.microbatch import MiniBatch
@@ -26,10 +26,6 @@ from suite.pipeline.runtime.p2p import Deadline
 from suite.pipeline.runtime.skip import communicating_pairs, find_skips
 
 DEADLINE_S = 60.0
-
-
-class SkippedError(Exception):
-    """A part cannot run here, for the reason given."""
 
 
 def measure_two_stages(sizes: Sizes, device: torch.device) -> dict[str, Any]:

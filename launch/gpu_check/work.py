@@ -29,6 +29,10 @@ REMAT: Remat = "except_last"
 SCHEDULE_CONFIG = ScheduleConfig(max_live_graphs=(MAX_LIVE_GRAPHS[REMAT],))
 
 
+class SkippedError(Exception):
+    """A part cannot run here, for the reason given."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The sizes that decide how long the check takes."""
@@ -139,12 +143,13 @@ def cell_workload(sizes: Sizes, kind: type[EncoderLayer] | type[DecoderLayer], r
     """
     shape, time, rows = sizes.cell, sizes.time, rows or sizes.rows
     micro_batches = max(1, sizes.micro_batches * sizes.rows // rows)
+    dtype = torch.bfloat16 if sizes.optimizer.precision == "bf16" else torch.float32  # as other stages send them
     with torch.device("meta"):
         made = [kind(shape) for _ in range(sizes.cell_layers)]
 
     def feed(device: torch.device) -> MicroBatch:
         def activations() -> Tensor:
-            return torch.randn(rows, time, shape.width, device=device).requires_grad_()
+            return torch.randn(rows, time, shape.width, dtype=dtype, device=device).requires_grad_()
 
         def sentence_of(places: int) -> Tensor:
             return torch.ones(rows, places, dtype=torch.int32, device=device)

@@ -26,6 +26,7 @@ from launch.backends.select import LocalBackend, cluster_backend
 from launch.planning.layer_costs import cost_model
 from launch.runs.store import CACHE
 from launch.tracking.progress import log_when_long
+from launch.train.precision import with_available_precision
 from launch.worker.devices import this_machine
 from suite.errors import SettingError, nearest
 
@@ -88,15 +89,17 @@ def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: 
 
 def _experiment(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
     if cluster.device is None:
-        chosen, scale_note = resolve(name, scale, cluster, settings)
+        resolved, scale_note = resolve(name, scale, cluster, settings)
+        noted = [scale_note]
+        chosen = with_available_precision(resolved, cluster, noted.append)
         data = data_folder(chosen, CACHE)
         if data.exists() or not isinstance(chosen, TranslationExperiment):
             existing = data.resolve() if data.exists() else None
-            return _PlanRequest(workload(chosen, data.resolve()), settings, (scale_note,), existing)
-        max_length_note = (
+            return _PlanRequest(workload(chosen, data.resolve()), settings, tuple(noted), existing)
+        noted.append(
             f"the text is not prepared yet: the plan assumes micro-batches of rows of {chosen.text.max_length} tokens"
         )
-        return _PlanRequest(workload(chosen), settings, (scale_note, max_length_note))
+        return _PlanRequest(workload(chosen), settings, tuple(noted))
     if scale in ("laptop", "slice"):
         chosen, scale_note = resolve(name, scale, cluster, settings)
         return _PlanRequest(workload(chosen), settings, (scale_note,))

@@ -32,7 +32,7 @@ from launch.worker.devices import this_machine
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.devices import GIB
-from suite.pipeline.planning.estimate import OpCostMode
+from suite.pipeline.planning.estimate import OpCostMode, autocast_of
 from suite.pipeline.planning.flops import make_fake
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.boundary import BoundaryMetadata, CutSpec
@@ -74,7 +74,8 @@ def live_bytes(planned: PlanReport, stage: int) -> int:
     cells, skips = cell_ranges(plan.layers_per_cell, len(layers)), find_skips(layers)
     is_bf16 = work.optimizer.precision == "bf16"
     coord = RankCoord(stage, stages, 1)
-    with _fake_processes(stages), FakeTensorMode(allow_non_fake_inputs=True), CPU:
+    autocast = autocast_of(planned.layer_costs.device)
+    with _fake_processes(stages), FakeTensorMode(allow_non_fake_inputs=True), autocast, CPU:
         sample = work.sample().largest
         inputs, targets = (tuple(map(torch.empty_like, part)) for part in (sample.inputs, sample.targets))
         cuts = ShapeInference(layers, is_bf16).infer_all(CutSpec.of(inputs))
@@ -151,7 +152,8 @@ def dry_run_table(report: ReportProgress) -> Table:
         [
             "Parameters, gradients, activations and messages. Without the process itself, and without the state of the "
             "optimizer, Adafactor, which the plan does not count.",
-            "The dry run's operators are those of the CPU: on a GPU, attention saves other tensors.",
+            "The dry run's operators are those of the CPU, with the formats of CUDA's autocast: on a GPU, attention "
+            "saves other tensors.",
         ],
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from operator import attrgetter
 
 from rich.console import Console
@@ -29,8 +30,10 @@ from launch.sweeps.devices import LocalDevicePool, RayDevicePool, address_of_ray
 from launch.sweeps.pending import PendingMember, pending_work
 from launch.sweeps.scheduler import DevicePool
 from launch.sweeps.tasks import SweepTasks
+from launch.train.precision import with_available_precision
 from launch.worker.devices import this_machine
 from suite.errors import PlacementError, SettingError, SuiteError
+from suite.log import Log
 
 
 def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[str]:
@@ -66,7 +69,8 @@ def _pending(
 ) -> list[PendingMember]:
     """Returns the unfinished members that this command has not started yet."""
     members = {member.folder: member for member in family.members(scale, cluster, RUNS.resolve())}
-    fitted = [_fitted(member, scale, cluster, console) for member in members.values()]
+    log = cache(console.print)  # what holds for all members is printed once
+    fitted = [_fitted(member, scale, cluster, log) for member in members.values()]
     everything = [pending_work(member) for member in fitted]
     for member_state in everything:
         if member_state.trained:  # this job does not run it, but `make fetch` should get it
@@ -78,7 +82,7 @@ def _pending(
     return pending
 
 
-def _fitted(member: Member, scale: str, cluster: Cluster, console: Console) -> Member:
+def _fitted(member: Member, scale: str, cluster: Cluster, log: Log) -> Member:
     """Returns a member adapted to the available data and devices. Raises SettingError if its text lacks a language, or
     has fewer pairs of it than the member asks for."""
     experiment = member.experiment
@@ -86,9 +90,9 @@ def _fitted(member: Member, scale: str, cluster: Cluster, console: Console) -> M
         raise PlacementError(f"the sweep does not fit at SCALE=paper: {experiment.name} {lack}; use SCALE=laptop")
     if scale == "gpu" and cluster.kind != "gpu":
         raise PlacementError(f"the sweep at SCALE=gpu needs a GPU, and this machine has {cluster}; use SCALE=laptop")
-    data = prepare_data(experiment, CACHE, console.print)
+    data = prepare_data(experiment, CACHE, log)
     changed = experiment if data == experiment.data else experiment.with_data(data)
-    fitted = fit_to_cluster(changed, cluster)
+    fitted = with_available_precision(fit_to_cluster(changed, cluster), cluster, log)
     if isinstance(fitted, TranslationExperiment):
         try:
             errors = workload(fitted, data_folder(fitted, CACHE)).setting_errors()

@@ -38,9 +38,10 @@ def cpu_model() -> str:
 
 def multiplies_bf16() -> bool:
     """Returns whether this machine's processor has instructions for products in bf16; other processors emulate them.
-    Only x86 is asked."""
+    x86 and ARM say so; others are taken to have them."""
     import torch
 
     features = torch.cpu.get_capabilities()
-    is_x86 = features.get("architecture") == "x86_64"
-    return not is_x86 or any(features.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    if features.get("architecture") == "x86_64":
+        return any(features.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    return bool(features.get("bf16", True))

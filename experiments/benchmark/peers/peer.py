@@ -86,8 +86,14 @@ class Entrant:
     """Names of the workloads that it runs; empty for all."""
     refuse: Callable[[BenchWorkload], str | None] = accept_all
     """Returns why it cannot run a workload, or None."""
+    threads: int = 1
+    """Of a process that computes; 0: as many as there are workers."""
     peak: bool = True
     """Whether its peak memory is measured, which works only for allocations of a worker's main thread."""
+
+    def threads_of(self, work: BenchWorkload) -> int:
+        """Returns the threads of a process that computes."""
+        return self.threads or work.stages * work.replicas
 
 
 def sum_over_replicas(context: BenchContext, gradients: Gradients) -> None:

@@ -45,6 +45,6 @@ PEERS = (
     _torchgpipe("torchgpipe, recomputed", "except_last"),
     _torchgpipe("torchgpipe", "never"),
     Entrant("one process, one thread", partial(OneProcess, threads=1), False, workloads=COMPUTING),
-    Entrant("one process, K threads", partial(OneProcess, threads=0), False, workloads=COMPUTING),
+    Entrant("one process, K threads", partial(OneProcess, threads=0), False, workloads=COMPUTING, threads=0),
 )
 """Zero-bubble schedules have no row with recompute: they split the backward, and each half would recompute."""

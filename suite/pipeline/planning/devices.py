@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -44,6 +45,8 @@ class Device:
     """The lowest and highest share of a peak that products may reach. Our choice, not measured."""
     process_bytes: int = 0
     """Approximate bytes of a worker without a model: the libraries; on a GPU the CUDA context and NCCL buffers."""
+    is_cuda: bool = False
+    """Whether autocast chooses the formats of CUDA devices."""
 
     def product_rate(self, precision: str) -> float:
         """Returns the attainable operations a second of matrix products."""
@@ -71,6 +74,7 @@ class Machine:
     """Bytes of each device beyond the limit, left free."""
 
 
+_gpu = partial(Device, process_bytes=GIB, is_cuda=True)
 _TPU_V3 = Device("TPUv3", 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA, "ICI")
 
 DEVICES = {
@@ -80,13 +84,11 @@ DEVICES = {
         _TPU_V3,
         # without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each
         # neither of these two has bf16 products: they run at the fp32 rate
-        Device("P100", int(15.75 * GIB), 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, "PCIe 3", process_bytes=GIB),
-        Device(
-            "V100", int(15.75 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2", process_bytes=GIB
-        ),
-        Device("A100", 79 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, "NVLink 3", process_bytes=GIB),
-        Device("H100", 79 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, "NVLink 4", process_bytes=GIB),
-        Device("H200", 139 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, "NVLink 4", process_bytes=GIB),
+        _gpu("P100", int(15.75 * GIB), 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, "PCIe 3"),
+        _gpu("V100", int(15.75 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2"),
+        _gpu("A100", 79 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, "NVLink 3"),
+        _gpu("H100", 79 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, "NVLink 4"),
+        _gpu("H200", 139 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, "NVLink 4"),
     )
 }
 
@@ -140,6 +142,7 @@ def this_device(memory: int) -> Device:
         efficiency=1.0,
         efficiency_range=(0.6, 1.0),
         process_bytes=GIB if device.type == "cuda" else CPU_PROCESS_BYTES,
+        is_cuda=device.type == "cuda",
     )
 
 

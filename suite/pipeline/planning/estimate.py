@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -40,6 +43,23 @@ _UPDATE_BYTES = {"adamw": 8, "adafactor": 12, "rmsprop": 12}
 RMSProp's update too."""
 
 
+class CudaAutocast(TorchFunctionMode):
+    """Under autocast, computes LayerNorm in fp32 as on CUDA devices: the backward then keeps an fp32 copy of its input.
+    Autocast of CPUs leaves it in bf16. https://docs.pytorch.org/docs/stable/amp.html has both lists."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.layer_norm and torch.is_autocast_enabled("cpu"):
+            args = (args[0].float(), *args[1:])
+        return func(*args, **kwargs or {})
+
+
+def autocast_of(device: Device | None) -> AbstractContextManager[object]:
+    """Returns a context in which autocast on fake CPU tensors chooses the formats of the device's own autocast."""
+    return CudaAutocast() if device is not None and device.is_cuda else nullcontext()
+
+
 def estimate(
     layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: Device, optimizer: OptimizerSettings
 ) -> list[LayerCost]:
@@ -60,7 +80,7 @@ def estimate(
             loss_and_targets = (loss, targets) if last else None
             # copied outside the mode, under which a buffer cannot be
             own = copy.deepcopy(layer)
-            with FakeTensorMode(allow_non_fake_inputs=True):
+            with FakeTensorMode(allow_non_fake_inputs=True), autocast_of(device):
                 known[key] = _estimate(own, input_boundary, loss_and_targets, device, optimizer)
         costs.append(LayerCost(**known[key], **cut_costs(cuts, skips, index)))
     return costs

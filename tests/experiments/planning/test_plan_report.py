@@ -11,7 +11,7 @@ import pytest
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import LayerCosts, in_figures, in_hour_interval, in_hours
-from experiments.planning.planner import RESERVE, estimated_costs, plan_workload
+from experiments.planning.planner import estimated_costs, plan_workload
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.planning.works import LAPTOP, ROOMY, language, translation
@@ -50,7 +50,7 @@ def test_the_record_is_whole_and_agrees_with_itself() -> None:
     assert found["bubble"] == pytest.approx(sum(stage["idle"] for stage in stages) / 3)
     assert found["step_s"] >= found["lower_bound_s"] > 0
     assert max(stage["peak_bytes"] for stage in stages) <= found["device_bytes"] - found["reserve_bytes"]
-    assert (found["device_bytes"], found["reserve_bytes"]) == (79 * GIB, int(RESERVE * 79 * GIB))
+    assert (found["device_bytes"], found["reserve_bytes"]) == (79 * GIB, int(0.05 * 79 * GIB))
     assert (stages[0]["gradient_bytes"], stages[-1]["activation_bytes"]) == (0, 0)
     assert all(stage["activation_bytes"] > stage["gradient_bytes"] > 0 for stage in stages[1:-1])
 
@@ -132,10 +132,10 @@ def test_an_interval_has_the_unit_of_its_ends(low: float, high: float, expected:
 
 
 def test_a_plan_leaves_the_reserve_of_accelerators_free_and_says_so() -> None:
-    work = translation("pipeline.stages=2 pipeline.remat=auto")
+    work = translation("pipeline.stages=2 pipeline.remat=auto pipeline.memory_reserve=0.25")
     planned = plan_workload(work, Cluster(2, GIB, "gpu"), estimated_costs)
-    assert (planned.plan.memory_limit_bytes, planned.plan.reserve) == (GIB - int(RESERVE * GIB), int(RESERVE * GIB))
-    assert "of 0.95 GiB (1.00 GiB minus a reserve of 5%)" in "\n".join(planned.lines())
+    assert (planned.plan.memory_limit_bytes, planned.plan.reserve) == (GIB * 3 // 4, GIB // 4)
+    assert "of 0.75 GiB (1.00 GiB minus a reserve of 25%)" in "\n".join(planned.lines())
     assert plan_workload(work, LAPTOP, estimated_costs).plan.reserve == 0
 
 

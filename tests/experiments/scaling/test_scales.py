@@ -101,6 +101,11 @@ def test_slice_keeps_widths_vocabulary_update_and_precision(name: str) -> None:
     assert count_parameters(small.build()[0]) < 510e6
 
 
+@pytest.mark.parametrize("cluster", [Cluster(64, 64 * GIB, "cpu"), Cluster(8, 80 * GIB, "gpu")])
+def test_slice_has_two_stages_however_many_devices_there_are(cluster: Cluster) -> None:
+    assert resolve("t128_6b", "slice", cluster)[0].pipeline.stages == 2
+
+
 @pytest.mark.parametrize("name", ["romance_strings", "amoebanet_imagenet", "transformer_13"])
 def test_only_translation_runs_of_the_paper_have_a_slice(name: str) -> None:
     with pytest.raises(SettingError, match=f"{name} has no scale slice, which is for the paper's translation runs"):

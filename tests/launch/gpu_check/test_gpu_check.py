@@ -12,11 +12,12 @@ from experiments.report.table import Table
 from launch.diagnostics.node_facts import Gpu
 from launch.gpu_check import command, device, gradients, parts, steps, two_stages
 from launch.gpu_check.single_stage import SingleStageTrainer
-from launch.gpu_check.work import MeanSquare, cell_workload, cpu_sizes, full_model_workload, paper_sizes
+from launch.gpu_check.work import MeanSquare, SkippedError, cell_workload, cpu_sizes, full_model_workload, paper_sizes
 from models.shape import TransformerShape
 from models.transformer import DecoderLayer, EncoderLayer
 from suite.errors import NonFiniteError, PlacementError
 from suite.pipeline.planning import profile
+from suite.pipeline.planning.devices import GIB
 
 CPU = torch.device("cpu")
 TINY = TransformerShape(1, 32, 64, 2, 200, head_width=16)
@@ -131,9 +132,59 @@ def test_a_part_that_fails_does_not_end_the_others(tmp_path):
     assert found["b"]["status"] == "done"
 
 
+def test_an_earlier_fault_is_not_forgotten_when_its_part_does_not_run_again(written, tmp_path):
+    _, results, _, _ = written
+    changed = json.loads(json.dumps(results))
+    changed["parts"]["gradients"]["faults"] = ["float32 gradients differ"]
+    (tmp_path / "cpu.json").write_text(json.dumps(changed))
+    with pytest.raises(NonFiniteError, match="float32 gradients differ; do not train on this device"):
+        examine(tmp_path, minutes=0.05)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            {"status": "failed", "reason": "RuntimeError: boom"},
+            "stage failed: RuntimeError: boom; the next call runs it",
+        ),
+        ({"over_plan": "8 layers held 3.20 GiB and the plan says 3.00"}, "3.20 GiB and the plan says 3.00; plans for"),
+    ],
+)
+def test_a_failed_part_and_a_peak_above_the_plan_end_with_a_sentence(written, tmp_path, part, message):
+    _, results, _, _ = written
+    changed = results["parts"] | {"stage": results["parts"]["stage"] | part}
+    with pytest.raises(PlacementError, match=message):
+        command._raise_faults(changed, tmp_path)
+    command._raise_faults(results["parts"], tmp_path)
+
+
+def test_a_peak_above_its_plan_is_named_with_both_numbers():
+    assert steps.over_plan("a stage", GIB, GIB) is None
+    assert steps.over_plan("a stage", 2 * GIB, GIB) == "a stage held 2.00 GiB and the plan says 1.00"
+
+
+def test_a_device_that_cannot_go_on_ends_the_check_with_the_part_saved(monkeypatch):
+    def fail(device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(steps, "empty_cache", fail)
+    saved, lines = {}, []
+    two = tuple(parts.Part(name, name, 1, 1, lambda *_: {"faults": []}) for name in "ab")
+    parts.run_parts(tiny_sizes(), CPU, 1, {}, lines.append, saved.update, two)
+    assert list(saved) == ["a"]
+    assert "the device cannot go on after a: RuntimeError: CUDA error: an illegal memory access" in lines[-1]
+
+
+def test_a_compiler_that_fails_is_skipped_with_the_reason():
+    sizes = replace(tiny_sizes(), compiler="no_such_compiler")
+    with pytest.raises(SkippedError, match=r"did not compile: .*no_such_compiler"):
+        steps.measure_compile(cell_workload(sizes, EncoderLayer), sizes, CPU)
+
+
 def test_one_gpu_skips_two_stages_with_the_reason(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(two_stages.SkippedError, match="NCCL refuses two ranks on one GPU"):
+    with pytest.raises(SkippedError, match="NCCL refuses two ranks on one GPU"):
         two_stages.measure_two_stages(tiny_sizes(), torch.device("cuda"))
 
 
@@ -259,7 +310,7 @@ def test_a_gpu_without_bf16_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "error: gpu-check needs a CUDA device, and torch sees none;"),
+        ([], "error: gpu-check needs a CUDA device, and torch sees none ("),
         (["--device", "tpu"], "error: gpu-check has no device 'tpu'"),
         (["--minutes", "0", "--device", "cpu"], "error: --minutes is 0; gpu-check needs more than 0"),
         (["--minutes", "nan"], "error: --minutes is nan"),

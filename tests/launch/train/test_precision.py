@@ -47,7 +47,8 @@ def test_other_runs_keep_their_precision(monkeypatch, settings, cluster, has):
         ({"architecture": "x86_64", "avx2": True, "avx512_bf16": False, "amx_bf16": False}, False),
         ({"architecture": "x86_64", "avx512_bf16": True}, True),
         ({"architecture": "x86_64", "amx_bf16": True}, True),
-        ({"architecture": "aarch64"}, True),
+        ({"architecture": "aarch64", "bf16": True}, True),
+        ({"architecture": "aarch64", "bf16": False}, False),
     ],
 )
 def test_the_instructions_are_those_of_torch(monkeypatch, features, expected):

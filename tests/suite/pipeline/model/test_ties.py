@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from launch.backends.processes import run_processes
 from suite.pipeline.model import ties as ties_module
 from suite.pipeline.model.ties import TiedCopy, TiedParameters
 from suite.pipeline.model.topology import RankCoord
@@ -46,3 +48,30 @@ def test_the_sum_needs_three_parts_of_memory_whatever_the_parameters_size(monkey
     with MemoryTracker(torch.device("cpu")) as memory:
         ties.sum_gradients()
     assert memory.peak <= 3 * 4 << 12
+
+
+def two_stages(rank, world, rendezvous):
+    """Copies of layers 0 and 7 on stage 0, of layer 3 on stage 1; returns the broadcast values and the sum."""
+    ties_module.VALUES_AT_ONCE = 7  # several parts, the last one shorter
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world)
+    copies = [TiedCopy(0, 0, "weight"), TiedCopy(1, 3, "weight"), TiedCopy(0, 7, "weight")]
+    named = {}
+    for copy in copies:
+        parameter = nn.Parameter(torch.full((8, 8), float(copy.layer)))
+        parameter.grad = torch.randn(8, 8, generator=torch.Generator().manual_seed(copy.layer))
+        if copy.stage == rank:
+            named[copy.layer, copy.name] = parameter
+    ties = TiedParameters({"embedding": copies}, RankCoord(rank, 2, 1), named, 30.0)
+    ties.broadcast_owner()
+    ties.sum_gradients()
+    dist.destroy_process_group()
+    return [(parameter.detach().numpy(), parameter.grad.numpy()) for parameter in named.values()]
+
+
+def test_copies_on_two_stages_have_the_same_sum_part_by_part():
+    first, second, third = (torch.randn(8, 8, generator=torch.Generator().manual_seed(n)) for n in (0, 3, 7))
+    stages = run_processes(two_stages, 2, deadline_s=120)
+    assert [len(stage) for stage in stages] == [2, 1]
+    for value, gradient in stages[0] + stages[1]:
+        assert not value.any()  # the owner's
+        assert torch.equal(torch.from_numpy(gradient), first + second + third)

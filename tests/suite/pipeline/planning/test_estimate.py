@@ -198,6 +198,19 @@ def test_bytes_of_transformer_layers_are_those_measured(optimizer, monkeypatch):
         assert sizes(found[at], alive) == sizes(real[at], alive)
 
 
+def test_on_cuda_devices_autocast_keeps_an_fp32_copy_of_what_a_norm_reads():
+    """An encoder layer has two norms. The first one's copy is new; the second one's replaces a bf16 tensor. Mean and
+    deviation of each are fp32 too."""
+    shape = transformer.TransformerShape(1, 64, 128, 2, vocabulary=100, head_width=32)
+    ids = torch.full((4, 16), 5)
+    args = (lambda: transformer.layers(shape), TranslationLoss(0.1), MicroBatch((ids, ids), (ids,)))
+    cuda = replace(PRODUCTS, is_cuda=True)
+    plain, on_cuda = (estimated(*args, device, BF16)[1].activation_bytes for device in (PRODUCTS, cuda))
+    assert on_cuda - plain == ids.numel() * ((4 + 2) * 64 + 2 * 4)
+    plain, on_cuda = (estimated(*args, device, ADAMW)[1].activation_bytes for device in (PRODUCTS, cuda))
+    assert on_cuda == plain
+
+
 def test_bytes_of_convolutions_are_those_measured_but_for_the_kernels_own(monkeypatch):
     images = MicroBatch((torch.randn(4, 3, 16, 16),), (torch.zeros(4, dtype=torch.int64),))
     args = (lambda: resnet.layers(8, 2, 10), ClassificationLoss(0.0), images)
