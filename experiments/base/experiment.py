@@ -23,7 +23,7 @@ from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, Pipeli
 from suite.training.profiling import profiled_steps
 from suite.training.validation import Criterion
 
-Scale = Literal["paper", "laptop", "slice", "tiny"]
+Scale = Literal["paper", "gpu", "laptop", "slice", "tiny"]
 
 
 def checked_shape(kind: type) -> Any:

@@ -26,8 +26,8 @@ from launch.backends.select import LocalBackend, cluster_backend
 from launch.planning.layer_costs import cost_model
 from launch.runs.store import CACHE
 from launch.tracking.progress import log_when_long
-from launch.train.precision import with_available_precision
 from launch.worker.devices import this_machine
+from launch.worker.precision import with_available_precision
 from suite.errors import SettingError, nearest
 
 

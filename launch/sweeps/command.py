@@ -30,8 +30,8 @@ from launch.sweeps.devices import LocalDevicePool, RayDevicePool, address_of_ray
 from launch.sweeps.pending import PendingMember, pending_work
 from launch.sweeps.scheduler import DevicePool
 from launch.sweeps.tasks import SweepTasks
-from launch.train.precision import with_available_precision
 from launch.worker.devices import this_machine
+from launch.worker.precision import with_available_precision
 from suite.errors import PlacementError, SettingError, SuiteError
 from suite.log import Log
 

@@ -34,10 +34,10 @@ from launch.tracking.progress import log_when_long
 from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
 from launch.train.finished import after_interrupt, finished_record, how_to_go_on
-from launch.train.precision import with_available_precision
 from launch.train.step_check import StepCheck
 from launch.train.summary import describe_best, describe_losses, describe_scores, describe_step, describe_utilization
 from launch.watching.report import update_page
+from launch.worker.precision import with_available_precision
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError, first_line
 from suite.log import Log

@@ -193,7 +193,8 @@ def _multilingual(case: Case, model: Model, seed: int, scale: str, cluster: Clus
 def _run(
     case: Case, text: TextRule, others: tuple[str, ...], seed: int, scale: str, cluster: Cluster
 ) -> TranslationExperiment:
-    rule, group, run = RULES[scale], case.group, shrunk_by(t12_400m(), text, cluster, scale)
+    rule, group = RULES[scale], case.group
+    run = shrunk_by(t12_400m(), text, cluster, scale.partition("_")[0])  # laptop_all has the sizes of laptop
     limits = [f"{group.language}:{case.count}"] if case.count is not None else []
     limits += [f"{other}:{group.pairs}" for other in others]
     chosen = {

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.base.cluster import Cluster
 from experiments.custom_sweeps import find_sweep
-from experiments.registry import find
+from experiments.registry import find, read_experiment
 from experiments.scaling.scales import SWEEPS as RULES
 from experiments.scaling.scales import changes
 from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
@@ -31,6 +31,12 @@ def members(name, scale):
 
 def by_label(name, scale):
     return {member.label: member.experiment for member in members(name, scale)}
+
+
+@pytest.mark.parametrize(("name", "scale"), [(name, scale) for name, each in SWEEPS.items() for scale in each.scales])
+def test_every_member_is_the_run_that_its_record_says(name, scale):
+    for member in {member.experiment: member for member in members(name, scale)}.values():
+        assert read_experiment(member.experiment.to_toml()) == member.experiment
 
 
 @pytest.mark.parametrize("scale", RULES)

@@ -5,9 +5,9 @@ import torch
 
 from experiments.base.cluster import Cluster
 from experiments.registry import resolve
-from launch.train import precision
-from launch.train.precision import with_available_precision
+from launch.worker import precision
 from launch.worker.devices import multiplies_bf16
+from launch.worker.precision import with_available_precision
 from suite.pipeline.planning.devices import GIB
 
 CORES = Cluster(2, GIB, "cpu")
