@@ -58,8 +58,11 @@ def namespaces():
 def test_hosts_answer_each_other_and_leave_nothing_behind():
     with Hosts(2) as hosts:
         assert answers(hosts, 1)
-        stays = subprocess.Popen(hosts.command(0, ["sleep", "600"]))
-    assert stays.wait(10) != 0
+        command = hosts.command(0, ["sh", "-c", "echo entered; exec sleep 600"])
+        stays = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert stays.stdout.readline() == "entered\n"  # before that it is in no host
+    with stays:
+        assert stays.wait(10) != 0
     assert not any(name in namespaces() for name in hosts.names)
 
 
