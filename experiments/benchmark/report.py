@@ -108,7 +108,7 @@ def _notes(result: Result) -> list[str]:
         "Ideal fill-drain: without message times, (M+K-1)(F+B) + (M-1)R with recompute, (M+K-1)(F+B) without, from "
         "F, R, B measured alone. Other schedules can be faster.",
         "Peak: bytes that a step allocates (activations, messages, gradients), on the stage with the highest peak.",
-        f"Gradient difference: the largest over all parameters, from one process with the whole model and as "
+        "Gradient difference: the largest over all parameters, from one process with the whole model and as "
         f"many threads; above {TOLERANCE} it is wrong.",
     ]
 

@@ -1,4 +1,5 @@
-"""Workloads near a given one: other cells, recompute, stages, micro-batches, replicas, or a smaller mini-batch."""
+"""Workloads near a given one: other cells, recompute, schedule, stages, micro-batches, replicas, or a smaller
+mini-batch."""
 
 from __future__ import annotations
 

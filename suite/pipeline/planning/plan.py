@@ -110,9 +110,7 @@ def make_plan(
     return min(plans, key=lambda plan: plan.step_s)  # of equals the first, which is the simplest
 
 
-def retimed_step_s(
-    plan: Plan, costs: Sequence[LayerCost], bytes_per_param: float, machine: Machine
-) -> float:  # fmt: skip
+def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], bytes_per_param: float, machine: Machine) -> float:
     """Returns the seconds of a plan's step if its layers have other costs: the same cells and schedule."""
     sizes = MemoryFit(costs, plan.pipeline, bytes_per_param, machine).sizes
     ranges = [range(cell.begin, cell.end) for cell in plan.cells]

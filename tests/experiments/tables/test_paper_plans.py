@@ -1,4 +1,4 @@
-"""The table of the paper's plans: what fits is told with its hours, what does not with a plan that does."""
+"""The table of the paper's plans: a run that fits has its hours, one that does not has a plan that fits."""
 
 from __future__ import annotations
 
