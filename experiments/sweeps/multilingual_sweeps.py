@@ -99,6 +99,7 @@ def _romance_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
             update={
                 "text": run.text.model_copy(update={"languages": (language,)}),
                 "train": run.train.model_copy(update={"patience": 4}),
+                "pipeline": run.pipeline.model_copy(update={"stages": 1}),  # two run at a time; results are the same
             }
         )
         members.append(Member(f"{folder}/{language}-0", baseline_label(language), alone, scoring))
