@@ -76,8 +76,8 @@ def loss_curves(results: Results) -> Picture | None:
     """Returns the training loss of every run against the tokens seen, one colour per label."""
     if not results.runs:
         return None
-    curves = [(run.member.label, run.losses, len(run.languages) == 1) for run in results.runs]
-    caption = "Training loss by target tokens; every seed is a line, dashed for one language."
+    curves = [(run.member.label, run.losses, run.is_bilingual) for run in results.runs]
+    caption = "Training loss by target tokens; every seed is a line, dashed for bilingual models."
     return _curves(curves, "target tokens seen", "training loss, nats per token (label-smoothed)", caption)
 
 

@@ -43,6 +43,12 @@ class Run:
         return sorted({direction.replace("en-", "").replace("-en", "") for direction in self.scores["directions"]})
 
     @property
+    def is_bilingual(self) -> bool:
+        """Whether it was trained on one language and English."""
+        assert isinstance(self.member.experiment, TranslationExperiment)
+        return len(self.member.experiment.text.languages or ()) == 1
+
+    @property
     def seed(self) -> int:
         """Seed of weights, data order and chosen pairs."""
         return self.member.experiment.train.seed

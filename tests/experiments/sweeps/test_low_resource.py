@@ -20,6 +20,8 @@ from experiments.sweeps.members.low_resource import (
     low_resource_members,
 )
 from experiments.sweeps.members.tuning import SETTINGS, best_setting, tuning_members
+from experiments.sweeps.report.figures import loss_curves
+from experiments.sweeps.report.results import read_results
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.sweeps.finished import write_scores
 
@@ -129,6 +131,14 @@ def finish(runs: Path, right, nll):
                     here = nll[at] + 0.01 * member.experiment.train.seed
                     train(runs, member, here + 0.5)  # validation differs from test
                     score(runs, member, right[at], here)
+
+
+def test_losses_of_bilingual_models_alone_are_dashed(tmp_path):
+    finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
+    picture = loss_curves(read_results("laptop", members(tmp_path), tmp_path))
+    styles = {line.get_label(): line.get_linestyle() for line in picture.figure.axes[0].lines}
+    for case in cases("laptop"):
+        assert [styles[case.label(model)] for model in case.compared] == ["--", "-", "-"]
 
 
 def outcomes(runs: Path):
