@@ -78,8 +78,9 @@ class LowResource:
 def _about(scale: str) -> list[str]:
     rule = RULES[scale]
     groups = "; ".join(
-        f"{group.language} with its relatives {', '.join(group.relatives)}, or with {', '.join(group.unrelated)}, "
-        f"{group.pairs:,} pairs of each"
+        f"{group.language} with its relatives {', '.join(group.relatives)}, "
+        + (f"or with {', '.join(group.unrelated)}, " if group.unrelated else "")
+        + f"{group.pairs:,} pairs of each"
         for group in rule.groups
     )
     counts = ", ".join("all" if count is None else str(count) for count in rule.counts)

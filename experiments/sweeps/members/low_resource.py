@@ -2,7 +2,7 @@
 
     alone, tuned (``tuning.py``)    every seed
     with relatives                  every seed, each temperature T
-    with unrelated languages        every seed: as many pairs, as much English, no relative
+    with unrelated languages        every seed: as many pairs, as much English, no relative; not at scale laptop_long
 
 Every run trains until its validations stop improving, and its best checkpoint is scored.
 """
@@ -29,6 +29,7 @@ class Group:
     language: str
     relatives: tuple[str, ...]
     unrelated: tuple[str, ...]
+    """Languages of the control; empty: there is none."""
     pairs: int
     """Pairs of each relative and of each unrelated language: equal, so that only relatedness differs."""
 
@@ -70,17 +71,18 @@ class Case:
     @property
     def models(self) -> tuple[Model, ...]:
         """All models: the tuned bilingual one first, the control last."""
-        related = ", ".join(self.group.relatives)
+        related, unrelated = ", ".join(self.group.relatives), ", ".join(self.group.unrelated)
+        control = Model(f"with {unrelated} (unrelated)", self.group.unrelated, self.temperatures[-1])
         return (
             Model("alone, tuned"),
             *(Model(f"with {related}, T = {each:g}", self.group.relatives, each) for each in self.temperatures),
-            Model(f"with {', '.join(self.group.unrelated)} (unrelated)", self.group.unrelated, self.temperatures[-1]),
+            *([control] if unrelated else []),
         )
 
     @property
-    def compared(self) -> tuple[Model, Model, Model]:
-        """The bilingual model, the one with relatives, and the one with unrelated languages."""
-        return self.models[0], self.models[-2], self.models[-1]
+    def compared(self) -> tuple[Model, ...]:
+        """The bilingual model, the one with relatives, and the one with unrelated languages, if there is one."""
+        return self.models[0], *self.models[len(self.temperatures) :]
 
     def label(self, model: Model) -> str:
         """Returns the label of a model's runs."""
@@ -130,6 +132,10 @@ RULES = {
         _LAPTOP, (BELARUSIAN,), (500, 2000), (5.0,), seeds=3, validate_every=40, patience=3,
         scoring=Scoring(4, 300),
     ),
+    "laptop_long": LowResourceRule(
+        replace(_LAPTOP, steps=3600, checkpoint_every=600), (replace(GALICIAN, unrelated=()),), (2000,), (5.0,),
+        seeds=3, validate_every=80, patience=4, scoring=Scoring(4, 300),
+    ),
     "laptop_all": LowResourceRule(
         replace(_LAPTOP, steps=2000), (GALICIAN, BELARUSIAN), (500, 2000, None), (1.0, 2.0, 5.0), seeds=3,
         validate_every=40, patience=4, scoring=Scoring(4, 300),
@@ -145,8 +151,9 @@ RULES = {
         scoring=Scoring(1, 3),
     ),
 }  # fmt: skip
-"""The sweep by scale. ``laptop`` and ``laptop_slavic`` are meant for an hour each on two cores, ``laptop_all`` for a
-day. The models have one stage, so one micro-batch is the fastest. The validation sample has all pairs of the
+"""The sweep by scale. ``laptop``, ``laptop_slavic`` and ``laptop_long`` are meant for an hour each on two cores,
+``laptop_all`` for a day. ``laptop_long`` trains the multilingual model with 2,000 pairs three times as long, without
+the control. The models have one stage, so one micro-batch is the fastest. The validation sample has all pairs of the
 low-resource language, whatever the other languages are."""
 
 

@@ -97,12 +97,13 @@ def read_runs(results: Results, cases: Sequence[Case]) -> Runs:
 
 
 def verdicts(cases: Sequence[Case], results: Results, runs_of: Runs) -> list[Verdict]:
-    """Relatives against the tuned bilingual model, and against as many pairs of unrelated languages."""
+    """Relatives against the tuned bilingual model, and against as many pairs of unrelated languages, if any."""
     found = []
     for case in cases:
-        alone, relatives, unrelated = case.compared
+        alone, relatives, *control = case.compared
         found.append(_verdict(case, relatives, alone, "beats the tuned bilingual model", results, runs_of))
-        found.append(_verdict(case, relatives, unrelated, "beats one with unrelated languages", results, runs_of))
+        for unrelated in control:
+            found.append(_verdict(case, relatives, unrelated, "beats one with unrelated languages", results, runs_of))
     return found
 
 
