@@ -42,7 +42,7 @@ bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, tran
 sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, low_resource, romance, trainability, transfer; SCALE=laptop, tiny, gpu, paper; without NAME, list them
 	@$(GPIPE) sweep --scale "$${SCALE:-auto}" --launcher "$${LAUNCHER:-spawn}" -- "$$NAME"
 
-report: $(READY) ## what sweeps came to: NAME=, SCALE=; all of them without; or the page of a run: RUN=; of several compared: RUN="a b"
+report: $(READY) ## the report of a sweep: NAME=, SCALE=; without NAME, of all; or the page of a run: RUN=; of several compared: RUN="a b"
 	@$(GPIPE) report --scale "$${SCALE:-auto}" --run "$$RUN" -- "$$NAME"
 
 runs: $(READY) ## the runs here, newest first: NAME= (part of a name), or RUN= for one
