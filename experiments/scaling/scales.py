@@ -26,6 +26,8 @@ class TextRule:
     layers_by: float = 1
     most_layers: int | None = None
     """Largest number of encoder layers, and of decoder layers."""
+    most_stages: int | None = None
+    """Largest K; 1 lets a sweep on two cores train two models at a time."""
     width_by: int = 16
     feed_forward_by: int = 64
     heads_by: int = 16
@@ -74,6 +76,8 @@ class SweepRule:
     baselines: tuple[str, ...]
     """Languages that get a bilingual baseline."""
     seeds: int
+    models: tuple[str, ...] | None = None
+    """Names of the runs of section 5 that are compared; None: all five."""
     validate_every: int | None = None
     """Steps between two validations; None: the last checkpoint is scored."""
     patience: int | None = None
@@ -126,10 +130,10 @@ class LanguageModelRule:
 TEXT, IMAGES, LANGUAGE_MODEL = TextRule(), ImageRule(), LanguageModelRule()
 
 SLICE = TextRule(
-    most_layers=4, width_by=1, feed_forward_by=1, heads_by=1, head_width_by=1, vocabulary_by=1, max_length=128,
-    micro_batches=4, schedule="fill_drain", remat="except_last", batch_tokens=512, steps=30, checkpoint_every=15,
-    valid_pairs=32, dropout=0.1, optimizer="adafactor", learning_rate=3e-3, warmup_steps=10, max_grad_norm=None,
-    precision="bf16",
+    most_layers=4, most_stages=2, width_by=1, feed_forward_by=1, heads_by=1, head_width_by=1, vocabulary_by=1,
+    max_length=128, micro_batches=4, schedule="fill_drain", remat="except_last", batch_tokens=512, steps=30,
+    checkpoint_every=15, valid_pairs=32, dropout=0.1, optimizer="adafactor", learning_rate=3e-3, warmup_steps=10,
+    max_grad_norm=None, precision="bf16",
 )  # fmt: skip
 """The rule of scale ``slice``: the paper's widths, vocabulary, update, precision and recomputation, with few layers and
 steps. Up to 500M parameters, which two cores and 16 GiB hold. It tests what paper scale computes, not what it learns.
@@ -156,6 +160,23 @@ SWEEPS = {
         seeds=3,
         validate_every=100,
         patience=4,
+        max_pairs=300,
+    ),
+    # The smallest, the wide and the deep model in six related languages, at a higher rate and for more steps. The heads
+    # of the deep model are together as wide as the model, those of the wide one twice as wide, as in the paper.
+    "laptop_long": SweepRule(
+        TextRule(
+            layers_by=6, most_stages=1, heads_by=4, head_width_by=4, vocabulary_by=16,
+            corpus_languages=("ca", "es", "fr", "gl", "it", "pt_BR"),
+            train_pairs=("fr:3000", "it:3000", "ca:500", "gl:500"), max_length=20, micro_batches=1,
+            batch_tokens=1024, steps=6000, checkpoint_every=1000, valid_pairs=600, dropout=0.1, learning_rate=8e-3,
+            warmup_steps=400, threads=1,
+        ),
+        baselines=("ca", "gl"),
+        seeds=3,
+        models=("t12_400m", "t24_1_3b_wide", "t48_1_3b_deep"),
+        validate_every=100,
+        patience=8,
         max_pairs=300,
     ),
     # a test of the whole sweep in two minutes; the models learn nothing
@@ -213,14 +234,16 @@ def for_slice(paper: Experiment, cluster: Cluster) -> Experiment:
     """
     if paper.scale != "paper" or not isinstance(paper, TranslationExperiment):
         raise SettingError(f"{paper.name} has no scale slice, which is for the paper's translation runs; omit SCALE")
-    return shrunk_by(paper, SLICE, replace(cluster, devices=min(cluster.devices, 2)), "slice")
+    return shrunk_by(paper, SLICE, cluster, "slice")
 
 
 def shrunk_by(
     paper: TranslationExperiment, rule: TextRule, cluster: Cluster, scale: str = "laptop"
 ) -> TranslationExperiment:
-    """Returns a run shrunk by a rule, with every change listed in ``shrunk``."""
-    small = _small_text(paper, _stages(paper, cluster), rule).model_copy(update={"scale": scale})
+    """Returns a run shrunk by a rule, with every change listed in ``shrunk``. A sweep's scale such as ``laptop_long``
+    gives runs of scale ``laptop``."""
+    stages = min(_stages(paper, cluster), rule.most_stages or paper.pipeline.stages)
+    small = _small_text(paper, stages, rule).model_copy(update={"scale": scale.partition("_")[0]})
     changed = with_changes(paper, small)
     assert isinstance(changed, TranslationExperiment)
     return changed

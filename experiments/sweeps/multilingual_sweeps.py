@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
+from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member, Scoring, folder_name
 from experiments.sweeps.members.multilingual import (
     BILINGUAL,
@@ -26,15 +27,16 @@ from experiments.translation.runs import romance_strings
 DEPTH_WIDTH_SWEEP = TextSweep(
     DEPTH_WIDTH,
     "Depth against width",
-    "Five sizes of one multilingual model on the same text, update and seeds, each trained until its validations stop "
-    "improving, within a largest number of steps; the deep and the wide one have equal parameters. Bilingual models "
-    "are those of the sweep bilingual, if it has run.",
+    "One multilingual model in several sizes on the same text, update and seeds, each trained until its validations "
+    "stop improving, within a largest number of steps; the deep and the wide one have equal parameters. Bilingual "
+    "models are those of the sweep bilingual, if it has run.",
     lambda scale, cluster, runs: multilingual(MODELS, scale, cluster),
     (depth_beats_width, bigger_is_better, beats_bilingual),
     others=baselines,
     baselines=tuned_baselines,
+    scales=tuple(SWEEPS),
 )
-"""The five runs of section 5.
+"""The five runs of section 5; at scale ``laptop_long`` the three smallest.
 
 t12_400m  T(6, 8192, 16)  --twice as deep and twice as wide-->  t24_1_3b_wide  T(12, 16384, 32)  --> t64_3b --> t128_6b
                           --four times as deep------------->    t48_1_3b_deep  T(24, 8192, 16)
@@ -61,6 +63,7 @@ BILINGUAL_SWEEP = TextSweep(
     lambda scale, cluster, runs: [*multilingual((SMALLEST,), scale, cluster), *baselines(scale, cluster, runs)],
     (beats_bilingual,),
     baselines=tuned_baselines,
+    scales=tuple(SWEEPS),
 )
 """The smallest multilingual model has the shape that the baselines have before they are tuned."""
 

@@ -35,7 +35,7 @@ class TextSweep:
     """Runs of another sweep that the report shows if they are finished."""
     baselines: Callable[[str, Cluster], list[tuple[str, BaselineRuns]]] | None = None
     """Labels and runs of the tuned baselines."""
-    scales: tuple[str, ...] = tuple(SWEEPS)
+    scales: tuple[str, ...] = tuple(scale for scale, rule in SWEEPS.items() if rule.models is None)
 
     def members(self, scale: str, cluster: Cluster, runs: Path) -> list[Member]:
         """Returns its runs. A run with two labels appears twice, with one folder."""

@@ -201,7 +201,7 @@ def _run(
     case: Case, text: TextRule, others: tuple[str, ...], seed: int, scale: str, cluster: Cluster
 ) -> TranslationExperiment:
     rule, group = RULES[scale], case.group
-    run = shrunk_by(t12_400m(), text, cluster, scale.partition("_")[0])  # laptop_all has the sizes of laptop
+    run = shrunk_by(t12_400m(), text, cluster, scale)
     limits = [f"{group.language}:{case.count}"] if case.count is not None else []
     limits += [f"{other}:{group.pairs}" for other in others]
     chosen = {

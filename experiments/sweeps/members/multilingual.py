@@ -41,12 +41,14 @@ def _with_budget(run: TranslationExperiment, scale: str, seed: int) -> Translati
 
 
 def multilingual(names: Sequence[str], scale: str, cluster: Cluster) -> list[Member]:
-    """Returns some of the five with every seed, in the folders of the sweep ``depth_width``. They are ordered by seed,
-    so that an interrupted sweep has runs to compare."""
+    """Returns those of the named runs that the scale compares, with every seed, in the folders of the sweep
+    ``depth_width``. They are ordered by seed, so that an interrupted sweep has runs to compare."""
+    compared = SWEEPS[scale].models or MODELS
     return [
         member(DEPTH_WIDTH, scale, name, seed, name, model(name, scale, cluster, seed))
         for seed in seeds(scale)
         for name in names
+        if name in compared
     ]
 
 

@@ -160,14 +160,17 @@ def depth_beats_width(results: Results) -> list[Verdict]:
 
 
 def bigger_is_better(results: Results) -> list[Verdict]:
-    """The middle model against the smallest, and the largest against the middle one, in every third."""
+    """The middle model against the smallest, and the largest, where the scale has it, against the middle one, in every
+    third."""
     middle = DEEP if DEEP in results.requested else WIDE
     findings = {
         (middle, SMALLEST): ("400M to 1.3B is better everywhere", "400M to 1.3B helps every language"),
         (LARGEST, middle): ("1.3B to 6B is better everywhere", "1.3B to 6B helps further, mostly high-resource ones"),
     }
     return [
-        _verdict(results, finding, paper, more, less, THIRDS) for (more, less), (finding, paper) in findings.items()
+        _verdict(results, finding, paper, more, less, THIRDS)
+        for (more, less), (finding, paper) in findings.items()
+        if more in results.requested
     ]
 
 

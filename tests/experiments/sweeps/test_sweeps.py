@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,12 @@ from suite.pipeline.planning.devices import GIB
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 SMALL = ["laptop", "tiny"]
-TEXT = [name for name in SWEEPS if name not in ("low_resource", "romance", "trainability", "transfer")]
+TEXT = [
+    (name, scale)
+    for name, sweep in SWEEPS.items()
+    if name not in ("low_resource", "romance", "trainability", "transfer")
+    for scale in sweep.scales
+]
 
 
 def members(name, scale):
@@ -39,8 +45,7 @@ def test_every_member_is_the_run_that_its_record_says(name, scale):
         assert read_experiment(member.experiment.to_toml()) == member.experiment
 
 
-@pytest.mark.parametrize("scale", RULES)
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize(("name", "scale"), TEXT)
 def test_members_with_one_label_differ_in_their_seed_and_one_folder_holds_one_run(name, scale):
     by_folder, groups = {}, {}
     for member in members(name, scale):
@@ -54,20 +59,22 @@ def test_members_with_one_label_differ_in_their_seed_and_one_folder_holds_one_ru
 
 
 @pytest.mark.parametrize("scale", RULES)
-def test_the_five_have_equal_text_tokens_and_update_and_the_papers_proportions(scale):
+def test_the_models_have_equal_text_tokens_and_update_and_the_papers_proportions(scale):
     runs = by_label("depth_width", scale)
-    five = [runs[name] for name in MODELS]
-    for run in five:
-        assert (run.text, run.optimizer, run.train) == (five[0].text, five[0].optimizer, five[0].train)
-        assert run.scale == scale
-    small, wide, deep, _, large = (run.model for run in five)
+    models = [runs[name] for name in RULES[scale].models or MODELS]
+    for run in models:
+        assert (run.text, run.optimizer, run.train) == (models[0].text, models[0].optimizer, models[0].train)
+        assert run.scale == scale.removesuffix("_long")
+    small, wide, deep, *larger = (run.model for run in models)
     assert (wide.feed_forward, wide.heads) == (2 * deep.feed_forward, 2 * deep.heads)
     assert deep.layers == 2 * wide.layers
-    assert small.layers <= wide.layers < large.layers
-    sizes = [count_parameters(run.build()[0]) for run in five]
+    assert small.layers <= wide.layers
+    assert all(wide.layers < model.layers for model in larger)
+    sizes = [count_parameters(run.build()[0]) for run in models]
     assert sizes[2] == pytest.approx(sizes[1], rel=0.02)
     assert sizes[0] < min(sizes[1:3])
-    assert max(sizes[1:3]) < sizes[3] < sizes[4]
+    assert max(sizes[1:3]) < min(sizes[3:], default=math.inf)
+    assert sizes[3:] == sorted(sizes[3:])
 
 
 @pytest.mark.parametrize("scale", SMALL)
@@ -105,7 +112,7 @@ def test_a_baseline_is_tuned_before_it_is_compared(tmp_path):
     assert {(member.experiment.model.width, member.experiment.model.dropout) for member in tuned} == {(half, 0.3)}
 
 
-@pytest.mark.parametrize("scale", RULES)
+@pytest.mark.parametrize("scale", SWEEPS["batch_size"].scales)
 def test_batches_keep_the_papers_ratios_at_equal_steps_and_at_equal_tokens(scale):
     runs = by_label("batch_size", scale)
     for kind in (EQUAL_STEPS, EQUAL_TOKENS):
@@ -156,6 +163,17 @@ def test_pipelines_of_the_paper_stay_pipelines_and_others_run_on_one_core():
     assert {stages[name] for name in MODELS[1:]} == {2}
     assert stages[MODELS[0]] == 1
     assert {run.pipeline.stages for run in by_label("bilingual", "laptop").values()} == {1}
+
+
+def test_the_long_scale_compares_three_models_on_one_core_each_with_attention_as_wide_as_the_papers():
+    runs = by_label("depth_width", "laptop_long")
+    assert list(runs) == list(MODELS[:3])
+    for name, run in runs.items():
+        paper = find(name).model
+        assert run.pipeline.stages == 1
+        # the paper's ratio of attention width to model width: 1 for the smallest and the deep model, 2 for the wide one
+        assert run.model.heads * run.model.head_width / run.model.width == paper.heads * 64 / paper.width
+    assert "laptop_long" not in SWEEPS["batch_size"].scales
 
 
 def test_an_unknown_sweep_or_scale_is_refused_with_the_closest():
