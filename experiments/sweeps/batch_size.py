@@ -16,7 +16,7 @@ from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.multilingual import baseline, member, seeds
 from experiments.sweeps.report.labels import mean_and_margin
 from experiments.sweeps.report.results import Results
-from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, Comparison, Verdict, difference, sentence_tests
+from experiments.sweeps.report.verdicts import Verdict, compare
 from experiments.sweeps.text_base import TextSweep
 from experiments.translation.experiment import TranslationExperiment
 from suite.evaluation.scores import MEASURES
@@ -76,30 +76,17 @@ def larger_batches(results: Results) -> list[Verdict]:
 def _larger(results: Results, large: str, small: str, kind: str) -> Verdict:
     # the middle batch has one run under two labels
     distinct = {tuple(run.member.folder for run in results.runs_of(name)): name for name in results.labels}.values()
-    nll = difference(_values(results, small, "nll"), _values(results, large, "nll"),
-                     [_values(results, name, "nll") for name in distinct])  # fmt: skip
-    chrf = difference(_values(results, large, "chrf"), _values(results, small, "chrf"),
-                      [_values(results, name, "chrf") for name in distinct])  # fmt: skip
-    first, second = ({run.seed: run for run in results.runs_of(name)} for name in (large, small))
-    tests = sentence_tests(
-        sorted(first.keys() & second.keys()),
-        lambda seed: first[seed].direction_lines([DIRECTION], "hyp"),
-        lambda seed: second[seed].direction_lines([DIRECTION], "hyp"),
-        lambda seed: first[seed].direction_lines([DIRECTION], "ref"),
-    )
-    found = Comparison(nll, chrf, tests, results.seeds, results.too_few([LANGUAGE], FEWEST_FOR_A_CLAIM))
+    found = compare(results, large, small, [LANGUAGE], distinct, DIRECTION)
     return Verdict(
         f"larger batches are better, at {kind}",
         "BLEU 30.92, 31.86, 32.71 and NLL 2.58, 2.51, 2.46 at 260K, 1M, 4M tokens",
-        f"largest against smallest: nats a token saved {nll or 'missing'}; chrF gained {chrf or 'missing'}; "
-        f"{found.sentences}",
+        f"largest against smallest: {found.gain}; {found.evidence}",
         found.outcome,
     )
 
 
 def _values(results: Results, name: str, metric: str) -> list[float]:
-    directions = [run.scores["directions"] for run in results.runs_of(name)]
-    return [float(scores[DIRECTION][metric]) for scores in directions if DIRECTION in scores]
+    return results.means(name, [LANGUAGE], metric, direction=DIRECTION)
 
 
 def batch_table(results: Results) -> Table:

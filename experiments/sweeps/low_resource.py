@@ -31,7 +31,7 @@ from experiments.sweeps.report.low_resource import (
     verdicts,
 )
 from experiments.sweeps.report.results import Results, read_results
-from experiments.sweeps.text_base import missing, text_page
+from experiments.sweeps.text_base import missing, still_improving, text_page
 
 
 class LowResource:
@@ -57,9 +57,9 @@ class LowResource:
         return text_page(
             "Transfer to a low-resource language",
             scale,
-            [*_about(scale), *missing(results)],
+            [*_about(scale), *still_improving(results), *missing(results)],
             results,
-            verdicts(compared, results, found),
+            verdicts(compared, results),
             Section("Scores", tables=[score_table(compared, found), budget_table(compared, found)], pictures=pictures),
             [_tuning(compared, scale, cluster, runs)],
         )

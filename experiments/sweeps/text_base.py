@@ -13,7 +13,7 @@ from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
-from experiments.sweeps.report.results import Results, read_results
+from experiments.sweeps.report.results import Results, read_results, scored_step
 from experiments.sweeps.report.score_tables import by_language, by_model, by_third, overlap_table
 from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Verdict
 from experiments.translation.experiment import TranslationExperiment
@@ -52,7 +52,13 @@ class TextSweep:
         return text_page(
             self.title,
             scale,
-            [self.about, *_rule(results), *missing(results), *self._not_tuned(scale, cluster, runs)],
+            [
+                self.about,
+                *_rule(results),
+                *still_improving(results),
+                *missing(results),
+                *self._not_tuned(scale, cluster, runs),
+            ],
             results,
             self._verdicts(results),
             Section(
@@ -101,7 +107,7 @@ def text_page(
             Section("Losses", pictures=[losses] if losses else []),
             Section("Runs", tables=[runs_table(results)], sentences=signatures(results)),
         ],
-        warning=_smoke_test(scale),
+        warning=smoke_test(scale),
     )
 
 
@@ -119,10 +125,11 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
             f"Findings tested: {len(verdicts)}. ± is the margin for the variation between seeds at 95%: t * s * "
             "sqrt(1/a + 1/b) for means over a and b seeds, s pooled over all models compared.",
             "Confirmed: nats a token saved and chrF gained are both above their margins (in every third, if the "
-            f"finding is about all), and chrF is higher with p < {LEVEL} for every seed, by sacreBLEU's paired "
-            "bootstrap over sentences. Not confirmed: one is below minus its margin, the other not above its own, and "
-            "chrF is lower with the same p (in one third, if the finding is about all). Undecided: anything else, all "
-            f"with one seed or a missing one, and all with fewer than {FEWEST_FOR_A_CLAIM} test pairs of a language.",
+            f"finding is about all), and chrF is higher with p < {LEVEL} for every seed, by a paired bootstrap over "
+            "test pairs. Contradicted: one is below minus its margin, the other not above its own, and chrF is lower "
+            "with the same p (in one third, if the finding is about all). Undecided: anything else, all with one seed "
+            f"or a missing one, and all with fewer than {FEWEST_FOR_A_CLAIM} test pairs. Nothing is corrected for the "
+            "number of findings.",
         ],
     )  # fmt: skip
 
@@ -138,7 +145,7 @@ def _rule(results: Results) -> list[str]:
     return [f"{text}. Changed from the paper's {run.record['name']}: {', '.join(shrunk)}." if shrunk else f"{text}."]
 
 
-def _smoke_test(scale: str) -> str:
+def smoke_test(scale: str) -> str:
     """Returns a warning for the scale that only tests a sweep; empty for others."""
     return "A smoke test: at scale tiny the models learn nothing, and no number here means anything." * (
         scale == "tiny"
@@ -153,19 +160,32 @@ def missing(results: Results) -> list[str]:
     return [f"Not finished or not scored, and excluded from all numbers: {folders}."]
 
 
+def still_improving(results: Results) -> list[str]:
+    """Returns a sentence with the labels of runs whose last validation was the best: they would still improve."""
+    counts: dict[str, int] = {}
+    for run in {run.folder: run for run in results.runs}.values():
+        if scored_step(run.record) == run.member.experiment.train.steps:
+            counts[run.member.label] = counts.get(run.member.label, 0) + 1
+    if not counts:
+        return []
+    listed = "; ".join(f"{label} ({count} of {len(results.runs_of(label))} runs)" for label, count in counts.items())
+    return [f"Best at the largest number of steps, so more steps would improve them further: {listed}."]
+
+
 def runs_table(results: Results) -> Table:
     """Returns one row per run."""
     rows: list[list[Value]] = [
         [
-            run.member.folder, run.member.label, run.record["K"], run.record["steps"], run.record["tokens"],
+            run.member.folder, run.member.label, run.record["K"], run.record["steps"], scored_step(run.record),
+            run.record["tokens"],
             run.record["seconds"], run.record["tokens_per_second"], run.record["loss_last"], run.record["valid_nll"],
             run.scores["seconds"], run.scores["sentences_per_second"],
         ]
         for run in results.runs
     ]  # fmt: skip
     headings = (
-        "run", "what", "K", "steps", "tokens", "training s", "tokens/s", "last loss", "validation nats per token",
-        "decoding s", "sentences/s",
+        "run", "what", "K", "steps", "best at", "tokens", "training s", "tokens/s", "last loss",
+        "validation nats per token", "decoding s", "sentences/s",
     )  # fmt: skip
     return Table("runs", "All runs (measured)", headings, rows or [[None] * len(headings)], [])
 

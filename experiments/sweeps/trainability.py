@@ -22,6 +22,7 @@ from experiments.report.table import Table, Value
 from experiments.scaling.scales import TEXT, TINY_TEXT, TextRule, shrunk_by
 from experiments.sweeps.members.base import Member, folder_name, read_record
 from experiments.sweeps.report.figures import layer_curves
+from experiments.sweeps.text_base import smoke_test
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t128_6b
 from suite.training.jsonl import read_lines
@@ -71,7 +72,7 @@ class Trainability:
         """Returns eight runs with one seed."""
         rule, place = RULES[scale], folder_name(NAME, scale)
         return [
-            Member(f"{place}/{_id(case, factor)}", label(case, factor), _run(case, factor, rule, cluster))
+            Member(f"{place}/{_id(case, factor)}", label(case, factor), _run(case, factor, rule, cluster, scale))
             for factor in FACTORS
             for case in CASES
         ]
@@ -91,7 +92,9 @@ class Trainability:
         pictures = layer_curves([(curves.label, curves.layers[-1]) for curves in curves_of_all if curves.layers])
         sections = [Section("What was compared", sentences), Section("Layers at the end", pictures=pictures)]
         return Page(
-            f"Trainability of deep models, scale {scale}", [*sections, Section("Runs", tables=[table(curves_of_all)])]
+            f"Trainability of deep models, scale {scale}",
+            [*sections, Section("Runs", tables=[table(curves_of_all)])],
+            warning=smoke_test(scale),
         )
 
     def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
@@ -111,8 +114,8 @@ def _id(case: str, factor: float) -> str:
     return f"{case.replace(', ', '-').replace(' ', '-')}-x{factor:g}"
 
 
-def _run(case: str, factor: float, rule: TextRule | None, cluster: Cluster) -> TranslationExperiment:
-    run = t128_6b() if rule is None else shrunk_by(t128_6b(), rule, cluster)
+def _run(case: str, factor: float, rule: TextRule | None, cluster: Cluster, scale: str) -> TranslationExperiment:
+    run = t128_6b() if rule is None else shrunk_by(t128_6b(), rule, cluster, scale)
     scaled, clipped = CASES[case]
     return run.model_copy(
         update={

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from experiments.report.table import Table, Value
 from experiments.scaling.scales import TextRule
@@ -92,7 +93,17 @@ def tuning_table(tuned: Sequence[tuple[str, BaselineRuns]], runs: Path) -> Table
         for setting, member in zip(SETTINGS, tuning_members(alone), strict=True):
             record = read_record(runs / member.folder) or {}
             best = record.get("best_valid_nll"), record.get("best_step"), record.get("steps")
-            rows.append([title, setting.name, *best, "chosen" if setting == chosen else ""])
+            rows.append([title, setting.name, *best, _choice(setting, member, record) if setting == chosen else ""])
     headings = ("baseline", "setting", "best validation NLL", "at step", "steps in all", "")
-    notes = ["Measured on validation text, with seed 0; no test pair was read."]
+    notes = [
+        "Measured on validation text, with seed 0; no test pair was read. Where the chosen setting has the lowest rate "
+        "tried, or was best at its last step, a lower rate or more steps could improve the baseline further."
+    ]
     return Table("tuning", "Tuning of the bilingual models", headings, rows or [[None] * len(headings)], notes)
+
+
+def _choice(setting: Setting, member: Member, record: dict[str, Any]) -> str:
+    """Returns ``chosen``, and whether the setting is the lowest rate tried or was best at its last step."""
+    lowest = setting.rate == min(each.rate for each in SETTINGS)
+    last = record.get("best_step") == member.experiment.train.steps
+    return ", ".join(["chosen", *["lowest rate"] * lowest, *["last step"] * last])

@@ -10,7 +10,7 @@ from experiments.report.figure import INK, new_figure, thinned
 from experiments.report.page import Picture
 from experiments.sweeps.members.multilingual import baseline_label
 from experiments.sweeps.report.results import BILINGUAL_MODELS, Results
-from experiments.sweeps.report.verdicts import t_margin
+from experiments.sweeps.report.verdicts import Difference, difference, t_margin
 from suite.evaluation.scores import MEASURES, THIRDS
 
 SIZE = (10.0, 4.8)
@@ -50,13 +50,13 @@ def against_bilingual(results: Results) -> Picture | None:
     figure, axis = new_figure("training pairs of the language", "chrF above the bilingual baseline", SIZE)
     pairs = [results.train_pairs(code) for code in codes]
     for label in results.multilingual_labels:
-        lines = _above(results, label, codes)
-        if not lines:
-            continue
-        middle = [statistics.fmean(column) for column in zip(*lines, strict=True)]
-        (drawn,) = axis.plot(pairs, middle, marker="o", label=label)
-        lowest, highest = ([pick(column) for column in zip(*lines, strict=True)] for pick in (min, max))
-        axis.fill_between(pairs, lowest, highest, color=drawn.get_color(), alpha=0.12, linewidth=0)
+        above = [_above(results, label, code) for code in codes]
+        drawn = [(count, gain) for count, gain in zip(pairs, above, strict=True) if gain is not None]
+        if drawn:
+            axis.errorbar(
+                [count for count, _ in drawn], [gain.value for _, gain in drawn],
+                yerr=[gain.margin or 0.0 for _, gain in drawn], marker="o", capsize=3, linewidth=1.2, label=label,
+            )  # fmt: skip
     axis.axhline(0, color=INK, linewidth=1, linestyle="--", label="bilingual")
     for at, (count, code) in enumerate(zip(pairs, codes, strict=True)):
         # at two heights, because neighbours may be close
@@ -66,8 +66,8 @@ def against_bilingual(results: Results) -> Picture | None:
     axis.minorticks_off()
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     caption = (
-        "chrF above the bilingual baseline by training pairs, mean of both directions and all seeds; shaded: from the "
-        "lowest to the highest seed, against the baselines' mean."
+        "chrF above the bilingual baseline by training pairs, mean of both directions and all seeds, with the margins "
+        "of the findings (measured)."
     )
     return Picture("bilingual", figure, caption)
 
@@ -126,9 +126,8 @@ def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
     return pictures
 
 
-def _above(results: Results, label: str, codes: Sequence[str]) -> list[list[float]]:
-    """Returns each seed's scores in the languages over the means of their baselines; of seeds that have all of them."""
-    baselines = {code: statistics.fmean(results.means(baseline_label(code), [code], "chrf")) for code in codes}
-    scores = {code: results.by_seed(label, [code], "chrf") for code in codes}
-    seeds = sorted(set.intersection(*map(set, scores.values())))
-    return [[scores[code][seed] - baselines[code] for code in codes] for seed in seeds]
+def _above(results: Results, label: str, code: str) -> Difference | None:
+    """Returns the chrF of a label above the baseline's in a language; None without scores."""
+    alone, own = (results.means(name, [code], "chrf") for name in (baseline_label(code), label))
+    others = [results.means(name, [code], "chrf") for name in results.multilingual_labels]
+    return difference(own, alone, [alone, *others])

@@ -16,15 +16,7 @@ from experiments.report.table import Table, Value
 from experiments.sweeps.members.low_resource import Case, Model
 from experiments.sweeps.report.labels import mean_and_margin
 from experiments.sweeps.report.results import DISTINCT, PLAIN, Results, Run, scored_step
-from experiments.sweeps.report.verdicts import (
-    FEWEST_FOR_A_CLAIM,
-    Comparison,
-    Difference,
-    Verdict,
-    difference,
-    sentence_tests,
-    t_margin,
-)  # fmt: skip
+from experiments.sweeps.report.verdicts import Verdict, compare, t_margin
 from suite.data.text.sampling import temperature_weights
 from suite.training.jsonl import read_lines
 from suite.training.metrics import STEP, units_done
@@ -77,6 +69,11 @@ class LowResourceRun:
         others = [int(counts[code]) for code in text["languages"] if code != self.case.group.language]
         return float(temperature_weights([own, *others], text["temperature"])[0])
 
+    @property
+    def tokens(self) -> int:
+        """Target tokens that it was trained on."""
+        return int(self.run.record["tokens"])
+
     def nll_at(self, tokens: float) -> float | None:
         """Returns the best NLL of the language until so many tokens; None before the first validation."""
         return min((nll for at, nll in self.validations if at <= tokens), default=None)
@@ -96,42 +93,26 @@ def read_runs(results: Results, cases: Sequence[Case]) -> Runs:
     return lambda case, model: found[case, model]
 
 
-def verdicts(cases: Sequence[Case], results: Results, runs_of: Runs) -> list[Verdict]:
+PAPER = "one multilingual model beats bilingual ones, most on low-resource languages"
+
+
+def verdicts(cases: Sequence[Case], results: Results) -> list[Verdict]:
     """Relatives against the tuned bilingual model, and against as many pairs of unrelated languages, if any."""
     found = []
     for case in cases:
         alone, relatives, *control = case.compared
-        found.append(_verdict(case, relatives, alone, "beats the tuned bilingual model", results, runs_of))
+        found.append(_verdict(case, relatives, alone, "beats the tuned bilingual model", PAPER, results))
         for unrelated in control:
-            found.append(_verdict(case, relatives, unrelated, "beats one with unrelated languages", results, runs_of))
+            what = "beats one with unrelated languages"
+            found.append(_verdict(case, relatives, unrelated, what, "not tested", results))
     return found
 
 
-def _verdict(case: Case, more: Model, less: Model, what: str, results: Results, runs_of: Runs) -> Verdict:
-    language = case.group.language
-    first, second = ({found.run.seed: found.run for found in runs_of(case, model)} for model in (more, less))
-    tests = sentence_tests(
-        sorted(first.keys() & second.keys()),
-        lambda seed: first[seed].lines(language, "hyp"),
-        lambda seed: second[seed].lines(language, "hyp"),
-        lambda seed: first[seed].lines(language, "ref"),
-    )
-    saved = _difference(case, runs_of(case, less), runs_of(case, more), TEST_NLL, runs_of)
-    gained = _difference(case, runs_of(case, more), runs_of(case, less), CHRF, runs_of)
-    found = Comparison(saved, gained, tests, results.seeds, results.too_few([language], FEWEST_FOR_A_CLAIM))
-    return Verdict(
-        f"{case.title}: the multilingual model {what}",
-        "one multilingual model beats bilingual ones, most on low-resource languages",
-        f"nats a token saved {saved or 'missing'}; chrF gained {gained or 'missing'}; {found.sentences}",
-        found.outcome,
-    )
-
-
-def _difference(
-    case: Case, more: Sequence[LowResourceRun], less: Sequence[LowResourceRun], measure: str, runs_of: Runs
-) -> Difference | None:
-    groups = [_values(runs_of(case, model), measure) for model in case.models]
-    return difference(_values(more, measure), _values(less, measure), groups)
+def _verdict(case: Case, more: Model, less: Model, what: str, paper: str, results: Results) -> Verdict:
+    labels = [case.label(model) for model in case.models]
+    found = compare(results, case.label(more), case.label(less), [case.group.language], labels)
+    finding = f"{case.title}: the multilingual model {what}"
+    return Verdict(finding, paper, f"{found.gain}; {found.evidence}", found.outcome)
 
 
 def _values(runs: Sequence[LowResourceRun], measure: str) -> list[float]:
@@ -176,12 +157,11 @@ def budget_table(cases: Sequence[Case], runs_of: Runs) -> Table:
         references = {run.run.seed: run.validations[run.best][0] for run in runs_of(case, case.compared[0])}
         for model in case.models:
             runs = [run for run in runs_of(case, model) if run.run.seed in references]
-            own = [run.nll_at(references[run.run.seed] / run.share) for run in runs]
-            all_tokens = [run.nll_at(references[run.run.seed]) for run in runs]
-            columns = ([run.value(NLL) for run in runs], own, all_tokens)
-            means = [mean_and_margin([value for value in column if value is not None]) for column in columns]
+            best = mean_and_margin(_values(runs, NLL))
+            own = _at_budget(runs, [references[run.run.seed] / run.share for run in runs])
+            everything = _at_budget(runs, [references[run.run.seed] for run in runs])
             share = statistics.fmean(run.share for run in runs) if runs else None
-            rows.append([case.title, model.name, *means, share])
+            rows.append([case.title, model.name, best, own, everything, share])
     headings = (
         "language and pairs", "model", "best validation", "equal tokens of the language", "equal tokens in all",
         "share of the language",
@@ -189,9 +169,24 @@ def budget_table(cases: Sequence[Case], runs_of: Runs) -> Table:
     notes = [
         "Validation NLL of the language, measured. Equal tokens: as many as the bilingual run of that seed had seen at "
         "its best checkpoint, of the language alone (tokens x its computed share) or of all languages; the best "
-        "validation until then. A run that ended earlier has its best."
+        "validation of the language until then. Not reached: the run had its largest number of steps before; the share "
+        "of those tokens that it saw."
     ]
     return Table("budgets", "Three budgets", headings, rows or [[None] * len(headings)], notes)
+
+
+def _at_budget(runs: Sequence[LowResourceRun], tokens: Sequence[float]) -> str | None:
+    """Returns the mean NLL of the runs, each at its own budget; if one ended at its largest number of steps before, by
+    how much."""
+    reached = [
+        run.tokens / budget
+        for run, budget in zip(runs, tokens, strict=True)
+        if run.tokens < budget and not run.run.record.get("stopped_early")
+    ]
+    if reached:
+        return f"not reached ({min(reached):.0%})"
+    found = [run.nll_at(budget) for run, budget in zip(runs, tokens, strict=True)]
+    return mean_and_margin([value for value in found if value is not None])
 
 
 def dose_response(cases: Sequence[Case], runs_of: Runs, measure: str) -> Picture | None:

@@ -53,23 +53,21 @@ class Run:
         """Seed of weights, data order and chosen pairs."""
         return self.member.experiment.train.seed
 
-    def score(self, language: str, metric: str, part: str | None = None, copied: bool = False) -> float | None:
-        """Returns the mean of both directions, of all test pairs or a part of them; ``copied`` scores the source
-        itself. None without scores."""
+    def score(
+        self, language: str, metric: str, part: str | None = None, copied: bool = False, direction: str | None = None
+    ) -> float | None:
+        """Returns the mean of both directions, or the score of one, of all test pairs or a part of them; ``copied``
+        scores the source itself. None without scores."""
         directions = self.scores["directions"]
-        found = [directions[pair] for pair in directions_of(language) if pair in directions]
+        wanted = directions_of(language) if direction is None else (direction,)
+        found = [directions[pair] for pair in wanted if pair in directions]
         found = [scores if part is None else scores[part] for scores in found]
         values = [scores["copy"].get(metric) if copied else scores[metric] for scores in found]
         return statistics.fmean(values) if values and None not in values else None
 
-    def lines(self, language: str, kind: str) -> list[str]:
-        """Returns its translations (``hyp``) or their references (``ref``) of a language, of both directions."""
-        return self.direction_lines(directions_of(language), kind)
-
-    def direction_lines(self, directions: Iterable[str], kind: str) -> list[str]:
-        """Returns the same of some directions."""
-        paths = [self.folder / "scores" / f"{direction}.{kind}" for direction in directions]
-        return [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    def lines(self, direction: str, kind: str) -> tuple[str, ...]:
+        """Returns its translations (``hyp``) in a direction, or their references (``ref``)."""
+        return tuple((self.folder / "scores" / f"{direction}.{kind}").read_text(encoding="utf-8").splitlines())
 
 
 def directions_of(language: str) -> tuple[str, str]:
@@ -135,11 +133,6 @@ class Results:
         members = [*(run.member for run in self.runs), *self.missing]
         return len({member.experiment.train.seed for member in members})
 
-    def too_few(self, languages: Sequence[str], fewest: int) -> str:
-        """Returns the languages with fewer test pairs, and how many they have; empty if there are none."""
-        pairs = {language: self.test_pairs(language) for language in languages}
-        return ", ".join(f"{language} {count}" for language, count in pairs.items() if count < fewest)
-
     def test_pairs(self, language: str) -> int:
         """Returns the scored test pairs of a language."""
         for run in self.runs:
@@ -152,35 +145,40 @@ class Results:
         """All labels of the sweep, with or without runs."""
         return {*self.labels, *(member.label for member in self.missing)}
 
+    def model_of(self, label: str, languages: Sequence[str]) -> dict[int, tuple[Run, ...]]:
+        """Returns the run that translates each of the languages, by seed. ``BILINGUAL_MODELS`` are the languages' own
+        models, for each seed that all of them have."""
+        labels = [baseline_label(each) if label == BILINGUAL_MODELS else label for each in languages]
+        columns = [{run.seed: run for run in self.runs_of(each)} for each in labels]
+        seeds = sorted(set.intersection(*map(set, columns))) if columns else []
+        return {seed: tuple(column[seed] for column in columns) for seed in seeds}
+
     def by_seed(
-        self, label: str, languages: Sequence[str], metric: str, part: str | None = None, copied: bool = False
+        self,
+        label: str,
+        languages: Sequence[str],
+        metric: str,
+        part: str | None = None,
+        copied: bool = False,
+        direction: str | None = None,
     ) -> dict[int, float]:
-        """Returns each scored run's mean over the languages for a label, by seed. ``BILINGUAL_MODELS`` is the mean of
-        the languages' own models, for each seed that all of them have."""
-        if label == BILINGUAL_MODELS:
-            columns = [self.by_seed(baseline_label(each), [each], metric, part, copied) for each in languages]
-            seeds = sorted(set.intersection(*map(set, columns))) if columns else []
-            return {seed: statistics.fmean(column[seed] for column in columns) for seed in seeds}
+        """Returns a label's mean over the languages, by seed; only of seeds that have all scores."""
         means = {}
-        for run in self.runs_of(label):
-            scores = [run.score(language, metric, part, copied) for language in languages]
+        for seed, runs in self.model_of(label, languages).items():
+            scores = [
+                run.score(language, metric, part, copied, direction)
+                for run, language in zip(runs, languages, strict=True)
+            ]
             present = [score for score in scores if score is not None]
             if present and len(present) == len(scores):
-                means[run.seed] = statistics.fmean(present)
+                means[seed] = statistics.fmean(present)
         return means
 
-    def means(self, label: str, languages: Sequence[str], metric: str, part: str | None = None) -> list[float]:
+    def means(
+        self, label: str, languages: Sequence[str], metric: str, part: str | None = None, direction: str | None = None
+    ) -> list[float]:
         """Returns the same without the seeds."""
-        return list(self.by_seed(label, languages, metric, part).values())
-
-    def lines(self, label: str, languages: Sequence[str], seed: int, kind: str) -> list[str]:
-        """Returns the translations (``hyp``) of a label's run with a seed, or their references (``ref``)."""
-        found = []
-        for language in languages:
-            name = baseline_label(language) if label == BILINGUAL_MODELS else label
-            (run,) = (run for run in self.runs_of(name) if run.seed == seed)
-            found += run.lines(language, kind)
-        return found
+        return list(self.by_seed(label, languages, metric, part, direction=direction).values())
 
 
 def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:

@@ -1,41 +1,39 @@
-"""Compares the paper's findings with the measured results: confirmed, not confirmed, or undecided, by one rule.
+"""Compares the paper's findings with the measured results: confirmed, contradicted, or undecided, by one rule.
 
 Two measures of the test pairs decide together, nats per token saved and chrF gained, and two kinds of chance: of the
-seeds, and of the test sentences.
+seeds, and of the test pairs.
 
-    |---- margin ----|---- margin ----|        margin = t(95%, f) * s * sqrt(1/a + 1/b)
-  not confirmed    0 undecided     confirmed   for the difference of means over a and b seeds
+   |---- margin ----|---- margin ----|        margin = t(95%, f) * s * sqrt(1/a + 1/b)
+  contradicted      0 undecided    confirmed  for the difference of means over a and b seeds
 
-s is the standard deviation between seeds, pooled over all models of the sweep (with two seeds a model, that of one
-model alone is worth little), f its degrees of freedom: Student's test for two means at 95%. It covers the seeds'
-chance. For that of the test sentences, sacreBLEU's paired bootstrap of the chrF difference must have p < 0.05 with
-every seed, and the difference the same sign with each. Neither covers the choice of languages. With one seed, with a
-seed of one model missing, or with too few test pairs nothing is decided.
+s is the standard deviation between seeds, pooled over all models compared (with two seeds a model, that of one model
+alone is worth little), f its degrees of freedom: Student's test for two means at 95%. It covers the seeds' chance. For
+that of the test pairs, a paired bootstrap of the chrF difference must have p < 0.05 with every seed, and the difference
+the same sign with each. Neither covers the choice of languages. With one seed, with a seed of one model missing, or
+with too few test pairs nothing is decided.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST
-from experiments.sweeps.report.results import BILINGUAL_MODELS, Results
-from suite.evaluation.scores import THIRDS, PairedTest, Third, paired_bootstrap
+from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, Results, Run, directions_of
+from suite.errors import DataError
+from suite.evaluation.scores import THIRDS, PairedTest, Third, TwoTranslations, paired_bootstrap
 
 LEVEL = 0.05
-"""Largest p-value of the paired bootstrap over sentences that counts as a difference."""
-
-GAINS = {"nll": "nats a token saved:", "chrf": "chrF gained:"}
-"""The measures that decide."""
+"""Largest p-value of the paired bootstrap over test pairs that counts as a difference."""
 
 FEWEST_FOR_A_CLAIM = 300
-"""Test pairs that each language needs for a verdict."""
+"""Test pairs that a verdict needs, in all languages of the comparison together."""
 
-Outcome = Literal["confirmed", "not confirmed", "undecided", "no runs"]
+Outcome = Literal["confirmed", "contradicted", "undecided", "no runs"]
 
 T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -62,7 +60,7 @@ class Difference:
         """The verdict on the finding that the difference is above 0."""
         if self.margin is None or abs(self.value) <= self.margin:
             return "undecided"
-        return "confirmed" if self.value > 0 else "not confirmed"
+        return "confirmed" if self.value > 0 else "contradicted"
 
 
 @dataclass(frozen=True)
@@ -97,59 +95,117 @@ def t_margin(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two models on some languages."""
+class Gain:
+    """How much better one model is than another."""
 
     nll: Difference | None
     """Nats a token saved; None without runs of both."""
     chrf: Difference | None
     """chrF gained."""
+
+    def __str__(self) -> str:
+        return f"nats a token saved {self.nll or 'missing'}, chrF gained {self.chrf or 'missing'}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on some languages."""
+
+    gain: Gain
+    distinct: Gain
+    """On the test pairs without a near-duplicate in the training text."""
     tests: Sequence[PairedTest]
-    """Of the chrF difference over sentences, for each seed that both have."""
+    """Of the chrF difference over test pairs, for each seed that both have."""
     seeds: int
     """Seeds that the sweep plans."""
-    too_few: str = ""
-    """Languages with too few test pairs."""
+    pairs: int
+    """Test pairs of all languages together."""
 
     @property
     def outcome(self) -> Outcome:
         """The verdict on the finding that the first is better."""
-        if self.nll is None or self.chrf is None:
+        nll, chrf = self.gain.nll, self.gain.chrf
+        if nll is None or chrf is None:
             return "no runs"
-        by_sentences = len(self.tests) == self.seeds > 1 and all(
-            test.p_value < LEVEL and test.gain * self.chrf.value > 0 for test in self.tests
-        )
-        outcomes = {self.nll.outcome, self.chrf.outcome}
-        if not by_sentences or self.too_few:
+        if self.clear_seeds < self.seeds or self.seeds == 1 or self.pairs < FEWEST_FOR_A_CLAIM:
             return "undecided"
+        outcomes = {nll.outcome, chrf.outcome}
         if outcomes == {"confirmed"}:
             return "confirmed"
-        worse = "not confirmed" in outcomes and "confirmed" not in outcomes and self.chrf.value < 0
-        return "not confirmed" if worse else "undecided"
+        worse = "contradicted" in outcomes and "confirmed" not in outcomes and chrf.value < 0
+        return "contradicted" if worse else "undecided"
 
     @property
-    def sentences(self) -> str:
-        """How many of the tests over sentences show a difference."""
-        clear = sum(test.p_value < LEVEL for test in self.tests)
-        few = f"; too few test pairs for a claim: {self.too_few}" if self.too_few else ""
-        return f"over sentences p < {LEVEL} with {clear} of {self.seeds} seeds{few}"
+    def clear_seeds(self) -> int:
+        """The seeds for which the test pairs show the chrF difference of the mean."""
+        mean = self.gain.chrf.value if self.gain.chrf is not None else 0.0
+        return sum(test.p_value < LEVEL and test.gain * mean > 0 for test in self.tests)
+
+    @property
+    def evidence(self) -> str:
+        """What decides beside the gain: the tests over test pairs, and the gain without near-duplicates."""
+        few = f"; {self.pairs} test pairs, too few for a claim" if self.pairs < FEWEST_FOR_A_CLAIM else ""
+        return (
+            f"over test pairs p < {LEVEL} with {self.clear_seeds} of {self.seeds} seeds; without near-duplicates: "
+            f"{self.distinct}{few}"
+        )
+
+
+def compare(
+    results: Results, more: str, less: str, languages: Sequence[str], labels: Iterable[str],
+    direction: str | None = None, with_tests: bool = True,
+) -> Comparison:  # fmt: skip
+    """Compares two labels on some languages, in both directions or one; the margins are from all ``labels``.
+
+    Raises DataError if the two were scored on different test pairs.
+    """
+
+    def gain(part: str | None) -> Gain:
+        def difference_of(metric: str) -> Difference | None:
+            means = {
+                label: results.means(label, languages, metric, part, direction)
+                for label in dict.fromkeys([*labels, more, less])
+            }
+            better, worse = (less, more) if metric == "nll" else (more, less)
+            return difference(means[better], means[worse], means.values())
+
+        return Gain(difference_of("nll"), difference_of("chrf"))
+
+    first, second = (results.model_of(label, languages) for label in (more, less))
+    tests = [
+        paired_bootstrap(_two_translations(first[seed], second[seed], languages, direction))
+        for seed in sorted(first.keys() & second.keys())
+        if with_tests
+    ]
+    pairs = sum(results.test_pairs(language) for language in languages)
+    return Comparison(gain(None), gain(DISTINCT), tests, results.seeds, pairs)
+
+
+def _two_translations(
+    first: Sequence[Run], second: Sequence[Run], languages: Sequence[str], direction: str | None
+) -> tuple[tuple[TwoTranslations, ...], ...]:
+    """Returns the translations of two models with one seed: a tuple a language, one entry a direction."""
+    texts = []
+    for one, other, language in zip(first, second, languages, strict=True):
+        found = []
+        for name in directions_of(language) if direction is None else (direction,):
+            references = one.lines(name, "ref")
+            if other.lines(name, "ref") != references:
+                raise DataError(
+                    f"{one.folder} and {other.folder} were scored on different test pairs of {name}; score one of "
+                    "them again with make score"
+                )
+            found.append(TwoTranslations(one.lines(name, "hyp"), other.lines(name, "hyp"), references))
+        texts.append(tuple(found))
+    return tuple(texts)
 
 
 def combined_outcome(comparisons: Sequence[Comparison]) -> Outcome:
-    """Returns the verdict on a finding of several parts: confirmed if all are, not confirmed if one is not."""
+    """Returns the verdict on a finding of several parts: confirmed if all are, contradicted if one is."""
     outcomes = {comparison.outcome for comparison in comparisons}
     if len(outcomes) == 1:
         return outcomes.pop()
-    return "not confirmed" if "not confirmed" in outcomes else "undecided"
-
-
-Lines = Callable[[int], list[str]]
-"""Returns the lines of the run with a seed."""
-
-
-def sentence_tests(seeds: Iterable[int], more: Lines, less: Lines, references: Lines) -> list[PairedTest]:
-    """Tests the chrF difference between two models for each seed, by the paired bootstrap."""
-    return [paired_bootstrap(more(seed), less(seed), references(seed), "chrf") for seed in seeds]
+    return "contradicted" if "contradicted" in outcomes else "undecided"
 
 
 def depth_beats_width(results: Results) -> list[Verdict]:
@@ -160,16 +216,17 @@ def depth_beats_width(results: Results) -> list[Verdict]:
 
 
 def bigger_is_better(results: Results) -> list[Verdict]:
-    """The middle model against the smallest, and the largest, where the scale has it, against the middle one, in every
-    third."""
-    middle = DEEP if DEEP in results.requested else WIDE
-    findings = {
-        (middle, SMALLEST): ("400M to 1.3B is better everywhere", "400M to 1.3B helps every language"),
-        (LARGEST, middle): ("1.3B to 6B is better everywhere", "1.3B to 6B helps further, mostly high-resource ones"),
-    }
+    """Both models of 1.3B against the smallest, and the largest against the wide one, in every third; those that the
+    scale has."""
+    middle, large = "400M to 1.3B helps every language", "1.3B to 6B helps further, mostly high-resource ones"
+    findings = (
+        (WIDE, SMALLEST, "400M to 1.3B (wide) is better everywhere", middle),
+        (DEEP, SMALLEST, "400M to 1.3B (deep) is better everywhere", middle),
+        (LARGEST, WIDE, "1.3B (wide) to 6B is better everywhere", large),
+    )
     return [
         _verdict(results, finding, paper, more, less, THIRDS)
-        for (more, less), (finding, paper) in findings.items()
+        for more, less, finding, paper in findings
         if more in results.requested
     ]
 
@@ -192,37 +249,18 @@ def _verdict(
     among: Sequence[str] | None = None,
 ) -> Verdict:  # fmt: skip
     """Compares two labels in each third; ``deciding`` thirds decide."""
+    labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if BILINGUAL_MODELS in (more, less) else [])]
     by_third = {
-        third: _comparison(results, more, less, results.in_third(third, among), third in deciding) for third in THIRDS
+        third: compare(results, more, less, results.in_third(third, among), labels, with_tests=third in deciding)
+        for third in THIRDS
     }
-    saved = _listed({third: found.nll for third, found in by_third.items()})
-    gained = _listed({third: found.chrf for third, found in by_third.items()})
-    tests = [f"{third} {by_third[third].sentences}" for third in deciding]
+    saved = _listed({third: found.gain.nll for third, found in by_third.items()})
+    gained = _listed({third: found.gain.chrf for third, found in by_third.items()})
+    evidence = [f"{third}: {by_third[third].evidence}" for third in deciding]
     better = _languages_better(results, more, less, among)
-    parts = [f"{GAINS['nll']} {saved}", f"{GAINS['chrf']} {gained}", better, *tests]
+    parts = [f"nats a token saved: {saved}", f"chrF gained: {gained}", better, *evidence]
     outcome = combined_outcome([by_third[third] for third in deciding])
     return Verdict(finding, paper, f"{more} against {less}: {'; '.join(parts)}", outcome)
-
-
-def _comparison(results: Results, more: str, less: str, languages: Sequence[str], with_tests: bool) -> Comparison:
-    if not languages:
-        return Comparison(None, None, (), results.seeds)
-    labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if BILINGUAL_MODELS in (more, less) else [])]
-
-    def gain(metric: str) -> Difference | None:
-        first, second = (results.means(label, languages, metric) for label in (more, less))
-        if metric == "nll":  # less is better
-            first, second = second, first
-        return difference(first, second, [results.means(label, languages, metric) for label in labels])
-
-    both = results.by_seed(more, languages, "chrf").keys() & results.by_seed(less, languages, "chrf").keys()
-    tests = sentence_tests(
-        sorted(both) if with_tests else (),
-        lambda seed: results.lines(more, languages, seed, "hyp"),
-        lambda seed: results.lines(less, languages, seed, "hyp"),
-        lambda seed: results.lines(more, languages, seed, "ref"),
-    )
-    return Comparison(gain("nll"), gain("chrf"), tests, results.seeds, results.too_few(languages, FEWEST_FOR_A_CLAIM))
 
 
 def _listed(by_third: dict[Third, Difference | None]) -> str:

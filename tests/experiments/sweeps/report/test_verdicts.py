@@ -17,7 +17,8 @@ from experiments.sweeps.batch_size import batch_table
 from experiments.sweeps.members.multilingual import MODELS
 from experiments.sweeps.registry import SWEEPS
 from experiments.sweeps.report.results import is_scored, read_results
-from experiments.sweeps.report.verdicts import T95, Comparison, Difference, combined_outcome, difference
+from experiments.sweeps.report.verdicts import Comparison, Difference, Gain, combined_outcome, difference
+from suite.errors import DataError
 from suite.evaluation.scores import PairedTest
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.sweeps.finished import write_scores
@@ -96,14 +97,14 @@ def test_findings_are_confirmed_by_clear_scores(tmp_path):
     depth_width(tmp_path, GOOD)
     result, table = words(tmp_path)
     assert set(result.values()) == {"confirmed"}
-    assert len(result) == 5
+    assert len(result) == 6
     here = {row[0]: row[2] for row in table.rows}
     depth = next(text for name, text in here.items() if "depth beats width" in name)
     assert re.search(r"chrF gained: .*low \+6\.00 ± 0\.\d\d", depth)
     assert re.search(r"nats a token saved: .*low \+0\.60 ± 0\.\d\d", depth)
     assert "p < 0.05 with 3 of 3 seeds" in depth
     assert any("higher chrF in 6 of 6 languages" in text for text in here.values())
-    assert table.notes[0].startswith("Findings tested: 5.")
+    assert table.notes[0].startswith("Findings tested: 6.")
 
 
 def test_a_difference_that_the_sentences_do_not_show_is_undecided(tmp_path):
@@ -117,24 +118,28 @@ def test_a_difference_that_the_sentences_do_not_show_is_undecided(tmp_path):
     assert "p < 0.05 with 0 of 3 seeds" in table.rows[0][2]
 
 
-def test_the_opposite_is_not_confirmed_and_differences_within_the_margin_are_undecided(tmp_path):
+def test_the_opposite_is_a_contradiction_and_differences_within_the_margin_are_undecided(tmp_path):
     depth_width(tmp_path / "against", dict(zip(MODELS, (19.0, 15.0, 12.0, 10.0, 8.0), strict=True)), alone=25.0)
-    assert set(words(tmp_path / "against")[0].values()) == {"not confirmed"}
+    assert set(words(tmp_path / "against")[0].values()) == {"contradicted"}
     depth_width(tmp_path / "noisy", GOOD, noise=20.0)
     assert set(words(tmp_path / "noisy")[0].values()) == {"undecided"}
     depth_width(tmp_path / "zero", dict.fromkeys(MODELS, 0.0), alone=0.0, noise=0.0)
     assert set(words(tmp_path / "zero")[0].values()) == {"undecided"}
 
 
-def compared(nll, chrf, p_values, seeds=3, too_few="", gains=None):
+def compared(nll, chrf, p_values, seeds=3, pairs=300, gains=None):
     tests = [PairedTest(*test) for test in zip(gains or [chrf] * len(p_values), p_values, strict=True)]
-    return Comparison(Difference(nll, 0.1), Difference(chrf, 1.0), tests, seeds, too_few)
+    gain = Gain(Difference(nll, 0.1), Difference(chrf, 1.0))
+    return Comparison(gain, gain, tests, seeds, pairs)
+
+
+NOTHING = Comparison(Gain(None, None), Gain(None, None), (), 3, 0)
 
 
 def test_a_verdict_needs_both_measures_all_seeds_and_enough_pairs():
     clear = [0.001] * 3
     assert compared(0.3, 2.0, clear).outcome == "confirmed"
-    assert compared(-0.3, -2.0, clear).outcome == compared(-0.3, -0.5, clear).outcome == "not confirmed"
+    assert compared(-0.3, -2.0, clear).outcome == compared(-0.3, -0.5, clear).outcome == "contradicted"
     assert compared(-0.3, 2.0, clear).outcome == "undecided"  # the measures disagree
     assert compared(0.3, -2.0, clear).outcome == "undecided"
     assert compared(0.05, 2.0, clear).outcome == "undecided"
@@ -143,17 +148,21 @@ def test_a_verdict_needs_both_measures_all_seeds_and_enough_pairs():
     assert compared(-0.3, -2.0, clear, gains=[-5.0, 4.0, -5.0]).outcome == "undecided"
     assert compared(0.3, 2.0, clear[:2]).outcome == "undecided"  # a seed is missing
     assert compared(0.3, 2.0, clear[:1], seeds=1).outcome == "undecided"
-    assert compared(0.3, 2.0, clear, too_few="fur 84").outcome == "undecided"
-    assert "too few test pairs for a claim: fur 84" in compared(0.3, 2.0, clear, too_few="fur 84").sentences
-    assert Comparison(None, None, (), 3).outcome == "no runs"
+    assert compared(0.3, 2.0, clear, pairs=299).outcome == "undecided"
+    assert "299 test pairs, too few for a claim" in compared(0.3, 2.0, clear, pairs=299).evidence
+    assert NOTHING.outcome == "no runs"
+
+
+def test_seeds_whose_test_pairs_show_the_opposite_do_not_count():
+    assert "with 2 of 3 seeds" in compared(0.3, 2.0, [0.001] * 3, gains=[5.0, 5.0, -4.0]).evidence
 
 
 def test_a_finding_about_all_thirds_is_refuted_by_one():
     better, worse, unclear = compared(0.3, 2.0, [0.001] * 3), compared(-0.3, -5.0, [0.001] * 3), compared(0.3, 2, [0.4])
     assert combined_outcome([better, better]) == "confirmed"
-    assert combined_outcome([better, worse, unclear]) == "not confirmed"
+    assert combined_outcome([better, worse, unclear]) == "contradicted"
     assert combined_outcome([better, unclear]) == "undecided"
-    assert combined_outcome([better, Comparison(None, None, (), 3)]) == "undecided"
+    assert combined_outcome([better, NOTHING]) == "undecided"
 
 
 def test_a_model_with_one_seed_among_three_decides_nothing(tmp_path):
@@ -170,16 +179,16 @@ def test_one_seed_decides_nothing(tmp_path):
         if member.experiment.train.seed == 0:
             finish(tmp_path, member, GOOD.get(member.label, 9.0))
     result, table = words(tmp_path)
-    assert list(result.values()) == ["undecided"] * 3 + ["no runs"] * 2  # of the bilingual ones
-    assert all("one seed" in row[2] for row in table.rows[:3])
+    assert list(result.values()) == ["undecided"] * 4 + ["no runs"] * 2  # of the bilingual ones
+    assert all("one seed" in row[2] for row in table.rows[:4])
 
 
 def test_missing_members_are_named_and_the_rest_is_reported(tmp_path):
     depth_width(tmp_path, GOOD, leave_out=("t128_6b", "bilingual gl"))
     result, _ = words(tmp_path)
     assert result["at equal size depth beats width on low-resource languages"] == "confirmed"
-    assert result["1.3B to 6B is better everywhere"] == "no runs"
-    assert result["400M to 1.3B is better everywhere"] == "confirmed"
+    assert result["1.3B (wide) to 6B is better everywhere"] == "no runs"
+    assert result["400M to 1.3B (deep) is better everywhere"] == "confirmed"
     text = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path).markdown()
     assert "excluded from all numbers: depth_width-laptop/t128_6b-0" in text
     assert result["one multilingual model (one of the baselines' own size, t12_400m) beats the bilingual ones on "
@@ -227,8 +236,39 @@ def test_the_page_is_self_contained_and_has_all_models(tmp_path):
     assert all((tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
     # both directions and three seeds in the mean: 30.2 of the deep one, and its difference from the baselines' 12.2
     assert "30.2 ± 0.5" in text
-    assert "+18.00" in text
+    assert re.search(r"\+18\.00 ± 0\.\d\d", text)
+    assert (
+        "Best at the largest number of steps, so more steps would improve them further: t12_400m (3 of 3 runs)" in text
+    )
     assert "copying the source" in text
+
+
+def test_a_sweep_with_fewer_models_or_another_scale_tests_what_it_has():
+    findings = {
+        (name, scale): [each.finding for find in SWEEPS[name].findings for each in find(_nothing(name, scale))]
+        for name, scale in (("capacity", "laptop"), ("depth_width", "laptop_long"))
+    }
+    assert findings["capacity", "laptop"] == [
+        "400M to 1.3B (wide) is better everywhere", "1.3B (wide) to 6B is better everywhere",
+    ]  # fmt: skip
+    assert findings["depth_width", "laptop_long"] == [
+        "at equal size depth beats width on low-resource languages",
+        "400M to 1.3B (wide) is better everywhere", "400M to 1.3B (deep) is better everywhere",
+        "one multilingual model (one of the baselines' own size, t12_400m) beats the bilingual ones on low-resource "
+        "languages",
+    ]  # fmt: skip
+
+
+def _nothing(name, scale):
+    return read_results(scale, SWEEPS[name].members(scale, LAPTOP, Path("nothing")), Path("nothing"))
+
+
+def test_models_scored_on_different_test_pairs_are_not_compared(tmp_path):
+    depth_width(tmp_path, GOOD)
+    path = tmp_path / "depth_width-laptop/t24_1_3b_wide-1/scores/gl-en.ref"
+    path.write_text(path.read_text().replace("file", "files"))
+    with pytest.raises(DataError, match=r"t48_1_3b_deep-1 and .*t24_1_3b_wide-1 were scored on different .* of gl-en;"):
+        words(tmp_path)
 
 
 def test_a_page_escapes_its_text(tmp_path):
@@ -272,7 +312,7 @@ def test_the_margin_is_students_and_the_verdict_is_antisymmetric(groups):
     one, other = difference(more, less, groups), difference(less, more, groups)
     assert one.value == pytest.approx(-other.value)
     assert (one.margin is None) == all(len(group) == 1 for group in groups)
-    turned = {"confirmed": "not confirmed", "not confirmed": "confirmed", "undecided": "undecided"}
+    turned = {"confirmed": "contradicted", "contradicted": "confirmed", "undecided": "undecided"}
     assert other.outcome == turned[one.outcome]
 
 
@@ -280,6 +320,14 @@ def test_the_margin_of_two_and_two_seeds_by_hand():
     # deviations 1 and 1 about both means: s^2 = (2 + 2) / 2, two degrees of freedom
     result = difference([3.0, 5.0], [0.0, 2.0], [[3.0, 5.0], [0.0, 2.0]])
     assert result.value == 3.0
-    assert result.margin == pytest.approx(T95[1] * 2**0.5)
+    assert result.margin == pytest.approx(4.303 * 2**0.5)  # t(95%, 2)
     assert result.outcome == "undecided"
     assert difference([], [1.0], []) is None
+
+
+def test_the_margin_pools_the_deviations_of_all_models():
+    # five models of three seeds, each with variance 1: ten degrees of freedom, t(95%, 10) = 2.228
+    groups = [[at - 1.0, float(at), at + 1.0] for at in range(5)]
+    result = difference(groups[4], groups[0], groups)
+    assert (result.value, result.margin) == (4.0, pytest.approx(2.228 * (1 / 3 + 1 / 3) ** 0.5))
+    assert result.outcome == "confirmed"
