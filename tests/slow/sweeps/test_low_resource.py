@@ -1,15 +1,41 @@
-"""The low-resource sweep from the command line: tuning first, then the runs that follow from it, and a report."""
+"""The low-resource sweep from the command line: tuning first, interrupted and continued, then the runs that follow from
+it, and a report."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
+from pathlib import Path
 
-from tests.launch.train.test_end_to_end import gpipe
+from tests.launch.train.test_end_to_end import command, environment, gpipe
 
 
-def test_tuning_its_followers_and_the_report_come_from_one_command(tmp_path):
+def interrupted_while_tuning(folder: Path) -> tuple[str, dict[Path, str]]:
+    """Starts the sweep, interrupts it after the first finished member, and returns what it printed and the records."""
+    sweep = command("sweep", "low_resource", "--scale", "tiny")
+    with (folder / "printed").open("w") as log:
+        process = subprocess.Popen(sweep, cwd=folder, env=environment(), stdout=log, stderr=subprocess.STDOUT)
+        end = time.monotonic() + 300
+        while not list(folder.glob("runs/low_resource-tiny/*/record.json")):
+            assert process.poll() is None, (folder / "printed").read_text()
+            assert time.monotonic() < end, (folder / "printed").read_text()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    records = folder.glob("runs/low_resource-tiny/*/record.json")
+    return (folder / "printed").read_text(), {record: record.read_text() for record in records}
+
+
+def test_tuning_its_followers_and_the_report_survive_an_interrupt(tmp_path):
+    first, finished = interrupted_while_tuning(tmp_path)
+    assert "0 of 18 members are already finished" in first
+    assert "interrupted; make sweep NAME=low_resource SCALE=tiny continues with the unfinished members" in first
+    assert all("-alone-" in record.parent.name and record.parent.name.endswith("-0") for record in finished)  # tuning
     printed = gpipe(tmp_path, "sweep", "low_resource", "--scale", "tiny")
-    assert "0 of 18 members are already finished" in printed
+    assert f"{len(finished)} of 18 members are already finished" in printed
+    assert all(record.read_text() == text for record, text in finished.items())  # they did not train again
     assert (
         "16 of 20 members are already finished" in printed
     )  # the chosen two of seed 0 lack scores, those of seed 1 all
