@@ -21,7 +21,7 @@ from experiments.sweeps.text_base import TextSweep
 from experiments.translation.experiment import TranslationExperiment
 from suite.evaluation.scores import MEASURES
 
-NAME, LANGUAGE, DIRECTION = "batch_size", "de", "de-en"
+NAME, LANGUAGE = "batch_size", "de"
 EQUAL_STEPS, EQUAL_TOKENS = "equal steps", "equal tokens"
 
 
@@ -76,7 +76,7 @@ def larger_batches(results: Results) -> list[Verdict]:
 def _larger(results: Results, large: str, small: str, kind: str) -> Verdict:
     # the middle batch has one run under two labels
     distinct = {tuple(run.member.folder for run in results.runs_of(name)): name for name in results.labels}.values()
-    found = compare(results, large, small, [LANGUAGE], distinct, DIRECTION)
+    found = compare(results, large, small, [LANGUAGE], distinct, into_english=True)
     return Verdict(
         f"larger batches are better, at {kind}",
         "BLEU 30.92, 31.86, 32.71 and NLL 2.58, 2.51, 2.46 at 260K, 1M, 4M tokens",
@@ -86,7 +86,7 @@ def _larger(results: Results, large: str, small: str, kind: str) -> Verdict:
 
 
 def _values(results: Results, name: str, metric: str) -> list[float]:
-    return results.means(name, [LANGUAGE], metric, direction=DIRECTION)
+    return results.means(name, [LANGUAGE], metric, into_english=True)
 
 
 def batch_table(results: Results) -> Table:
@@ -116,8 +116,8 @@ def batch_table(results: Results) -> Table:
 
 def _copied(results: Results, metric: str) -> str | None:
     """Returns a score of the source itself, which is the same for all runs and has no NLL."""
-    copies = [run.scores["directions"][DIRECTION]["copy"] for run in results.runs[:1]]
-    return mean_and_margin([copy[metric] for copy in copies if metric in copy])
+    copies = [run.score(LANGUAGE, metric, copied=True, into_english=True) for run in results.runs[:1]]
+    return mean_and_margin([copy for copy in copies if copy is not None])
 
 
 def _cells(results: Results, share: float, kind: str) -> list[Value]:

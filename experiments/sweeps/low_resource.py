@@ -31,6 +31,7 @@ from experiments.sweeps.report.low_resource import (
     verdicts,
 )
 from experiments.sweeps.report.results import Results, read_results
+from experiments.sweeps.report.score_tables import by_direction
 from experiments.sweeps.text_base import missing, still_improving, text_page
 
 
@@ -60,7 +61,11 @@ class LowResource:
             [*_about(scale), *still_improving(results), *missing(results)],
             results,
             verdicts(compared, results),
-            Section("Scores", tables=[score_table(compared, found), budget_table(compared, found)], pictures=pictures),
+            Section(
+                "Scores",
+                tables=[score_table(compared, found), _directions(compared, results), budget_table(compared, found)],
+                pictures=pictures,
+            ),
             [_tuning(compared, scale, cluster, runs)],
         )
 
@@ -92,6 +97,11 @@ def _about(scale: str) -> list[str]:
         f"scored. The bilingual models are tuned over {len(SETTINGS)} settings on validation text with seed 0; only "
         "the chosen one is scored. The multilingual models are not tuned.",
     ]
+
+
+def _directions(compared: list[Case], results: Results) -> Table:
+    labels = [(case, case.label(model)) for case in compared for model in case.models]
+    return by_direction(results, [(label, label, [case.group.language]) for case, label in labels])
 
 
 def _tuning(compared: list[Case], scale: str, cluster: Cluster, runs: Path) -> Table:

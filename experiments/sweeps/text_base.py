@@ -13,8 +13,8 @@ from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
-from experiments.sweeps.report.results import Results, read_results, scored_step
-from experiments.sweeps.report.score_tables import by_language, by_model, by_third, overlap_table
+from experiments.sweeps.report.results import BILINGUAL_MODELS, Results, read_results, scored_step
+from experiments.sweeps.report.score_tables import by_direction, by_language, by_model, by_third, overlap_table
 from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Verdict
 from experiments.translation.experiment import TranslationExperiment
 
@@ -46,7 +46,7 @@ class TextSweep:
         results = self._results(scale, cluster, runs)
         tables = [make(results) for make in self.own_tables]
         if results.multilingual_labels:
-            tables += [by_third(results), by_model(results), by_language(results)]
+            tables += [by_third(results), by_model(results), by_language(results), _directions(results)]
         bilingual = against_bilingual(results)
         baselines = self.baselines(scale, cluster) if self.baselines is not None else []
         return text_page(
@@ -109,6 +109,13 @@ def text_page(
         ],
         warning=smoke_test(scale),
     )
+
+
+def _directions(results: Results) -> Table:
+    models = [(label, label, results.languages) for label in results.multilingual_labels]
+    if results.baselines:
+        models.append((f"bilingual {', '.join(results.baselines)}", BILINGUAL_MODELS, results.baselines))
+    return by_direction(results, models)
 
 
 def _scored(members: list[Member]) -> list[Member]:

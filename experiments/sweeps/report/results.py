@@ -54,13 +54,17 @@ class Run:
         return self.member.experiment.train.seed
 
     def score(
-        self, language: str, metric: str, part: str | None = None, copied: bool = False, direction: str | None = None
+        self,
+        language: str,
+        metric: str,
+        part: str | None = None,
+        copied: bool = False,
+        into_english: bool | None = None,
     ) -> float | None:
         """Returns the mean of both directions, or the score of one, of all test pairs or a part of them; ``copied``
         scores the source itself. None without scores."""
         directions = self.scores["directions"]
-        wanted = directions_of(language) if direction is None else (direction,)
-        found = [directions[pair] for pair in wanted if pair in directions]
+        found = [directions[pair] for pair in directions_of(language, into_english) if pair in directions]
         found = [scores if part is None else scores[part] for scores in found]
         values = [scores["copy"].get(metric) if copied else scores[metric] for scores in found]
         return statistics.fmean(values) if values and None not in values else None
@@ -70,9 +74,12 @@ class Run:
         return tuple((self.folder / "scores" / f"{direction}.{kind}").read_text(encoding="utf-8").splitlines())
 
 
-def directions_of(language: str) -> tuple[str, str]:
-    """Returns the names of a language's two directions."""
-    return f"{ENGLISH}-{language}", f"{language}-{ENGLISH}"
+def directions_of(language: str, into_english: bool | None = None) -> tuple[str, ...]:
+    """Returns the names of a language's two directions, or of the one into or out of English."""
+    out, into = f"{ENGLISH}-{language}", f"{language}-{ENGLISH}"
+    if into_english is None:
+        return out, into
+    return (into,) if into_english else (out,)
 
 
 @dataclass(frozen=True)
@@ -160,13 +167,13 @@ class Results:
         metric: str,
         part: str | None = None,
         copied: bool = False,
-        direction: str | None = None,
+        into_english: bool | None = None,
     ) -> dict[int, float]:
         """Returns a label's mean over the languages, by seed; only of seeds that have all scores."""
         means = {}
         for seed, runs in self.model_of(label, languages).items():
             scores = [
-                run.score(language, metric, part, copied, direction)
+                run.score(language, metric, part, copied, into_english)
                 for run, language in zip(runs, languages, strict=True)
             ]
             present = [score for score in scores if score is not None]
@@ -175,10 +182,15 @@ class Results:
         return means
 
     def means(
-        self, label: str, languages: Sequence[str], metric: str, part: str | None = None, direction: str | None = None
+        self,
+        label: str,
+        languages: Sequence[str],
+        metric: str,
+        part: str | None = None,
+        into_english: bool | None = None,
     ) -> list[float]:
         """Returns the same without the seeds."""
-        return list(self.by_seed(label, languages, metric, part, direction=direction).values())
+        return list(self.by_seed(label, languages, metric, part, into_english=into_english).values())
 
 
 def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:

@@ -105,6 +105,18 @@ def by_language(results: Results) -> Table:
     )  # fmt: skip
 
 
+def by_direction(results: Results, models: Sequence[tuple[str, str, Sequence[str]]]) -> Table:
+    """Returns NLL and chrF out of English and into it: a row for each (name, label, languages)."""
+    columns = [(metric, into_english) for metric in ("nll", "chrf") for into_english in (False, True)]
+    rows: list[list[Value]] = [
+        [name, *(mean_and_margin(results.means(label, languages, metric, None, into)) for metric, into in columns)]
+        for name, label, languages in models
+    ]
+    headings = [f"{MEASURES[metric]}, {'into' if into else 'out of'} English" for metric, into in columns]
+    notes = ["Measured; ± is the 95% confidence interval of the mean over seeds."]
+    return Table("by-direction", "Directions", ("model", *headings), rows or [[None] * 5], notes)
+
+
 def overlap_table(results: Results) -> Table:
     """Returns how many test pairs of each language the training text overlaps."""
     found: dict[str, dict[str, int]] = {}

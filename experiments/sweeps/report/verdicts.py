@@ -153,7 +153,7 @@ class Comparison:
 
 def compare(
     results: Results, more: str, less: str, languages: Sequence[str], labels: Iterable[str],
-    direction: str | None = None, with_tests: bool = True,
+    into_english: bool | None = None, with_tests: bool = True,
 ) -> Comparison:  # fmt: skip
     """Compares two labels on some languages, in both directions or one; the margins are from all ``labels``.
 
@@ -163,7 +163,7 @@ def compare(
     def gain(part: str | None) -> Gain:
         def difference_of(metric: str) -> Difference | None:
             means = {
-                label: results.means(label, languages, metric, part, direction)
+                label: results.means(label, languages, metric, part, into_english)
                 for label in dict.fromkeys([*labels, more, less])
             }
             better, worse = (less, more) if metric == "nll" else (more, less)
@@ -173,7 +173,7 @@ def compare(
 
     first, second = (results.model_of(label, languages) for label in (more, less))
     tests = [
-        paired_bootstrap(_two_translations(first[seed], second[seed], languages, direction))
+        paired_bootstrap(_two_translations(first[seed], second[seed], languages, into_english))
         for seed in sorted(first.keys() & second.keys())
         if with_tests
     ]
@@ -182,13 +182,13 @@ def compare(
 
 
 def _two_translations(
-    first: Sequence[Run], second: Sequence[Run], languages: Sequence[str], direction: str | None
+    first: Sequence[Run], second: Sequence[Run], languages: Sequence[str], into_english: bool | None
 ) -> tuple[tuple[TwoTranslations, ...], ...]:
     """Returns the translations of two models with one seed: a tuple a language, one entry a direction."""
     texts = []
     for one, other, language in zip(first, second, languages, strict=True):
         found = []
-        for name in directions_of(language) if direction is None else (direction,):
+        for name in directions_of(language, into_english):
             references = one.lines(name, "ref")
             if other.lines(name, "ref") != references:
                 raise DataError(

@@ -10,9 +10,9 @@ WORDS = ["open", "the", "file", "save", "all", "changes", "now", "please", "clos
 def write_scores(folder: Path, directions: dict[str, dict], right: float, **more) -> None:
     """Writes ``scores.json`` and the lines of ``directions``: their training pairs, NLL, BLEU and chrF by name."""
     (folder / "scores").mkdir(parents=True, exist_ok=True)
-    chance, records = random.Random(str(folder)), {}
+    chance, records = random.Random(f"{folder.parent.name}/{folder.name}"), {}  # the same wherever the test runs
     for name, scores in directions.items():
-        references = [" ".join(random.Random(f"{name}{at}").choices(WORDS, k=6)) for at in range(40)]
+        references = [" ".join(random.Random(f"{name}{at}").choices(WORDS, k=6)) for at in range(80)]
         written = [" ".join(word if chance.random() < right else "x" for word in line.split()) for line in references]
         for kind, texts in (("hyp", written), ("ref", references)):
             (folder / "scores" / f"{name}.{kind}").write_text("".join(f"{text}\n" for text in texts))

@@ -247,6 +247,19 @@ def test_scores_have_the_copied_source_and_the_parts_of_the_pairs(tmp_path):
     assert copied[4:] == ["26", "14", "25", None, "24", None]
 
 
+def test_both_directions_have_scores_of_their_own(tmp_path):
+    finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
+    path = tmp_path / "low_resource-laptop/gl-500-with-es-pt_BR-T5-0/scores.json"
+    scores = json.loads(path.read_text())
+    scores["directions"]["gl-en"]["nll"] = 9.01
+    path.write_text(json.dumps(scores))
+    (table,) = (table for section in SWEEP.page("laptop", LAPTOP, tmp_path).sections
+                for table in section.tables if table.name == "by-direction")  # fmt: skip
+    row = next(row for row in table.rows if row[0] == CASE.label(CASE.models[1]))
+    assert row[1].startswith("3.01 ±")  # out of English
+    assert row[2].startswith("5.013 ±")  # the mean of 9.01, 3.01 and 3.02
+
+
 def test_the_overlap_of_test_and_training_is_shown(tmp_path):
     finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
     (table,) = (table for section in SWEEP.page("laptop", LAPTOP, tmp_path).sections
