@@ -13,7 +13,7 @@ from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
-from experiments.sweeps.report.results import BILINGUAL_MODELS, Results, read_results, scored_step
+from experiments.sweeps.report.results import BILINGUAL_MODELS, Results, read_results
 from experiments.sweeps.report.score_tables import by_direction, by_language, by_model, by_third, overlap_table
 from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Verdict
 from experiments.translation.experiment import TranslationExperiment
@@ -135,8 +135,8 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
             f"finding is about all), and chrF is higher with p < {LEVEL} for every seed, by a paired bootstrap over "
             "test pairs. Contradicted: one is below minus its margin, the other not above its own, and chrF is lower "
             "with the same p (in one third, if the finding is about all). Undecided: anything else, all with one seed "
-            f"or a missing one, and all with fewer than {FEWEST_FOR_A_CLAIM} test pairs. Nothing is corrected for the "
-            "number of findings.",
+            f"or a missing one, and all with fewer than {FEWEST_FOR_A_CLAIM} test pairs in all languages compared. "
+            "Nothing is corrected for the number of findings.",
         ],
     )  # fmt: skip
 
@@ -168,22 +168,22 @@ def missing(results: Results) -> list[str]:
 
 
 def still_improving(results: Results) -> list[str]:
-    """Returns a sentence with the labels of runs whose last validation was the best: they would still improve."""
+    """Returns a sentence with the labels of runs whose last validation was the best: they could still improve."""
     counts: dict[str, int] = {}
     for run in {run.folder: run for run in results.runs}.values():
-        if scored_step(run.record) == run.member.experiment.train.steps:
+        if run.record.get("best_step") == run.member.experiment.train.steps:
             counts[run.member.label] = counts.get(run.member.label, 0) + 1
     if not counts:
         return []
     listed = "; ".join(f"{label} ({count} of {len(results.runs_of(label))} runs)" for label, count in counts.items())
-    return [f"Best at the largest number of steps, so more steps would improve them further: {listed}."]
+    return [f"Best at the largest number of steps, so more steps could improve them further: {listed}."]
 
 
 def runs_table(results: Results) -> Table:
     """Returns one row per run."""
     rows: list[list[Value]] = [
         [
-            run.member.folder, run.member.label, run.record["K"], run.record["steps"], scored_step(run.record),
+            run.member.folder, run.member.label, run.record["K"], run.record["steps"], run.record.get("best_step"),
             run.record["tokens"],
             run.record["seconds"], run.record["tokens_per_second"], run.record["loss_last"], run.record["valid_nll"],
             run.scores["seconds"], run.scores["sentences_per_second"],
@@ -191,7 +191,7 @@ def runs_table(results: Results) -> Table:
         for run in results.runs
     ]  # fmt: skip
     headings = (
-        "run", "what", "K", "steps", "best at", "tokens", "training s", "tokens/s", "last loss",
+        "run", "what", "K", "steps", "best step", "tokens", "training s", "tokens/s", "last loss",
         "validation nats per token", "decoding s", "sentences/s",
     )  # fmt: skip
     return Table("runs", "All runs (measured)", headings, rows or [[None] * len(headings)], [])

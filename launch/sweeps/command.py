@@ -32,7 +32,7 @@ from launch.sweeps.scheduler import DevicePool
 from launch.sweeps.tasks import SweepTasks
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
-from suite.errors import PlacementError, SettingError, SuiteError
+from suite.errors import DataError, PlacementError, SettingError, SuiteError
 from suite.log import Log
 
 
@@ -138,7 +138,8 @@ def check_needs(pending: Sequence[PendingMember], total: int, description: str) 
 def report(name: str, scale_name: str, console: Console) -> None:
     """Writes the report of a sweep; without a name, of all sweeps with runs. ``auto`` is every scale with runs.
 
-    Raises SettingError for an unknown name or scale, and if no run is finished.
+    Raises SettingError for an unknown name or scale, and if no run is finished; DataError if the runs of the named
+    sweep were scored on different test pairs. Without a name that is printed, and the other sweeps have their reports.
     """
     cluster = this_machine()
     written = 0
@@ -146,7 +147,12 @@ def report(name: str, scale_name: str, console: Console) -> None:
         for scale in (family.scales or ("",)) if scale_name == "auto" else [find_scale(family, scale_name, cluster)]:
             members = family.members(scale, cluster, RUNS.resolve())
             if any((RUNS / member.folder / "record.json").exists() for member in members):
-                write_report(family, scale, cluster, console)
+                try:
+                    write_report(family, scale, cluster, console)
+                except DataError as error:
+                    if name:
+                        raise
+                    console.print(f"no report of {folder_name(family.name, scale)}: {error}")
                 written += 1
     if not written:
         what = f"the sweep {name}" if name else "any sweep"

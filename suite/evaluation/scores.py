@@ -132,8 +132,8 @@ def paired_bootstrap(texts: tuple[tuple[TwoTranslations, ...], ...]) -> PairedTe
 
     ``texts`` has a tuple for each set of test pairs, such as those of a language, with its directions. The gain is the
     mean over the directions of a text, then over texts. A sample draws the pairs of each text anew, and a pair brings
-    all its directions, because these are not independent. p is the share of samples whose gain differs from the
-    samples' mean by at least the measured gain.
+    all its directions, because these are not independent. p is (1 + c) / (1 + samples) for c samples whose gain differs
+    from the samples' mean by at least the measured gain. All directions of a text have the same pairs, at least one.
 
     The counts of n-grams are sacreBLEU's. Its own test (``significance.PairedTest``) compares absolute
     differences with their mean: one tail of the distribution, so it finds a difference twice as often by chance.

@@ -51,7 +51,7 @@ SETTINGS = (
     Setting("dropout 0.3, a quarter of the rate", 0.3, rate=0.25),
     Setting("dropout 0.3, half the size", 0.3, size=0.5),
 )
-"""What a bilingual baseline is tuned over. The multilingual models are not tuned."""
+"""What a bilingual baseline is tuned over. The multilingual models of a sweep have one untuned setting."""
 
 BaselineRuns = Callable[[Setting, int], Member]
 """Returns the bilingual run of a setting and a seed."""

@@ -104,7 +104,7 @@ def verdicts(cases: Sequence[Case], results: Results) -> list[Verdict]:
         found.append(_verdict(case, relatives, alone, "beats the tuned bilingual model", PAPER, results))
         for unrelated in control:
             what = "beats one with unrelated languages"
-            found.append(_verdict(case, relatives, unrelated, what, "not tested", results))
+            found.append(_verdict(case, relatives, unrelated, what, "the paper does not test this", results))
     return found
 
 
@@ -169,22 +169,22 @@ def budget_table(cases: Sequence[Case], runs_of: Runs) -> Table:
     notes = [
         "Validation NLL of the language, measured. Equal tokens: as many as the bilingual run of that seed had seen at "
         "its best checkpoint, of the language alone (tokens x its computed share) or of all languages; the best "
-        "validation of the language until then. Not reached: the run had its largest number of steps before; the share "
-        "of those tokens that it saw."
+        "validation of the language until then. A run that stopped improving before has its best. Not reached: a run "
+        "had its largest number of steps before; in brackets the lowest share of those tokens that a run saw."
     ]
     return Table("budgets", "Three budgets", headings, rows or [[None] * len(headings)], notes)
 
 
 def _at_budget(runs: Sequence[LowResourceRun], tokens: Sequence[float]) -> str | None:
-    """Returns the mean NLL of the runs, each at its own budget; if one ended at its largest number of steps before, by
-    how much."""
-    reached = [
+    """Returns the mean NLL of the runs, each at its own budget. If runs had their largest number of steps before, it
+    returns the lowest share of its budget that one of them saw."""
+    shares = [
         run.tokens / budget
         for run, budget in zip(runs, tokens, strict=True)
         if run.tokens < budget and not run.run.record.get("stopped_early")
     ]
-    if reached:
-        return f"not reached ({min(reached):.0%})"
+    if shares:
+        return f"not reached ({min(shares):.0%})"
     found = [run.nll_at(budget) for run, budget in zip(runs, tokens, strict=True)]
     return mean_and_margin([value for value in found if value is not None])
 

@@ -10,7 +10,7 @@ from experiments.report.table import Table, Value
 from experiments.sweeps.members.multilingual import baseline_label
 from experiments.sweeps.report.labels import mean_and_margin
 from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, PLAIN, Results
-from experiments.sweeps.report.verdicts import difference
+from experiments.sweeps.report.verdicts import above_baseline
 from experiments.translation.experiment import TranslationExperiment
 from suite.evaluation.scores import MEASURES, THIRDS, Third
 
@@ -90,18 +90,17 @@ def by_language(results: Results) -> Table:
         copied = results.by_seed(results.multilingual_labels[0], [code], "chrf", copied=True)
         row: list[Value] = [code, results.thirds.get(code), results.train_pairs(code), results.test_pairs(code)]
         row += [mean_and_margin(list(copied.values())[:1]), mean_and_margin(alone)]
-        models = {name: results.means(name, [code], "chrf") for name in results.multilingual_labels}
-        for values in models.values():
-            above = difference(values, alone, [alone, *models.values()])
-            row.append(mean_and_margin(values) if above is None else str(above))
+        for name in results.multilingual_labels:
+            above = above_baseline(results, name, code)
+            row.append(mean_and_margin(results.means(name, [code], "chrf")) if above is None else str(above))
         rows.append(row)
     headings = ["language", "third", "training pairs", "test pairs", "copied source", "bilingual"]
     headings += results.multilingual_labels
     return Table(
         "by-language", "Languages: chrF beside the bilingual baseline", headings, rows or [[None] * len(headings)],
-        ["Measured. A model's column is its difference from the baseline, ± as in the findings; a value without a sign "
-         "is chrF without a baseline, ± the 95% confidence interval of the mean over seeds. Means over both directions "
-         "and seeds."],
+        ["Measured. A model's column is its difference from the baseline, ± computed as in the findings, for this "
+         "language alone; a value without a sign is chrF without a baseline, ± the 95% confidence interval of the mean "
+         "over seeds. Means over both directions and seeds."],
     )  # fmt: skip
 
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from experiments.scaling.scales import SWEEPS
-from experiments.sweeps.members.multilingual import MODELS, SMALLEST
+from experiments.sweeps.members.multilingual import MODELS, SMALLEST, baseline_label
 from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, Results, Run, directions_of
 from suite.errors import DataError
 from suite.evaluation.scores import THIRDS, PairedTest, Third, TwoTranslations, paired_bootstrap
@@ -58,7 +58,7 @@ class Difference:
     @property
     def outcome(self) -> Outcome:
         """The verdict on the finding that the difference is above 0."""
-        if self.margin is None or abs(self.value) <= self.margin:
+        if self.margin is None or not abs(self.value) > self.margin:  # so is one that is not finite
             return "undecided"
         return "confirmed" if self.value > 0 else "contradicted"
 
@@ -137,44 +137,45 @@ class Comparison:
 
     @property
     def clear_seeds(self) -> int:
-        """The seeds for which the test pairs show the chrF difference of the mean."""
+        """The seeds for which the test pairs show a chrF difference of the same sign as the mean."""
         mean = self.gain.chrf.value if self.gain.chrf is not None else 0.0
         return sum(test.p_value < LEVEL and test.gain * mean > 0 for test in self.tests)
 
     @property
     def evidence(self) -> str:
-        """What decides beside the gain: the tests over test pairs, and the gain without near-duplicates."""
+        """What decides beside the gain, the tests over test pairs, and the gain without near-duplicates."""
         few = f"; {self.pairs} test pairs, too few for a claim" if self.pairs < FEWEST_FOR_A_CLAIM else ""
         return (
-            f"over test pairs p < {LEVEL} with {self.clear_seeds} of {self.seeds} seeds; without near-duplicates: "
-            f"{self.distinct}{few}"
+            f"the test pairs show this sign of chrF (p < {LEVEL}) with {self.clear_seeds} of {self.seeds} seeds{few}; "
+            f"without near-duplicates {self.distinct.nll or 'missing'} nats, {self.distinct.chrf or 'missing'} chrF"
         )
 
 
 def compare(
-    results: Results, more: str, less: str, languages: Sequence[str], labels: Iterable[str],
+    results: Results, more: str, less: str, languages: Sequence[str], labels: Collection[str],
     into_english: bool | None = None, with_tests: bool = True,
 ) -> Comparison:  # fmt: skip
-    """Compares two labels on some languages, in both directions or one; the margins are from all ``labels``.
+    """Compares two labels on some languages, in both directions or one. The margins are from the seeds of all
+    ``labels``.
 
     Raises DataError if the two were scored on different test pairs.
     """
 
     def gain(part: str | None) -> Gain:
         def difference_of(metric: str) -> Difference | None:
-            means = {
-                label: results.means(label, languages, metric, part, into_english)
-                for label in dict.fromkeys([*labels, more, less])
-            }
+            def means(label: str) -> list[float]:
+                return results.means(label, languages, metric, part, into_english)
+
             better, worse = (less, more) if metric == "nll" else (more, less)
-            return difference(means[better], means[worse], means.values())
+            return difference(means(better), means(worse), [means(label) for label in labels])
 
         return Gain(difference_of("nll"), difference_of("chrf"))
 
     first, second = (results.model_of(label, languages) for label in (more, less))
+    scored = (results.by_seed(label, languages, "chrf", into_english=into_english).keys() for label in (more, less))
     tests = [
         paired_bootstrap(_two_translations(first[seed], second[seed], languages, into_english))
-        for seed in sorted(first.keys() & second.keys())
+        for seed in sorted(set.intersection(*map(set, scored)))
         if with_tests
     ]
     pairs = sum(results.test_pairs(language) for language in languages)
@@ -254,17 +255,13 @@ def _verdict(
         third: compare(results, more, less, results.in_third(third, among), labels, with_tests=third in deciding)
         for third in THIRDS
     }
-    saved = _listed({third: found.gain.nll for third, found in by_third.items()})
-    gained = _listed({third: found.gain.chrf for third, found in by_third.items()})
-    evidence = [f"{third}: {by_third[third].evidence}" for third in deciding]
-    better = _languages_better(results, more, less, among)
-    parts = [f"nats a token saved: {saved}", f"chrF gained: {gained}", better, *evidence]
-    outcome = combined_outcome([by_third[third] for third in deciding])
-    return Verdict(finding, paper, f"{more} against {less}: {'; '.join(parts)}", outcome)
-
-
-def _listed(by_third: dict[Third, Difference | None]) -> str:
-    return ", ".join(f"{third} {difference or 'missing'}" for third, difference in by_third.items())
+    parts = [
+        f"{third.capitalize()}: {found.gain}{f'; {found.evidence}' if third in deciding else ''}"
+        for third, found in by_third.items()
+        if results.in_third(third, among)
+    ]
+    measured = ". ".join([f"{more} against {less}", *parts, _languages_better(results, more, less, among)])
+    return Verdict(finding, paper, measured, combined_outcome([by_third[third] for third in deciding]))
 
 
 def _languages_better(results: Results, more: str, less: str, among: Sequence[str] | None) -> str:
@@ -274,4 +271,12 @@ def _languages_better(results: Results, more: str, less: str, among: Sequence[st
         if large and small:
             compared += 1
             better += statistics.fmean(large) > statistics.fmean(small)
-    return f"higher chrF in {better} of {compared} languages"
+    return f"Higher chrF in {better} of {compared} languages"
+
+
+def above_baseline(results: Results, label: str, language: str) -> Difference | None:
+    """Returns the chrF of a label above the bilingual baseline in a language, the margin from all models in it; None
+    without scores of both."""
+    alone = results.means(baseline_label(language), [language], "chrf")
+    models = {name: results.means(name, [language], "chrf") for name in results.multilingual_labels}
+    return difference(models[label], alone, [alone, *models.values()])

@@ -27,6 +27,6 @@ def write_scores(folder: Path, directions: dict[str, dict], right: float, **more
 
 
 def _part(scores: dict, less: float) -> dict:
-    """The scores of a part of the pairs: other ones than those of all."""
-    own = {"nll": scores["nll"] + less / 10, "bleu": scores["bleu"] - less, "chrf": scores["chrf"] - less}
+    """The scores of a part of the pairs: 1 - ``less`` / 20 times those of all, and 1 + ``less`` / 10 times the NLL."""
+    own = {"nll": scores["nll"] * (1 + less / 10)} | {name: scores[name] * (1 - less / 20) for name in ("bleu", "chrf")}
     return {"pairs": 300, "copy": {"bleu": 14.0 - less, "chrf": 26.0 - less}} | own

@@ -61,3 +61,5 @@ def test_the_report_lists_finished_and_missing_members(tmp_path):
     text = markdown.read_text()
     assert f"excluded: {SWEEP.members('laptop', LAPTOP, tmp_path)[2].folder}" in text
     assert first.folder not in text.partition("excluded: ")[2].partition("\n")[0]
+    assert "smoke test" not in text
+    assert "> **A smoke test: at scale tiny" in SWEEP.page("tiny", LAPTOP, tmp_path).markdown()

@@ -9,6 +9,7 @@ from rich.console import Console
 from experiments.custom_sweeps import find_sweep
 from experiments.registry import find
 from launch.sweeps.command import report, sweep
+from suite.errors import DataError
 
 OWN = """
 from functools import partial
@@ -105,6 +106,28 @@ def test_an_installed_sweep_that_cannot_be_loaded_is_named_and_the_others_are_re
         "the sweep broken of an installed package has no report: there is no function depths" in console.export_text()
     )
     assert written == ["mine"]
+
+
+def test_a_sweep_whose_runs_do_not_compare_is_named_and_the_others_are_reported(folder, monkeypatch):
+    for module in ("experiments.custom_sweeps", "launch.sweeps.command"):
+        monkeypatch.setattr(f"{module}.installed_sweeps", lambda: dict.fromkeys(("one", "two"), "own.py:widths"))
+    for name in ("one", "two"):
+        (folder / f"runs/{name}/narrow-0").mkdir(parents=True)
+        (folder / f"runs/{name}/narrow-0/record.json").write_text("{}")
+    written = []
+
+    def write(family, *others):
+        if family.name == "one":
+            raise DataError("a and b were scored on different test pairs")
+        written.append(family.name)
+
+    monkeypatch.setattr("launch.sweeps.command.write_report", write)
+    with Console(width=400, record=True) as console:
+        report("", "auto", console)
+    assert "no report of one: a and b were scored on different test pairs" in console.export_text()
+    assert written == ["two"]
+    with pytest.raises(DataError, match="different test pairs"):
+        report("one", "auto", Console(quiet=True))
 
 
 def cluster():
