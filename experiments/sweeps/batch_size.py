@@ -19,6 +19,7 @@ from experiments.sweeps.report.results import Results
 from experiments.sweeps.report.verdicts import Verdict, compare
 from experiments.sweeps.text_base import TextSweep
 from experiments.translation.experiment import TranslationExperiment
+from suite.data.text.tokenizer import ENGLISH
 from suite.evaluation.scores import MEASURES
 
 NAME, LANGUAGE = "batch_size", "de"
@@ -78,9 +79,9 @@ def _larger(results: Results, large: str, small: str, kind: str) -> Verdict:
     distinct = {tuple(run.member.folder for run in results.runs_of(name)): name for name in results.labels}.values()
     found = compare(results, large, small, [LANGUAGE], distinct, into_english=True)
     return Verdict(
-        f"larger batches are better, at {kind}",
+        f"larger batches are better, at {kind}: the largest against the smallest",
         "BLEU 30.92, 31.86, 32.71 and NLL 2.58, 2.51, 2.46 at 260K, 1M, 4M tokens",
-        f"largest against smallest: {found.gain}; {found.evidence}",
+        ((f"{LANGUAGE} to {ENGLISH}", found),),
         found.outcome,
     )
 

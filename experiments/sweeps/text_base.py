@@ -15,7 +15,7 @@ from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
 from experiments.sweeps.report.results import BILINGUAL_MODELS, Results, read_results
 from experiments.sweeps.report.score_tables import by_direction, by_language, by_model, by_third, overlap_table
-from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Verdict
+from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Comparison, Verdict
 from experiments.translation.experiment import TranslationExperiment
 
 
@@ -123,11 +123,19 @@ def _scored(members: list[Member]) -> list[Member]:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    """Returns one row per finding."""
-    rows: list[list[Value]] = [[each.finding, each.paper, each.measured, each.outcome] for each in verdicts]
+    """Returns a row for each comparison of each finding."""
+    rows: list[list[Value]] = []
+    for verdict in verdicts:
+        for at, (where, found) in enumerate(verdict.parts or [("", None)]):
+            first = [verdict.finding, verdict.paper, verdict.outcome] if at == 0 else ["", "", ""]
+            rows.append([*first, where, *(_cells(found) if found is not None else [None] * 5)])
+    headings = (
+        "finding", "in the paper", "verdict", "where", "nats a token saved", "chrF gained",
+        f"seeds whose test pairs agree (p < {LEVEL})", "nats, no near-duplicates", "chrF, no near-duplicates",
+    )  # fmt: skip
     return Table(
-        "findings", "The paper's findings, here", ("finding", "in the paper", "here", "verdict"),
-        rows or [["this sweep tests none of them", "", "", ""]],
+        "findings", "The paper's findings, here", headings,
+        rows or [["this sweep tests none of them", *[""] * (len(headings) - 1)]],
         [
             f"Findings tested: {len(verdicts)}. ± is the margin for the variation between seeds at 95%: t * s * "
             "sqrt(1/a + 1/b) for means over a and b seeds, s pooled over all models compared.",
@@ -136,9 +144,18 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
             "test pairs. Contradicted: one is below minus its margin, the other not above its own, and chrF is lower "
             "with the same p (in one third, if the finding is about all). Undecided: anything else, all with one seed "
             f"or a missing one, and all with fewer than {FEWEST_FOR_A_CLAIM} test pairs in all languages compared. "
-            "Nothing is corrected for the number of findings.",
+            "Nothing is corrected for the number of findings. Thirds without a number of seeds decide nothing.",
         ],
     )  # fmt: skip
+
+
+def _cells(found: Comparison) -> list[Value]:
+    gains = [str(each) if each is not None else None
+             for gain in (found.gain, found.distinct) for each in (gain.nll, gain.chrf)]  # fmt: skip
+    agree = f"{found.clear_seeds} of {found.seeds}" if found.tests else None
+    if found.pairs < FEWEST_FOR_A_CLAIM:
+        agree = f"{agree or '-'}; {found.pairs} test pairs are too few for a claim"
+    return [*gains[:2], agree, *gains[2:]]
 
 
 def _rule(results: Results) -> list[str]:

@@ -112,7 +112,7 @@ def _verdict(case: Case, more: Model, less: Model, what: str, paper: str, result
     labels = [case.label(model) for model in case.models]
     found = compare(results, case.label(more), case.label(less), [case.group.language], labels)
     finding = f"{case.title}: the multilingual model {what}"
-    return Verdict(finding, paper, f"{found.gain}; {found.evidence}", found.outcome)
+    return Verdict(finding, paper, ((case.group.language, found),), found.outcome)
 
 
 def _values(runs: Sequence[LowResourceRun], measure: str) -> list[float]:

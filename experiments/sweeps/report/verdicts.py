@@ -63,16 +63,6 @@ class Difference:
         return "confirmed" if self.value > 0 else "contradicted"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One finding of the paper and its verdict."""
-
-    finding: str
-    paper: str
-    measured: str
-    outcome: Outcome
-
-
 def difference(more: Sequence[float], less: Sequence[float], spread: Iterable[Sequence[float]]) -> Difference | None:
     """Returns mean(more) - mean(less), values by seed, with the margin from all groups in ``spread``."""
     if not more or not less:
@@ -102,9 +92,6 @@ class Gain:
     """Nats a token saved; None without runs of both."""
     chrf: Difference | None
     """chrF gained."""
-
-    def __str__(self) -> str:
-        return f"nats a token saved {self.nll or 'missing'}, chrF gained {self.chrf or 'missing'}"
 
 
 @dataclass(frozen=True)
@@ -141,14 +128,16 @@ class Comparison:
         mean = self.gain.chrf.value if self.gain.chrf is not None else 0.0
         return sum(test.p_value < LEVEL and test.gain * mean > 0 for test in self.tests)
 
-    @property
-    def evidence(self) -> str:
-        """What decides beside the gain, the tests over test pairs, and the gain without near-duplicates."""
-        few = f"; {self.pairs} test pairs, too few for a claim" if self.pairs < FEWEST_FOR_A_CLAIM else ""
-        return (
-            f"the test pairs show this sign of chrF (p < {LEVEL}) with {self.clear_seeds} of {self.seeds} seeds{few}; "
-            f"without near-duplicates {self.distinct.nll or 'missing'} nats, {self.distinct.chrf or 'missing'} chrF"
-        )
+
+@dataclass(frozen=True)
+class Verdict:
+    """One finding of the paper and its verdict."""
+
+    finding: str
+    paper: str
+    parts: tuple[tuple[str, Comparison], ...]
+    """The comparisons by what they are about, such as a third of the languages."""
+    outcome: Outcome
 
 
 def compare(
@@ -255,23 +244,13 @@ def _verdict(
         third: compare(results, more, less, results.in_third(third, among), labels, with_tests=third in deciding)
         for third in THIRDS
     }
-    parts = [
-        f"{third.capitalize()}: {found.gain}{f'; {found.evidence}' if third in deciding else ''}"
+    parts = tuple(
+        (f"{third}: {', '.join(results.in_third(third, among))}", found)
         for third, found in by_third.items()
         if results.in_third(third, among)
-    ]
-    measured = ". ".join([f"{more} against {less}", *parts, _languages_better(results, more, less, among)])
-    return Verdict(finding, paper, measured, combined_outcome([by_third[third] for third in deciding]))
-
-
-def _languages_better(results: Results, more: str, less: str, among: Sequence[str] | None) -> str:
-    better = compared = 0
-    for language in results.in_third(None, among):
-        large, small = (results.means(label, [language], "chrf") for label in (more, less))
-        if large and small:
-            compared += 1
-            better += statistics.fmean(large) > statistics.fmean(small)
-    return f"Higher chrF in {better} of {compared} languages"
+    )
+    outcome = combined_outcome([by_third[third] for third in deciding])
+    return Verdict(f"{finding}: {more} against {less}", paper, parts, outcome)
 
 
 def above_baseline(results: Results, label: str, language: str) -> Difference | None:
