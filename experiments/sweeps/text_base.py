@@ -15,7 +15,7 @@ from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
 from experiments.sweeps.report.results import BILINGUAL_MODELS, Results, read_results
 from experiments.sweeps.report.score_tables import by_direction, by_language, by_model, by_third, overlap_table
-from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Comparison, Verdict
+from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Comparison, Gain, Verdict
 from experiments.translation.experiment import TranslationExperiment
 
 
@@ -102,7 +102,7 @@ def text_page(
             Section("What was compared", about),
             Section("Findings", tables=[verdict_table(verdicts)]),
             scores,
-            Section("Leakage", tables=[overlap_table(results)]),
+            Section("Leakage", tables=[overlap_table(results), distinct_table(verdicts)]),
             *([Section("Tuning", tables=tuning)] if tuning else []),
             Section("Losses", pictures=[losses] if losses else []),
             Section("Runs", tables=[runs_table(results)], sentences=signatures(results)),
@@ -128,11 +128,8 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     for verdict in verdicts:
         for at, (where, found) in enumerate(verdict.parts or [("", None)]):
             first = [verdict.finding, verdict.paper, verdict.outcome] if at == 0 else ["", "", ""]
-            rows.append([*first, where, *(_cells(found) if found is not None else [None] * 5)])
-    headings = (
-        "finding", "in the paper", "verdict", "where", "nats a token saved", "chrF gained",
-        f"seeds whose test pairs agree (p < {LEVEL})", "nats, no near-duplicates", "chrF, no near-duplicates",
-    )  # fmt: skip
+            rows.append([*first, where, *(_cells(found) if found is not None else [None] * 3)])
+    headings = ("finding", "in the paper", "verdict", "where", "nats a token saved", "chrF gained", "seeds that agree")
     return Table(
         "findings", "The paper's findings, here", headings,
         rows or [["this sweep tests none of them", *[""] * (len(headings) - 1)]],
@@ -144,18 +141,33 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
             "test pairs. Contradicted: one is below minus its margin, the other not above its own, and chrF is lower "
             "with the same p (in one third, if the finding is about all). Undecided: anything else, all with one seed "
             f"or a missing one, and all with fewer than {FEWEST_FOR_A_CLAIM} test pairs in all languages compared. "
-            "Nothing is corrected for the number of findings. Thirds without a number of seeds decide nothing.",
+            "Nothing is corrected for the number of findings. Seeds agree whose chrF has the sign of the mean with "
+            f"p < {LEVEL}; thirds without a number of them decide nothing.",
         ],
     )  # fmt: skip
 
 
 def _cells(found: Comparison) -> list[Value]:
-    gains = [str(each) if each is not None else None
-             for gain in (found.gain, found.distinct) for each in (gain.nll, gain.chrf)]  # fmt: skip
     agree = f"{found.clear_seeds} of {found.seeds}" if found.tests else None
     if found.pairs < FEWEST_FOR_A_CLAIM:
         agree = f"{agree or '-'}; {found.pairs} test pairs are too few for a claim"
-    return [*gains[:2], agree, *gains[2:]]
+    return [*_gain(found.gain), agree]
+
+
+def _gain(gain: Gain) -> list[Value]:
+    return [None if each is None else str(each) for each in (gain.nll, gain.chrf)]
+
+
+def distinct_table(verdicts: list[Verdict]) -> Table:
+    """Returns the findings' gains on the test pairs without a near-duplicate in the training text."""
+    rows: list[list[Value]] = [
+        [verdict.finding if at == 0 else "", where, *_gain(found.distinct)]
+        for verdict in verdicts
+        for at, (where, found) in enumerate(verdict.parts)
+    ]
+    headings = ("finding", "where", "nats a token saved", "chrF gained")
+    notes = ["Measured; ± as in the findings."]
+    return Table("distinct", "The findings without near-duplicates", headings, rows or [["", "", None, None]], notes)
 
 
 def _rule(results: Results) -> list[str]:

@@ -145,8 +145,14 @@ def test_losses_of_bilingual_models_alone_are_dashed(tmp_path):
         assert [styles[case.label(model)] for model in case.compared] == ["--", "-", "-"]
 
 
+def tables(runs: Path, name: str):
+    """Returns the tables of the report that have a name."""
+    sections = SWEEP.page("laptop", LAPTOP, runs).sections
+    return [table for section in sections for table in section.tables if table.name == name]
+
+
 def outcomes(runs: Path):
-    table = next(table for section in SWEEP.page("laptop", LAPTOP, runs).sections for table in section.tables)
+    (table,) = tables(runs, "findings")
     return [row[2] for row in table.rows], table
 
 
@@ -154,12 +160,13 @@ def test_a_clear_gain_by_nll_and_chrf_over_seeds_and_test_pairs_is_confirmed(tmp
     finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
     found, table = outcomes(tmp_path)
     assert found == ["confirmed"] * 4
-    where, nats, _, seeds, distinct_nats, distinct_chrf = table.rows[0][3:]
+    where, nats, _, seeds = table.rows[0][3:]
     assert (where, seeds) == ("gl", "3 of 3")
     assert nats.startswith("+1.00 ± 0.0")
     # on the pairs without near-duplicates each model has 1.2 times the NLL and 0.9 times the chrF
-    assert distinct_nats.startswith("+1.20 ± 0.0")
-    assert re.fullmatch(r"\+44\.\d+ ± 0\.\d+", distinct_chrf)
+    (distinct,) = tables(tmp_path, "distinct")
+    assert distinct.rows[0][2].startswith("+1.20 ± 0.0")
+    assert re.fullmatch(r"\+44\.\d+ ± 0\.\d+", distinct.rows[0][3])
     assert [row[1] for row in table.rows] == [PAPER, "the paper does not test this"] * 2
     assert table.notes[0].startswith("Findings tested: 4.")
 
@@ -187,8 +194,7 @@ def test_the_tuning_table_tells_a_choice_at_the_edge(tmp_path):
     tune(tmp_path)
 
     def choices():
-        (table,) = (table for section in SWEEP.page("laptop", LAPTOP, tmp_path).sections
-                    for table in section.tables if table.name == "tuning")  # fmt: skip
+        (table,) = tables(tmp_path, "tuning")
         return [row[-1] for row in table.rows if row[0] == CASE.title]
 
     assert choices() == ["", "chosen", "", "", ""]
@@ -254,8 +260,7 @@ def test_both_directions_have_scores_of_their_own(tmp_path):
     scores = json.loads(path.read_text())
     scores["directions"]["gl-en"]["nll"] = 9.01
     path.write_text(json.dumps(scores))
-    (table,) = (table for section in SWEEP.page("laptop", LAPTOP, tmp_path).sections
-                for table in section.tables if table.name == "by-direction")  # fmt: skip
+    (table,) = tables(tmp_path, "by-direction")
     row = next(row for row in table.rows if row[0] == CASE.label(CASE.models[1]))
     assert row[1].startswith("3.01 ±")  # out of English
     assert row[2].startswith("5.013 ±")  # the mean of 9.01, 3.01 and 3.02
@@ -263,8 +268,7 @@ def test_both_directions_have_scores_of_their_own(tmp_path):
 
 def test_the_overlap_of_test_and_training_is_shown(tmp_path):
     finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    (table,) = (table for section in SWEEP.page("laptop", LAPTOP, tmp_path).sections
-                for table in section.tables if table.name == "overlap")  # fmt: skip
+    (table,) = tables(tmp_path, "overlap")
     assert table.rows == [["gl", 40, 1, 3, 6]]
 
 
