@@ -147,14 +147,16 @@ def test_temperature_members_differ_only_in_the_temperature():
         assert changes(base, run) in ([], [f"text.temperature 5 -> {run.text.temperature:g}"])
 
 
-def test_the_bilingual_models_beside_romance_strings_have_one_language_end_early_and_run_on_one_core():
+def test_the_bilingual_models_beside_romance_strings_have_one_language_on_one_core_and_a_quarter_of_the_steps():
     many, *alone = members("romance", "laptop")
     assert many.experiment == find("romance_strings")
     assert [member.label for member in alone] == [f"bilingual {code}" for code in many.experiment.text.corpus_languages]
     for member in alone:
         code = member.label.removeprefix("bilingual ")
         assert changes(many.experiment, member.experiment) == [
-            "pipeline.stages 2 -> 1", "train.patience none -> 4", f"text.languages none -> {(code,)}"
+            "pipeline.stages 2 -> 1", "pipeline.micro_batches 8 -> 1", "optimizer.lr_decay_steps 4800 -> 1050",
+            "train.steps 5000 -> 1250", "train.checkpoint_every 500 -> 250", "train.validate_every 250 -> 125",
+            f"text.languages none -> {(code,)}",
         ]  # fmt: skip
 
 
