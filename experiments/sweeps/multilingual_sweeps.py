@@ -97,7 +97,7 @@ ROMANCE = "romance"
 def _romance_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     run, scoring, folder = romance_strings(), Scoring(4, 300), folder_name(ROMANCE, scale)
     members = [Member(f"{folder}/{run.name}-0", run.name, run, scoring)]
-    # a quarter of its steps: more tokens of each language than the at most 22% of them that it sees of one
+    # a quarter of its steps: more tokens of each language than the at most 23% of them that it sees of one
     steps = run.train.steps // 4
     for language in run.text.corpus_languages or ():
         alone = run.model_copy(
