@@ -16,6 +16,7 @@ from operator import attrgetter
 from rich.console import Console
 
 from experiments.base.cluster import Cluster
+from experiments.base.experiment import Experiment
 from experiments.custom_sweeps import find_sweep, installed_sweeps
 from experiments.scaling.scale_choice import find_shortage
 from experiments.scaling.scales import fit_to_cluster
@@ -92,7 +93,7 @@ def _fitted(member: Member, scale: str, cluster: Cluster, log: Log) -> Member:
         raise PlacementError(f"the sweep at SCALE=gpu needs a GPU, and this machine has {cluster}; use SCALE=laptop")
     data = prepare_data(experiment, CACHE, log)
     changed = experiment if data == experiment.data else experiment.with_data(data)
-    fitted = with_available_precision(fit_to_cluster(changed, cluster), cluster, log)
+    fitted = with_available_precision(with_member_threads(fit_to_cluster(changed, cluster), cluster), cluster, log)
     if isinstance(fitted, TranslationExperiment):
         try:
             errors = workload(fitted, data_folder(fitted, CACHE)).setting_errors()
@@ -101,6 +102,14 @@ def _fitted(member: Member, scale: str, cluster: Cluster, log: Log) -> Member:
         if errors:
             raise SettingError(f"{member.folder}: {errors[0]}")
     return replace(member, experiment=fitted)
+
+
+def with_member_threads(experiment: Experiment, cluster: Cluster) -> Experiment:
+    """Returns a member's run with one thread per stage on CPU cores, unless it sets its threads. A run of its own takes
+    all cores; members share them."""
+    if cluster.kind != "cpu" or experiment.train.threads is not None:
+        return experiment
+    return experiment.model_copy(update={"train": experiment.train.model_copy(update={"threads": 1})})
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.console import Console
 from experiments.base.cluster import Cluster
 from experiments.sweeps.members.low_resource import RULES, Group
 from experiments.sweeps.registry import SWEEPS
-from launch.sweeps.command import sweep
+from launch.sweeps.command import sweep, with_member_threads
 from launch.sweeps.member_process import MemberSpec, run_member
 from launch.sweeps.pending import IGNORED_SETTINGS, pending_work
 from suite.errors import CheckpointError, DataError, PlacementError, SettingError
@@ -59,6 +60,16 @@ def test_text_that_a_member_lacks_is_named_before_any_member_starts(tmp_path, mo
     with pytest.raises(SettingError, match=message):
         sweep("low_resource", "tiny", "spawn", Console(quiet=True))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_member_has_one_thread_per_stage_on_cores_that_members_share():
+    (_, alone, *_) = SWEEPS["romance"].members("laptop", Cluster(2, 12 * GIB, "cpu"), Path("runs"))
+    assert alone.experiment.train.threads is None
+    cores, gpus = Cluster(2, 12 * GIB, "cpu"), Cluster(2, 12 * GIB, "gpu")
+    assert with_member_threads(alone.experiment, cores).train.threads == 1
+    assert with_member_threads(alone.experiment, gpus) == alone.experiment
+    three = alone.experiment.with_settings("train.threads=3")
+    assert with_member_threads(three, cores) == three
 
 
 @pytest.fixture
