@@ -140,9 +140,9 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
             f"finding is about all), and chrF is higher with p < {LEVEL} for every seed, by a paired bootstrap over "
             "test pairs. Contradicted: one is below minus its margin, the other not above its own, and chrF is lower "
             "with the same p (in one third, if the finding is about all). Undecided: anything else, all with one seed "
-            f"or a missing one, and all with fewer than {FEWEST_FOR_A_CLAIM} test pairs in all languages compared. "
-            "Nothing is corrected for the number of findings. Seeds agree whose chrF has the sign of the mean with "
-            f"p < {LEVEL}; thirds without a number of them decide nothing.",
+            f"or a missing one, and all with fewer than {FEWEST_FOR_A_CLAIM} test pairs in total over the languages "
+            "compared. Nothing is corrected for the number of findings. A seed agrees if its chrF difference has the "
+            f"sign of the mean and p < {LEVEL}. A third marked - does not count for the verdict.",
         ],
     )  # fmt: skip
 
@@ -166,7 +166,7 @@ def distinct_table(verdicts: list[Verdict]) -> Table:
         for at, (where, found) in enumerate(verdict.parts)
     ]
     headings = ("finding", "where", "nats a token saved", "chrF gained")
-    notes = ["Measured; ± as in the findings."]
+    notes = ["Measured; ± as in the findings. These gains do not enter the verdicts."]
     return Table("distinct", "The findings without near-duplicates", headings, rows or [["", "", None, None]], notes)
 
 
@@ -214,14 +214,15 @@ def runs_table(results: Results) -> Table:
         [
             run.member.folder, run.member.label, run.record["K"], run.record["steps"], run.record.get("best_step"),
             run.record["tokens"],
-            run.record["seconds"], run.record["tokens_per_second"], run.record["loss_last"], run.record["valid_nll"],
+            run.record["seconds"], run.record["tokens_per_second"], run.record["loss_last"],
+            run.record.get("best_valid_nll") or run.record["valid_nll"],
             run.scores["seconds"], run.scores["sentences_per_second"],
         ]
         for run in results.runs
     ]  # fmt: skip
     headings = (
         "run", "what", "K", "steps", "best step", "tokens", "training s", "tokens/s", "last loss",
-        "validation nats per token", "decoding s", "sentences/s",
+        "best validation NLL", "decoding s", "sentences/s",
     )  # fmt: skip
     return Table("runs", "All runs (measured)", headings, rows or [[None] * len(headings)], [])
 
