@@ -14,7 +14,14 @@ from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
 from experiments.sweeps.report.results import BILINGUAL_MODELS, Results, read_results
-from experiments.sweeps.report.score_tables import by_direction, by_language, by_model, by_third, overlap_table
+from experiments.sweeps.report.score_tables import (
+    bilingual_name,
+    by_direction,
+    by_language,
+    by_model,
+    by_third,
+    overlap_table,
+)
 from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Comparison, Gain, Verdict
 from experiments.translation.experiment import TranslationExperiment
 
@@ -114,7 +121,7 @@ def text_page(
 def _directions(results: Results) -> Table:
     models = [(label, label, results.languages) for label in results.multilingual_labels]
     if results.baselines:
-        models.append((f"bilingual {', '.join(results.baselines)}", BILINGUAL_MODELS, results.baselines))
+        models.append((bilingual_name(results), BILINGUAL_MODELS, results.baselines))
     return by_direction(results, models)
 
 

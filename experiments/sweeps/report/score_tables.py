@@ -65,11 +65,15 @@ def _rows(results: Results, columns: Sequence[Column]) -> list[list[Value]]:
     """Returns a row for each multilingual model, one for the bilingual ones, and one for the copied source."""
     rows: list[list[Value]] = [[name, *_cells(results, columns, name)] for name in results.multilingual_labels]
     if results.baselines:
-        what = f"bilingual, {len(results.baselines)} models"
-        rows.append([what, *_cells(results, columns, BILINGUAL_MODELS, results.baselines)])
+        rows.append([bilingual_name(results), *_cells(results, columns, BILINGUAL_MODELS, results.baselines)])
     for name in results.multilingual_labels[:1]:
         rows.append(["copying the source", *_cells(results, columns, name, copied=True)])
     return rows
+
+
+def bilingual_name(results: Results) -> str:
+    """Returns a name for the bilingual models together, with their languages."""
+    return f"bilingual {', '.join(results.baselines)}"
 
 
 def _cells(
