@@ -25,7 +25,8 @@ from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST, baseline_label
 from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, Results, Run, directions_of
 from suite.errors import DataError
-from suite.evaluation.scores import THIRDS, PairedTest, Third, TwoTranslations, paired_bootstrap
+from suite.evaluation.bootstrap import PairedTest, TwoTranslations, paired_bootstrap
+from suite.evaluation.scores import THIRDS, Third
 
 LEVEL = 0.05
 """Largest p-value of the paired bootstrap over test pairs that counts as a difference."""

@@ -6,19 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sacrebleu.metrics.chrf import CHRF
 
 from suite.evaluation.scores import (
     TranslatedPairs,
-    TwoTranslations,
-    chrf_of_counts,
     macro_average,
     one_line,
-    paired_bootstrap,
     score,
     signatures,
     thirds,
@@ -93,67 +88,3 @@ def test_a_direction_is_scored_beside_its_copied_sources_in_all_and_in_parts():
     assert record["plain"]["bleu"] == score(kept[1], kept[2]).bleu
     assert record["plain"]["copy"]["chrf"] == score(kept[0], kept[2]).chrf < record["copy"]["chrf"]
     assert record["none"] == {"pairs": 0, "nll": None, "bleu": None, "chrf": None, "copy": {"bleu": None, "chrf": None}}
-
-
-WORDS = ["open", "the", "file", "save", "all", "changes", "now", "please", "close", "window"]
-
-
-def sentences(chance, count):
-    return tuple(" ".join(chance.choices(WORDS, k=6)) for _ in range(count))
-
-
-def spoiled(chance, references, share):
-    return tuple(" ".join(w if chance.random() > share else "x" for w in line.split()) for line in references)
-
-
-def test_the_paired_bootstrap_tells_a_clear_difference_from_none():
-    chance = random.Random(1)
-    references = sentences(chance, 80)
-    good, bad, same = (spoiled(chance, references, share) for share in (0.2, 0.6, 0.2))
-
-    def test(first, second):
-        return paired_bootstrap(((TwoTranslations(first, second, references),),))
-
-    clear, opposite = test(good, bad), test(bad, good)
-    assert clear.p_value == opposite.p_value == 1 / 1001
-    assert clear.gain == pytest.approx(score(good, references).chrf - score(bad, references).chrf)
-    assert opposite.gain == pytest.approx(-clear.gain)
-    assert test(good, same).p_value > 0.05
-    assert test(good, good) == (0.0, 1.0)
-
-
-def test_chrf_of_many_texts_is_sacrebleus_of_each():
-    chance = random.Random(4)
-    metric, rows = CHRF(), []
-    for _ in range(60):
-        references = sentences(chance, chance.randint(1, 3))
-        written = [line[: chance.choice((0, 3, 99))] for line in spoiled(chance, references, chance.random())]
-        rows.append(np.sum(metric._extract_corpus_statistics(written, [references]), axis=0))
-    expected = [metric._compute_score_from_stats(row).score for row in rows]
-    assert min(expected) == 0.0 < max(expected)
-    assert chrf_of_counts(np.array(rows).reshape(60, 6, 3)) == pytest.approx(expected, abs=1e-9)
-
-
-def test_the_gain_is_the_mean_over_directions_then_over_texts():
-    chance = random.Random(2)
-    texts, expected = [], []
-    for count, directions in ((30, 2), (50, 1)):
-        of_text = []
-        for _ in range(directions):
-            references = sentences(chance, count)
-            of_text.append(TwoTranslations(*(spoiled(chance, references, each) for each in (0.3, 0.5)), references))
-        texts.append(tuple(of_text))
-        gains = [score(each.first, each.references).chrf - score(each.second, each.references).chrf for each in of_text]
-        expected.append(sum(gains) / directions)
-    assert paired_bootstrap(tuple(texts)).gain == pytest.approx(sum(expected) / 2)
-
-
-def test_models_that_do_not_differ_have_a_p_value_below_a_fifth_in_a_fifth_of_cases():
-    """Both directions of a pair are equally good or bad here, so as independent lines they would differ too often."""
-    chance, below, cases = random.Random(3), 0, 200
-    for _ in range(cases):
-        references = sentences(chance, 40)
-        both = TwoTranslations(*(spoiled(chance, references, 0.4) for _ in range(2)), references)
-        below += paired_bootstrap(((both, both),)).p_value < 0.2
-    # a binomial count with mean 40 and deviation 5.7; twice as many with one tail, or with independent directions
-    assert 23 <= below <= 57

@@ -29,7 +29,7 @@ from experiments.sweeps.report.verdicts import (
 )
 from experiments.sweeps.text_base import still_improving
 from suite.errors import DataError
-from suite.evaluation.scores import PairedTest
+from suite.evaluation.bootstrap import PairedTest
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.sweeps.finished import write_scores
 
