@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from suite.errors import SettingError
+from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.devices import DEVICES, GIB, Device, find_device
 from suite.pipeline.planning.placement import Node, Placement, place
 from suite.pipeline.planning.simulate import Link
@@ -47,6 +48,12 @@ class Cluster:
         """Returns the placement of the workers; None on one machine. Raises PlacementError when too few devices are
         free."""
         return place(self.nodes, stages, replicas) if self.nodes else None
+
+    @property
+    def transport(self) -> TransportName:
+        """What carries messages between its devices."""
+        is_cuda = self.kind == "gpu" if self.device is None else self.device.is_cuda
+        return "nccl" if is_cuda else "gloo"
 
     @property
     def between(self) -> Link | None:

@@ -40,7 +40,9 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     )
     costs = _estimated(_Keyed.of(work), device)
     reduce = device.link if cluster.device is not None else math.inf
-    machine = Machine(cluster.bytes_per_device, device.process_bytes, device.messages, reduce)
+    machine = Machine(
+        cluster.bytes_per_device, device.process_bytes, device.messages, reduce, transport=cluster.transport
+    )
     return LayerCosts(costs, machine, _source(device), measured=False, device=cluster.device)
 
 

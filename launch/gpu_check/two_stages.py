@@ -7,6 +7,7 @@ The processes use gloo on the CPU and NCCL on two GPUs. One GPU cannot hold both
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from launch.gpu_check.work import SCHEDULE_CONFIG, Sizes, SkippedError
 from launch.worker.distributed import init_process_group
 from launch.worker.links import make_links
 from suite.pipeline.model.microbatch import MiniBatch
-from suite.pipeline.model.topology import RankCoord, make_groups
+from suite.pipeline.model.topology import RankCoord, make_groups, transport_of
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.p2p import Deadline
 from suite.pipeline.runtime.skip import communicating_pairs, find_skips
@@ -61,8 +62,9 @@ def _run_stage(rank: int, kind: str, folder: str, sizes: Sizes, batch: MiniBatch
     groups = make_groups(coord, DEADLINE_S, communicating_pairs(find_skips(made), cells, 2))
     stage = gradients.stages_of(sizes.gradients, torch.float32, device)[rank]
     with gradients.exact():
-        links = make_links(coord, made, cells, groups, device, Deadline(DEADLINE_S))
-        executor = Executor(coord, stage, links, SCHEDULE_CONFIG)
+        schedule_config = replace(SCHEDULE_CONFIG, transport=transport_of(device))
+        links = make_links(coord, made, cells, groups, device, Deadline(DEADLINE_S), schedule_config)
+        executor = Executor(coord, stage, links, schedule_config)
         executor.train(batch, 0)
         result = gradients.gradients_of([stage])
         step_s = seconds(lambda: executor.train(batch, 0), device)

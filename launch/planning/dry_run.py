@@ -35,13 +35,13 @@ from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.estimate import OpCostMode, autocast_of
 from suite.pipeline.planning.flops import make_fake
 from suite.pipeline.planning.partition import cell_ranges
-from suite.pipeline.runtime.boundary import BoundaryMetadata, CutSpec
+from suite.pipeline.runtime.boundary import CutSpec
 from suite.pipeline.runtime.executor import CellLinks, Executor
+from suite.pipeline.runtime.metadata import BoundaryMetadata
 from suite.pipeline.runtime.p2p import Deadline, LocalMessages, P2PCommunicator
 from suite.pipeline.runtime.shape_inference import ShapeInference
 from suite.pipeline.runtime.skip import SkipLayout, communicating_pairs, find_skips
 from suite.pipeline.runtime.stage import Stage
-from suite.pipeline.schedule.flow_control import max_inflight_sends
 
 CPU = torch.device("cpu")
 DEADLINE_S = 60.0
@@ -89,8 +89,8 @@ def live_bytes(planned: PlanReport, stage: int) -> int:
         for at, cell in enumerate(own):
             p2p = None
             if stages > 1:
-                sends = max_inflight_sends(stages, len(own))
-                p2p = _Messages(coord, groups, CPU, Deadline(DEADLINE_S), local, at, sends)
+                flow = plan.schedule_config.flow_control(stages)
+                p2p = _Messages(coord, groups, CPU, Deadline(DEADLINE_S), local, at, flow)
                 p2p.metadata = BoundaryMetadata((cuts[cell.start],) * count, 0)
             links.append(CellLinks(SkipLayout(skips, cells, at * stages + stage), p2p))
         batch = MiniBatch([inputs] * count, [targets] * count, 1.0) if coord.is_first or coord.is_last else None

@@ -121,7 +121,7 @@ def _combine(measurements: Sequence[LayerMeasurements], cluster: Cluster) -> tup
     per_layer = zip(*(measurement.costs for measurement in measurements), strict=True)
     process_bytes = max(measurement.process_bytes for measurement in measurements)
     link = measurements[0].link
-    machine = Machine(cluster.bytes_per_device, process_bytes, link, link.bytes_per_s)
+    machine = Machine(cluster.bytes_per_device, process_bytes, link, link.bytes_per_s, transport=cluster.transport)
     return tuple(_combine_layer(costs) for costs in per_layer), machine
 
 

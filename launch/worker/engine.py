@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from launch.worker.distributed import GROUP_TIMEOUT_S
 from launch.worker.links import make_links
 from suite.pipeline.model.ties import TiedParameters, find_ties
-from suite.pipeline.model.topology import RankCoord, make_groups
+from suite.pipeline.model.topology import RankCoord, make_groups, transport_of
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.skip import communicating_pairs, find_skips
 from suite.pipeline.runtime.stage import Stage
@@ -56,7 +56,8 @@ def assemble(
     after. The executor reports its actions to ``status``.
     """
     status = status or WorkerStatus()
-    layers, cells, schedule_config = model.layers, model.cells, model.schedule_config
+    layers, cells = model.layers, model.cells
+    schedule_config = replace(model.schedule_config, transport=transport_of(device))
     timeout_s = max(GROUP_TIMEOUT_S, status.deadline.seconds)
     groups = make_groups(coord, timeout_s, communicating_pairs(find_skips(layers), cells, coord.stages))
     own_cells, own_loss = cells[coord.stage :: coord.stages], model.loss if coord.is_last else None
@@ -67,7 +68,7 @@ def assemble(
     optimizer = StageOptimizer(stage, len(layers), ties, coord, groups, settings, sync_batchnorm_stats)
     if loaded is not None:
         checkpoint.load_optimizer(loaded, optimizer)
-    links = make_links(coord, layers, cells, groups, device, status.deadline)
+    links = make_links(coord, layers, cells, groups, device, status.deadline, schedule_config)
     executor = Executor(coord, stage, links, schedule_config, status)
     executor.reducer = optimizer.reducer
     return Engine(executor, optimizer, loaded.step if loaded else 0, loaded.notes if loaded else {})

@@ -11,21 +11,21 @@ from suite.pipeline.model.topology import ProcessGroups, RankCoord
 from suite.pipeline.runtime.executor import CellLinks
 from suite.pipeline.runtime.p2p import Deadline, LocalMessages, P2PCommunicator, warm_up
 from suite.pipeline.runtime.skip import SkipLayout, find_skips
-from suite.pipeline.schedule.flow_control import max_inflight_sends
+from suite.pipeline.schedule.config import ScheduleConfig
 
 
 def make_links(
     coord: RankCoord, layers: Sequence[nn.Module], cells: Sequence[range], groups: ProcessGroups, device: torch.device,
-    deadline: Deadline,
+    deadline: Deadline, schedule_config: ScheduleConfig,
 ) -> list[CellLinks]:  # fmt: skip
     """Returns the links of each of this worker's cells to other cells. Every rank must call this."""
-    skips, links, virtual_stages = find_skips(layers), [], len(cells) // coord.stages
-    max_sends, local = max_inflight_sends(coord.stages, virtual_stages), LocalMessages()
-    for virtual_stage in range(virtual_stages):
+    skips, links = find_skips(layers), []
+    flow, local = schedule_config.flow_control(coord.stages), LocalMessages()
+    for virtual_stage in range(schedule_config.virtual_stages):
         skip_layout = SkipLayout(skips, cells, virtual_stage * coord.stages + coord.stage)
         p2p = None
         if coord.stages > 1:
-            p2p = P2PCommunicator(coord, groups, device, deadline, local, virtual_stage, max_sends)
+            p2p = P2PCommunicator(coord, groups, device, deadline, local, virtual_stage, flow)
         links.append(CellLinks(skip_layout, p2p))
     if coord.stages > 1:
         warm_up(coord, groups, device)

@@ -11,12 +11,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 Group = dist.ProcessGroup
+
+TransportName = Literal["gloo", "nccl"]
+"""What carries the tensors between stages: gloo between CPUs, NCCL between GPUs."""
+
+MAX_CTAS = 4
+"""The most thread blocks, each on a multiprocessor of its own, with which NCCL sends or receives a boundary's tensors.
+By default NCCL takes up to 32, which computation then lacks. Our choice, not measured."""
 
 CellPair = tuple[int, int]
 """Two cells that exchange messages: the first sends activations, the second sends gradients."""
@@ -104,7 +111,8 @@ def make_groups(coord: RankCoord, timeout_s: float, pairs: Iterable[CellPair] = 
     for replica in range(coord.replicas):
         ranks = [coord.rank_of(replica, stage) for stage in range(coord.stages)]
         for name, count in (("activations", p2p_groups), ("gradients", p2p_groups), ("stages", 1)):
-            groups = tuple(dist.new_group(ranks, timeout=timeout) for _ in range(count))
+            options = (None if name == "stages" else _p2p_options() for _ in range(count))
+            groups = tuple(dist.new_group(ranks, timeout=timeout, pg_options=each) for each in options)
             if replica == coord.replica:
                 own_groups[name] = groups if name != "stages" else groups[0]
     for stage in range(coord.stages):
@@ -114,6 +122,21 @@ def make_groups(coord: RankCoord, timeout_s: float, pairs: Iterable[CellPair] = 
     return ProcessGroups(**own_groups, p2p_group_index=indices)
 
 
+def _p2p_options() -> Any:
+    """Returns the options of a group for messages between stages on NCCL, or None: few thread blocks, because a message
+    waits on the device for its other side, and a stream that goes first once both are there."""
+    if "nccl" not in dist.get_backend_config():
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = MAX_CTAS
+    return options
+
+
+def transport_of(device: torch.device) -> TransportName:
+    """Returns what carries tensors between stages on such devices."""
+    return "gloo" if device.type == "cpu" else "nccl"
+
+
 def backend_of(device: torch.device) -> str:
     """Returns the torch.distributed backend: gloo for host tensors, and NCCL for tensors on a GPU."""
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    return "gloo" if transport_of(device) == "gloo" else f"cpu:gloo,{device.type}:nccl"

@@ -19,6 +19,7 @@ from functools import partial
 import torch
 
 from suite.errors import SettingError, nearest
+from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.simulate import Link, Links
 
 GIB = 2**30
@@ -72,6 +73,8 @@ class Machine:
     """How many workers compute at once, where several share a device; None: all."""
     reserve: int = 0
     """Bytes of each device beyond the limit, left free."""
+    transport: TransportName = "gloo"
+    """Of the messages between stages."""
 
 
 _gpu = partial(Device, process_bytes=GIB, is_cuda=True)

@@ -18,7 +18,6 @@ from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partit
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.pipeline.schedule.flow_control import max_inflight_sends
 from suite.pipeline.schedule.remat import UNLIMITED, with_recomputes
 from suite.settings import PipelineSettings
 
@@ -30,13 +29,13 @@ class MemoryFit:
         self, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
     ) -> None:
         with_recompute = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
-        self.schedule_config = ScheduleConfig.from_settings(with_recompute)
+        self.schedule_config = ScheduleConfig.from_settings(with_recompute, machine.transport)
         self._pipeline, self._machine = pipeline, machine
         try:
             self._schedule = self.schedule_config.unchecked(pipeline.stages, pipeline.micro_batches)
         except SettingError as error:
             raise PlanError([str(error)]) from None
-        in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches)
+        in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches, machine.transport)
         self.sizes = MemoryModel(costs, in_flight, bytes_per_param, machine.process_bytes)
         self._seconds = [_layer_seconds(cost, with_recompute) for cost in costs]
 
@@ -69,9 +68,9 @@ class MemoryFit:
 
     def peaks(self, schedule: Schedule, memory: Sequence[Sequence[CellMemory]]) -> Iterator[int]:
         """Yields the peak of each stage."""
-        sends = max_inflight_sends(self._pipeline.stages, self.schedule_config.virtual_stages)
+        flow = self.schedule_config.flow_control(self._pipeline.stages)
         for actions, cells in zip(schedule, memory, strict=True):
-            yield peak_bytes(actions, *cells, max_inflight_sends=sends)
+            yield peak_bytes(actions, *cells, flow=flow)
 
     def max_live_graphs(self, memory: Sequence[Sequence[CellMemory]]) -> tuple[int, ...]:
         """Returns for each cell the most graphs that fit its stage's memory; at least one."""

@@ -13,7 +13,6 @@ import numpy as np
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.skip_costs import SkipCost, duplicate_gradient_bytes, skip_costs
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, Ints
-from suite.pipeline.schedule.flow_control import PREPOSTED_RECVS
 from suite.settings import OptimizerSettings
 
 UNCOUNTED_BYTES = 1 << 20
@@ -122,32 +121,28 @@ class MemoryModel:
 
         A sent activation is held until the step ends, or until more are sent to that cell. To a neighbour gradients
         follow and replace it, except for the first cell, which sends none. A skip within the stage waits for its other
-        cell, for at most a group of K micro-batches; ``PREPOSTED_RECVS`` of them are counted there as received ahead.
+        cell, for at most a group of K micro-batches; those received ahead are counted there already.
         """
         cell_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
         stashed, popped = self._local_skips(cells, k)
-        waiting = max(0, min(self._micro_batches, self.in_flight.several_on) - PREPOSTED_RECVS)
-        forward, back = (
-            waiting * sum(sizes) for sizes in ([s.bytes for s in stashed], [s.gradient_bytes for s in popped])
-        )
+        flow = self.in_flight.flow
+        group = min(self._micro_batches, self.in_flight.several_on)
+        forward = max(0, group - flow.recvs_ahead(1)) * sum(skip.bytes for skip in stashed)
+        back = max(0, group - flow.recvs_ahead(-1)) * sum(skip.gradient_bytes for skip in popped)
         for skip in self._skip_costs[cells[k][-1] + 1]:
             distance = cell_of[skip.target] - k
             if skip.source in cells[k] and distance > 1 and skip not in stashed:
-                forward += (
-                    self._far_sends(distance, already_counted=self.in_flight.max_inflight_sends if k == 0 else 0)
-                    * skip.bytes
-                )
+                already_counted = flow.max_inflight_sends if k == 0 else 0
+                forward += self._far_sends(distance, already_counted) * skip.bytes
         for skip in self._skip_costs[cells[k][0]]:
             distance = k - cell_of[skip.source]
             if skip.target in cells[k] and distance > 1 and skip not in popped:
-                back += (
-                    self._far_sends(distance, already_counted=self.in_flight.max_inflight_sends) * skip.gradient_bytes
-                )
+                back += self._far_sends(distance, flow.max_inflight_sends) * skip.gradient_bytes
         return forward + back
 
     def _far_sends(self, distance: int, already_counted: int) -> int:
         """Returns the most messages in flight over a distance in cells, minus those ``already_counted``."""
-        in_flight = min(self._micro_batches, self.in_flight.max_inflight_sends + distance - 1)
+        in_flight = min(self._micro_batches, self.in_flight.flow.max_sends_to(distance))
         return in_flight - min(self._micro_batches, already_counted)
 
     def _max_far_activations(self, cut: int, skip: SkipCost) -> int:
@@ -156,7 +151,8 @@ class MemoryModel:
 
     def _max_far_gradients(self, cut: int, skip: SkipCost) -> int:
         """The same for its gradients before a cut; gradients within a stage do not count as sent."""
-        already_counted = PREPOSTED_RECVS if self.in_flight.several_on else self.in_flight.max_inflight_sends
+        flow = self.in_flight.flow
+        already_counted = flow.recvs_ahead(-1) if self.in_flight.several_on else flow.max_inflight_sends
         return self._far_sends(cut - skip.source, already_counted) * skip.gradient_bytes if skip.source < cut - 1 else 0
 
     def _summed(self, of: Callable[[int, SkipCost], int]) -> Ints:
@@ -189,29 +185,26 @@ class MemoryModel:
             begin, end, self._output_peak(begin, end), self._grad_peak(begin, end)
         )
         in_flight, graphs = self.in_flight, max(1, self.in_flight.graphs)
-        preposted, sends = (
-            min(PREPOSTED_RECVS + 1, self._micro_batches),
-            min(in_flight.max_inflight_sends, self._micro_batches),
-        )
-        returned = min(
-            in_flight.max_inflight_sends, self._micro_batches - 1
-        )  # each replaces the inputs that its B frees
+        flow = in_flight.flow
+        sends = min(flow.max_inflight_sends, self._micro_batches)
+        # each replaces the inputs that its B frees
+        returned = min(flow.max_inflight_sends, self._micro_batches - 1)
         filling = (graphs - 1) * activations + np.maximum(forward, graph)
         if not in_flight.fill_then_drain:  # a forward without graph may run while the most graphs are alive
             filling = np.maximum(filling, graphs * activations + forward)
         backward = backward + self._duplicates(begin, end)
         draining = np.maximum((graphs - 1) * activations + graph, graphs * activations + backward)
-        messages = preposted * received + self._far(begin, end) + self._far_back[begin]
+        gradients = min(flow.recvs_ahead(-1) + 1, self._micro_batches)
+        messages = gradients * received + self._far(begin, end) + self._far_back[begin]
         if in_flight.fill_then_drain:
             messages = messages + sends * sent + returned * np.maximum(0, sent_back - inputs)
         else:
             larger, smaller = np.maximum(sent, sent_back), np.minimum(sent, sent_back)
-            messages = (
-                messages + sends * larger + min(in_flight.max_inflight_sends - sends, self._micro_batches) * smaller
-            )
+            others = min(flow.max_inflight_sends - sends, self._micro_batches)
+            messages = messages + sends * larger + others * smaller
         if in_flight.deferred:
             messages = messages + in_flight.deferred * deferred + np.maximum(0, deferred - activations)
-        kept = min(self._micro_batches, in_flight.inputs + PREPOSTED_RECVS)
+        kept = min(self._micro_batches, in_flight.inputs + flow.recvs_ahead(1))
         standing = kept * inputs + np.maximum(filling, draining) + messages
         peak: Ints = fixed + np.maximum(standing, update)
         return peak

@@ -115,7 +115,8 @@ def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], bytes_per_param: floa
     sizes = MemoryFit(costs, plan.pipeline, bytes_per_param, machine).sizes
     ranges = [range(cell.begin, cell.end) for cell in plan.cells]
     cell_costs = [_cell_cost(costs, sizes, ranges, at, plan.pipeline, machine) for at in range(len(ranges))]
-    return replace(plan, timeline=simulate(plan.schedule, cell_costs, machine.link)).step_s
+    flow = plan.schedule_config.flow_control(plan.pipeline.stages)
+    return replace(plan, timeline=simulate(plan.schedule, cell_costs, machine.link, flow)).step_s
 
 
 def check_memory(
@@ -211,7 +212,7 @@ def _plan_schedule(
         )
         for at, cell in enumerate(ranges)
     )  # fmt: skip
-    timeline = simulate(schedule, cell_costs, machine.link)
+    timeline = simulate(schedule, cell_costs, machine.link, schedule_config.flow_control(pipeline.stages))
     return Plan(cells, pipeline, schedule_config, machine.memory_limit_bytes, timeline, machine.cores, machine.reserve)
 
 

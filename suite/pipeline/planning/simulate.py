@@ -16,6 +16,7 @@ from suite.errors import SettingError
 from suite.pipeline.planning.skip_costs import MessageCost
 from suite.pipeline.planning.stage_memory import CellMemory
 from suite.pipeline.schedule.action import Action, recomputed_in, virtual_stages_of
+from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.playback import Playback, Route
 from suite.pipeline.schedule.timeline import Span, Timeline
 
@@ -92,9 +93,14 @@ def action_seconds(schedule: Sequence[Sequence[Action]], cells: Sequence[CellCos
     return seconds
 
 
-def simulate(schedule: Sequence[Sequence[Action]], cells: Sequence[CellCost], link: Link | Links = Link()) -> Timeline:
-    """Returns the timeline of one step; ``cells[v * K + k]`` is the cost of the v-th cell of stage k. The update begins
-    when all stages are done, because it needs the global gradient norm.
+def simulate(
+    schedule: Sequence[Sequence[Action]],
+    cells: Sequence[CellCost],
+    link: Link | Links = Link(),
+    flow: FlowControl = GLOO,
+) -> Timeline:
+    """Returns the timeline of one step; ``cells[v * K + k]`` is the cost of the v-th cell of stage k, and ``flow`` says
+    when receives are posted. The update begins when all stages are done, because it needs the global gradient norm.
 
     Raises SettingError when the schedule deadlocks, or a cost or the link is negative or not finite; ``validate`` finds
     every other error of a schedule.
@@ -115,7 +121,7 @@ def simulate(schedule: Sequence[Sequence[Action]], cells: Sequence[CellCost], li
         for far in cell.far_messages
         if (far.to - k) % stages  # between two cells of a stage there is no message
     ]
-    playback = Playback(schedule, action_seconds(schedule, cells), routes)
+    playback = Playback(schedule, action_seconds(schedule, cells), routes, flow)
     if playback.stuck:
         waiting = ", ".join(f"stage {k} at {action}" for k, action in playback.stuck.items())
         raise SettingError(f"the schedule deadlocks: {waiting} wait for each other")

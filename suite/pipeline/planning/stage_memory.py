@@ -21,8 +21,9 @@ from dataclasses import astuple, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.pipeline.model.topology import TransportName
 from suite.pipeline.schedule.action import EFFECTS, KINDS, Action, virtual_stages_of
-from suite.pipeline.schedule.flow_control import MAX_INFLIGHT_SENDS, PREPOSTED_RECVS, max_inflight_sends
+from suite.pipeline.schedule.flow_control import GLOO, FlowControl, flow_control
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -53,14 +54,13 @@ class CellMemory:
     counted with the neighbours' messages; at any time."""
 
 
-def peak_bytes(actions: Sequence[Action], *cells: CellMemory, max_inflight_sends: int = MAX_INFLIGHT_SENDS) -> int:
+def peak_bytes(actions: Sequence[Action], *cells: CellMemory, flow: FlowControl = GLOO) -> int:
     """Returns the peak bytes while a stage of these cells runs its actions and then the update.
 
-    ``PREPOSTED_RECVS`` messages a direction are allocated ahead; the last ``max_inflight_sends`` that a cell sent may
-    still be in flight.
+    As ``flow`` says, receives are allocated ahead, and the last messages that a cell sent may still be in flight.
     """
     walks = _cell_walks(actions, len(cells))
-    per_cell = [_cell_bytes(*pair, max_inflight_sends) for pair in zip(walks, cells, strict=True)]
+    per_cell = [_cell_bytes(*pair, flow) for pair in zip(walks, cells, strict=True)]
     total = np.sum([between for between, _ in per_cell], axis=0)
     peak = int(total[0])
     for walk, (between, during) in zip(walks, per_cell, strict=True):
@@ -104,7 +104,7 @@ def _running_sum(changes: Ints | Flags) -> Ints:
     return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(changes)))
 
 
-def _cell_bytes(walk: _CellWalk, cell: CellMemory, max_inflight_sends: int) -> tuple[Ints, Ints]:
+def _cell_bytes(walk: _CellWalk, cell: CellMemory, flow: FlowControl) -> tuple[Ints, Ints]:
     """Returns the bytes of one cell between the actions of its stage, (actions + 1,), and during each, (actions,).
 
     Ignore values during other cells' actions.
@@ -117,9 +117,9 @@ def _cell_bytes(walk: _CellWalk, cell: CellMemory, max_inflight_sends: int) -> t
     is_sent = forward & (cell.sent_activation_bytes > 0) | backward & (cell.sent_gradient_bytes > 0)
     sent = _running_sum(np.where(forward, cell.sent_activation_bytes, cell.sent_gradient_bytes)[is_sent])
     sends = _running_sum(is_sent)
-    held += sent[sends] - sent[np.maximum(0, sends - max_inflight_sends)]
-    ahead = np.minimum(PREPOSTED_RECVS, forward.sum() - forwards) * cell.input_bytes
-    ahead += np.minimum(PREPOSTED_RECVS, backward.sum() - backwards) * cell.received_gradient_bytes
+    held += sent[sends] - sent[np.maximum(0, sends - flow.max_inflight_sends)]
+    ahead = np.minimum(flow.recvs_ahead(1), forward.sum() - forwards) * cell.input_bytes
+    ahead += np.minimum(flow.recvs_ahead(-1), backward.sum() - backwards) * cell.received_gradient_bytes
     # deferred gradients replace the activations that the backward frees
     split = np.where(walk.deferred > 0, max(0, cell.deferred_bytes - cell.activation_bytes), 0)
     peak = np.where(forward & (walk.graphs == 0), cell.forward_peak_bytes, cell.graph_peak_bytes)
@@ -140,8 +140,8 @@ class InFlightPeaks:
     fill_then_drain: bool = True
     """Whether all forwards come before all backwards, and these start at the last micro-batch. Then sent gradients
     replace freed inputs, and the kept graphs are those of the last forwards."""
-    max_inflight_sends: int = MAX_INFLIGHT_SENDS
-    """The most sends of a cell in flight to a neighbour."""
+    flow: FlowControl = GLOO
+    """The messages of a cell in flight."""
     several_on: int = 0
     """K, where stages hold several cells; 0 where each holds one."""
 
@@ -151,7 +151,9 @@ class InFlightPeaks:
         return self.micro_batches - self.inputs
 
     @staticmethod
-    def of(schedule: Sequence[Sequence[Action]], micro_batches: int) -> InFlightPeaks:
+    def of(
+        schedule: Sequence[Sequence[Action]], micro_batches: int, transport: TransportName = "gloo"
+    ) -> InFlightPeaks:
         """Returns the peaks of a schedule."""
         virtual_stages = virtual_stages_of(schedule)
         walks = [walk for actions in {*map(tuple, schedule)} for walk in _cell_walks(actions, virtual_stages)]
@@ -165,7 +167,7 @@ class InFlightPeaks:
             graphs,
             deferred,
             fill_then_drain=not deferred and all(map(_fills_then_drains, walks)),
-            max_inflight_sends=max_inflight_sends(len(schedule), virtual_stages),
+            flow=flow_control(transport, len(schedule), virtual_stages),
             several_on=len(schedule) if virtual_stages > 1 else 0,
         )
 

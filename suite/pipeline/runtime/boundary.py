@@ -1,21 +1,17 @@
 """The tensors between two cells: how many, of which shape and dtype, and which need gradients.
 
 One record describes both directions: the listed tensors go forward, and gradients of those with ``needs_gradient`` come
-back. Each cell sends it to the next one once a mini-batch, so every receive knows its size even if shapes change.
+back. Each cell sends it to the next one once a mini-batch, so every receive knows its size even if shapes change
+(``suite.pipeline.runtime.metadata``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-_DTYPES: list[torch.dtype] = [
-    torch.float64, torch.float32, torch.bfloat16, torch.float16,
-    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,56 +87,6 @@ class CutSpec:
     def distinct_tensors(self) -> Boundary:
         """Each tensor once."""
         return self.main + tuple(skip.spec for skip in self.skips if skip.same_as_output is None)
-
-
-@dataclass(frozen=True)
-class BoundaryMetadata:
-    """Sent to the next cell before a mini-batch: the cut of each micro-batch, and the first micro-batch's number."""
-
-    cuts: tuple[CutSpec, ...]
-    offset: int
-
-    def encode(self, names: Sequence[str] = ()) -> Tensor:
-        """Returns the metadata as one int64 vector, so that no pickles are sent. ``names`` are the model's skips, known
-        on both sides."""
-        numbers = [self.offset, len(self.cuts)]
-        for cut in self.cuts:
-            numbers += [len(cut.main), len(cut.skips)]
-            for spec in cut.main:
-                numbers += _encoded(spec)
-            for skip in cut.skips:
-                numbers += [
-                    names.index(skip.name),
-                    -1 if skip.same_as_output is None else skip.same_as_output,
-                    *_encoded(skip.spec),
-                ]
-        return torch.tensor(numbers, dtype=torch.int64)
-
-    @staticmethod
-    def decode(vector: Tensor, names: Sequence[str] = ()) -> BoundaryMetadata:
-        """Reverses ``encode``."""
-        numbers = iter(vector.tolist())
-        offset, count = next(numbers), next(numbers)
-        cuts = []
-        for _ in range(count):
-            tensors, skips = next(numbers), next(numbers)
-            main = tuple(_decoded(numbers) for _ in range(tensors))
-            open_skips = []
-            for _ in range(skips):
-                name, same = names[next(numbers)], next(numbers)
-                open_skips.append(OpenSkip(name, _decoded(numbers), None if same < 0 else same))
-            cuts.append(CutSpec(main, tuple(open_skips)))
-        return BoundaryMetadata(tuple(cuts), offset)
-
-
-def _encoded(spec: TensorSpec) -> list[int]:
-    flags = int(spec.needs_gradient) + 2 * int(spec.channels_last)
-    return [_DTYPES.index(spec.dtype), flags, len(spec.shape), *spec.shape]
-
-
-def _decoded(numbers: Iterator[int]) -> TensorSpec:
-    dtype, flags, dims = _DTYPES[next(numbers)], next(numbers), next(numbers)
-    return TensorSpec(tuple(next(numbers) for _ in range(dims)), dtype, bool(flags & 1), bool(flags & 2))
 
 
 def to_bf16(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,11 +21,13 @@ from suite.errors import StallError
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.boundary import BoundaryMetadata, CutSpec, cast_to_boundary
+from suite.pipeline.runtime.boundary import CutSpec, cast_to_boundary
+from suite.pipeline.runtime.cell_layout import CellLayout
 from suite.pipeline.runtime.gradient_reducer import GradientReducer
+from suite.pipeline.runtime.metadata import BoundaryMetadata
 from suite.pipeline.runtime.p2p import P2PCommunicator, RecvQueues
 from suite.pipeline.runtime.recorder import Mark, Recorder
-from suite.pipeline.runtime.skip import CellBoundary, SkipLayout
+from suite.pipeline.runtime.skip import SkipLayout
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
 from suite.pipeline.runtime.weight_grad import DeferredGrads
 from suite.pipeline.runtime.worker_status import WorkerStatus
@@ -53,9 +56,9 @@ class CellLinks:
 class CellState:
     """One mini-batch in one cell."""
 
-    input_boundaries: Sequence[CellBoundary]
-    output_boundaries: Sequence[CellBoundary | None]
-    """By micro-batch; None in the last cell."""
+    layout: CellLayout
+    posted: bool = False
+    """Whether its first receives are posted."""
     activations: RecvQueues | None = None
     gradients: RecvQueues | None = None
     micro_batches: dict[int, CellMicroBatch] = field(default_factory=dict)
@@ -116,6 +119,12 @@ class Executor:
         ``finish`` after each ``train``."""
         self.on_drain: Callable[[], None] | None = None
         """Called in each training step before the stage's first backward, when stage 0 waits for the others."""
+        self._layouts: dict[int, CellLayout] = {}
+        """Those of the last mini-batch, by cell; often the next one has the same."""
+        waits = schedule_config.transport == "nccl" and coord.stages > 1
+        self._cold = {True, False} if waits else set()
+        """Modes, training or not, in which no kernel has been launched. On NCCL a first launch may wait for the posted
+        receives (``suite.pipeline.schedule.rendezvous``)."""
 
     def train(self, batch: MiniBatch | None, step: int) -> LossSums:
         """Runs the forwards, recomputes and backwards of one mini-batch. Only the first and last stage need ``batch``.
@@ -152,15 +161,13 @@ class Executor:
             with self.stage.weights_cast_once():
                 for action in state.actions:
                     self.status.begin(action, status_step)
-                    if action.virtual_stage == len(state.cells):
-                        self._start_cell(state)
+                    self._start_cell(state, action.virtual_stage)
                     with torch.profiler.record_function(str(action)) if self.profiling else nullcontext():
                         _HANDLERS[action.kind](self, state, action)
                     if self.reducer is not None and action in state.last_grad_actions:
                         self.reducer.mark_ready(self.stage.parameters(action.virtual_stage))
             self.status.begin("close", status_step)
-            while len(state.cells) < len(self.links):  # a replica without micro-batches has no action that starts them
-                self._start_cell(state)
+            self._exchange_metadata(state, len(self.links))  # a replica without micro-batches has done none of it
             for cell_links in self.links:
                 if cell_links.p2p is not None:
                     cell_links.p2p.flush()
@@ -173,7 +180,7 @@ class Executor:
         return torch.stack(sums) if sums else torch.zeros(0, 2, dtype=torch.float64)
 
     def _begin(self, batch: MiniBatch | None, step: int, train: bool) -> StepState:
-        """Receives the boundary metadata, sends that of the next cell, and posts the first receives."""
+        """Exchanges the metadata of the first cell, and posts its first receives."""
         coord = self.coord
         assert batch is not None or not (coord.is_first or coord.is_last), (
             "the first and last stage need the mini-batch"
@@ -181,7 +188,7 @@ class Executor:
         metadata = self._recv_metadata(0, batch)
         actions = self.schedule_config.actions(coord.stages, len(metadata.cuts), train)[coord.stage]
         state = StepState(step, metadata.offset, train, actions, recomputed_in(actions), last_grad_actions(actions))
-        self._start_cell(state, metadata)
+        self._add_cell(state, metadata)
         if batch is not None:
             assert len(batch) == len(metadata.cuts), (
                 f"{len(batch)} micro-batches, the metadata has {len(metadata.cuts)}"
@@ -189,6 +196,11 @@ class Executor:
             state.inputs = batch.inputs if coord.is_first else None
             state.targets = batch.targets if coord.is_last else None
             state.scale = coord.replicas / batch.weight
+        if train in self._cold and metadata.cuts:
+            self._exchange_metadata(state, len(self.links))
+            self._warm_up(state)
+            self._cold.discard(train)
+        self._start_cell(state, 0)
         return state
 
     def _recv_metadata(self, virtual_stage: int, batch: MiniBatch | None) -> BoundaryMetadata:
@@ -200,28 +212,47 @@ class Executor:
         assert cell_links.p2p is not None
         return cell_links.p2p.recv_metadata(cell_links.skips.names)
 
-    def _start_cell(self, state: StepState, metadata: BoundaryMetadata | None = None) -> None:
-        """Starts the next cell: receives its metadata, sends that of the cell behind it, posts the first receives."""
+    def _exchange_metadata(self, state: StepState, count: int) -> None:
+        """Receives the metadata of the first ``count`` cells, where that has not happened."""
+        while len(state.cells) < count:
+            self._add_cell(state, self._recv_metadata(len(state.cells), None))
+
+    def _add_cell(self, state: StepState, metadata: BoundaryMetadata) -> None:
+        """Lays out the next cell, and sends the metadata of the cell behind it."""
         virtual_stage = len(state.cells)
-        cell_links, metadata = self.links[virtual_stage], metadata or self._recv_metadata(virtual_stage, None)
-        p2p, skip_layout = cell_links.p2p, cell_links.skips
-        is_last = self._is_last_cell(virtual_stage)
-        inputs = [skip_layout.input_boundary(cut) for cut in metadata.cuts]
-        output_cuts = [] if is_last else [self.stage.infer_output(cut, virtual_stage) for cut in metadata.cuts]
-        outputs = [skip_layout.output_boundary(cut) for cut in output_cuts]
-        cell = CellState(inputs, outputs or [None] * len(inputs))
-        state.cells.append(cell)
-        if p2p is None:
+        links, is_last = self.links[virtual_stage], self._is_last_cell(virtual_stage)
+        layout = self._layouts.get(virtual_stage)
+        if layout is None or layout.cuts != metadata.cuts:
+            infer_output = None if is_last else partial(self.stage.infer_output, virtual_stage=virtual_stage)
+            layout = self._layouts[virtual_stage] = CellLayout.of(metadata.cuts, links.skips, infer_output)
+        state.cells.append(CellState(layout))
+        if links.p2p is not None and not is_last:
+            links.p2p.send_metadata(BoundaryMetadata(layout.next_cuts, metadata.offset), links.skips.names)
+
+    def _start_cell(self, state: StepState, virtual_stage: int) -> None:
+        """Exchanges a cell's metadata and posts its first receives, if that has not happened."""
+        self._exchange_metadata(state, virtual_stage + 1)
+        cell, p2p = state.cells[virtual_stage], self.links[virtual_stage].p2p
+        if p2p is None or cell.posted:
             return
-        if not is_last:
-            next_metadata = BoundaryMetadata(tuple(map(skip_layout.next_cut, output_cuts)), metadata.offset)
-            p2p.send_metadata(next_metadata, skip_layout.names)
-            if state.train:
-                order = [a.micro_batch for a in state.actions if a.direction < 0 and a.virtual_stage == virtual_stage]
-                cell.gradients = p2p.post_gradient_recvs([(i, outputs[i]) for i in order], state.step)
+        cell.posted = True
+        forwards, backwards = (
+            [a.micro_batch for a in state.actions if a.virtual_stage == virtual_stage and a.direction == direction]
+            for direction in (1, -1)
+        )
+        inputs, outputs = cell.layout.inputs, cell.layout.outputs
+        if state.train and outputs is not None:
+            cell.gradients = p2p.post_gradient_recvs([(i, outputs[i]) for i in backwards], state.step)
         if not self._is_first_cell(virtual_stage):
-            order = [a.micro_batch for a in state.actions if a.kind == "F" and a.virtual_stage == virtual_stage]
-            cell.activations = p2p.post_activation_recvs([(i, inputs[i]) for i in order], state.step)
+            cell.activations = p2p.post_activation_recvs([(i, inputs[i]) for i in forwards], state.step)
+
+    def _warm_up(self, state: StepState) -> None:
+        """Launches the kernels of all cells once."""
+        for virtual_stage, cell in enumerate(state.cells):
+            before, behind = cell.layout.inputs[0], cell.layout.output(0)
+            inputs = tuple(spec.empty(self.stage.device).zero_() for spec in before.tensors)
+            micro_batch = CellMicroBatch(inputs, before, behind, state.step, state.offset, virtual_stage)
+            self.stage.warm_up(micro_batch, self._targets(state, Action("F", 0, virtual_stage)), state.train)
 
     def _is_first_cell(self, virtual_stage: int) -> bool:
         """Whether this cell begins with the mini-batch's inputs."""
@@ -243,8 +274,8 @@ class Executor:
             assert state.inputs is not None
             inputs = self._to_device(state.inputs[i])
         start = self._mark()
-        boundary = cell.output_boundaries[i]
-        micro_batch = CellMicroBatch(inputs, cell.input_boundaries[i], boundary, state.step, state.offset + i, v)
+        boundary = cell.layout.output(i)
+        micro_batch = CellMicroBatch(inputs, cell.layout.inputs[i], boundary, state.step, state.offset + i, v)
         if state.train:
             cell.micro_batches[i] = micro_batch
         if state.train and (v, i) not in state.recomputed:

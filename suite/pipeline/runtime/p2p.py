@@ -1,6 +1,6 @@
 """Point-to-point messages between stages: tagged, received ahead of need, sent without waiting.
 
-    stage k      F0 ----a0---> stage k+1       PREPOSTED_RECVS receives are posted ahead,
+    stage k      F0 ----a0---> stage k+1       receives are posted ahead where that costs nothing,
                  F1 ----a1--->                 so a tensor arrives while the stage computes;
                  B1 <---g1----                 a send waits only if too many are in flight
 
@@ -29,11 +29,16 @@ from torch import Tensor
 from suite.errors import NeighbourLostError, StallError
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import CellPair, Group, ProcessGroups, RankCoord
-from suite.pipeline.runtime.boundary import BoundaryMetadata, TensorSpec, contiguous_view
+from suite.pipeline.runtime.boundary import TensorSpec, contiguous_view
+from suite.pipeline.runtime.metadata import BoundaryMetadata, MetadataCodec
+from suite.pipeline.runtime.packing import message_specs, pack, unpack
 from suite.pipeline.runtime.skip import CellBoundary
-from suite.pipeline.schedule.flow_control import PREPOSTED_RECVS
+from suite.pipeline.schedule.flow_control import FlowControl
 
 _MAX_TENSORS_PER_MESSAGE = 64
+
+_HEADER = 512
+"""Numbers in the first message of metadata: enough for what a mini-batch usually has to say."""
 
 
 @dataclass
@@ -136,21 +141,23 @@ class RecvQueue:
 
     def __init__(
         self, source: int, group: Group, messages: Sequence[tuple[int, Sequence[TensorSpec]]],
-        step: int, device: torch.device, deadline: Deadline, what: str,
+        step: int, device: torch.device, deadline: Deadline, what: str, ahead: int,
     ) -> None:  # fmt: skip
+        """``ahead`` receives are posted before they are used (``suite.pipeline.schedule.flow_control``)."""
         self._source, self._group, self._step = source, group, step
         self._device, self._deadline, self._what = device, deadline, what
         self._messages: Iterator[tuple[int, Sequence[TensorSpec]]] = iter(messages)
         self._posted: deque[tuple[int, Tensors, list[dist.Work]]] = deque()
-        for _ in range(PREPOSTED_RECVS):
-            self._post()
+        self._ahead = ahead
+        self._post(ahead)
 
-    def _post(self) -> None:
-        message = next(self._messages, None)
-        if message is None:
-            return
-        micro_batch, specs = message
-        tensors = tuple(spec.empty(self._device) for spec in specs)
+    def _post(self, count: int) -> None:
+        """Posts receives until ``count`` have not been waited for, or no message is left."""
+        while len(self._posted) < count and (message := next(self._messages, None)) is not None:
+            self._post_message(*message)
+
+    def _post_message(self, micro_batch: int, specs: Sequence[TensorSpec]) -> None:
+        tensors = [spec.empty(self._device) for spec in message_specs(specs)]
         with _explained(f"{self._what} of micro-batch {micro_batch}", self._deadline):
             works = [
                 dist.irecv(
@@ -159,15 +166,17 @@ class RecvQueue:
                 for at, tensor in enumerate(tensors)
                 if tensor.numel()
             ]
-        self._posted.append((micro_batch, tensors, [work for work in works if work is not None]))
+        received = unpack(tensors, specs)
+        self._posted.append((micro_batch, received, [work for work in works if work is not None]))
 
     def recv(self, micro_batch: int) -> Tensors:
         """Returns one micro-batch's tensors, waiting for them if they have not arrived, and posts the next receive."""
+        self._post(1)
         expected, tensors, works = self._posted.popleft()
         assert expected == micro_batch, f"{self._what}: {expected} is next, {micro_batch} was requested"
         for work in works:
             wait(work, self._deadline, f"{self._what} of micro-batch {micro_batch}", self._device)
-        self._post()
+        self._post(self._ahead)
         return tensors
 
 
@@ -226,30 +235,34 @@ class P2PCommunicator:
 
     def __init__(
         self, coord: RankCoord, groups: ProcessGroups, device: torch.device, deadline: Deadline, local: LocalMessages,
-        virtual_stage: int, max_inflight_sends: int,
+        virtual_stage: int, flow: FlowControl,
     ) -> None:  # fmt: skip
-        """All cells of a stage share ``local``. At most ``max_inflight_sends`` sends to the two neighbours, metadata
-        included, are in flight together."""
+        """All cells of a stage share ``local``; ``flow`` says what is posted when."""
         self.coord, self.groups, self.device, self.deadline = coord, groups, device, deadline
         self._local = local
-        self.cell, self._max_inflight_sends = virtual_stage * coord.stages + coord.stage, max_inflight_sends
+        self.cell, self._flow = virtual_stage * coord.stages + coord.stage, flow
         self._sends: dict[int, InflightSends] = {}
+        self._encoder, self._decoder = MetadataCodec(), MetadataCodec()
 
     def send_metadata(self, metadata: BoundaryMetadata, names: Sequence[str]) -> None:
         """Sends the next cell the metadata of this mini-batch; ``names`` are the model's skips."""
-        vector = metadata.encode(names)
-        tensors = (torch.tensor([vector.numel()]), vector)
+        vector = self._encoder.encode(metadata, names)
+        header = torch.zeros(_HEADER, dtype=torch.int64)
+        header[0], begin = vector.numel(), vector[: _HEADER - 1]
+        header[1 : 1 + begin.numel()] = begin
+        tensors = header, vector[_HEADER - 1 :]
         self._send(tensors, self.cell + 1, self._group("activations", self.cell + 1), 0, "the metadata")
 
     def recv_metadata(self, names: Sequence[str]) -> BoundaryMetadata:
         """Returns the previous cell's metadata. Raises StallError when it does not arrive in time."""
         peer, what = self.cell - 1, f"the metadata of {self._describe(self.cell - 1)}"
         source, group = self._rank(peer), self._group("activations", peer)
-        length = torch.zeros(1, dtype=torch.int64)
-        recv_into(length, source, group, 0, self.deadline, what)
-        vector = torch.zeros(int(length), dtype=torch.int64)
-        recv_into(vector, source, group, 1, self.deadline, what)
-        return BoundaryMetadata.decode(vector, names)
+        header = torch.zeros(_HEADER, dtype=torch.int64)
+        recv_into(header, source, group, 0, self.deadline, what)
+        rest = torch.zeros(max(0, int(header[0]) - (_HEADER - 1)), dtype=torch.int64)
+        if rest.numel():
+            recv_into(rest, source, group, 1, self.deadline, what)
+        return self._decoder.decode(torch.cat((header[1:], rest)), names)
 
     def post_activation_recvs(self, messages: Sequence[tuple[int, CellBoundary]], step: int) -> RecvQueues:
         """Posts receives for activations from other cells."""
@@ -280,25 +293,24 @@ class P2PCommunicator:
         if self._is_local(peer):
             return lambda micro_batch: self._local.pop((peer, self.cell, micro_batch))
         what = f"the {kind} from {self._describe(peer)}"
+        ahead = self._flow.recvs_ahead(1 if kind == "activations" else -1)
         return RecvQueue(
-            self._rank(peer), self._group(kind, peer), messages, step, self.device, self.deadline, what
-        ).recv  # fmt: skip
+            self._rank(peer), self._group(kind, peer), messages, step, self.device, self.deadline, what, ahead
+        ).recv
 
     def send_activations(self, tensors: Sequence[Tensor], boundary: CellBoundary, micro_batch: int, step: int) -> None:
         """Sends one micro-batch's activations, each tensor to its cell, without waiting for delivery."""
-        what = f"the activations of micro-batch {micro_batch}"
         for peer, indices in boundary.peers:
-            sent = [tensors[at].detach().contiguous(memory_format=boundary.tensors[at].layout) for at in indices]
-            self._send_or_keep(sent, peer, "activations", micro_batch, step, what)
+            specs = [boundary.tensors[at] for at in indices]
+            self._send_or_keep([tensors[at].detach() for at in indices], specs, peer, "activations", micro_batch, step)
 
     def send_gradients(self, tensors: Sequence[Tensor], boundary: CellBoundary, micro_batch: int, step: int) -> None:
         """Sends one micro-batch's gradients without waiting: of the inputs that need one, in their order."""
-        what = f"the gradients of micro-batch {micro_batch}"
         needed = sorted(at for _, indices in boundary.grad_peers for at in indices)
         gradients = dict(zip(needed, tensors, strict=True))
         for peer, indices in boundary.grad_peers:
-            sent = [gradients[at].contiguous(memory_format=boundary.tensors[at].layout) for at in indices]
-            self._send_or_keep(sent, peer, "gradients", micro_batch, step, what)
+            specs = [boundary.tensors[at] for at in indices]
+            self._send_or_keep([gradients[at] for at in indices], specs, peer, "gradients", micro_batch, step)
 
     def flush(self) -> None:
         """Waits until all sends are complete, so that their memory is free."""
@@ -307,19 +319,21 @@ class P2PCommunicator:
             sends.drain()
 
     def _send_or_keep(
-        self, tensors: Sequence[Tensor], peer: int, kind: str, micro_batch: int, step: int, what: str
+        self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec], peer: int, kind: str, micro_batch: int, step: int
     ) -> None:
         """Sends a micro-batch's tensors to another cell, or keeps them for a cell of this stage."""
         if self._is_local(peer):
-            self._local[self.cell, peer, micro_batch] = tuple(tensors)
-        else:
-            self._send(tensors, peer, self._group(kind, peer), _tag(step, micro_batch, 0), what)
+            laid_out = (t.contiguous(memory_format=spec.layout) for t, spec in zip(tensors, specs, strict=True))
+            self._local[self.cell, peer, micro_batch] = tuple(laid_out)
+            return
+        what = f"the {kind} of micro-batch {micro_batch}"
+        self._send(pack(tensors, specs), peer, self._group(kind, peer), _tag(step, micro_batch, 0), what)
 
     def _send(self, tensors: Sequence[Tensor], peer: int, group: Group, tag: int, what: str) -> None:
         distance = abs(peer - self.cell)
         sends = self._sends.setdefault(0 if distance == 1 else peer - self.cell, InflightSends(self.deadline))
         sends.post(tensors, self._rank(peer), group, tag, f"{what} to be received by their target stage")
-        sends.drain(self._max_inflight_sends + distance - 1)
+        sends.drain(self._flow.max_sends_to(distance))
 
     def _rank(self, peer: int) -> int:
         return self.coord.rank_of(self.coord.replica, peer % self.coord.stages)

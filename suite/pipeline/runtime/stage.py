@@ -187,6 +187,25 @@ class Stage:
             if spec.needs_gradient
         )
 
+    def warm_up(self, micro_batch: CellMicroBatch, targets: Tensors, train: bool) -> None:
+        """Runs a cell once, to train also its backward, so that the device has loaded the kernels. Changes nothing: the
+        micro-batch must be one that runs later, which then overwrites its BatchNorm statistics."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.layers.buffers()]
+        with torch.no_grad():
+            self.forward(micro_batch, targets)
+        if train:
+            outputs, _ = self.forward_with_graph(micro_batch, targets)
+            boundary = micro_batch.output_boundary
+            wanted = [spec.needs_gradient for spec in boundary.tensors] if boundary is not None else [True]
+            self.backward(
+                micro_batch, tuple(torch.zeros_like(t) for t, needed in zip(outputs, wanted, strict=True) if needed)
+            )
+            for parameter in self.layers.parameters():
+                parameter.grad = None
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
     def backward_input(self, micro_batch: CellMicroBatch, gradients: Tensors) -> tuple[Tensors, DeferredGrads]:
         """As ``backward``, but defers weight gradients; also returns the calls that add them."""
         returned: list[Tensors] = []

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import Group
-from suite.pipeline.runtime.boundary import BoundaryMetadata, CutSpec
+from suite.pipeline.runtime.boundary import CutSpec
+from suite.pipeline.runtime.metadata import BoundaryMetadata, MetadataCodec
 from suite.pipeline.runtime.p2p import Deadline, InflightSends, recv_into
 
 _HEADER = 64
@@ -35,7 +36,7 @@ class TensorChannel:
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Sends a message. Raises StallError when too many are in flight and the oldest is not received in time."""
-        numbers = BoundaryMetadata((CutSpec.of(tensors),), 0).encode()
+        numbers = MetadataCodec().encode(BoundaryMetadata((CutSpec.of(tensors),), 0))
         assert numbers.numel() <= _HEADER, f"a message of {len(tensors)} tensors needs a longer header"
         header = torch.zeros(_HEADER, dtype=torch.int64)
         header[: numbers.numel()] = numbers
@@ -48,7 +49,7 @@ class TensorChannel:
         """Returns the next message's tensors. Raises StallError when it does not arrive in time."""
         header = torch.zeros(_HEADER, dtype=torch.int64)
         self._receive(header, 0, what)
-        tensors = tuple(spec.empty(self._device) for spec in BoundaryMetadata.decode(header).cuts[0].main)
+        tensors = tuple(spec.empty(self._device) for spec in MetadataCodec().decode(header).cuts[0].main)
         for at, tensor in enumerate(tensors):
             if tensor.numel():
                 self._receive(tensor, 1 + at, what)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from suite.errors import SettingError
+from suite.pipeline.model.topology import TransportName
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.csv_file import first_micro_batches, parse_rows, shape
+from suite.pipeline.schedule.flow_control import FlowControl, flow_control
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, with_recomputes
 from suite.pipeline.schedule.schedules import (
     fill_drain,
@@ -39,19 +41,27 @@ class ScheduleConfig:
     """Cells a stage."""
     rows: tuple[str, ...] = ()
     """Of a schedule from a file (``suite.pipeline.schedule.csv_file``)."""
+    transport: TransportName = "gloo"
+    """Of the messages between stages."""
 
     @staticmethod
-    def from_settings(pipeline: PipelineSettings) -> ScheduleConfig:
+    def from_settings(pipeline: PipelineSettings, transport: TransportName = "gloo") -> ScheduleConfig:
         """Returns the config of settings in which nothing is ``auto``."""
         assert "auto" not in (pipeline.schedule, pipeline.remat), "the plan decides these"
         rows = pipeline.schedule_rows or ()
-        return ScheduleConfig(pipeline.schedule, (MAX_LIVE_GRAPHS[pipeline.remat],), pipeline.virtual_stages, rows)
+        return ScheduleConfig(
+            pipeline.schedule, (MAX_LIVE_GRAPHS[pipeline.remat],), pipeline.virtual_stages, rows, transport
+        )
 
     @property
     def defers_weight_grads(self) -> bool:
         """Whether weight gradients are deferred."""
         stages = len(self.rows) or 2
         return any(action.kind == "W" for actions in self.without_recompute(stages, 1) for action in actions)
+
+    def flow_control(self, stages: int) -> FlowControl:
+        """Returns what each of K stages posts when."""
+        return flow_control(self.transport, stages, self.virtual_stages)
 
     def actions(self, stages: int, micro_batches: int, train: bool = True) -> Schedule:
         """Returns the validated schedule of K stages and M micro-batches."""
@@ -99,7 +109,7 @@ def _actions(
         if train
         else forward_only(stages, micro_batches, schedule_config.virtual_stages)
     )
-    validate(schedule, micro_batches, train)
+    validate(schedule, micro_batches, train, schedule_config.transport)
     return tuple(map(tuple, schedule))
 
 

@@ -4,9 +4,8 @@ r"""Plays a schedule: when each action starts, from the seconds of actions and m
                 \                               a message leaves when its sender is done, its receive is posted and
     stage 1   ....F0 F1 F2 F3 B3 R2 B2 ...      the link is free, occupies it while it is transferred, arrives later
 
-Receives are posted as in ``suite.pipeline.runtime.p2p``, ``PREPOSTED_RECVS`` messages ahead, and the sender learns of
-one a latency later. ``validate`` plays each schedule in equal units of time with instant messages,
-``suite.pipeline.planning.simulate`` with costs and links.
+Receives are posted as ``flow_control`` says, and the sender learns of one a latency later. ``validate`` plays each
+schedule in equal units of time with instant messages, ``suite.pipeline.planning.simulate`` with costs and links.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from suite.pipeline.schedule.action import Action
-from suite.pipeline.schedule.flow_control import PREPOSTED_RECVS
+from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.timeline import Span
 
 
@@ -49,13 +48,15 @@ class Playback:
         schedule: Sequence[Sequence[Action]],
         seconds: Callable[[int, Action], float],
         routes: Sequence[Route],
-        max_inflight_sends: int | None = None,
+        flow: FlowControl = GLOO,
+        limits_sends: bool = False,
     ) -> None:
-        """``seconds(stage, action)`` is the duration of an action. With ``max_inflight_sends`` a stage also waits while
-        more messages than that of its last cell have no posted receive; the metadata, which goes first, counts too."""
+        """``seconds(stage, action)`` is the duration of an action. With ``limits_sends`` a stage also waits while more
+        messages of its last cell than ``flow`` allows have no posted receive; the metadata, which goes first, counts
+        too."""
         self._schedule, self._stages, self._seconds = schedule, len(schedule), seconds
-        self._outputs, self._inputs = _message_queues(schedule, routes)
-        self._max_inflight_sends = max_inflight_sends
+        self._outputs, self._inputs = _message_queues(schedule, routes, flow)
+        self._max_inflight_sends = flow.max_inflight_sends if limits_sends else None
         self._sent = {route.source: [(self._outputs[1, route.source][0], _METADATA)] for route in routes}
         self._started = set(range(self._stages))  # cells whose stage has reached their first action
         self.rows: list[list[Span]] = [[] for _ in schedule]
@@ -93,6 +94,8 @@ class Playback:
         incoming = self._inputs.get((action.direction, cell), ())
         start = row[-1].end if row else 0.0
         for queue in incoming:
+            queue.post(1, start)
+        for queue in incoming:
             if i not in queue.arrived:
                 return False
             start = max(start, queue.arrived[i])
@@ -108,7 +111,7 @@ class Playback:
     def _sends_are_full(self, k: int) -> bool:
         """Returns whether a stage must wait after its last send: the oldest in flight has no posted receive.
 
-        Receives of a cell are posted when its stage reaches its first action, and then ``PREPOSTED_RECVS`` ahead.
+        The first receives of a cell are posted when its stage reaches its first action.
         """
         row = self.rows[k]
         if self._max_inflight_sends is None or not row:
@@ -118,7 +121,7 @@ class Playback:
         if not last.direction or len(sent) <= self._max_inflight_sends:
             return False
         queue, number = sent[-1 - self._max_inflight_sends]
-        return number >= queue.received + PREPOSTED_RECVS or queue.target not in self._started
+        return number >= queue.posted or queue.target not in self._started
 
 
 _METADATA = -1
@@ -128,14 +131,21 @@ _METADATA = -1
 class _MessageQueue:
     """One direction of a route; the target receives its messages in ``order``."""
 
-    def __init__(self, target: int, transfer_s: float, latency_s: float, order: Sequence[int]) -> None:
-        self.target, self._transfer_s, self._latency_s, self._order = target, transfer_s, latency_s, order
+    def __init__(self, target: int, transfer_s: float, latency_s: float, order: Sequence[int], ahead: int) -> None:
+        """``ahead`` receives are posted before they are used."""
+        self.target, self._transfer_s, self._latency_s = target, transfer_s, latency_s
+        self._order, self._ahead = order, ahead
         self.arrived: dict[int, float] = {}
         """The time at which each message arrives."""
-        self.sent = self.received = 0
-        self._posted = dict.fromkeys(order[:PREPOSTED_RECVS], 0.0)  # when the sender learns of the receive
+        self.sent = self._received = 0
+        self._posted = dict.fromkeys(order[:ahead], 0.0)  # when the sender learns of the receive
         self._ready: dict[int, float] = {}
         self._free = 0.0
+
+    @property
+    def posted(self) -> int:
+        """How many receives have been posted."""
+        return len(self._posted)
 
     def send(self, i: int, end: float) -> None:
         """The sender has computed message i."""
@@ -145,9 +155,13 @@ class _MessageQueue:
 
     def recv(self, start: float) -> None:
         """The target receives the next message in its order, and posts another receive."""
-        self.received += 1
-        for i in self._order[self.received + PREPOSTED_RECVS - 1 : self.received + PREPOSTED_RECVS]:
-            self._posted[i] = start + self._latency_s
+        self._received += 1
+        self.post(self._ahead, start)
+
+    def post(self, count: int, at: float) -> None:
+        """The target posts receives until ``count`` are ahead of those that it has used."""
+        for i in self._order[self.posted : self._received + count]:
+            self._posted[i] = at + self._latency_s
             self._transfer_if_ready(i)
 
     def _transfer_if_ready(self, i: int) -> None:
@@ -168,7 +182,9 @@ def message_orders(schedule: Sequence[Sequence[Action]]) -> dict[tuple[int, int]
 _Queues = dict[tuple[int, int], list[_MessageQueue]]
 
 
-def _message_queues(schedule: Sequence[Sequence[Action]], routes: Sequence[Route]) -> tuple[_Queues, _Queues]:
+def _message_queues(
+    schedule: Sequence[Sequence[Action]], routes: Sequence[Route], flow: FlowControl
+) -> tuple[_Queues, _Queues]:
     """Returns by direction and cell the queues of outgoing messages, and those of incoming ones."""
     orders = message_orders(schedule)
     outputs: _Queues = {}
@@ -176,7 +192,8 @@ def _message_queues(schedule: Sequence[Sequence[Action]], routes: Sequence[Route
     for route in routes:
         ends = (1, route.source, route.target, route.forward_s), (-1, route.target, route.source, route.backward_s)
         for direction, source, target, transfer_s in ends:
-            queue = _MessageQueue(target, transfer_s, route.latency_s, orders.get((direction, target), ()))
+            order, ahead = orders.get((direction, target), ()), flow.recvs_ahead(direction)
+            queue = _MessageQueue(target, transfer_s, route.latency_s, order, ahead)
             outputs.setdefault((direction, source), []).append(queue)
             inputs.setdefault((direction, target), []).append(queue)
     return outputs, inputs

@@ -9,34 +9,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from suite.errors import SettingError
+from suite.pipeline.model.topology import TransportName
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
-from suite.pipeline.schedule.flow_control import max_inflight_sends
+from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.playback import Playback, Route, message_orders
+from suite.pipeline.schedule.rendezvous import Wait, waiting_circle
 from suite.pipeline.schedule.timeline import Span
 
 DRAWN_STAGES, DRAWN_UNITS = 16, 40
 """The largest picture in an error message: stages, and units of time before the deadlock."""
 
 
-def validate(schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool = True) -> list[list[Span]]:
+def validate(
+    schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool = True, transport: TransportName = "gloo"
+) -> list[list[Span]]:
     """Plays a schedule as fast as its messages allow; returns the spans of each stage, each action one unit of time.
 
     In each of its cells every stage must run each micro-batch's ``F`` once and, to train, its ``B``, or ``I`` and later
-    ``W``, once after it with at most one ``R`` between. No stage may wait forever, neither for a message nor because
-    too many of its sends are in flight (``suite.pipeline.runtime.p2p``). Messages between two cells arrive in the order
-    in which they were sent.
+    ``W``, once after it with at most one ``R`` between. Messages between two cells arrive in the order in which they
+    were sent. No stage may wait forever: neither for a message nor, on gloo, because too many of its sends are in
+    flight (``suite.pipeline.runtime.p2p``), nor, on NCCL, in a circle of waits (``rendezvous``).
 
-    Raises SettingError with the faulty stage and action, or with the timeline up to the deadlock, cut
-    to at most DRAWN_STAGES by DRAWN_UNITS cells around it.
+    Raises SettingError with the faulty stage and action, with the timeline up to the deadlock, cut to at most
+    DRAWN_STAGES by DRAWN_UNITS cells around it, or with the circle of waits on NCCL.
     """
     virtual_stages = virtual_stages_of(schedule)
     _check_each_stage(schedule, virtual_stages, micro_batches, train)
     _check_message_order(schedule, virtual_stages)
     routes = [Route(at, at + 1) for at in range(len(schedule) * virtual_stages - 1)]
-    sends_in_flight = max_inflight_sends(len(schedule), virtual_stages)
-    playback = Playback(schedule, lambda stage, action: 1.0, routes, sends_in_flight)
+    flow = flow_control(transport, len(schedule), virtual_stages)
+    playback = Playback(schedule, lambda stage, action: 1.0, routes, flow, limits_sends=transport == "gloo")
     if playback.stuck:
-        raise SettingError(_deadlock(playback, sends_in_flight))
+        raise SettingError(_deadlock(playback, flow.max_inflight_sends))
+    if transport == "nccl" and (circle := waiting_circle(schedule, flow=flow)):
+        raise SettingError(
+            f"the schedule deadlocks on NCCL, where a message waits until both stages have come to it:\n"
+            f"{draw_circle(circle)}"
+        )
     return playback.rows
 
 
@@ -46,6 +55,12 @@ def draw(timeline: Sequence[Sequence[str]], first_stage: int = 0) -> str:
     return "\n".join(
         f"stage {k:<3} " + " ".join(cell.ljust(width) for cell in row) for k, row in enumerate(timeline, first_stage)
     )
+
+
+def draw_circle(circle: Sequence[Wait]) -> str:
+    """Returns a circle of waits as text, a line each; its first one stands again at the end."""
+    first, *others = map(str, circle)
+    return "\n".join([first, *(f"  waits for {wait}" for wait in (*others, first))])
 
 
 def texts_by_unit(rows: Sequence[Sequence[Span]]) -> list[list[str]]:

@@ -51,7 +51,7 @@ def build(
     groups = make_groups(coord, deadline, communicating_pairs(find_skips(layers), cells, coord.stages))
     mine, loss = cells[coord.stage :: coord.stages], loss if coord.is_last else None
     stage = Stage(layers, mine, loss, CPU, "fp32", seed, schedule_config.defers_weight_grads)
-    ways = make_links(coord, layers, cells, groups, CPU, Deadline(deadline))
+    ways = make_links(coord, layers, cells, groups, CPU, Deadline(deadline), schedule_config)
     named = stage.named_parameters()
     ties = TiedParameters(find_ties(layers, cells, coord.stages), coord, named, deadline)
     ties.broadcast_owner()

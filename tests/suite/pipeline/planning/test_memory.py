@@ -12,7 +12,7 @@ from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_p
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
 from suite.pipeline.schedule.action import virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.pipeline.schedule.flow_control import max_inflight_sends
+from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import OptimizerSettings
 from tests.suite.pipeline.schedule_helpers import cell_memory, fill_drain, in_flight
@@ -240,29 +240,29 @@ def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
     st.sampled_from(["1f1b", "zero_bubble", "interleaved"]),
     st.sampled_from([1, 2]),
     st.sampled_from([0, 1, 2, UNLIMITED]),
+    st.sampled_from(["gloo", "nccl"]),
 )
 @example(
-    [cost(), cost(gradient_bytes=1), cost(boundary_bytes=1)], 1, 2, "zero_bubble", 1, 0
+    [cost(), cost(gradient_bytes=1), cost(boundary_bytes=1)], 1, 2, "zero_bubble", 1, 0, "gloo"
 )  # at W0 both F0 and B0 may be unsent
-@example([cost(), cost(gradient_bytes=1), cost(boundary_bytes=1)], 2, 2, "zero_bubble", 1, 0)
+@example([cost(), cost(gradient_bytes=1), cost(boundary_bytes=1)], 2, 2, "zero_bubble", 1, 0, "gloo")
 @example(
-    [cost(boundary_bytes=49, activation_bytes=32, forward=52)], 4, 9, "interleaved", 1, 1
+    [cost(boundary_bytes=49, activation_bytes=32, forward=52)], 4, 9, "interleaved", 1, 1, "gloo"
 )  # F1 finds the graph of F0 kept
-def test_nor_is_it_with_other_schedules(costs, micro_batches, stages, name, virtual_stages, graphs):
+def test_nor_is_it_with_other_schedules(costs, micro_batches, stages, name, virtual_stages, graphs, transport):
     """For any cell of theirs, whichever layers it holds."""
     costs = [replace(one, deferred_bytes=one.activation_bytes // 2) for one in costs]
     schedule = ScheduleConfig(name, (graphs,), {"1f1b": 1, "interleaved": 2}.get(name, virtual_stages)).actions(
         stages, micro_batches
     )
-    sizes = MemoryModel(costs, InFlightPeaks.of(schedule, micro_batches), bytes_per_parameter=1.0)
+    sizes = MemoryModel(costs, InFlightPeaks.of(schedule, micro_batches, transport), bytes_per_parameter=1.0)
+    flow = flow_control(transport, stages, virtual_stages_of(schedule))
     for begin, end in cells_of(costs):
         for actions in schedule:
             for virtual_stage in range(virtual_stages_of(schedule)):
                 mine = [replace(action, virtual_stage=0) for action in actions if action.virtual_stage == virtual_stage]
-                unsent = max_inflight_sends(stages, virtual_stages_of(schedule))
-                assert sizes.peak_upper_bound(begin, end) >= peak_bytes(
-                    mine, cell_memory(sizes, begin, end), max_inflight_sends=unsent
-                )
+                peak = peak_bytes(mine, cell_memory(sizes, begin, end), flow=flow)
+                assert sizes.peak_upper_bound(begin, end) >= peak
 
 
 @settings(unhurried, max_examples=200)

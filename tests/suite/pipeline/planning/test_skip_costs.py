@@ -12,7 +12,7 @@ from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.skip_costs import MessageCost, SkipCost, message_costs, skip_costs
 from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.pipeline.schedule.flow_control import max_inflight_sends
+from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.remat import UNLIMITED
 from tests.suite.pipeline.schedule_helpers import fill_drain, in_flight
 
@@ -103,8 +103,9 @@ def test_no_cell_needs_more_than_its_bound_whatever_the_other_cells_are(costs, m
     st.integers(1, 9),
     st.sampled_from(["interleaved", "zero_bubble"]),
     st.sampled_from([0, 1, UNLIMITED]),
+    st.sampled_from(["gloo", "nccl"]),
 )
-def test_nor_does_a_cell_of_a_stage_of_several(costs, micro_batches, name, graphs):
+def test_nor_does_a_cell_of_a_stage_of_several(costs, micro_batches, name, graphs, transport):
     """Stages are two, or three where the layers are enough: a skip may stay on one of them."""
     stages = 3 if len(costs) >= 6 else 2
     virtual_stages = len(costs) // stages
@@ -112,15 +113,13 @@ def test_nor_does_a_cell_of_a_stage_of_several(costs, micro_batches, name, graph
         return
     cells = cell_ranges((*[1] * (stages * virtual_stages - 1), len(costs) - stages * virtual_stages + 1), len(costs))
     schedule = ScheduleConfig(name, (graphs,), virtual_stages).actions(stages, micro_batches)
-    sizes, unsent = (
-        MemoryModel(costs, InFlightPeaks.of(schedule, micro_batches), 8.0),
-        max_inflight_sends(stages, virtual_stages),
-    )
+    sizes = MemoryModel(costs, InFlightPeaks.of(schedule, micro_batches, transport), 8.0)
+    flow = flow_control(transport, stages, virtual_stages)
     for at, cell in enumerate(cells):
         mine = [
             replace(action, virtual_stage=0) for action in schedule[at % stages] if action.virtual_stage == at // stages
         ]
-        peak = peak_bytes(mine, sizes.in_partition(cells, at), max_inflight_sends=unsent)
+        peak = peak_bytes(mine, sizes.in_partition(cells, at), flow=flow)
         assert sizes.peak_upper_bound(cell[0], cell[-1] + 1) >= peak
 
 
@@ -137,7 +136,7 @@ def test_a_skip_that_stays_on_a_stage_is_held_of_a_group_at_most():
             )
     schedule = ScheduleConfig("interleaved", (1,), 2).actions(4, 12)
     sizes, cells = MemoryModel(costs, InFlightPeaks.of(schedule, 12), 8.0), cell_ranges((1,) * 8, 8)
-    assert max_inflight_sends(4, 2) == 4
+    assert flow_control("gloo", 4, 2).max_inflight_sends == 4
     source, near, far = (sizes.in_partition(cells, at) for at in (0, 4, 5))
     # of the skip that stays two wait beside the two that count as expected; of the other, eight may be under way, of
     # which the first four count with the neighbour's

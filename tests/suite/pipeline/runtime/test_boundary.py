@@ -4,33 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from suite.pipeline.runtime.boundary import (
-    BoundaryMetadata,
-    CutSpec,
-    OpenSkip,
     TensorSpec,
     cast_to_boundary,
     contiguous_view,
 )
-
-dtypes = st.sampled_from(
-    [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
-)
-specs = st.builds(
-    TensorSpec, st.lists(st.integers(0, 2**40), max_size=4).map(tuple), dtypes, st.booleans(), st.booleans()
-)
-NAMES = ("a", "b", "output 7")
-alive = st.builds(OpenSkip, st.sampled_from(NAMES), specs, st.none() | st.integers(0, 3))
-cuts = st.builds(CutSpec, st.lists(specs, max_size=4).map(tuple), st.lists(alive, max_size=3).map(tuple))
-
-
-@given(st.lists(cuts, max_size=5).map(tuple), st.integers(0, 10_000))
-def test_metadata_survives_encoding(found, offset):
-    metadata = BoundaryMetadata(found, offset)
-    assert BoundaryMetadata.decode(metadata.encode(NAMES), NAMES) == metadata
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (0, 3, 4, 5)])

@@ -4,7 +4,7 @@ import pytest
 
 from suite.pipeline.schedule.action import virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.pipeline.schedule.flow_control import PREPOSTED_RECVS, max_inflight_sends
+from suite.pipeline.schedule.flow_control import flow_control
 
 
 class Stuck:
@@ -14,7 +14,8 @@ class Stuck:
     def __init__(self, schedule, spare=0):
         self.schedule, self.stages, self.virtual_stages = schedule, len(schedule), virtual_stages_of(schedule)
         self.count = self.stages * self.virtual_stages
-        self.unsent = max_inflight_sends(self.stages, self.virtual_stages) - spare
+        self.flow = flow_control("gloo", self.stages, self.virtual_stages)
+        self.unsent = self.flow.max_inflight_sends - spare
         self.ran = {direction: [0] * self.count for direction in (1, -1)}
         self.at = [0] * self.stages
         while any(self.act(k) for k in range(self.stages)):
@@ -48,7 +49,8 @@ class Stuck:
             if distance % self.stages == 0:
                 continue
             oldest = self.ran[direction][cell] - 1 - (self.unsent + distance - 1)
-            if oldest >= 0 and not (self.is_open(taker) and self.ran[direction][taker] > oldest - PREPOSTED_RECVS):
+            posted = self.ran[direction][taker] + self.flow.recvs_ahead(direction)
+            if oldest >= 0 and not (self.is_open(taker) and posted > oldest):
                 return False
         return True
 

@@ -9,7 +9,7 @@ import pytest
 from suite.errors import SettingError
 from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.pipeline.schedule.flow_control import MAX_INFLIGHT_SENDS, PREPOSTED_RECVS
+from suite.pipeline.schedule.flow_control import GLOO
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.schedules import forward_only
 from tests.suite.pipeline.schedule_helpers import validate
@@ -52,9 +52,9 @@ class Machine:
     def free(self, k, action):
         """Whether a stage that comes to ``action`` is done with its last message."""
         cell = self.last[k]
-        for queue, taker, number in self.sent[cell][:-MAX_INFLIGHT_SENDS] if cell is not None else ():
+        for queue, taker, number in self.sent[cell][: -GLOO.max_inflight_sends] if cell is not None else ():
             opened = taker < self.stages or taker in self.opened
-            if not opened or number >= self.taken[id(queue)] + PREPOSTED_RECVS:
+            if not opened or number >= self.taken[id(queue)] + GLOO.recvs_ahead(1):
                 return False
         return True
 
