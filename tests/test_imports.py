@@ -66,6 +66,7 @@ ORDER = [
     "suite/train_spec",
     "suite/paths",
     "suite/log",
+    "suite/device",
     "suite/errors",
 ]
 """Each package, and each file outside of one, above all that it may import."""

@@ -14,6 +14,7 @@ from launch.diagnostics.node_facts import code_digest, list_gpus
 from launch.gpu_check.work import Sizes, cell_workload
 from launch.worker.cgroups import memory_limit_bytes
 from models.transformer import DecoderLayer
+from suite.device import is_host, module_of
 from suite.errors import PlacementError, SettingError, first_line
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
@@ -59,19 +60,19 @@ def require_memory(sizes: Sizes, device: torch.device) -> None:
     if available < needed:
         raise PlacementError(
             f"gpu-check trains layers of {needed / GIB:.2f} GiB each, with gradients and optimizer state, and the "
-            f"{'GPU' if device.type == 'cuda' else 'CPU'} has {available / GIB:.2f} GiB; use a larger device"
+            f"{'CPU' if is_host(device) else 'GPU'} has {available / GIB:.2f} GiB; use a larger device"
         )
 
 
 def memory_bytes(device: torch.device) -> int:
     """Returns the bytes that are free on a GPU, or that this process may use on a CPU."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else memory_limit_bytes()
+    return memory_limit_bytes() if is_host(device) else int(module_of(device).mem_get_info(device)[0])
 
 
 def identity(sizes: Sizes, device: torch.device) -> dict[str, Any]:
     """Returns what must be equal for a result to be taken from an earlier call: settings, device, versions."""
     machine: dict[str, Any] = {"processor": platform.machine(), "cores": os.cpu_count(), "name": device.type}
-    if device.type == "cuda":
+    if not is_host(device):
         properties, (gpus, _) = torch.cuda.get_device_properties(device), list_gpus()
         machine |= {
             "name": properties.name, "memory_bytes": properties.total_memory,

@@ -13,6 +13,7 @@ from launch.gpu_check import gradients, steps
 from launch.gpu_check.two_stages import measure_two_stages
 from launch.gpu_check.work import Sizes, SkippedError, cell_workload, full_model_workload
 from models.transformer import DecoderLayer, EncoderLayer
+from suite.device import is_host
 from suite.log import Log
 
 Record = dict[str, Any]
@@ -30,7 +31,7 @@ class Part:
 
     def estimate_s(self, device: torch.device) -> float:
         """Returns about how long it takes, at the sizes for this kind of device."""
-        return self.gpu_estimate_s if device.type == "cuda" else self.cpu_estimate_s
+        return self.cpu_estimate_s if is_host(device) else self.gpu_estimate_s
 
 
 def _gradients(sizes: Sizes, device: torch.device) -> Record:

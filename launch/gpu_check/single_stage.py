@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from launch.gpu_check.work import SCHEDULE_CONFIG, Workload
+from suite.device import is_host, module_of, synchronize
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.ties import TiedParameters, find_ties
 from suite.pipeline.model.topology import RankCoord
@@ -70,22 +71,16 @@ class SingleStageTrainer:
         return bool(torch.equal(plain, recomputed.detach()))
 
 
-def synchronise(device: torch.device) -> None:
-    """Waits until the device has finished all work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def seconds(action: Callable[[], object], device: torch.device) -> float:
     """Returns the seconds of an action, the device's work included."""
-    synchronise(device)
+    synchronize(device)
     begin = time.perf_counter()
     action()
-    synchronise(device)
+    synchronize(device)
     return time.perf_counter() - begin
 
 
 def empty_cache(device: torch.device) -> None:
     """Frees the allocator's cached memory, so that each work starts with an empty device."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if not is_host(device):
+        module_of(device).empty_cache()

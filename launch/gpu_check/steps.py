@@ -8,10 +8,11 @@ import statistics
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
-from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds, synchronise
+from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds
 from launch.gpu_check.work import REMAT, Sizes, SkippedError, Workload
+from suite.device import is_host, profiler_activities, synchronize
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.memory_tracker import MemoryTracker
@@ -147,11 +148,10 @@ def profile_step(work: Workload, sizes: Sizes, device: torch.device) -> Record:
     trainer = SingleStageTrainer(work, device, sizes.optimizer)
     for step in range(WARM_UPS):
         trainer.train(step)
-    cuda = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as run:
+    with profile(activities=profiler_activities(device)) as run:
         trainer.train(WARM_UPS)
-        synchronise(device)
-    order = "self_device_time_total" if cuda else "self_cpu_time_total"
+        synchronize(device)
+    order = "self_cpu_time_total" if is_host(device) else "self_device_time_total"
     table = run.key_averages().table(sort_by=order, row_limit=20, max_name_column_width=60)
     return {"name": work.name, "table": table, "faults": []}
 

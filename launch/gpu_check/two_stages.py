@@ -20,6 +20,7 @@ from launch.gpu_check.single_stage import seconds
 from launch.gpu_check.work import SCHEDULE_CONFIG, Sizes, SkippedError
 from launch.worker.distributed import init_process_group
 from launch.worker.links import make_links
+from suite.device import is_host, module_of
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord, make_groups, transport_of
 from suite.pipeline.runtime.executor import Executor
@@ -31,7 +32,7 @@ DEADLINE_S = 60.0
 
 def measure_two_stages(sizes: Sizes, device: torch.device) -> dict[str, Any]:
     """Trains one mini-batch at K = 2 and compares all gradients, in fp32. Raises SkippedError with one GPU."""
-    if device.type == "cuda" and torch.cuda.device_count() < 2:
+    if not is_host(device) and module_of(device).device_count() < 2:
         raise SkippedError(
             "NCCL refuses two ranks on one GPU, and gloo sends no CUDA tensors; it runs where torch sees two"
         )

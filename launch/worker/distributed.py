@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from suite.device import synchronize
 from suite.pipeline.model.topology import backend_of
 
 GROUP_TIMEOUT_S = 300.0
@@ -56,7 +57,6 @@ def time_s(action: Callable[[], object], device: torch.device) -> float:
     for _ in range(REPEATS):
         begin = time.perf_counter()
         action()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - begin)
     return sorted(seconds)[REPEATS // 4]

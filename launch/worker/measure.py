@@ -15,6 +15,7 @@ from experiments.base.workload import Measurable
 from launch.worker.distributed import init_process_group, one_way_s
 from launch.worker.engine import PartitionedModel, assemble
 from launch.worker.worker import log_to
+from suite.device import is_host, module_of
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.costs import LayerCost
@@ -80,9 +81,9 @@ def _process_bytes(device: torch.device, anonymous_bytes: int) -> int:
     On the host these are ``anonymous_bytes``, counted before there were tensors, and the pages of files: those of the
     libraries' code become resident only when it runs.
     """
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return total - free - torch.cuda.memory_reserved(device)
+    if not is_host(device):
+        free, total = module_of(device).mem_get_info(device)
+        return int(total - free - module_of(device).memory_reserved(device))
     return anonymous_bytes + _resident_bytes("RssFile") + _resident_bytes("RssShmem")
 
 

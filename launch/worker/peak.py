@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from launch.worker.devices import cpu_model
+from suite.device import is_host, module_of, synchronize
 from suite.paths import write_atomically
 from suite.pipeline.planning.devices import DEVICES
 from suite.training.utilization import Peak
@@ -36,11 +37,11 @@ def device_peak(device: torch.device, precision: str, cache: Path | None) -> Pea
     Declared for the GPUs that ``suite.pipeline.planning.devices`` knows; otherwise measured with this process's
     threads, or read from the folder ``cache``.
     """
-    if device.type == "cuda":
-        declared = declared_peak(torch.cuda.get_device_name(device), precision)
+    if not is_host(device):
+        declared = declared_peak(module_of(device).get_device_name(device), precision)
         if declared is not None:
             return declared
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
+    name = cpu_model() if is_host(device) else module_of(device).get_device_name(device)
     key = repr((_VERSION, name, torch.get_num_threads(), precision, torch.__version__))
     path = None if cache is None else cache / f"peak-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if path is not None:
@@ -69,7 +70,7 @@ def declared_peak(name: str, precision: str) -> Peak | None:
 
 
 def _measure(device: torch.device, precision: str) -> float:
-    side = 4096 if device.type == "cuda" else 1024
+    side = 1024 if is_host(device) else 4096
     generator = torch.Generator(device).manual_seed(0)  # a data set may draw from the default one
     matrix = torch.randn(side, side, device=device, generator=generator).to(_DTYPES[precision])
     fastest_s, begin = math.inf, time.perf_counter()
@@ -77,9 +78,8 @@ def _measure(device: torch.device, precision: str) -> float:
     while math.isinf(fastest_s) or time.perf_counter() - begin < MEASURE_S:
         start = time.perf_counter()
         matrix @ matrix
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         fastest_s = min(fastest_s, time.perf_counter() - start)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if not is_host(device):
+        module_of(device).reset_peak_memory_stats(device)
     return 2.0 * side**3 / fastest_s

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 
+from suite.device import is_host, module_of
 from suite.errors import NonFiniteError
 from suite.log import Log
 from suite.pipeline.model.microbatch import MiniBatch
@@ -229,8 +229,8 @@ def _record(worker: TrainingSetup, progress: Progress, trained: TrainedStep, bat
         metrics.units_per_s_per_device(unit): batch.units / seconds / (coord.stages * coord.replicas),
         metrics.PEAK_GIB: result.peak_bytes / 2**30,
     }
-    if device.type == "cuda":
-        values[metrics.PEAK_SHARE] = result.peak_bytes / torch.cuda.get_device_properties(device).total_memory
+    if not is_host(device):
+        values[metrics.PEAK_SHARE] = result.peak_bytes / module_of(device).get_device_properties(device).total_memory
     if worker.utilization is not None:
         values |= worker.utilization.values(batch.units, seconds)
     if trained.bubble is not None:

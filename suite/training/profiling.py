@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from suite.device import profiler_activities
 from suite.errors import SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.executor import Executor
@@ -48,9 +49,7 @@ class StepProfiler:
 
     def __init__(self, folder: Path, coord: RankCoord, steps: range, device: torch.device) -> None:
         self._path, self._steps = folder / f"stage-{coord.replica}-{coord.stage}.json.gz", steps
-        self._activities = [torch.profiler.ProfilerActivity.CPU]
-        if device.type == "cuda":
-            self._activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._activities = profiler_activities(device)
         self._profile: Any = None
 
     def begin(self, step: int, executor: Executor) -> None:

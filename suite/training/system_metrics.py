@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import torch
 
+from suite.device import is_host, module_of
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.training.jsonl import last_line, reopen
@@ -41,7 +42,7 @@ class SystemMetrics:
         self._folder, self._coord, self._attempt, self._status = folder, coord, attempt, status
         self._start = status.first_step or 0
         self._lines = reopen(path_of(folder, coord.replica, coord.stage), self._start)
-        self._device, self._queries_driver = device, device.type == "cuda"
+        self._device, self._queries_driver = device, not is_host(device)
         self._process = psutil.Process()
         self._sampled_at, self._waited_s = time.monotonic(), status.deadline.total_waited_s()
         self._newest: dict[str, float] = {}
@@ -84,7 +85,7 @@ class SystemMetrics:
         line: dict[str, Any] = {"step": self._start + self._status.steps_done, "attempt": self._attempt}
         line["cpu_percent"] = self._process.cpu_percent()
         line["resident_bytes"] = self._process.memory_info().rss
-        self._lines.write(line | (self._gpu_metrics() if self._device.type == "cuda" else self._wait_metrics()))
+        self._lines.write(line | (self._wait_metrics() if is_host(self._device) else self._gpu_metrics()))
 
     def _wait_metrics(self) -> dict[str, float]:
         now, waited_s = time.monotonic(), self._status.deadline.total_waited_s()
@@ -93,13 +94,14 @@ class SystemMetrics:
         return {"waiting_percent": 100 * min(max(share, 0.0), 1.0)}
 
     def _gpu_metrics(self) -> dict[str, float]:
+        gpu = module_of(self._device)
         metrics: dict[str, float] = {
-            "gpu_allocated_bytes": torch.cuda.memory_allocated(self._device),
-            "gpu_reserved_bytes": torch.cuda.memory_reserved(self._device),
+            "gpu_allocated_bytes": gpu.memory_allocated(self._device),
+            "gpu_reserved_bytes": gpu.memory_reserved(self._device),
         }
         if self._queries_driver:
             try:
-                metrics["gpu_percent"] = torch.cuda.utilization(self._device)
+                metrics["gpu_percent"] = gpu.utilization(self._device)
             except Exception as error:  # the driver's library may be missing, or not support a part of a device
                 self._queries_driver = False
                 print(f"GPU utilization is not available: {error}", file=sys.stderr, flush=True)
@@ -111,8 +113,8 @@ def peak_bytes(device: torch.device) -> int:
 
     Resident pages that processes share are counted in each.
     """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if not is_host(device):
+        return int(module_of(device).max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
+from suite.device import fork_rng
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.runtime.executor import Executor
 from suite.settings import LoopSettings
@@ -176,7 +177,7 @@ class Validation:
     def figures(self, step: int) -> Figures:
         """Returns the figures after ``step`` steps; evaluates only if they are not those of the last validation."""
         if self._last is None or self._last[0] != step:
-            with torch.random.fork_rng(_cuda_devices(self._executor.stage.device)):
+            with fork_rng(self._executor.stage.device):
                 self._last = step, evaluate(self._executor, self.held_out, step)
         return self._last[1]
 
@@ -190,7 +191,3 @@ class Validation:
             best = f"the best was {self.criterion.name} {state.best:.4f} at step {state.best_step}"
         many = f"{state.unimproved} validations in a row" if state.unimproved > 1 else "the last validation"
         return f"stopped early after {step} of {self._settings.steps} steps: {many} did not improve; {best}"
-
-
-def _cuda_devices(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []

@@ -32,6 +32,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from suite.device import fork_rng
 from suite.errors import SettingError
 
 Tensors = tuple[Tensor, ...]
@@ -141,7 +142,7 @@ def check_frozen(layers: Sequence[nn.Module]) -> None:
 def materialize(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:
     """Returns a copy of a meta-device layer on ``device`` with initial values that depend only on ``seed``."""
     layer = copy.deepcopy(layer).to_empty(device=device)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with fork_rng(device):
         torch.manual_seed(seed)
         layer.reset_parameters()  # type: ignore[operator]
     return layer

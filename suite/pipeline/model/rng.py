@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from suite.device import generator_of
+
 _MASK = (1 << 64) - 1
 
 
@@ -36,7 +38,4 @@ def initial_seed(run: int, layer: int) -> int:
 
 def set_seed(seed: int, device: torch.device) -> None:
     """Seeds the generator of one device only; ``torch.manual_seed`` would seed all devices for each layer."""
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+    generator_of(device).manual_seed(seed)

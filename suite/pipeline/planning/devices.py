@@ -18,6 +18,7 @@ from functools import partial
 
 import torch
 
+from suite.device import is_host, synchronize
 from suite.errors import SettingError, nearest
 from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.simulate import Link, Links
@@ -127,7 +128,7 @@ CPU_PROCESS_BYTES = 2 * GIB // 5
 def this_device(memory: int) -> Device:
     """Returns this machine as a device: the rates of a large product and a large copy, measured in about a second."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    side = 4096 if device.type == "cuda" else 768
+    side = 768 if is_host(device) else 4096
     fp32, bf16 = (_rate(side, dtype, device) for dtype in (torch.float32, torch.bfloat16))
     source = torch.zeros(1 << 26, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -144,7 +145,7 @@ def this_device(memory: int) -> Device:
         100e-6,
         efficiency=1.0,
         efficiency_range=(0.6, 1.0),
-        process_bytes=GIB if device.type == "cuda" else CPU_PROCESS_BYTES,
+        process_bytes=CPU_PROCESS_BYTES if is_host(device) else GIB,
         is_cuda=device.type == "cuda",
     )
 
@@ -157,11 +158,9 @@ def _rate(side: int, dtype: torch.dtype, device: torch.device) -> float:
 def _seconds(work: object, device: torch.device, rounds: int = 5) -> float:
     times = []
     for _ in range(rounds):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         begin = time.perf_counter()
         work()  # type: ignore[operator]
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         times.append(time.perf_counter() - begin)
     return sorted(times)[rounds // 2]

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from suite.device import is_host, module_of, synchronize
+
 _MEMORY = "[memory]"
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
@@ -48,22 +50,22 @@ class MemoryTracker:
         self.peak = self.change = 0
 
     def __enter__(self) -> MemoryTracker:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
-            self._before = torch.cuda.memory_allocated(self._device)
-        else:
+        if is_host(self._device):
             self._profile = torch.autograd.profiler.profile(profile_memory=True)
             self._profile.__enter__()
+        else:
+            synchronize(self._device)
+            module_of(self._device).reset_peak_memory_stats(self._device)
+            self._before = module_of(self._device).memory_allocated(self._device)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            self.peak = torch.cuda.max_memory_allocated(self._device) - self._before
-            self.change = torch.cuda.memory_allocated(self._device) - self._before
+        if not is_host(self._device):
+            synchronize(self._device)
+            self.peak = module_of(self._device).max_memory_allocated(self._device) - self._before
+            self.change = module_of(self._device).memory_allocated(self._device) - self._before
             return
         self._profile.__exit__(kind, error, trace)
         events = [e for e in self._profile.kineto_results.events() if e.name() == _MEMORY]

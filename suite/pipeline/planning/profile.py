@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from suite.device import is_host, synchronize
 from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, frozen_values, structure_key, trainable
 from suite.pipeline.planning.costs import LayerCost
@@ -300,7 +301,7 @@ class _MeasuredLayer:
         return returned
 
     def _round(self, update: Update) -> tuple[float, ...]:
-        repeats = CUDA_REPEATS if self._stage.device.type == "cuda" else 1
+        repeats = 1 if is_host(self._stage.device) else CUDA_REPEATS
         saved = [self._new_micro_batch() for _ in range(repeats)]
         forward = self._time(lambda: [self._forward() for _ in saved])
         recompute = self._time(lambda: [self._graph(micro_batch) for micro_batch in saved])
@@ -312,15 +313,11 @@ class _MeasuredLayer:
         return *(seconds / repeats for seconds in (forward, recompute, backward, weight)), self._time(update)
 
     def _time(self, what: Callable[[], Any]) -> float:
-        self._synchronise()
+        synchronize(self._stage.device)
         begin = time.perf_counter()
         what()
-        self._synchronise()
+        synchronize(self._stage.device)
         return time.perf_counter() - begin
-
-    def _synchronise(self) -> None:
-        if self._stage.device.type == "cuda":
-            torch.cuda.synchronize(self._stage.device)
 
 
 def _ordinary_mean(seconds: Sequence[float]) -> float:

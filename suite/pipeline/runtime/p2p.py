@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from suite.device import is_host
 from suite.errors import NeighbourLostError, StallError
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import CellPair, Group, ProcessGroups, RankCoord
@@ -67,10 +68,10 @@ def wait(work: dist.Work, deadline: Deadline, what: str, device: torch.device) -
     """
     deadline.began_s, deadline.waiting_for = time.monotonic(), what
     with _explained(what, deadline):
-        if device.type == "cuda":
-            work.wait()
-        else:
+        if is_host(device):
             work.wait(timedelta(seconds=deadline.seconds))
+        else:
+            work.wait()
     deadline.waiting_for, deadline.ended_s = "", time.monotonic()
     deadline.waited_s += deadline.ended_s - deadline.began_s
 
@@ -218,7 +219,7 @@ def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> No
     NCCL creates a pair's communicator at its first message and blocks until both ranks join: a pre-posted gradient
     receive would wait for the first gradient before the first activation could leave. gloo does not need this.
     """
-    if device.type != "cuda":
+    if is_host(device):
         return
     token = torch.zeros(1, device=device)
     for kind, pair, sends in warm_up_order(groups.p2p_group_index, coord.stage, coord.stages):

@@ -1,4 +1,4 @@
-"""Records when a stage does what. On a GPU it uses CUDA events, because the host runs ahead of the device.
+"""Records when a stage does what. On a GPU it uses events of its stream, because the host runs ahead of the device.
 
 A span begins when an action's message has arrived and ends with its last computation; it never includes waiting.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from suite.device import is_host, module_of, synchronize
 from suite.pipeline.schedule.timeline import Kind, Span
 
 Mark = Any
@@ -20,7 +21,7 @@ class Recorder:
     """The spans of one worker's step, in seconds of this host's monotonic clock."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._is_host = is_host(device)
         self._device = device
         self._recorded: list[tuple[Kind, int, Mark, Mark, int]] = []
         self._zero: tuple[float, Mark] = (0.0, None)
@@ -30,18 +31,17 @@ class Recorder:
     def begin(self) -> float:
         """Clears the spans and begins a step; returns the time."""
         self._recorded.clear()
-        if self._cuda:
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         self.began = time.monotonic()
-        if self._cuda:
+        if not self._is_host:
             self._zero = self.began, self.mark()
         return self.began
 
     def mark(self) -> Mark:
         """Returns the current time."""
-        if not self._cuda:
+        if self._is_host:
             return time.monotonic()
-        event = torch.cuda.Event(enable_timing=True)
+        event = module_of(self._device).Event(enable_timing=True)
         event.record()
         return event
 
@@ -51,15 +51,14 @@ class Recorder:
 
     def spans(self) -> list[Span]:
         """Returns the spans since ``begin``; waits for a GPU."""
-        if self._cuda:
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         return [
             Span(kind, i, self._seconds(start), self._seconds(end), virtual_stage)
             for kind, i, start, end, virtual_stage in self._recorded
         ]
 
     def _seconds(self, mark: Mark) -> float:
-        if not self._cuda:
+        if self._is_host:
             return float(mark)
         host, zero = self._zero
         return host + float(zero.elapsed_time(mark)) / 1e3

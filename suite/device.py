@@ -1,0 +1,48 @@
+"""What a kind of device needs. The CPU is the host itself; any other device works while the host runs ahead of it.
+
+    cpu                  the host computes, so a result is there when the call returns
+    cuda, or another     torch's module of that name, such as ``torch.cuda``, has what is needed: ``synchronize``,
+                         ``Event``, ``default_generators``, ``memory_allocated``, ...
+
+Code that depends on the device asks here or that module, never for CUDA by name. So all devices that are not the CPU
+take the same branches.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether the host computes itself. On any other device it starts operations and runs ahead of them."""
+    return device.type == "cpu"
+
+
+def module_of(device: torch.device) -> Any:
+    """Returns torch's module for this kind of device, such as ``torch.cuda``; for devices that are not the host."""
+    return torch.get_device_module(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has finished all work."""
+    if not is_host(device):
+        module_of(device).synchronize(device)
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """Returns the generator from which operations on the device draw by default."""
+    return torch.default_generator if is_host(device) else module_of(device).default_generators[device.index or 0]
+
+
+def fork_rng(device: torch.device) -> AbstractContextManager[None]:
+    """A context that restores torch's generators at its end: the host's and the device's."""
+    return torch.random.fork_rng([] if is_host(device) else [device], device_type=device.type)
+
+
+def profiler_activities(device: torch.device) -> set[torch.profiler.ProfilerActivity]:
+    """Returns what torch.profiler records: operators on the host, and kernels on the device."""
+    activity = torch.profiler.ProfilerActivity
+    return {activity.CPU, getattr(activity, device.type.upper())}
