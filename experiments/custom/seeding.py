@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 
-from suite.pipeline.model.rng import mix
+from suite.pipeline.model import rng
 
 
-@contextmanager
-def seeded(*values: int) -> Iterator[None]:
+def seeded(*values: int) -> AbstractContextManager[None]:
     """A context in which torch, numpy and ``random`` draw the same numbers in every process.
 
-    Use it only in the main thread: layers draw dropout from the same generator of torch.
+    Use it only in the main thread: layers draw from the same generators.
     """
-    before = random.getstate(), np.random.get_state()
-    seed = mix(5, *values)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
+    return rng.seeded(rng.mix(5, *values), torch.device("cpu"))
 
 
 def random_state() -> tuple[object, ...]:

@@ -32,8 +32,8 @@ from collections.abc import Hashable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from suite.device import fork_rng
 from suite.errors import SettingError
+from suite.pipeline.model.rng import seeded
 
 Tensors = tuple[Tensor, ...]
 
@@ -142,7 +142,6 @@ def check_frozen(layers: Sequence[nn.Module]) -> None:
 def materialize(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:
     """Returns a copy of a meta-device layer on ``device`` with initial values that depend only on ``seed``."""
     layer = copy.deepcopy(layer).to_empty(device=device)
-    with fork_rng(device):
-        torch.manual_seed(seed)
+    with seeded(seed, device):
         layer.reset_parameters()  # type: ignore[operator]
     return layer
