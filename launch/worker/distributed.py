@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from launch.worker.gpu_environment import set_gpu_environment
 from suite.device import synchronize
 from suite.pipeline.model.topology import backend_of
 
@@ -30,6 +31,7 @@ def init_process_group(
     if threads is not None:
         torch.set_num_threads(threads)
     if gpu is not None:
+        set_gpu_environment()
         torch.cuda.set_device(gpu)
     device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
     where: dict[str, Any] = {"init_method": rendezvous} if isinstance(rendezvous, str) else {"store": rendezvous}

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from launch.worker.distributed import GROUP_TIMEOUT_S
+from launch.worker.gpu_environment import check_queues
 from launch.worker.links import make_links
 from suite.pipeline.model.ties import TiedParameters, find_ties
 from suite.pipeline.model.topology import RankCoord, make_groups, transport_of
@@ -59,7 +60,10 @@ def assemble(
     layers, cells = model.layers, model.cells
     schedule_config = replace(model.schedule_config, transport=transport_of(device))
     timeout_s = max(GROUP_TIMEOUT_S, status.deadline.seconds)
-    groups = make_groups(coord, timeout_s, communicating_pairs(find_skips(layers), cells, coord.stages))
+    pairs = communicating_pairs(find_skips(layers), cells, coord.stages)
+    if schedule_config.transport == "nccl":
+        check_queues(sum(coord.stage in (cell % coord.stages for cell in pair) for pair in pairs))
+    groups = make_groups(coord, timeout_s, pairs)
     own_cells, own_loss = cells[coord.stage :: coord.stages], model.loss if coord.is_last else None
     stage = Stage(layers, own_cells, own_loss, device, settings.precision, seed, schedule_config.defers_weight_grads)
     loaded = load_weights(stage)

@@ -16,6 +16,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from suite.device import is_host
+
 Group = dist.ProcessGroup
 
 TransportName = Literal["gloo", "nccl"]
@@ -134,7 +136,7 @@ def _p2p_options() -> Any:
 
 def transport_of(device: torch.device) -> TransportName:
     """Returns what carries tensors between stages on such devices."""
-    return "gloo" if device.type == "cpu" else "nccl"
+    return "gloo" if is_host(device) else "nccl"
 
 
 def backend_of(device: torch.device) -> str:

@@ -42,15 +42,15 @@ class Wait:
         return f"stage {self.stage}: {self.what}"
 
 
-def waiting_circle(
+def launched(
     schedule: Sequence[Sequence[Action]],
     pairs: Iterable[CellPair] | None = None,
     flow: FlowControl | None = None,
     idle_waits: IdleWaits = "never",
     warms_up: bool = False,
     queues: int | None = None,
-) -> list[Wait]:
-    """Returns waits of which each waits for the next one, and the last for the first; empty if the step ends.
+) -> Waits:
+    """Returns the waits of a step, those of each stage in the order in which its host launches them.
 
     ``schedule`` has passed the other checks of ``suite.pipeline.schedule.validate``. ``pairs`` are the cells that
     exchange messages, by default neighbours; ``flow`` is by default that of NCCL. With ``warms_up`` each kind of action
@@ -67,7 +67,7 @@ def waiting_circle(
             launches.warm_up()
         for action in actions:
             launches.add(action)
-    return waits.circle()
+    return waits
 
 
 _METADATA = -1
@@ -106,7 +106,7 @@ class Waits:
         return end
 
     def circle(self) -> list[Wait]:
-        """Returns a circle; empty if there is none."""
+        """Returns waits of which each waits for the next one, and the last for the first; empty if the step ends."""
         missing = [len(causes) for causes in self.causes]
         effects: list[list[int]] = [[] for _ in self.causes]
         for effect, causes in enumerate(self.causes):

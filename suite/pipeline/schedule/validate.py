@@ -13,7 +13,7 @@ from suite.pipeline.model.topology import TransportName
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.playback import Playback, Route, message_orders
-from suite.pipeline.schedule.rendezvous import Wait, waiting_circle
+from suite.pipeline.schedule.rendezvous import Wait, launched
 from suite.pipeline.schedule.timeline import Span
 
 DRAWN_STAGES, DRAWN_UNITS = 16, 40
@@ -41,7 +41,7 @@ def validate(
     playback = Playback(schedule, lambda stage, action: 1.0, routes, flow, limits_sends=transport == "gloo")
     if playback.stuck:
         raise SettingError(_deadlock(playback, flow.max_inflight_sends))
-    if transport == "nccl" and (circle := waiting_circle(schedule, flow=flow)):
+    if transport == "nccl" and (circle := launched(schedule, flow=flow).circle()):
         raise SettingError(
             f"the schedule deadlocks on NCCL, where a message waits until both stages have come to it:\n"
             f"{draw_circle(circle)}"

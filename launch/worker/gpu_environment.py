@@ -1,0 +1,45 @@
+"""The environment of a process that uses a GPU, set before its first use of one."""
+
+from __future__ import annotations
+
+import os
+
+from suite.errors import SettingError
+
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""The variable with the number of a GPU's hardware queues, which its streams share."""
+
+MOST_QUEUES = 32
+"""CUDA's maximum."""
+
+VARIABLES = {
+    # a kernel that is loaded at its first launch may wait for a receive that waits for that kernel
+    "CUDA_MODULE_LOADING": "EAGER",
+    QUEUES: str(MOST_QUEUES),
+}
+
+COLLECTIVE_STREAMS = 3
+"""Of all workers, of the replicas of a stage, of the stages that share parameters."""
+
+
+def set_gpu_environment() -> None:
+    """Sets ``VARIABLES``, where the user has not set another value."""
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
+
+
+def check_queues(links: int) -> None:
+    """Raises SettingError when a stage that exchanges messages over ``links`` pairs of cells has more streams than its
+    GPU has hardware queues: behind a message that waits, computation in the same queue would wait too."""
+    streams, queues = 1 + 2 * links + COLLECTIVE_STREAMS, os.environ.get(QUEUES, str(MOST_QUEUES))
+    if not links or (queues.isdecimal() and streams <= int(queues) <= MOST_QUEUES):
+        return
+    if streams > MOST_QUEUES:
+        raise SettingError(
+            f"a stage of this run has {streams} CUDA streams, two for each of its {links} links to other cells, and a "
+            f"GPU has {MOST_QUEUES} hardware queues for them at most; use a smaller pipeline.virtual_stages"
+        )
+    raise SettingError(
+        f"{QUEUES} is {queues}, and a stage of this run has {streams} CUDA streams: computation would wait behind "
+        f"messages that wait for another stage; unset it, or set it to {streams} to {MOST_QUEUES}"
+    )
