@@ -12,6 +12,7 @@ from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
 from suite.pipeline.planning.skip_costs import MessageCost
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.playback import Playback, Route
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.schedules import forward_only
@@ -358,3 +359,20 @@ def test_stages_on_either_side_of_a_cut_are_linked_by_the_network():
 def test_a_network_of_impossible_numbers_is_refused():
     with pytest.raises(SettingError, match="latency of -1"):
         simulate([[]], [CellCost(0.0, 0.0, 0.0)], Links(Link(), Link(-1.0), frozenset()))
+
+
+def test_on_nccl_a_gradient_is_received_once_its_backward_is_next():
+    """Stage 0 takes 10 s a forward. The first gradient is ready long before its second forward ends at 20: on gloo it
+    has arrived by then, on NCCL its receive is posted at 20, known at 21, and the message arrives at 21 + 3 + 1."""
+    schedule = ScheduleConfig("1f1b", (UNLIMITED,)).actions(2, 2)
+    cells = [replace(EQUAL, forward_s=10, recompute_s=10, activation_bytes=0), replace(EQUAL, gradient_bytes=3)]
+    link = Link(latency_s=1, bytes_per_s=1)
+    starts = [
+        next(
+            span.start
+            for span in simulate(schedule, cells, link, flow_control(transport, 2, 1)).rows[0]
+            if str(span) == "B0"
+        )
+        for transport in ("gloo", "nccl")
+    ]
+    assert starts == [20, 25]

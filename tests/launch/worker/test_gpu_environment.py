@@ -1,0 +1,75 @@
+"""The environment of GPU processes, and the refusal of one in which a stage's streams would share hardware queues."""
+
+import os
+
+import pytest
+import torch
+
+from launch.worker.gpu_environment import QUEUES, check_queues, set_gpu_environment
+from suite.errors import SettingError
+from suite.pipeline.runtime.skip import communicating_pairs
+
+
+def test_what_the_user_has_set_is_kept(monkeypatch):
+    environment = {"CUDA_MODULE_LOADING": "LAZY"}
+    monkeypatch.setattr(os, "environ", environment)
+    set_gpu_environment()
+    assert environment == {"CUDA_MODULE_LOADING": "LAZY", QUEUES: "32"}
+
+
+@pytest.mark.parametrize(
+    ("queues", "links", "fault"),
+    [
+        ("1", 2, "CUDA_DEVICE_MAX_CONNECTIONS is 1, and a stage of this run has 8 CUDA streams.*set it to 8 to 32"),
+        ("7", 2, "CUDA_DEVICE_MAX_CONNECTIONS is 7"),
+        ("33", 2, "CUDA_DEVICE_MAX_CONNECTIONS is 33"),
+        ("many", 2, "CUDA_DEVICE_MAX_CONNECTIONS is many"),
+        (None, 15, "34 CUDA streams, two for each of its 15 links.*smaller pipeline.virtual_stages"),
+    ],
+)
+def test_too_few_queues_are_refused(monkeypatch, queues, links, fault):
+    monkeypatch.delenv(QUEUES, raising=False) if queues is None else monkeypatch.setenv(QUEUES, queues)
+    with pytest.raises(SettingError, match=fault):
+        check_queues(links)
+
+
+@pytest.mark.parametrize(("queues", "links"), [("8", 2), ("32", 14), (None, 14), ("1", 0)])
+def test_enough_queues_pass(monkeypatch, queues, links):
+    monkeypatch.delenv(QUEUES, raising=False) if queues is None else monkeypatch.setenv(QUEUES, queues)
+    check_queues(links)
+
+
+def test_four_cells_a_stage_have_enough_queues():
+    """Of K stages, the busiest has two links for each of its cells."""
+    for stages in (2, 3, 4, 8):
+        pairs = communicating_pairs((), [range(at, at + 1) for at in range(4 * stages)], stages)
+        check_queues(max(sum(k in (a % stages, b % stages) for a, b in pairs) for k in range(stages)))
+
+
+def test_groups_for_messages_have_few_thread_blocks_on_nccl(monkeypatch):
+    """A CPU build of torch has no NCCL: its options are stood in for; `new_group` is called as in a run."""
+    from suite.pipeline.model import topology
+
+    class Options:
+        def __init__(self, is_high_priority_stream=False):
+            self.is_high_priority_stream, self.config = is_high_priority_stream, type("Config", (), {})()
+
+    given = []
+    monkeypatch.setattr(topology.dist, "ProcessGroupNCCL", type("Nccl", (), {"Options": Options}), raising=False)
+    monkeypatch.setattr(topology.dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(topology.dist, "new_group", lambda ranks, timeout, pg_options=None: given.append(pg_options))
+    topology.make_groups(topology.RankCoord(0, 2, 1), 1.0, [(0, 1)])
+    messages = [options for options in given if options is not None]
+    assert len(messages) == 2  # activations and gradients
+    assert messages[0] is not messages[1]  # torch writes the group's name and timeout into them
+    assert all(options.is_high_priority_stream and options.config.max_ctas == 4 for options in messages)
+
+
+def test_what_carries_messages_depends_on_the_device():
+    from suite.pipeline.model.topology import backend_of, transport_of
+
+    assert (transport_of(torch.device("cpu")), backend_of(torch.device("cpu"))) == ("gloo", "gloo")
+    assert (transport_of(torch.device("cuda", 3)), backend_of(torch.device("cuda", 3))) == (
+        "nccl",
+        "cpu:gloo,cuda:nccl",
+    )

@@ -1,0 +1,118 @@
+"""A stage that posts messages as on NCCL, here on gloo: it launches what the proof assumes, and computes the same."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launch.backends.processes import run_processes
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime import p2p
+from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.rendezvous import launched
+from tests.suite.pipeline.build import build, join, mini_batch
+from tests.suite.pipeline.skipping import SumOfErrors, skipping_batch, skipping_layers
+from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
+
+CONFIGS = [
+    ScheduleConfig("fill_drain", (1,)),
+    ScheduleConfig("1f1b", (1,)),
+    ScheduleConfig("zero_bubble", (2,)),
+    ScheduleConfig("interleaved", (1,), 2),
+]
+
+
+class Log:
+    """What a stage launches, in the words of the proof: messages, and computations with those that they wait for."""
+
+    def __init__(self, groups):
+        self.lines, self.names, self.waited = [], {}, set()
+        self.kinds = {id(group): kind for kind in ("activations", "gradients") for group in getattr(groups, kind)}
+        self.isend, self.irecv, self.wait = dist.isend, dist.irecv, p2p.wait
+        dist.isend, dist.irecv, p2p.wait = self.log_send, self.log_receive, self.log_wait
+
+    def log_send(self, tensor, peer, group, tag):
+        return self.log_message("the send of {} to stage {}", tensor, self.isend, peer, group, tag)
+
+    def log_receive(self, tensor, peer, group, tag):
+        return self.log_message("the receive of {} from stage {}", tensor, self.irecv, peer, group, tag)
+
+    def log_message(self, text, tensor, start, peer, group, tag):
+        work = start(tensor, peer, group=group, tag=tag)
+        if tag >= 2:  # the others are metadata
+            line = text.format(f"{self.kinds[id(group)]} {(tag - 2) // 64 % 4096}", peer)
+            self.lines.append(line)
+            self.names[work] = line
+        return work
+
+    def log_wait(self, work, *others):
+        self.waited |= {self.names[work]} if work in self.names else set()
+        self.wait(work, *others)
+
+    def mark(self):
+        """The executor marks the begin of each computation, after its receives."""
+
+    def record(self, kind, micro_batch, start, virtual_stage):
+        self.lines.append((str(Action(kind, micro_batch, virtual_stage)), sorted(self.waited)))
+        self.waited.clear()
+
+
+def launches(rank, world, rendezvous, schedule_config, micro_batches):
+    """Returns what a stage launches in its second training step, the first without warm-up."""
+    join(rank, world, rendezvous)
+    executor, _, _, groups = build(RankCoord(rank, world, 1), toy_layers(torch.float32), SumLoss(), schedule_config)
+    batch = mini_batch(*toy_batch(micro_batches, 0), micro_batches)
+    executor.train(batch, 0)
+    executor.recorder = Log(groups)
+    executor.train(batch, 1)
+    return without_repeats(executor.recorder.lines)
+
+
+def without_repeats(lines):
+    """A boundary's tensors are messages of their own, with one name."""
+    return [line for at, line in enumerate(lines) if not at or line != lines[at - 1]]
+
+
+def assumed(waits, stage):
+    """Returns what the proof says that a stage launches."""
+    lines = []
+    for wait, causes in zip(waits.names, waits.causes, strict=True):
+        if wait.stage != stage or "metadata" in wait.what or "too many" in wait.what:
+            continue
+        messages = {waits.names[cause].what for cause in causes if waits.names[cause].what.startswith("the ")}
+        is_message = wait.what.startswith("the ")
+        lines.append(wait.what if is_message else (wait.what, sorted(name for name in messages if " of " in name)))
+    return without_repeats(lines)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.schedule)
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_executor_launches_what_the_proof_assumes(config, stages):
+    config = replace(config, transport="nccl")
+    waits = launched(config.actions(stages, 6))
+    for stage, lines in enumerate(run_processes(launches, stages, config, 6)):
+        assert lines == assumed(waits, stage)
+        assert sum(any("receive" in name for name in line[1]) for line in lines if isinstance(line, tuple)) >= 6
+
+
+def trained(rank, world, rendezvous, schedule_config):
+    """Returns losses, gradients and buffers of a stage after two steps with an evaluation between."""
+    join(rank, world, rendezvous)
+    executor, _, named, _ = build(RankCoord(rank, world, 1), skipping_layers(), SumOfErrors(), schedule_config)
+    batch = mini_batch(*skipping_batch(6, 0, torch.float32), 3)
+    sums = [executor.train(batch, 0), executor.evaluate(batch), executor.train(batch, 1)]
+    executor.stage.running_stats.update(True)
+    tensors = [parameter.grad for parameter in named.values()] + list(executor.stage.layers.buffers())
+    return sums, [None if tensor is None else tensor.tolist() for tensor in tensors]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.schedule)
+def test_the_order_of_messages_and_the_warm_up_change_no_bit(config):
+    """The model has skips past stages and BatchNorm, whose averages the warm-up must not touch."""
+    on_gloo, on_nccl = (
+        run_processes(trained, 2, replace(config, transport=transport)) for transport in ("gloo", "nccl")
+    )
+    assert on_nccl == on_gloo
+    assert any(on_gloo[1][1])
