@@ -43,8 +43,8 @@ def validate(
         raise SettingError(_deadlock(playback, flow.max_inflight_sends))
     if transport == "nccl" and (circle := launched(schedule, flow=flow).circle()):
         raise SettingError(
-            f"the schedule deadlocks on NCCL, where a message waits until both stages have come to it:\n"
-            f"{draw_circle(circle)}"
+            "the schedule deadlocks on NCCL, where a message waits until both stages have come to it; let no stage run "
+            f"so far ahead, or use pipeline.schedule=auto\n{draw_circle(circle)}"
         )
     return playback.rows
 
