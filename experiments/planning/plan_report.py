@@ -14,7 +14,9 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Device, Machine
 from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
 from suite.pipeline.planning.placement import Placement
-from suite.pipeline.planning.plan import Plan
+from suite.pipeline.planning.plan import Alternative, Plan
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.settings import PipelineSettings
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class PlanReport:
             "hours_interval": self.hours_interval,
             "device_bytes": plan.memory_limit_bytes + plan.reserve,
             "reserve_bytes": plan.reserve,
+            "schedules": [_alternative_record(alternative, pipeline) for alternative in plan.alternatives],
             "notes": list(self.notes),
             "nodes": [node.name for node in self.placement.nodes] if self.placement is not None else [],
             "stages": [
@@ -153,6 +156,7 @@ class PlanReport:
             f"bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.work.unit}/s, "
             f"largest stage {most / GIB:.2f} of {plan.memory_limit_bytes / GIB:.2f} GiB{_reserve_text(plan)}",
             f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {self._duration()}",
+            *_alternative_lines(plan),
             *(self.placement.lines() if self.placement is not None else ()),
         ]
 
@@ -188,10 +192,42 @@ def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:
 def _schedule_text(plan: Plan) -> str:
     """Describes the schedule."""
     recomputed, forwards = plan.recomputes
-    virtual_stages = (
-        f", {plan.schedule_config.virtual_stages} cells per stage" if plan.schedule_config.virtual_stages > 1 else ""
-    )
-    return f"{plan.schedule_config.schedule}{virtual_stages}, {recomputed} of {forwards} forwards recomputed"
+    return f"{_schedule_name(plan.schedule_config)}, {recomputed} of {forwards} forwards recomputed"
+
+
+def _alternative_record(alternative: Alternative, chosen: PipelineSettings) -> dict[str, Any]:
+    """Returns a schedule for the record; one that does not fit has only its fault."""
+    name = {"schedule": alternative.schedule, "virtual_stages": alternative.virtual_stages}
+    if alternative.fault:
+        return name | {"chosen": False, "fault": alternative.fault}
+    recomputed, forwards = alternative.recomputes
+    return name | {
+        "chosen": alternative.is_of(chosen), "step_s": alternative.step_s, "peak_bytes": alternative.peak_bytes,
+        "recomputed": recomputed, "forwards": forwards,
+    }  # fmt: skip
+
+
+def _alternative_lines(plan: Plan) -> Iterator[str]:
+    """Yields the table of the schedules that fit, and one line of those that do not; nothing if there is no choice."""
+    if len(plan.alternatives) < 2:
+        return
+    yield f"  {'schedules that fit':<34}{'step':>9}{'largest stage':>16}{'forwards recomputed':>22}"
+    for alternative in (alternative for alternative in plan.alternatives if not alternative.fault):
+        recomputed, forwards = alternative.recomputes
+        mark = "   <- this plan" if alternative.is_of(plan.pipeline) else ""
+        yield (
+            f"    {_schedule_name(alternative):<32}{in_seconds(alternative.step_s):>9}"
+            f"{alternative.peak_bytes / GIB:>12.2f} GiB{f'{recomputed:,} of {forwards:,}':>22}{mark}"
+        )
+    refused = [_schedule_name(alternative) for alternative in plan.alternatives if alternative.fault]
+    if refused:
+        yield f"  do not fit: {'; '.join(refused)}"
+
+
+def _schedule_name(schedule: Alternative | ScheduleConfig) -> str:
+    """Returns a schedule's name, with its cells per stage if there are several."""
+    several = f", {schedule.virtual_stages} cells per stage" if schedule.virtual_stages > 1 else ""
+    return f"{schedule.schedule}{several}"
 
 
 def _stage_lines(plan: Plan) -> Iterator[str]:

@@ -42,6 +42,34 @@ class CellPlan:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """A schedule that the settings allow: what a plan of it takes, or why it does not fit."""
+
+    schedule: ScheduleName
+    virtual_stages: int
+    step_s: float = 0.0
+    peak_bytes: int = 0
+    """Of the largest stage."""
+    recomputes: tuple[int, int] = (0, 0)
+    """As in ``Plan``."""
+    fault: str = ""
+    """Empty if it fits."""
+
+    @staticmethod
+    def of(pipeline: PipelineSettings, outcome: Plan | PlanError) -> Alternative:
+        """Returns the alternative of a planned schedule, or of one that does not fit."""
+        name = pipeline.schedule, pipeline.virtual_stages
+        if isinstance(outcome, PlanError):
+            return Alternative(*name, fault=str(outcome))
+        peak_bytes = max(cell.peak_bytes for cell in outcome.cells)
+        return Alternative(*name, outcome.step_s, peak_bytes, outcome.recomputes)
+
+    def is_of(self, pipeline: PipelineSettings) -> bool:
+        """Whether it is the schedule of these settings."""
+        return (self.schedule, self.virtual_stages) == (pipeline.schedule, pipeline.virtual_stages)
+
+
+@dataclass(frozen=True)
 class Plan:
     """All cells, in the order of layers, and the simulated step."""
 
@@ -55,6 +83,8 @@ class Plan:
     cores: int | None = None
     reserve: int = 0
     """Bytes of each device beyond the limit, left free."""
+    alternatives: tuple[Alternative, ...] = ()
+    """The schedules that the settings allow, the plan's own among them; empty until they are compared."""
 
     @property
     def layers_per_cell(self) -> tuple[int, ...]:
@@ -98,16 +128,29 @@ def make_plan(
     ``bytes_per_param`` is as in ``suite.pipeline.planning.memory``. Raises PlanError with every fault: costs,
     stages, ``layers_per_cell``, schedule, and each stage that does not fit its device.
     """
-    plans: list[Plan] = []
-    errors: list[PlanError] = []
-    for candidate in _resolve_schedules(costs, pipeline):
-        try:
-            plans.append(_plan_schedule(costs, candidate, bytes_per_param, machine))
-        except PlanError as error:
-            errors.append(error)
+    candidates = _resolve_schedules(costs, pipeline)
+    outcomes = [_try_schedule(costs, candidate, bytes_per_param, machine) for candidate in candidates]
+    plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
     if not plans:
-        raise errors[0]
-    return min(plans, key=lambda plan: plan.step_s)  # of equals the first, which is the simplest
+        raise next(outcome for outcome in outcomes if isinstance(outcome, PlanError))
+    fastest = min(plans, key=lambda plan: plan.step_s)  # of equals the first, which is the simplest
+    if pipeline.schedule != "auto":
+        return fastest
+    return replace(fastest, alternatives=tuple(map(Alternative.of, candidates, outcomes)))
+
+
+def compare_schedules(
+    plan: Plan, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
+) -> Plan:  # fmt: skip
+    """Returns a plan with its alternatives, for the arguments of ``make_plan``."""
+    if plan.alternatives:
+        return plan
+    chosen = Alternative.of(plan.pipeline, plan)
+    candidates = _candidates(pipeline, len(costs))
+    others = [candidate for candidate in candidates if not chosen.is_of(candidate)]
+    outcomes = [_try_schedule(costs, candidate, bytes_per_param, machine) for candidate in others]
+    alternatives = [chosen, *map(Alternative.of, others, outcomes)]
+    return replace(plan, alternatives=tuple(alternatives))
 
 
 def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], bytes_per_param: float, machine: Machine) -> float:
@@ -184,6 +227,15 @@ def _candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSet
         by_hand = virtual_stages > 1 and pipeline.layers_per_cell is not None
         if not by_hand and not pipeline_errors(candidate, layers):
             yield candidate
+
+
+def _try_schedule(
+    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
+) -> Plan | PlanError:  # fmt: skip
+    try:
+        return _plan_schedule(costs, pipeline, bytes_per_param, machine)
+    except PlanError as error:
+        return error
 
 
 def _plan_schedule(

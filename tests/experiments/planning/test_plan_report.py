@@ -11,7 +11,8 @@ import pytest
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import LayerCosts, in_figures, in_hour_interval, in_hours
-from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.planning.planner import estimated_costs, plan_workload, try_plan
+from experiments.translation.workload import Translation
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.planning.works import LAPTOP, ROOMY, language, translation
@@ -20,7 +21,7 @@ LINE = re.compile(r"  stages? (\d+)(?:-(\d+))?: layers (\d+)-(\d+) \((\d+)( each
 KEYS = {
     "name", "cluster", "costs", "measured", "parameters", "layers", "K", "M", "R", "remat", "cells", "step_s",
     "lower_bound_s", "tokens_per_second", "bubble", "steps", "hours", "device_bytes", "notes", "stages", "schedule",
-    "virtual_stages", "recomputed", "forwards", "nodes", "reserve_bytes", "hours_interval",
+    "virtual_stages", "recomputed", "forwards", "schedules", "nodes", "reserve_bytes", "hours_interval",
 }  # fmt: skip
 STAGE_KEYS = {
     "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes",
@@ -86,9 +87,68 @@ def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
     assert stages == list(range(6))
     assert layers == list(range(24))
     assert shared == 1  # the blocks between the ends are alike
-    assert len(lines) == 2 + 1 + len(matches) + 2
-    assert lines[-1].startswith("  100,000 steps of 1,024 tokens: ")
+    table = lines[2 + 1 + len(matches) + 2 :]
+    assert lines[2 + 1 + len(matches) + 1].startswith("  100,000 steps of 1,024 tokens: ")
+    assert table[0].split() == ["schedules", "that", "fit", "step", "largest", "stage", "forwards", "recomputed"]
+    assert len(table) == 1 + 5
     assert all(len(line) < 200 for line in lines)
+
+
+@pytest.mark.parametrize("schedule", ["fill_drain", "1f1b", "auto"])
+def test_a_plan_tells_every_schedule_that_fits_and_marks_its_own(schedule: str) -> None:
+    """The numbers of each row are those of a plan of that schedule."""
+    work = translation(f"pipeline.stages=2 pipeline.remat=auto pipeline.schedule={schedule}")
+    planned = plan_workload(work, ROOMY, estimated_costs)
+    found = planned.as_dict()["schedules"]
+    names = {("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("zero_bubble", 2)}
+    assert {(row["schedule"], row["virtual_stages"]) for row in found} == names
+    assert len(found) == len(names)
+    for row in found:
+        name, count = row["schedule"], row["virtual_stages"]
+        alone = translation(
+            f"pipeline.stages=2 pipeline.remat=auto pipeline.schedule={name} pipeline.virtual_stages={count}"
+        )
+        plan = try_plan(alone, ROOMY, estimated_costs).plan
+        assert row["step_s"] == plan.step_s
+        assert row["peak_bytes"] == max(cell.peak_bytes for cell in plan.cells)
+        assert (row["recomputed"], row["forwards"]) == plan.recomputes
+    (chosen,) = [row for row in found if row["chosen"]]
+    assert (chosen["schedule"], chosen["step_s"]) == (planned.as_dict()["schedule"], planned.step_s)
+    assert schedule in ("auto", chosen["schedule"])
+    (marked,) = [line for line in planned.lines() if line.endswith("<- this plan")]
+    assert marked.split()[0].strip(",") == chosen["schedule"]
+
+
+def between_1f1b_and_fill_drain(work: Translation) -> Cluster:
+    """Returns devices on which 1F1B keeps all its activations and fill-drain does not."""
+    kept = work.with_settings("pipeline.remat=never")
+    rows = plan_workload(kept, ROOMY, estimated_costs).plan.alternatives
+    peaks = {row.schedule: row.peak_bytes for row in rows if row.virtual_stages == 1}
+    assert peaks["1f1b"] < peaks["fill_drain"]
+    return Cluster(8, int((peaks["1f1b"] + peaks["fill_drain"]) / 2 / 0.95), "gpu")
+
+
+def test_the_slowest_schedule_by_name_stands_beside_the_faster_ones() -> None:
+    work = translation("pipeline.stages=2 pipeline.remat=auto pipeline.micro_batches=32")
+    cluster = between_1f1b_and_fill_drain(work)
+    rows = [row for row in plan_workload(work, cluster, estimated_costs).plan.alternatives if not row.fault]
+    assert {row.schedule: row.recomputes[0] > 0 for row in rows if row.virtual_stages == 1} == {
+        "fill_drain": True, "1f1b": False, "zero_bubble": False,
+    }  # fmt: skip
+    slowest = max(rows, key=lambda row: row.step_s)
+    named = f"pipeline.schedule={slowest.schedule} pipeline.virtual_stages={slowest.virtual_stages}"
+    planned = plan_workload(work.with_settings(named), cluster, estimated_costs)
+    assert planned.step_s == slowest.step_s > min(row["step_s"] for row in planned.as_dict()["schedules"])
+
+
+def test_schedules_that_do_not_fit_are_one_line() -> None:
+    work = translation("pipeline.stages=2 pipeline.remat=never pipeline.schedule=1f1b pipeline.micro_batches=32")
+    planned = plan_workload(work, between_1f1b_and_fill_drain(work), estimated_costs)
+    (refused,) = [row for row in planned.as_dict()["schedules"] if row["schedule"] == "fill_drain"]
+    assert refused.keys() == {"schedule", "virtual_stages", "chosen", "fault"}
+    assert "GiB" in refused["fault"]
+    (line,) = [line for line in planned.lines() if line.startswith("  do not fit: ")]
+    assert "fill_drain" in line
 
 
 def test_stages_that_differ_are_told_apart() -> None:
