@@ -14,7 +14,7 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Device, Machine
 from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
 from suite.pipeline.planning.placement import Placement
-from suite.pipeline.planning.plan import Alternative, Plan
+from suite.pipeline.planning.plan import Alternative, CellPlan, Plan
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import PipelineSettings
 
@@ -136,6 +136,7 @@ class PlanReport:
                     "gradient_bytes": stage.cost.gradient_bytes,
                     "idle": plan.timeline.idle(k % pipeline.stages),
                     "peak_bytes": stage.peak_bytes,
+                    "process_bytes": stage.process_bytes,
                 }
                 for k, stage in enumerate(plan.cells)
             ],
@@ -144,7 +145,7 @@ class PlanReport:
     def lines(self) -> list[str]:
         """Returns the plan as lines of text."""
         plan, pipeline = self.plan, self.plan.pipeline
-        most = max(stage.peak_bytes for stage in plan.cells)
+        largest = max(plan.cells, key=lambda cell: cell.peak_bytes)
         return [
             f"plan of {self.work.name} on {self.cluster}; {self.kind} ({self.layer_costs.source})",
             *(f"  {note}" for note in self.notes),
@@ -154,11 +155,18 @@ class PlanReport:
             *_shared_parameters_line(plan, self.parameters),
             f"  step {in_seconds(self.step_s)} (lower bound {in_seconds(plan.step_time_lower_bound_s)}), "
             f"bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.work.unit}/s, "
-            f"largest stage {most / GIB:.2f} of {plan.memory_limit_bytes / GIB:.2f} GiB{_reserve_text(plan)}",
+            f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.memory_limit_bytes / GIB:.2f} GiB"
+            f"{_reserve_text(plan)}{self._process_text(largest)}",
             f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {self._duration()}",
             *_alternative_lines(plan),
             *(self.placement.lines() if self.placement is not None else ()),
         ]
+
+    def _process_text(self, cell: CellPlan) -> str:
+        """Describes the part of a stage's peak on a GPU that is no tensor. NCCL's part is always declared."""
+        if self.cluster.kind != "gpu" or not cell.process_bytes:
+            return ""
+        return f", {cell.process_bytes / GIB:.2f} GiB of it for CUDA and NCCL"
 
     def _duration(self) -> str:
         """Describes how long the run takes: estimated as an interval, measured as a number."""

@@ -6,18 +6,18 @@ import math
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable, Workload
+from experiments.planning.model_facts import KeyedWork, model_facts, with_optimizer_state, with_replication
 from experiments.planning.neighbours import kinds_of_change, numbers_of_micro_batches
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, in_seconds
 from suite.errors import BusyError, PlacementError, PlanError, SettingError, SuiteError
 from suite.log import Log
-from suite.pipeline.model.layers import check_frozen, count_parameters
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB, Device, Machine
 from suite.pipeline.planning.estimate import estimate
@@ -38,7 +38,7 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     device = cluster.device or replace(
         DEVICES["TPUv3"], memory_bytes=cluster.bytes_per_device, is_cuda=cluster.kind == "gpu"
     )
-    costs = _estimated(_Keyed.of(work), device)
+    costs = _estimated(KeyedWork.of(work), device)
     reduce = device.link if cluster.device is not None else math.inf
     machine = Machine(
         cluster.bytes_per_device, device.process_bytes, device.messages, reduce, transport=cluster.transport
@@ -46,38 +46,23 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     return LayerCosts(costs, machine, _source(device), measured=False, device=cluster.device)
 
 
-@dataclass(frozen=True)
-class _Keyed:
-    """A workload that compares equal to others with the same costs."""
-
-    work: Measurable = field(compare=False)
-    key: str = ""
-
-    @staticmethod
-    def of(work: Measurable) -> _Keyed:
-        return _Keyed(work, work.key())
-
-
 @lru_cache(maxsize=64)
-def _estimated(keyed: _Keyed, device: Device) -> tuple[LayerCost, ...]:
+def _estimated(keyed: KeyedWork, device: Device) -> tuple[LayerCost, ...]:
     """Cached, because the search for the closest plans needs the same costs many times."""
     work = keyed.work
     layers, loss = work.build()
     return tuple(estimate(layers, loss, work.sample().largest, device, work.optimizer))
 
 
-@lru_cache(maxsize=64)
-def _parameters(keyed: _Keyed) -> int:
-    """Returns the number of parameters; cached, because building a large model takes seconds. Raises SettingError for
-    wrongly frozen ones (``check_frozen``)."""
-    layers, _ = keyed.work.build()
-    check_frozen(layers)
-    return count_parameters(layers)
-
-
 def _source(device: Device) -> str:
     share = "" if device.efficiency == 1 else f" at {device.efficiency:.0%} of its peak"
     return f"operations and bytes over {device.name}{share}"
+
+
+def _of_run(layer_costs: LayerCosts, work: Workload, cluster: Cluster) -> LayerCosts:
+    """Returns the costs with the state of the run's optimizer, and with its communicators."""
+    machine = with_replication(layer_costs.machine, work, cluster)
+    return replace(layer_costs, costs=with_optimizer_state(layer_costs.costs, work), machine=machine)
 
 
 def plan_workload(
@@ -115,7 +100,7 @@ def _with_alternatives(report: PlanReport) -> PlanReport:
 def _frozen_errors(work: Workload) -> list[str]:
     """Returns faults of the model's frozen parameters, before workers start."""
     try:
-        _parameters(_Keyed.of(work))
+        model_facts(work)
     except SettingError as fault:
         return [str(fault)]
     return []
@@ -145,7 +130,7 @@ def least_memory(work: Workload, cluster: Cluster) -> int | None:
     """Returns the least memory of each device in bytes, reserve included, in tenths of a GiB; None if no memory is
     enough. Costs are estimated."""
     work = _with_most_micro_batches(work)
-    layer_costs = estimated_costs(work, cluster)
+    layer_costs = _of_run(estimated_costs(work, cluster), work, cluster)
     each = bytes_per_parameter(work.optimizer, work.pipeline.replicas)
     if not _shares_cores(cluster):
         # to a MiB: rounded to tenths before the reserve is added, it would be rounded twice
@@ -249,7 +234,7 @@ def _try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tu
     if rows := row_errors(work):  # planning so many would take minutes
         raise PlanError([*faults, *rows])
     try:
-        layer_costs = cost_model(work, cluster)
+        layer_costs = _of_run(cost_model(work, cluster), work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
         placement = cluster.place(pipeline.stages, pipeline.replicas) if not faults else None
         machine = _on_one_host(layer_costs.machine, work, cluster) if share_cores else layer_costs.machine
@@ -275,12 +260,12 @@ def _try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tu
             f"{workers} workers share {cluster.devices} cores and take turns: a step takes at least their total work",
         )
     placed_costs = replace(layer_costs, machine=machine)
-    return PlanReport(work, cluster, placed_costs, plan, _parameters(_Keyed.of(work)), notes, placement)
+    return PlanReport(work, cluster, placed_costs, plan, model_facts(work).parameters, notes, placement)
 
 
 def _with_step_interval(report: PlanReport) -> PlanReport:
     """Returns the plan with the seconds of a step at the highest and lowest efficiency of an estimated device."""
-    device, machine, keyed = report.layer_costs.device, report.layer_costs.machine, _Keyed.of(report.work)
+    device, machine, keyed = report.layer_costs.device, report.layer_costs.machine, KeyedWork.of(report.work)
     if device is None:
         return report
     each = bytes_per_parameter(report.work.optimizer, report.plan.pipeline.replicas)

@@ -136,10 +136,10 @@ def dry_run_table(report: ReportProgress) -> Table:
     total = sum(planned.work.pipeline.stages for planned in plans)
     rows: list[list[Value]] = []
     for planned in plans:
-        pipeline, process = planned.work.pipeline, planned.layer_costs.machine.process_bytes
+        pipeline = planned.work.pipeline
         for stage, cell in enumerate(planned.plan.cells):
             report(len(rows), total, f"{planned.work.name}, stage {stage}")
-            walked, expected = live_bytes(planned, stage), cell.peak_bytes - process
+            walked, expected = live_bytes(planned, stage), cell.peak_bytes - cell.process_bytes
             layers = planned.plan.layers_per_cell[stage]
             rows.append(
                 [
@@ -150,8 +150,8 @@ def dry_run_table(report: ReportProgress) -> Table:
     return Table(
         "dry_run", "Planned memory of every stage beside a dry run with fake tensors", HEADINGS, rows,
         [
-            "Parameters, gradients, activations and messages. Without the process itself, and without the state of the "
-            "optimizer, Adafactor, which the plan does not count.",
+            "Parameters, gradients, activations and messages. Without the process itself and its communicators. The "
+            "plan also counts the state of the optimizer, Adafactor, which the dry run does not have.",
             "The dry run's operators are those of the CPU, with the formats of CUDA's autocast: on a GPU, attention "
             "saves other tensors.",
         ],

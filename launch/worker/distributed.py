@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from launch.worker.gpu_environment import set_gpu_environment
+from launch.worker.gpu_environment import gpu_environment
 from suite.device import synchronize
 from suite.pipeline.model.topology import backend_of
 
@@ -27,11 +28,11 @@ def init_process_group(
     timeout_s: float = GROUP_TIMEOUT_S,
 ) -> torch.device:  # fmt: skip
     """Joins the default process group, by a URL or in a store; returns this process's device: the GPU of index ``gpu``,
-    or the CPU. Also sets torch's ``threads``, if given."""
+    or the CPU. Also sets torch's ``threads``, if given, and ``gpu_environment``."""
     if threads is not None:
         torch.set_num_threads(threads)
     if gpu is not None:
-        set_gpu_environment()
+        os.environ.update(gpu_environment())
         torch.cuda.set_device(gpu)
     device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
     where: dict[str, Any] = {"init_method": rendezvous} if isinstance(rendezvous, str) else {"store": rendezvous}

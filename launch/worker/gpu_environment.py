@@ -12,20 +12,24 @@ QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 MOST_QUEUES = 32
 """CUDA's maximum."""
 
-VARIABLES = {
-    # a kernel that is loaded at its first launch may wait for a receive that waits for that kernel
-    "CUDA_MODULE_LOADING": "EAGER",
-    QUEUES: str(MOST_QUEUES),
-}
+_ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""torch reads one of them."""
 
 COLLECTIVE_STREAMS = 3
 """Of all workers, of the replicas of a stage, of the stages that share parameters."""
 
 
-def set_gpu_environment() -> None:
-    """Sets ``VARIABLES``, where the user has not set another value."""
-    for name, value in VARIABLES.items():
-        os.environ.setdefault(name, value)
+def gpu_environment() -> dict[str, str]:
+    """Returns the variables that the user has not set.
+
+    All kernels are loaded at the start, because one that is loaded at its first launch may wait for a receive that
+    waits for it. Each stream gets a hardware queue. ``expandable_segments`` lets torch's allocator grow a segment
+    instead of starting another: packed text has about a dozen shapes, and fixed segments for each would leave gaps.
+    """
+    chosen = {"CUDA_MODULE_LOADING": "EAGER", QUEUES: str(MOST_QUEUES)}
+    if not any(name in os.environ for name in _ALLOCATOR_NAMES):
+        chosen["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    return {name: value for name, value in chosen.items() if name not in os.environ}
 
 
 def check_queues(links: int) -> None:

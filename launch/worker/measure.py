@@ -76,7 +76,8 @@ def measure_layers(
 
 
 def _process_bytes(device: torch.device, anonymous_bytes: int) -> int:
-    """Returns the memory of this process besides its tensors: on its GPU, or on the host if it has none.
+    """Returns the memory of this process besides its tensors: on its GPU, or on the host if it has none. On a GPU there
+    is no NCCL communicator yet: a plan adds them (``suite.pipeline.planning.communicators``).
 
     On the host these are ``anonymous_bytes``, counted before there were tensors, and the pages of files: those of the
     libraries' code become resident only when it runs.

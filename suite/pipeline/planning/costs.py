@@ -63,6 +63,8 @@ class LayerCost:
     """Alive between the backward of the inputs and that of the weights."""
     frozen: int = 0
     """Of ``parameters``, the values that are not trained: they have no gradient and no optimizer state."""
+    state_bytes: int = 0
+    """Optimizer state that is not proportional to its parameters: Adafactor's rows and columns."""
     cast_bytes: int = 0
     """Copies of its weights in bf16, made once a mini-batch (``Stage.weights_cast_once``). Their time is not
     counted: it is less than that of the update."""

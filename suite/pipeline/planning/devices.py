@@ -46,7 +46,7 @@ class Device:
     efficiency_range: tuple[float, float] = (0.3, 0.7)
     """The lowest and highest share of a peak that products may reach. Our choice, not measured."""
     process_bytes: int = 0
-    """Approximate bytes of a worker without a model: the libraries; on a GPU the CUDA context and NCCL buffers."""
+    """Approximate bytes of a worker without a model: the libraries; on a GPU CUDA's context and kernels."""
     is_cuda: bool = False
     """Whether autocast chooses the formats of CUDA devices."""
 
@@ -67,9 +67,14 @@ class Machine:
     memory_limit_bytes: int
     """The bytes of each device that a plan may use."""
     process_bytes: int = 0
+    """Of a worker without a model, with its communicators for collectives."""
     link: Link | Links = field(default_factory=Link)
     reduce_bytes_per_s: float = float("inf")
     """Of the gradient all-reduce over replicas."""
+    gathers_weights: bool = False
+    """Whether each replica updates a share of the weights, as ZeRO-1 does, and then gets the others' shares."""
+    p2p_bytes: int = 0
+    """Of each point-to-point communicator (``suite.pipeline.planning.communicators``)."""
     cores: int | None = None
     """How many workers compute at once, where several share a device; None: all."""
     reserve: int = 0

@@ -11,11 +11,14 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from suite.errors import PlacementError, PlanError, SettingError
+from suite.pipeline.model.topology import CellPair
+from suite.pipeline.planning.communicators import p2p_communicators
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
+from suite.pipeline.runtime.skip import Skip, communicating_pairs
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED, with_recomputes
@@ -37,6 +40,9 @@ class MemoryFit:
             raise PlanError([str(error)]) from None
         in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches, machine.transport)
         self.sizes = MemoryModel(costs, in_flight, bytes_per_param, machine.process_bytes)
+        self._skips = [
+            Skip("", index - popped.span, index) for index, cost in enumerate(costs) for popped in cost.skip_inputs
+        ]
         self._seconds = [_layer_seconds(cost, with_recompute) for cost in costs]
 
     def cells(self, limit_bytes: int) -> list[range]:
@@ -56,15 +62,24 @@ class MemoryFit:
         return ranges
 
     def stage_memories(self, ranges: Sequence[range]) -> list[list[CellMemory]]:
-        """Returns the memory of each stage's cells; the process counts with its first cell. On a CPU the whole
-        mini-batch is always in the memory of stage 0."""
+        """Returns the memory of each stage's cells; the process and its communicators count with its
+        first cell. On a CPU the whole mini-batch is always in the memory of stage 0."""
         memory = [self.sizes.in_partition(ranges, at) for at in range(len(ranges))]
         if self._machine.cores is not None:
             waiting_bytes = self.sizes.in_flight.waiting_micro_batches * memory[0].input_bytes
             memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + waiting_bytes)
         once, stages = self._machine.process_bytes + UNCOUNTED_BYTES, self._pipeline.stages
         memory[stages:] = [replace(cell, fixed_bytes=cell.fixed_bytes - once) for cell in memory[stages:]]
+        for stage, p2p_bytes in enumerate(self.p2p_bytes(ranges)):
+            memory[stage] = replace(memory[stage], fixed_bytes=memory[stage].fixed_bytes + p2p_bytes)
         return [memory[k::stages] for k in range(stages)]
+
+    def p2p_bytes(self, ranges: Sequence[range]) -> list[int]:
+        """Returns the bytes of each stage's point-to-point communicators."""
+        return self._p2p_bytes(communicating_pairs(self._skips, ranges, self._pipeline.stages))
+
+    def _p2p_bytes(self, pairs: Sequence[CellPair]) -> list[int]:
+        return [count * self._machine.p2p_bytes for count in p2p_communicators(pairs, self._pipeline.stages)]
 
     def peaks(self, schedule: Schedule, memory: Sequence[Sequence[CellMemory]]) -> Iterator[int]:
         """Yields the peak of each stage."""
@@ -140,8 +155,10 @@ class MemoryFit:
         return self._pipeline.stages * self._pipeline.virtual_stages
 
     def _cell_limit_bytes(self, limit_bytes: int) -> int:
-        """Returns the bytes for one cell: the cells of a stage share its device with one process."""
-        process_bytes = self._machine.process_bytes
+        """Returns the bytes for one cell: the cells of a stage share its device with one process and its communicators.
+        Which cells skips connect is not known before the cells are."""
+        process_bytes, neighbours = self._machine.process_bytes, [range(at, at + 1) for at in range(self._count)]
+        limit_bytes -= max(self._p2p_bytes(communicating_pairs([], neighbours, self._pipeline.stages)))
         return process_bytes + (limit_bytes - process_bytes) // self._pipeline.virtual_stages
 
     def _too_large_fault(self, limit_bytes: int, furthest_end: Sequence[int], lightest: Sequence[range]) -> str | None:

@@ -26,8 +26,8 @@ def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
     """Returns the bytes of a trained value: weight 4 and gradient 4, always fp32; AdamW adds two moments of 4.
 
     With replicas (ZeRO-1) each holds its share of the moments, and of a flat copy of the weights and of the reduced
-    gradients. Adafactor's numbers per row and column are not counted, and it is not sharded. The bf16 copies of weights
-    are counted as ``LayerCost.cast_bytes``.
+    gradients. Adafactor is not sharded, and its rows and columns are counted as ``LayerCost.state_bytes``. The bf16
+    copies of weights are counted as ``LayerCost.cast_bytes``.
     """
     if optimizer.name == "adafactor":
         return 8.0
@@ -56,7 +56,7 @@ class MemoryModel:
         self._trained = np.concatenate((zero, np.cumsum(column("parameters") - frozen)))
         self._frozen = np.concatenate((zero, np.cumsum(frozen)))
         self._alive = np.concatenate((zero, np.cumsum(column("activation_bytes"))))
-        held = column("cast_bytes") + self._micro_batches * column("recorded_bytes")
+        held = column("state_bytes") + column("cast_bytes") + self._micro_batches * column("recorded_bytes")
         self._held = np.concatenate((zero, np.cumsum(held)))
         self._deferred = np.concatenate((zero, np.cumsum(column("deferred_bytes"))))
         output_gradients = self._gradients[1:]

@@ -39,6 +39,8 @@ class CellPlan:
     cost: CellCost
     peak_bytes: int
     """The peak of its stage, with all the stage's cells."""
+    process_bytes: int = 0
+    """The part of the peak that is no tensor: the stage's process and its communicators."""
 
 
 @dataclass(frozen=True)
@@ -256,11 +258,11 @@ def _plan_schedule(
         schedule = schedule_config.actions(pipeline.stages, pipeline.micro_batches)
     except SettingError as error:
         raise PlanError([str(error)]) from None
-    peaks = list(fit.peaks(schedule, memory))
+    peaks, p2p_bytes = list(fit.peaks(schedule, memory)), fit.p2p_bytes(ranges)
     cells = tuple(
         CellPlan(
             cell[0], cell[-1] + 1, sum(costs[index].parameters for index in cell), cell_costs[at],
-            peaks[at % pipeline.stages],
+            peaks[at % pipeline.stages], machine.process_bytes + p2p_bytes[at % pipeline.stages],
         )
         for at, cell in enumerate(ranges)
     )  # fmt: skip
@@ -274,9 +276,11 @@ def _cell_cost(
 ) -> CellCost:  # fmt: skip
     inside = [costs[index] for index in cells[k]]
     reduced = 0.0
-    if pipeline.replicas > 1:  # a ring all-reduce sends every gradient twice, except each worker's own share
-        share = 2 * (pipeline.replicas - 1) / pipeline.replicas
-        reduced = share * 4 * sum(cost.parameters - cost.frozen for cost in inside) / machine.reduce_bytes_per_s
+    if pipeline.replicas > 1:
+        # a ring all-reduce sends every gradient twice, a gather every weight once, except each worker's own share
+        passes = 3 if machine.gathers_weights else 2
+        sent_share = passes * (pipeline.replicas - 1) / pipeline.replicas
+        reduced = sent_share * 4 * sum(cost.parameters - cost.frozen for cost in inside) / machine.reduce_bytes_per_s
     sent = message_costs(costs, cells, k)
     before = message_costs(costs, cells, k - 1) if k else []
     return CellCost(

@@ -25,7 +25,7 @@ KEYS = {
 }  # fmt: skip
 STAGE_KEYS = {
     "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes",
-    "gradient_bytes", "idle", "peak_bytes",
+    "gradient_bytes", "idle", "peak_bytes", "process_bytes",
 }  # fmt: skip
 
 
@@ -128,6 +128,7 @@ def between_1f1b_and_fill_drain(work: Translation) -> Cluster:
     return Cluster(8, int((peaks["1f1b"] + peaks["fill_drain"]) / 2 / 0.95), "gpu")
 
 
+@pytest.mark.usefixtures("without_nccl")
 def test_the_slowest_schedule_by_name_stands_beside_the_faster_ones() -> None:
     work = translation("pipeline.stages=2 pipeline.remat=auto pipeline.micro_batches=32")
     cluster = between_1f1b_and_fill_drain(work)
@@ -141,6 +142,7 @@ def test_the_slowest_schedule_by_name_stands_beside_the_faster_ones() -> None:
     assert planned.step_s == slowest.step_s > min(row["step_s"] for row in planned.as_dict()["schedules"])
 
 
+@pytest.mark.usefixtures("without_nccl")
 def test_schedules_that_do_not_fit_are_one_line() -> None:
     work = translation("pipeline.stages=2 pipeline.remat=never pipeline.schedule=1f1b pipeline.micro_batches=32")
     planned = plan_workload(work, between_1f1b_and_fill_drain(work), estimated_costs)
@@ -191,6 +193,7 @@ def test_an_interval_has_the_unit_of_its_ends(low: float, high: float, expected:
     assert in_hour_interval(low, high) == expected
 
 
+@pytest.mark.usefixtures("without_nccl")
 def test_a_plan_leaves_the_reserve_of_accelerators_free_and_says_so() -> None:
     work = translation("pipeline.stages=2 pipeline.remat=auto pipeline.memory_reserve=0.25")
     planned = plan_workload(work, Cluster(2, GIB, "gpu"), estimated_costs)

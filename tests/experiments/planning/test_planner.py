@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster, parse_cluster
@@ -18,6 +19,7 @@ from experiments.registry import find, resolve
 from experiments.translation.workload import Translation
 from suite.errors import BusyError, PlanError
 from suite.pipeline.model.layers import count_parameters
+from suite.pipeline.planning.communicators import COLLECTIVE_BYTES, P2P_BYTES
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Node
@@ -26,6 +28,7 @@ from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.timeline import Timeline
 from suite.settings import OptimizerSettings, PipelineSettings
+from suite.training.update_rule import make_optimizer
 from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, language, peaks, refused, translation
 
 
@@ -66,6 +69,47 @@ def test_activations_of_a_feed_forward_layer_are_those_counted_by_hand() -> None
 )
 def test_bytes_of_a_parameter(name: Any, precision: Any, replicas: int, each: float) -> None:
     assert bytes_per_parameter(OptimizerSettings(name=name, precision=precision), replicas) == each
+
+
+def test_adafactors_rows_and_columns_are_counted_as_torch_allocates_them() -> None:
+    """Its state is small for matrices and as large as the parameter for vectors."""
+    work = translation("pipeline.stages=1 optimizer.name=adafactor")
+    layers, _ = work.build()
+    expected = []
+    for layer in layers:
+        parameters = list(layer.to_empty(device="cpu").parameters())
+        optimizer = make_optimizer(parameters, work.optimizer)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        tensors = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+        expected.append(sum(tensor.nbytes for tensor in tensors if tensor is not None))
+    planned = try_plan(work, LAPTOP, estimated_costs)
+    assert [cost.state_bytes for cost in planned.layer_costs.costs] == expected
+    assert all(0 < size < 4 * cost.parameters for size, cost in zip(expected, planned.layer_costs.costs, strict=True))
+    adamw = try_plan(translation("pipeline.stages=1"), LAPTOP, estimated_costs)
+    assert {cost.state_bytes for cost in adamw.layer_costs.costs} == {0}
+
+
+def test_a_plan_for_gpus_keeps_bytes_for_every_communicator() -> None:
+    """Two stages and two replicas: all workers, the replicas of a stage, the two stages with the vocabulary's matrix,
+    and one for each direction between the stages. A TPU has no NCCL."""
+    work = translation("pipeline.stages=2 pipeline.replicas=2 pipeline.layers_per_cell=3,4")
+
+    def peaks_on(cluster: Cluster) -> list[int]:
+        return [cell.peak_bytes for cell in try_plan(work, cluster, estimated_costs).plan.cells]
+
+    gpus, tpus = peaks_on(Cluster(4, 16 * GIB, "gpu")), peaks_on(parse_cluster("4x16GiB", LAPTOP))
+    expected = 3 * COLLECTIVE_BYTES + 2 * P2P_BYTES
+    assert [gpu - tpu for gpu, tpu in zip(gpus, tpus, strict=True)] == [expected, expected]
+
+
+@pytest.mark.parametrize(("optimizer", "gathers"), [("adamw", True), ("rmsprop", True), ("adafactor", False)])
+def test_only_a_sharded_optimizer_gathers_weights(optimizer: str, gathers: bool) -> None:
+    for replicas in (1, 2):
+        work = translation(f"pipeline.stages=1 pipeline.replicas={replicas} optimizer.name={optimizer}")
+        found = try_plan(work, parse_cluster("2xH100", LAPTOP), estimated_costs).layer_costs.machine
+        assert found.gathers_weights == (gathers and replicas > 1)
 
 
 def test_cells_by_hand_are_the_plans_cells() -> None:

@@ -20,6 +20,8 @@ from suite.pipeline.planning.devices import GIB
 from suite.settings import PipelineSettings
 from tests.experiments.planning.works import LAPTOP, MIB, language, peaks, refused, translation
 
+pytestmark = pytest.mark.usefixtures("without_nccl")
+
 
 @pytest.mark.parametrize(
     ("replicas", "micro_batches", "devices", "expected"),

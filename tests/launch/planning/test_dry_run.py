@@ -38,7 +38,8 @@ def test_a_plan_has_room_for_its_dry_run_and_hardly_more(settings: str, cluster:
     """On CUDA devices a norm saves an fp32 copy instead of the bf16 tensor between two layers; a plan counts both."""
     planned = try_plan(workload(find("t12_400m").with_settings(SMALL + settings)), cluster, estimated_costs)
     for stage in range(2):
-        expected = planned.plan.cells[stage].peak_bytes - planned.layer_costs.machine.process_bytes - UNCOUNTED_BYTES
+        cell = planned.plan.cells[stage]
+        expected = cell.peak_bytes - cell.process_bytes - UNCOUNTED_BYTES
         walked = live_bytes(planned, stage)
         assert walked <= expected + LOSSES, f"stage {stage}"
         assert expected <= most * walked, f"stage {stage}"

@@ -1,20 +1,31 @@
 """The environment of GPU processes, and the refusal of one in which a stage's streams would share hardware queues."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from launch.worker.gpu_environment import QUEUES, check_queues, set_gpu_environment
+from launch.worker.distributed import init_process_group
+from launch.worker.gpu_environment import QUEUES, check_queues, gpu_environment
 from suite.errors import SettingError
 from suite.pipeline.runtime.skip import communicating_pairs
 
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
-def test_what_the_user_has_set_is_kept(monkeypatch):
-    environment = {"CUDA_MODULE_LOADING": "LAZY"}
-    monkeypatch.setattr(os, "environ", environment)
-    set_gpu_environment()
-    assert environment == {"CUDA_MODULE_LOADING": "LAZY", QUEUES: "32"}
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    for name in (*NAMES, "CUDA_MODULE_LOADING", QUEUES):
+        monkeypatch.setenv(name, "")  # so that it is restored, whatever it was
+        monkeypatch.delenv(name)
+
+
+def test_kernels_are_loaded_at_the_start_and_streams_have_queues_unless_the_user_says_otherwise(monkeypatch):
+    assert gpu_environment() | {"CUDA_MODULE_LOADING": "EAGER", QUEUES: "32"} == gpu_environment()
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    assert "CUDA_MODULE_LOADING" not in gpu_environment()
 
 
 @pytest.mark.parametrize(
@@ -28,14 +39,16 @@ def test_what_the_user_has_set_is_kept(monkeypatch):
     ],
 )
 def test_too_few_queues_are_refused(monkeypatch, queues, links, fault):
-    monkeypatch.delenv(QUEUES, raising=False) if queues is None else monkeypatch.setenv(QUEUES, queues)
+    if queues is not None:
+        monkeypatch.setenv(QUEUES, queues)
     with pytest.raises(SettingError, match=fault):
         check_queues(links)
 
 
 @pytest.mark.parametrize(("queues", "links"), [("8", 2), ("32", 14), (None, 14), ("1", 0)])
 def test_enough_queues_pass(monkeypatch, queues, links):
-    monkeypatch.delenv(QUEUES, raising=False) if queues is None else monkeypatch.setenv(QUEUES, queues)
+    if queues is not None:
+        monkeypatch.setenv(QUEUES, queues)
     check_queues(links)
 
 
@@ -73,3 +86,29 @@ def test_what_carries_messages_depends_on_the_device():
         "nccl",
         "cpu:gloo,cuda:nccl",
     )
+
+
+def test_torch_reads_the_allocators_setting_from_this_variable():
+    program = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    environment = {**os.environ, **gpu_environment()}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "expandable_segments:True"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_users_own_setting_of_the_allocator_is_kept(name, monkeypatch):
+    monkeypatch.setenv(name, "max_split_size_mb:128")
+    assert not set(gpu_environment()).intersection(NAMES)
+
+
+def test_a_worker_on_a_gpu_has_it_before_cuda_starts(monkeypatch):
+    seen = []
+
+    def set_device(index):
+        seen.append(os.environ.get("PYTORCH_ALLOC_CONF"))
+        raise RuntimeError("there is no GPU")
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    with pytest.raises(RuntimeError, match="there is no GPU"):
+        init_process_group(0, 1, "file:///nowhere", gpu=0)
+    assert seen == ["expandable_segments:True"]

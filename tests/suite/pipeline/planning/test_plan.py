@@ -15,7 +15,7 @@ from models import amoebanet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.errors import PlanError
 from suite.pipeline.planning import profile
-from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.costs import LayerCost, SkipInput
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_per_parameter
 from suite.pipeline.planning.partition import fewest_stages
@@ -71,6 +71,44 @@ def test_an_update_takes_what_its_layers_take_and_a_reduction_over_replicas():
     assert plan(costs, machine).cells[0].cost.update_s == 0.75
     # a ring of 4 passes each of 16,000 bytes 2 * 3/4 times
     assert plan(costs, machine, replicas=4).cells[0].cost.update_s == 0.75 + 24
+    # with ZeRO-1 a ring then passes each of 16,000 bytes of weights 3/4 times
+    gathering = replace(machine, gathers_weights=True)
+    assert plan(costs, gathering, replicas=4).cells[0].cost.update_s == 0.75 + 24 + 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "communicators"),
+    [
+        ({"stages": 1}, [0]),
+        ({"stages": 2}, [2, 2]),
+        ({"stages": 4}, [2, 4, 4, 2]),
+        # of stage 1's four cells each has a neighbour on either side; stage 0's first cell has one
+        ({"stages": 4, "schedule": "interleaved", "virtual_stages": 4}, [14, 16, 16, 14]),
+    ],
+)
+def test_each_stage_keeps_the_bytes_of_its_point_to_point_communicators(settings, communicators):
+    costs = [layer(parameters=1)] * 16
+    without = plan(costs, **settings).cells
+    found = plan(costs, replace(ROOMY, p2p_bytes=1_000), **settings).cells
+    more = [one.peak_bytes - other.peak_bytes for one, other in zip(found, without, strict=True)]
+    assert more[: settings["stages"]] == [1_000 * count for count in communicators]
+
+
+def test_a_skip_to_a_stage_beyond_the_next_takes_communicators_too():
+    costs = [layer(), layer(), layer(skip_inputs=(SkipInput(2, 0, 0, False),)), layer()]
+    without = plan(costs, stages=4).cells
+    found = plan(costs, replace(ROOMY, p2p_bytes=1_000), stages=4).cells
+    more = [one.peak_bytes - other.peak_bytes for one, other in zip(found, without, strict=True)]
+    assert more == [4_000, 4_000, 6_000, 2_000]
+
+
+def test_cells_are_cut_for_what_communicators_leave():
+    costs = [layer(parameters=10)] * 4
+    machine = Machine(memory_limit_bytes=UNCOUNTED_BYTES + 300 + 200)
+    assert plan(costs, machine, bytes_per_param=10, stages=2).layers_per_cell == (2, 2)
+    assert plan(costs, replace(machine, p2p_bytes=150), bytes_per_param=10, stages=2).layers_per_cell == (2, 2)
+    (fault,) = faults(costs, replace(machine, p2p_bytes=151), bytes_per_param=10, stages=2)
+    assert "needs" in fault
 
 
 @unhurried

@@ -1,0 +1,79 @@
+"""What a plan needs of a model beside the costs of its layers, and what follows for its bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from experiments.base.cluster import Cluster
+from experiments.base.workload import Measurable
+from suite.pipeline.model.layers import check_frozen, count_parameters, ties_of, trainable
+from suite.pipeline.planning.communicators import P2P_BYTES, collective_bytes
+from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import Machine
+from suite.settings import OptimizerSettings
+from suite.training.update_rule import state_names, state_shapes
+
+
+@dataclass(frozen=True)
+class KeyedWork:
+    """A workload that compares equal to others with the same costs."""
+
+    work: Measurable = field(compare=False)
+    key: str = ""
+
+    @staticmethod
+    def of(work: Measurable) -> KeyedWork:
+        """Returns it for caches."""
+        return KeyedWork(work, work.key())
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model's size."""
+
+    parameters: int
+    """Without copies of tied ones."""
+    tied: int
+    """Parameters that several layers share."""
+    state_bytes: tuple[int, ...]
+    """Of each layer, the optimizer's state that has not a value per parameter value: Adafactor's rows and columns."""
+
+
+def model_facts(work: Measurable) -> ModelFacts:
+    """Returns the facts of a workload's model. Raises SettingError for wrongly frozen parameters (``check_frozen``)."""
+    return _model_facts(KeyedWork.of(work))
+
+
+@lru_cache(maxsize=64)
+def _model_facts(keyed: KeyedWork) -> ModelFacts:
+    """Cached, because building a large model takes seconds."""
+    layers, _ = keyed.work.build()
+    check_frozen(layers)
+    ties = {tie for layer in layers for tie in ties_of(layer).values()}
+    shapes = [[tuple(parameter.shape) for parameter in trainable(layer)] for layer in layers]
+    state_bytes = tuple(sum(_state_bytes(shape, keyed.work.optimizer) for shape in of_layer) for of_layer in shapes)
+    return ModelFacts(count_parameters(layers), len(ties), state_bytes)
+
+
+def _state_bytes(shape: tuple[int, ...], optimizer: OptimizerSettings) -> int:
+    per_value = {*state_names(optimizer), "step"}
+    return sum(4 * math.prod(of) for name, of in state_shapes(shape, optimizer).items() if name not in per_value)
+
+
+def with_optimizer_state(costs: tuple[LayerCost, ...], work: Measurable) -> tuple[LayerCost, ...]:
+    """Returns the costs with the optimizer's state that ``bytes_per_parameter`` does not count."""
+    sizes = model_facts(work).state_bytes
+    return tuple(replace(cost, state_bytes=size) for cost, size in zip(costs, sizes, strict=True))
+
+
+def with_replication(machine: Machine, work: Measurable, cluster: Cluster) -> Machine:
+    """Returns the machine with what its workers' communicators take, and whether replicas gather weights."""
+    pipeline = work.pipeline
+    machine = replace(machine, gathers_weights=pipeline.replicas > 1 and bool(state_names(work.optimizer)))
+    uses_nccl = cluster.kind == "gpu" and (cluster.device is None or cluster.device.is_cuda)
+    if not uses_nccl:
+        return machine
+    collectives = collective_bytes(pipeline.stages, pipeline.replicas, model_facts(work).tied)
+    return replace(machine, p2p_bytes=P2P_BYTES, process_bytes=machine.process_bytes + collectives)
