@@ -14,6 +14,7 @@ stage.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,16 +22,38 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-WHOLE_BYTES = 64 << 20
-"""Logits up to this size, in fp32, are computed at once; larger ones in chunks of this size."""
+CPU_LOGITS_BYTES = 64 << 20
+"""Logits up to this size, in fp32, are computed at once on a CPU; larger ones in chunks of this size."""
+
+DEVICE_SHARE = 128
+"""On an accelerator the size is its memory divided by this: 632 MiB of 79 GiB. The last stage then holds the logits, in
+bf16 or fp32, and their gradient."""
 
 CHUNKS = 64
 """The most chunks; beyond that the chunks grow, which limits the loop's overhead."""
 
 
-def rows_at_once(vocabulary: int, positions: int) -> int:
+def accelerator_logits_bytes(device_bytes: int) -> int:
+    """Returns the size of logits that an accelerator with this memory computes at once."""
+    return max(CPU_LOGITS_BYTES, device_bytes // DEVICE_SHARE)
+
+
+class ChunkedHead(nn.Module):
+    """A last layer that computes its loss by ``linear_cross_entropy``."""
+
+    logits_bytes = CPU_LOGITS_BYTES
+
+
+def set_logits_bytes(layers: Iterable[nn.Module], logits_bytes: int) -> None:
+    """Sets the size of logits that a model computes at once."""
+    for layer in layers:
+        if isinstance(layer, ChunkedHead):
+            layer.logits_bytes = logits_bytes
+
+
+def rows_at_once(vocabulary: int, positions: int, logits_bytes: int = CPU_LOGITS_BYTES) -> int:
     """Returns the number of positions in a chunk."""
-    return max(1, WHOLE_BYTES // (4 * vocabulary), -(-positions // CHUNKS))
+    return max(1, logits_bytes // (4 * vocabulary), -(-positions // CHUNKS))
 
 
 def clipped(logits: Tensor, bound: float | None) -> Tensor:
@@ -40,15 +63,17 @@ def clipped(logits: Tensor, bound: float | None) -> Tensor:
 
 
 def linear_cross_entropy(
-    y: Tensor, project: nn.Linear, clip: float | None, loss: nn.Module, labels: Tensor
+    y: Tensor, project: nn.Linear, clip: float | None, loss: nn.Module, labels: Tensor,
+    logits_bytes: int = CPU_LOGITS_BYTES,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns the objective and the metric of y (batch, T, width) and labels (batch, T), as ``loss`` sums them."""
     rows = y.flatten(0, -2), project.weight, project.bias, labels.flatten()
-    if labels.numel() <= rows_at_once(project.out_features, labels.numel()):
+    chunk_rows = rows_at_once(project.out_features, labels.numel(), logits_bytes)
+    if labels.numel() <= chunk_rows:
         # of rows, because clipping a view in place copies the gradient of the logits twice
         whole: tuple[Tensor, Tensor] = loss(clipped(project(rows[0]), clip), rows[3])
         return whole
-    found = _InChunks.apply(*rows, clip, loss)  # type: ignore[no-untyped-call]
+    found = _InChunks.apply(*rows, clip, loss, chunk_rows)  # type: ignore[no-untyped-call]
     objective, metric = found
     return objective, metric
 
@@ -56,16 +81,16 @@ def linear_cross_entropy(
 class _InChunks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, clip: float | None, loss: nn.Module
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, clip: float | None, loss: nn.Module,
+        chunk_rows: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.save_for_backward(y, weight, bias, labels)
         device_type = y.device.type
-        ctx.clip, ctx.loss = clip, loss
+        ctx.clip, ctx.loss, ctx.chunk_rows = clip, loss, chunk_rows
         ctx.product_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else y.dtype
-        rows = rows_at_once(weight.shape[0], len(y))
         parts = [
             loss(clipped(F.linear(chunk, weight, bias), clip), chunk_labels)
-            for chunk, chunk_labels in zip(torch.split(y, rows), torch.split(labels, rows), strict=True)
+            for chunk, chunk_labels in zip(torch.split(y, chunk_rows), torch.split(labels, chunk_rows), strict=True)
         ]
         objective, metric = (torch.stack(column).sum() for column in zip(*parts, strict=True))
         ctx.mark_non_differentiable(metric)
@@ -75,13 +100,12 @@ class _InChunks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, objective_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         y, weight, bias, labels = ctx.saved_tensors
-        rows = rows_at_once(weight.shape[0], len(y))
         input_grad = torch.empty_like(y)
         sums = torch.zeros_like(weight), torch.zeros_like(bias)
         # cast here, not by autocast: a context that ends in a thread of the backward frees the casts of all weights
         factors = [tensor.to(ctx.product_dtype) for tensor in (weight, bias)]
         for chunk, chunk_labels, chunk_grad in zip(
-            *(torch.split(t, rows) for t in (y, labels, input_grad)), strict=True
+            *(torch.split(t, ctx.chunk_rows) for t in (y, labels, input_grad)), strict=True
         ):
             leaves = [tensor.detach().requires_grad_() for tensor in (chunk.to(ctx.product_dtype), *factors)]
             with torch.enable_grad():
@@ -90,4 +114,4 @@ class _InChunks(torch.autograd.Function):
             chunk_grad.copy_(first)
             for total, summand in zip(sums, others, strict=True):
                 total += summand
-        return input_grad, *sums, None, None, None
+        return input_grad, *sums, None, None, None, None

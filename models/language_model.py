@@ -23,7 +23,7 @@ from annotated_types import Unit
 from torch import Tensor, nn
 
 from models.blocks import FeedForward, SelfAttention, reset_linear
-from models.chunked_loss import linear_cross_entropy
+from models.chunked_loss import ChunkedHead, linear_cross_entropy
 from models.embedding import TokenEmbedding
 from models.shape import check_numbers
 from suite.decoding.kv_cache import LayerCache
@@ -147,7 +147,7 @@ class Block(nn.Module):
         reset_linear(self.attention.outward, scale=1 / self.feed.depth)
 
 
-class Head(nn.Module):
+class Head(ChunkedHead):
     """The softmax's projection, with bias; nothing is normalised before it and no logit is clipped."""
 
     def __init__(self, shape: LanguageModelShape) -> None:
@@ -162,7 +162,7 @@ class Head(nn.Module):
 
     def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""
-        return linear_cross_entropy(inputs[0], self.project, None, loss, targets[0])
+        return linear_cross_entropy(inputs[0], self.project, None, loss, targets[0], self.logits_bytes)
 
     def prefill(self, x: Tensor) -> tuple[tuple[Tensor], LayerCache]:
         """x (batch, time, width) -> logits of the last position (batch, vocabulary)."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.blocks import CrossAttention, FeedForward, SelfAttention, reset_linear, same_sentence
-from models.chunked_loss import clipped, linear_cross_entropy
+from models.chunked_loss import ChunkedHead, clipped, linear_cross_entropy
 from models.embedding import SourceEmbedding, TargetEmbedding
 from models.shape import PADDING, TransformerShape
 from suite.decoding.kv_cache import LayerCache
@@ -109,7 +109,7 @@ class DecoderLayer(_Block):
         return out
 
 
-class Head(nn.Module):
+class Head(ChunkedHead):
     """The decoder's last LayerNorm and the softmax projection, with clipped logits.
 
     The paper (section 5) clips a logit whenever its magnitude exceeds a bound. So the bound is hard: the identity below
@@ -140,7 +140,7 @@ class Head(nn.Module):
 
     def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""
-        return linear_cross_entropy(self.norm(inputs[0]), self.project, self.clip, loss, targets[0])
+        return linear_cross_entropy(self.norm(inputs[0]), self.project, self.clip, loss, targets[0], self.logits_bytes)
 
     def reset_parameters(self) -> None:
         """Glorot-uniform, so the initial distribution is nearly uniform; bias zero."""

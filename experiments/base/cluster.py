@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from models.chunked_loss import CPU_LOGITS_BYTES, accelerator_logits_bytes
 from suite.errors import SettingError
 from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.devices import DEVICES, GIB, Device, find_device
@@ -54,6 +55,11 @@ class Cluster:
         """What carries messages between its devices."""
         is_cuda = self.kind == "gpu" if self.device is None else self.device.is_cuda
         return "nccl" if is_cuda else "gloo"
+
+    @property
+    def logits_bytes(self) -> int:
+        """The size of logits that a device computes at once (``models.chunked_loss``)."""
+        return CPU_LOGITS_BYTES if self.kind == "cpu" else accelerator_logits_bytes(self.bytes_per_device)
 
     @property
     def between(self) -> Link | None:

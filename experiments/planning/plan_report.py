@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable, Workload
+from models.chunked_loss import set_logits_bytes
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Device, Machine
 from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
@@ -74,12 +77,18 @@ class PlanReport:
         low, high = self.step_interval_s
         return self.work.steps * low / 3600, self.work.steps * high / 3600
 
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
+        """Returns the run's layers, on the meta device, for the plan's devices; and the loss."""
+        layers, loss = self.work.build()
+        set_logits_bytes(layers, self.cluster.logits_bytes)
+        return layers, loss
+
     def step_flops(self) -> StepFlops | None:
         """Counts the operations of a step per unit, for the shapes of a typical micro-batch; None if there are none.
 
         Raises what the layers raise on fake tensors.
         """
-        layers, loss = self.work.build()
+        layers, loss = self.build()
         sample, pipeline = self.work.sample(), self.plan.pipeline
         counts = count_flops(layers, loss, sample.typical.inputs, sample.typical.targets)
         units = sample.units or self.work.batch / (pipeline.replicas * pipeline.micro_batches)

@@ -16,6 +16,7 @@ from experiments.planning.model_facts import KeyedWork, model_facts, with_optimi
 from experiments.planning.neighbours import kinds_of_change, numbers_of_micro_batches
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, in_seconds
+from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError, SuiteError
 from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
@@ -38,7 +39,7 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     device = cluster.device or replace(
         DEVICES["TPUv3"], memory_bytes=cluster.bytes_per_device, is_cuda=cluster.kind == "gpu"
     )
-    costs = _estimated(KeyedWork.of(work), device)
+    costs = _estimated(KeyedWork.of(work), device, cluster.logits_bytes)
     reduce = device.link if cluster.device is not None else math.inf
     machine = Machine(
         cluster.bytes_per_device, device.process_bytes, device.messages, reduce, transport=cluster.transport
@@ -47,10 +48,11 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
 
 
 @lru_cache(maxsize=64)
-def _estimated(keyed: KeyedWork, device: Device) -> tuple[LayerCost, ...]:
+def _estimated(keyed: KeyedWork, device: Device, logits_bytes: int) -> tuple[LayerCost, ...]:
     """Cached, because the search for the closest plans needs the same costs many times."""
     work = keyed.work
     layers, loss = work.build()
+    set_logits_bytes(layers, logits_bytes)
     return tuple(estimate(layers, loss, work.sample().largest, device, work.optimizer))
 
 
@@ -269,8 +271,9 @@ def _with_step_interval(report: PlanReport) -> PlanReport:
     if device is None:
         return report
     each = bytes_per_parameter(report.work.optimizer, report.plan.pipeline.replicas)
+    logits_bytes = report.cluster.logits_bytes
     low, high = (
-        retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share)), each, machine)
+        retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share), logits_bytes), each, machine)
         for share in reversed(device.efficiency_range)
     )
     return replace(report, step_interval_s=(low, high))

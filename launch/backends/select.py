@@ -80,7 +80,8 @@ def measure_here(
     from launch.backends.processes import run_processes
     from launch.worker.measure import measure_layers
 
-    return run_processes(measure_layers, workers, work, threads, cluster.kind == "gpu", log_file)
+    use_gpu = cluster.kind == "gpu"
+    return run_processes(measure_layers, workers, work, threads, use_gpu, log_file, cluster.logits_bytes)
 
 
 def select_backend(launcher: str) -> Backend:

@@ -69,7 +69,7 @@ def live_bytes(planned: PlanReport, stage: int) -> int:
     """Returns the peak bytes of the tensors of one stage in a training step without the update: parameters, gradients,
     activations, messages. The plan must have R = 1."""
     work, plan = planned.work, planned.plan
-    layers, loss = work.build()
+    layers, loss = planned.build()
     stages, count = work.pipeline.stages, work.pipeline.micro_batches
     cells, skips = cell_ranges(plan.layers_per_cell, len(layers)), find_skips(layers)
     is_bf16 = work.optimizer.precision == "bf16"

@@ -286,6 +286,7 @@ def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resum
     return AttemptSpec(
         run.path, _data_of(chosen), plan.layers_per_cell, plan.schedule_config, planned.cluster.kind == "gpu", resumed,
         step_s=plan.timeline.seconds, flops=_step_flops(planned, log), costs=(CACHE / "costs").resolve(),
+        logits_bytes=planned.cluster.logits_bytes,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from experiments.base.workload import Measurable
 from launch.worker.distributed import init_process_group, one_way_s
 from launch.worker.engine import PartitionedModel, assemble
 from launch.worker.worker import log_to
+from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.device import is_host, module_of
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
@@ -40,8 +41,9 @@ class LayerMeasurements:
 
 
 def measure_layers(
-    rank: int, world: int, rendezvous: str, workload: Measurable, threads: int, use_gpu: bool, log_file: Path
-) -> LayerMeasurements:
+    rank: int, world: int, rendezvous: str, workload: Measurable, threads: int, use_gpu: bool, log_file: Path,
+    logits_bytes: int = CPU_LOGITS_BYTES,
+) -> LayerMeasurements:  # fmt: skip
     """Profiles a workload's layers in ``world`` concurrent processes, like the workers of a run.
 
     The libraries' output goes to ``log_file``.
@@ -53,6 +55,7 @@ def measure_layers(
     sample = workload.sample()
     anonymous_bytes = _resident_bytes("RssAnon")  # with the open data, which a run's workers have too
     layers, loss = workload.build()
+    set_logits_bytes(layers, logits_bytes)
 
     def majority(vote: bool) -> bool:
         votes = torch.tensor([int(vote)])

@@ -31,6 +31,7 @@ from launch.worker.loading import initialize, load_to_resume
 from launch.worker.peak import device_peak
 from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
+from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.errors import FailureLocation, ProgramError, StallError, SuiteError, first_line
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.flops import StepFlops
@@ -79,6 +80,8 @@ class AttemptSpec:
     """Planned operations; None if the model has none, or if they could not be counted."""
     costs: Path | None = None
     """The folder of measured costs, which has the device's measured peak too."""
+    logits_bytes: int = CPU_LOGITS_BYTES
+    """The size of logits that the plan's devices compute at once (``models.chunked_loss``)."""
     checkpoint_step: int | None = None
     """Step of the checkpoint to resume from; later ones are removed. None: the newest valid one."""
 
@@ -235,6 +238,7 @@ def _build_context(
     it."""
     log = metrics_rank_logger(spec.run.messages)
     layers, loss = experiment.build()
+    set_logits_bytes(layers, spec.logits_bytes)
     device = torch.device("cuda", torch.cuda.current_device()) if spec.use_gpu else torch.device("cpu")
 
     def load_weights(stage: Stage) -> checkpoint.Checkpoint | None:

@@ -4,12 +4,20 @@ import pytest
 import torch
 from torch import nn
 
-from models import chunked_loss
-from models.chunked_loss import linear_cross_entropy, rows_at_once
+from models import chunked_loss, language_model, transformer
+from models.chunked_loss import (
+    CPU_LOGITS_BYTES,
+    accelerator_logits_bytes,
+    linear_cross_entropy,
+    rows_at_once,
+    set_logits_bytes,
+)
 from models.loss import TranslationLoss
 from suite.pipeline.planning.memory_tracker import MemoryTracker
 
 WORDS, WIDTH = 13, 6
+SHAPE = transformer.TransformerShape(layers=1, width=8, feed_forward=8, heads=1, vocabulary=WORDS)
+LM_SHAPE = language_model.LanguageModelShape(1, width=8, feed_forward=8, heads=1, vocabulary=WORDS, time=3)
 
 
 def example(dtype=torch.float64):
@@ -20,67 +28,80 @@ def example(dtype=torch.float64):
     return torch.randn(3, 5, WIDTH, dtype=dtype).mul_(4).requires_grad_(), project, labels
 
 
-def found(y, project, labels, clip):
-    objective, measure = linear_cross_entropy(y, project, clip, TranslationLoss(0.1), labels)
+def found(y, project, labels, clip, logits_bytes=CPU_LOGITS_BYTES):
+    objective, measure = linear_cross_entropy(y, project, clip, TranslationLoss(0.1), labels, logits_bytes)
     gradients = torch.autograd.grad(objective * 0.5, [y, project.weight, project.bias])
     return objective.detach(), measure, *gradients
 
 
 @pytest.mark.parametrize("rows", [1, 4, 7, 14])
 @pytest.mark.parametrize("clip", [None, 0.8])
-def test_chunks_of_any_size_give_the_sums_and_gradients_of_the_whole(rows, clip, monkeypatch):
+def test_chunks_of_any_size_give_the_sums_and_gradients_of_the_whole(rows, clip):
     y, project, labels = example()
     whole = found(y, project, labels, clip)
-    monkeypatch.setattr(chunked_loss, "WHOLE_BYTES", 4 * WORDS * rows)
-    torch.testing.assert_close(found(y, project, labels, clip), whole, rtol=0, atol=1e-12)
+    parts = found(y, project, labels, clip, 4 * WORDS * rows)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("weight", "bias")])
-def test_a_frozen_projection_gets_no_gradient_and_the_rest_that_of_the_whole(frozen, monkeypatch):
+def test_a_frozen_projection_gets_no_gradient_and_the_rest_that_of_the_whole(frozen):
     y, project, labels = example()
     for name in frozen:
         project.get_parameter(name).requires_grad_(False)
 
-    def gradients():
+    def gradients(logits_bytes):
         y.grad = None
         project.zero_grad()
-        linear_cross_entropy(y, project, None, TranslationLoss(0.1), labels)[0].backward()
+        linear_cross_entropy(y, project, None, TranslationLoss(0.1), labels, logits_bytes)[0].backward()
         return [y.grad, project.weight.grad, project.bias.grad]
 
-    whole = gradients()
-    monkeypatch.setattr(chunked_loss, "WHOLE_BYTES", 4 * WORDS * 4)
-    parts = gradients()
+    whole, parts = gradients(CPU_LOGITS_BYTES), gradients(4 * WORDS * 4)
     assert [part is None for part in parts[1:]] == [name in frozen for name in ("weight", "bias")]
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
 
 
 def test_there_are_never_more_than_64_chunks_however_large_the_micro_batch():
-    assert rows_at_once(64_000, 4096) == chunked_loss.WHOLE_BYTES // 256_000  # 16 of 64 MiB
+    assert rows_at_once(64_000, 4096) == CPU_LOGITS_BYTES // 256_000  # 16 of 64 MiB
     assert -(-4_000_000 // rows_at_once(64_000, 4_000_000)) == 64
     assert -(-4_000_001 // rows_at_once(64_000, 4_000_001)) == 64
 
 
-def test_under_autocast_they_are_those_of_the_whole_to_bf16(monkeypatch):
+def test_under_autocast_they_are_those_of_the_whole_to_bf16():
     y, project, labels = example(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         whole = found(y, project, labels, None)
-        monkeypatch.setattr(chunked_loss, "WHOLE_BYTES", 4 * WORDS * 4)
-        parts = found(y, project, labels, None)
+        parts = found(y, project, labels, None, 4 * WORDS * 4)
     assert [part.dtype for part in parts] == [torch.float32] * 5
     torch.testing.assert_close(parts, whole, rtol=2e-2, atol=2e-2)  # a product of bf16 keeps 8 bits
 
 
-def test_large_logits_never_stand_whole(monkeypatch):
+def test_large_logits_never_stand_whole():
     """512 positions over 4000 words: 8 MB whole."""
     torch.manual_seed(0)
     project, loss = nn.Linear(8, 4000), TranslationLoss(0.0)
     y, labels = torch.randn(4, 128, 8, requires_grad=True), torch.randint(1, 4000, (4, 128))
 
-    def peak():
+    def peak(logits_bytes):
         with MemoryTracker(torch.device("cpu")) as memory_tracker:
-            linear_cross_entropy(y, project, 30.0, loss, labels)[0].backward()
+            linear_cross_entropy(y, project, 30.0, loss, labels, logits_bytes)[0].backward()
         return memory_tracker.peak
 
-    whole = peak()
-    monkeypatch.setattr(chunked_loss, "WHOLE_BYTES", 1 << 20)
-    assert whole > 16e6 > 6e6 > peak()
+    assert peak(CPU_LOGITS_BYTES) > 16e6 > 6e6 > peak(1 << 20)
+
+
+def test_an_accelerator_computes_larger_logits_at_once_and_a_cpu_does_not():
+    positions = 16 * 128  # a micro-batch of t128_6b
+    assert positions > rows_at_once(64_000, positions)
+    assert positions <= rows_at_once(64_000, positions, accelerator_logits_bytes(79 * 2**30))
+    assert accelerator_logits_bytes(2**30) == CPU_LOGITS_BYTES
+
+
+@pytest.mark.parametrize("head", [transformer.Head(SHAPE), language_model.Head(LM_SHAPE)], ids=["translation", "lm"])
+def test_a_head_scores_in_chunks_of_the_size_that_is_set(head, monkeypatch):
+    seen = []
+    monkeypatch.setattr(chunked_loss, "rows_at_once", lambda *sizes: seen.append(sizes) or sizes[1])
+    states, labels = torch.randn(2, 3, 8), torch.randint(1, WORDS, (2, 3))
+    head.score(TranslationLoss(0.0), (states,), (labels,))
+    set_logits_bytes([nn.Linear(1, 1), head], 12_345)
+    head.score(TranslationLoss(0.0), (states,), (labels,))
+    assert seen == [(WORDS, 6, CPU_LOGITS_BYTES), (WORDS, 6, 12_345)]

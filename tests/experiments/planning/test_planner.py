@@ -112,6 +112,17 @@ def test_only_a_sharded_optimizer_gathers_weights(optimizer: str, gathers: bool)
         assert found.gathers_weights == (gathers and replicas > 1)
 
 
+def test_a_plan_counts_logits_as_its_devices_compute_them() -> None:
+    """A GPU of 80 GB keeps the logits of a micro-batch of 2,048 tokens, in bf16; a device of 16 GiB recomputes them."""
+    work = Translation(find("t128_6b"))
+    large, small = (
+        estimated_costs(work, parse_cluster(f"128x{device}", LAPTOP)).costs[-1] for device in ("H100", "V100")
+    )
+    logits = 2048 * 64_000 * 2
+    assert small.activation_bytes < logits < large.activation_bytes
+    assert small.backward_s / small.forward_s > large.backward_s / large.forward_s
+
+
 def test_cells_by_hand_are_the_plans_cells() -> None:
     planned = plan_workload(translation("pipeline.stages=3 pipeline.layers_per_cell=1,5,1"), ROOMY, estimated_costs)
     assert planned.plan.layers_per_cell == (1, 5, 1)

@@ -16,6 +16,7 @@ from launch.planning import layer_costs
 from launch.runs.store import RunFolder
 from launch.train.step_check import StepCheck
 from launch.worker.measure import LayerMeasurements
+from models.chunked_loss import CPU_LOGITS_BYTES
 from models.language_model import LanguageModelShape
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB, Machine
@@ -37,7 +38,8 @@ def measured(monkeypatch):
     """Replaces the measuring processes by fixed numbers; returns the list of calls."""
     calls = []
 
-    def run(target, workers, work, threads, use_gpu, log):
+    def run(target, workers, work, threads, use_gpu, log, logits_bytes):
+        assert logits_bytes == CPU_LOGITS_BYTES
         calls.append((workers, threads))
         return [LayerMeasurements(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=3.5)] * workers
 
