@@ -53,14 +53,14 @@ class ReplicatedState:
 
     def __init__(
         self, module: nn.Module, parameters: Mapping[Key, nn.Parameter], settings: OptimizerSettings, coord: RankCoord,
-        groups: ProcessGroups,
+        groups: ProcessGroups, device: torch.device,
     ) -> None:  # fmt: skip
         """``parameters`` are the trainable ones of ``module``. Without any there is no DeepSpeed engine."""
         self._parameters = parameters
         self._step_on_device = settings.name == "adamw"  # the fused kernel needs it there, Adafactor on the host
         if parameters:
             self._inner = make_optimizer(list(parameters.values()), settings)
-            self._engine = _initialize(module, self._inner, coord, groups, zero_stage=int(self.is_sharded))
+            self._engine = _initialize(module, self._inner, coord, groups, device, int(self.is_sharded))
 
     def step(self, rate: float) -> None:
         """Updates the parameters with this learning rate."""
@@ -108,10 +108,10 @@ class ShardedState(ReplicatedState):
 
     def __init__(
         self, module: nn.Module, parameters: Mapping[Key, nn.Parameter], settings: OptimizerSettings, coord: RankCoord,
-        groups: ProcessGroups,
+        groups: ProcessGroups, device: torch.device,
     ) -> None:  # fmt: skip
         """Allocates the state before the first step, so that a checkpoint can be loaded into it."""
-        super().__init__(module, parameters, settings, coord, groups)
+        super().__init__(module, parameters, settings, coord, groups, device)
         from deepspeed import utils
 
         self._utils: Any = utils
@@ -172,14 +172,16 @@ class ShardedState(ReplicatedState):
 
 
 def _initialize(
-    module: nn.Module, inner: torch.optim.Optimizer, coord: RankCoord, groups: ProcessGroups, zero_stage: int
-) -> Any:
+    module: nn.Module, inner: torch.optim.Optimizer, coord: RankCoord, groups: ProcessGroups, device: torch.device,
+    zero_stage: int,
+) -> Any:  # fmt: skip
     """Returns the engine. Its own clipping and norm are off: they ignore ties, depend on K, and the norm would cost two
     all-reduces per step."""
-    os.environ.update(RANK=str(coord.rank), WORLD_SIZE=str(coord.stages * coord.replicas))
-    os.environ.setdefault("LOCAL_RANK", "0")
-    if not torch.cuda.is_available():
-        os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ.update(
+        RANK=str(coord.rank), WORLD_SIZE=str(coord.stages * coord.replicas), DS_ACCELERATOR=device.type,
+        LOCAL_RANK=str(device.index or 0),  # DeepSpeed moves the module to this device, whatever its own is
+    )  # fmt: skip
+    os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)  # a job under MPI has its own, and DeepSpeed wants them equal
     import deepspeed
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
@@ -205,6 +207,7 @@ def _initialize(
             "gradient_clipping": 0.0,
         },
     )  # fmt: skip
+    assert engine.device == device, f"DeepSpeed moved the stage from {device} to {engine.device}"
     return engine
 
 
@@ -246,7 +249,7 @@ class StageOptimizer:
         self._stats_over = groups.replicas if coord.replicas > 1 and sync_batchnorm_stats else None
         sharded = coord.replicas > 1 and state_names(settings) and self._trainable
         make_state = ShardedState if sharded else ReplicatedState
-        self._state = make_state(stage.layers, self._trainable, settings, coord, groups)
+        self._state = make_state(stage.layers, self._trainable, settings, coord, groups, stage.device)
 
     def update(self, sums: LossSums, step: int, recorder: Recorder | None = None, peak_bytes: int = 0) -> StepResult:
         """Reduces gradients over ties and replicas, agrees on norm and finiteness, and applies or skips the step.
