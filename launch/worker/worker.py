@@ -32,13 +32,14 @@ from launch.worker.peak import device_peak
 from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
-from suite.errors import FailureLocation, ProgramError, StallError, SuiteError, first_line
+from suite.errors import FailureLocation, ProgramError, StallError, SuiteError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
+from suite.pipeline.runtime.communication_errors import explain, summary
 from suite.pipeline.runtime.fault_injection import inject_faults
-from suite.pipeline.runtime.p2p import Deadline, as_stall_error
+from suite.pipeline.runtime.p2p import Deadline
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
@@ -143,7 +144,8 @@ def train_stage(spec: AttemptSpec, rank: int, node: str = "") -> None:
             with suppress(OSError):  # the log may be on a full disk
                 traceback.print_exc()  # goes to this worker's log; the terminal shows one sentence
             reported = _as_reported_error(error, spec, coord, status)
-            if isinstance(reported, StallError):
+            # NCCL may call it an internal error on one worker that another has failed
+            if isinstance(reported, StallError) or (isinstance(reported, ProgramError) and "NCCL error" in str(error)):
                 time.sleep(STALL_REPORT_DELAY_S)
             raise reported from error
 
@@ -153,9 +155,9 @@ def _as_reported_error(error: Exception, spec: AttemptSpec, coord: RankCoord, st
     if isinstance(error, SuiteError):
         return error
     if isinstance(error, RuntimeError):
-        stall = as_stall_error(error, f"the other workers ({coord})", spec.timeout_s)
-        if isinstance(stall, SuiteError):
-            return stall
+        explained = explain(error, f"the other workers ({coord})", spec.timeout_s)
+        if isinstance(explained, SuiteError):
+            return explained
     action, layer = status.action, status.layer
     log_file, host = str(spec.run.log(coord.replica, coord.stage)), socket.gethostname()
     where = FailureLocation(coord.replica, coord.stage, status.step, str(action), layer, host, log_file)
@@ -169,7 +171,7 @@ def _as_reported_error(error: Exception, spec: AttemptSpec, coord: RankCoord, st
         cell = status.stage.cells[action.virtual_stage]
         place += f", in one of layers {cell.start}-{cell.stop - 1}"
     error_type = type(error).__name__
-    message = f"{coord} on {host}, {place}: {error_type}: {first_line(error)}; its log is {log_file}"
+    message = f"{coord} on {host}, {place}: {error_type}: {summary(error)}; its log is {log_file}"
     return ProgramError(message, error_type, where)
 
 

@@ -14,7 +14,6 @@ waits and the host continues; the process groups and the supervisor time out.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,10 +26,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from suite.device import is_host
-from suite.errors import NeighbourLostError, StallError
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import CellPair, Group, ProcessGroups, RankCoord
 from suite.pipeline.runtime.boundary import TensorSpec, contiguous_view
+from suite.pipeline.runtime.communication_errors import explain
 from suite.pipeline.runtime.metadata import BoundaryMetadata, MetadataCodec
 from suite.pipeline.runtime.packing import message_specs, pack, unpack
 from suite.pipeline.runtime.skip import CellBoundary
@@ -78,26 +77,14 @@ def wait(work: dist.Work, deadline: Deadline, what: str, device: torch.device) -
 
 @contextmanager
 def _explained(what: str, deadline: Deadline) -> Iterator[None]:
-    """Raises StallError instead of the library's error for a message that timed out or lost its peer."""
+    """Raises what the library's error means, such as StallError for a message that timed out or lost its peer."""
     try:
         yield
     except RuntimeError as error:
-        explained = as_stall_error(error, what, deadline.seconds)
+        explained = explain(error, what, deadline.seconds)
         if explained is error:
             raise
         raise explained from error
-
-
-def as_stall_error(error: RuntimeError, what: str, seconds: float) -> RuntimeError | StallError:
-    """Returns a StallError for a wait that timed out or lost its peer, and any other error unchanged."""
-    text = str(error).lower()
-    if "gloo" not in text and "nccl" not in text:
-        return error
-    if "timed out" in text or "timeout" in text:
-        return StallError(f"waited {seconds:.0f} s for {what}")
-    if re.search("connection|broken pipe|socket|remote", text):
-        return NeighbourLostError(f"lost the connection while waiting for {what}; that process has ended, see its log")
-    return error
 
 
 def recv_into(tensor: Tensor, source: int, group: Group, tag: int, deadline: Deadline, what: str) -> None:
