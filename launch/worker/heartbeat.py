@@ -5,7 +5,8 @@
 The file is rewritten every second. In addition its tail is mapped into memory and updated at every action, at
 negligible cost, so the last action of a killed process is known.
 
-A suspended process sends no heartbeats. One that is stuck in a layer sends them, but its action does not change.
+A suspended process sends no heartbeats. One that is stuck in a layer sends them, but its action does not change. While
+a host runs ahead of its GPU, the heartbeat says where the GPU is.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class HeartbeatWriter:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._thread.end()
         self._status.action = "failed" if error is not None else "finished"
+        self._status.device_marks.clear()
         self._write_heartbeat()
 
     def _map_current(self) -> None:
@@ -112,8 +114,8 @@ class HeartbeatWriter:
 
         status.on_change = write_current
 
-    def _write_heartbeat(self, tail: bytes = b"") -> None:
-        self._number += 1
+    def current(self) -> Heartbeat:
+        """Returns the worker's status: where its device is, or its host if the device has done all that it got."""
         status, coord = self._status, self._coord
         heartbeat = Heartbeat(
             coord.replica,
@@ -134,6 +136,14 @@ class HeartbeatWriter:
             status.current_timeout_s,
             status.action_timeout_s,
         )
+        if (on_device := status.on_device()) is None:
+            return heartbeat
+        mark, elapsed_s = on_device
+        return replace(heartbeat, action=str(mark.action), layer=None, waiting=mark.waiting, elapsed_s=elapsed_s)
+
+    def _write_heartbeat(self, tail: bytes = b"") -> None:
+        self._number += 1
+        heartbeat = self.current()
         # overwritten in place with a fixed size, because that still works on a full disk
         text = json.dumps(asdict(heartbeat)).encode().ljust(_SIZE) + tail
         with suppress(OSError):  # the next one may succeed; otherwise the watchdog finds the worker silent

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from suite.device import is_host, module_of
 from suite.errors import StallError
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import MiniBatch
@@ -30,7 +31,7 @@ from suite.pipeline.runtime.recorder import Mark, Recorder
 from suite.pipeline.runtime.skip import SkipLayout
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
 from suite.pipeline.runtime.weight_grad import DeferredGrads
-from suite.pipeline.runtime.worker_status import WorkerStatus
+from suite.pipeline.runtime.worker_status import DeviceMark, WorkerStatus
 from suite.pipeline.schedule.action import Action, last_grad_actions, recomputed_in
 from suite.pipeline.schedule.config import ScheduleConfig
 
@@ -134,7 +135,8 @@ class Executor:
         assert self.reducer is None or self.reducer.idle, "gradients of the step before were not finished"
         self.stage.train(True)
         sums = self._run(batch, step, train=True)
-        objective, metric = sums.sum(0).tolist()
+        with self.status.waiting_for("its device to finish the step"):
+            objective, metric = sums.sum(0).tolist()
         return LossSums(objective, metric)
 
     def prefetch_shapes(self, batch: MiniBatch) -> None:
@@ -150,7 +152,9 @@ class Executor:
         Leaves no trace in the stage: the next ``train`` gives the same bits as without it.
         """
         self.stage.train(False)
-        return [LossSums(*sums) for sums in self._run(batch, step, train=False).tolist()]
+        sums = self._run(batch, step, train=False)
+        with self.status.waiting_for("its device to finish an evaluation"):
+            return [LossSums(*of_micro_batch) for of_micro_batch in sums.tolist()]
 
     def _run(self, batch: MiniBatch | None, step: int, train: bool) -> Tensor:
         """Returns objective and metric of each micro-batch, (M, 2) in fp64; (0, 2) before the last stage."""
@@ -273,7 +277,7 @@ class Executor:
         else:
             assert state.inputs is not None
             inputs = self._to_device(state.inputs[i])
-        start = self._mark()
+        start = self._mark(action)
         boundary = cell.layout.output(i)
         micro_batch = CellMicroBatch(inputs, cell.layout.inputs[i], boundary, state.step, state.offset + i, v)
         if state.train:
@@ -293,7 +297,7 @@ class Executor:
             p2p.send_activations(cast_to_boundary(outputs, boundary.tensors), boundary, i, state.step)
 
     def _recompute(self, state: StepState, action: Action) -> None:
-        start = self._mark()
+        start = self._mark(action)
         micro_batch = state.cells[action.virtual_stage].micro_batches[action.micro_batch]
         self.stage.forward_with_graph(micro_batch, self._targets(state, action))
         self._record(action, start)
@@ -309,7 +313,7 @@ class Executor:
         else:
             objective = state.results[i][0]
             gradients = (torch.full_like(objective, state.scale),)
-        start = self._mark()
+        start = self._mark(action)
         if action.kind == "I":
             input_gradients, cell.deferred[i] = self.stage.backward_input(micro_batch, gradients)
         else:
@@ -327,19 +331,29 @@ class Executor:
         return self.reducer.overlap_backward(self.stage.parameters(action.virtual_stage))
 
     def _backward_weight(self, state: StepState, action: Action) -> None:
-        start = self._mark()
+        start = self._mark(action)
         deferred = state.cells[action.virtual_stage].deferred.pop(action.micro_batch)
         for parameter in self.stage.backward_weight(deferred, action.virtual_stage):
             if self.reducer is not None and action in state.last_grad_actions:
                 self.reducer.mark_ready([parameter])
         self._record(action, start)
 
-    def _mark(self) -> Mark:
+    def _mark(self, action: Action) -> Mark:
+        """Marks the point where an action's message has arrived and its computation begins."""
+        self._mark_on_device(action, "a message")
         return self.recorder.mark() if self.recorder is not None else None
 
     def _record(self, action: Action, start: Mark) -> None:
+        self._mark_on_device(action, "")
         if self.recorder is not None:
             self.recorder.record(action.kind, action.micro_batch, start, action.virtual_stage)
+
+    def _mark_on_device(self, action: Action, waiting: str) -> None:
+        """Lets ``status`` know when the device has come so far, and what it waits for until then."""
+        if not is_host(self.stage.device):
+            event = module_of(self.stage.device).Event()
+            event.record()
+            self.status.device_marks.append(DeviceMark(action, waiting, event))
 
     def _targets(self, state: StepState, action: Action) -> Tensors:
         """Returns the targets of a micro-batch for the last cell, () for all others."""

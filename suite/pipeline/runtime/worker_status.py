@@ -4,15 +4,21 @@ start | F0 F1 F2 B2 B1 B0 update save | F0 ...     ``actions_begun`` counts thes
                  ^                                 by a count that does not change. A worker that waits for others is
                  waiting: the gradients from       reported only if all wait, or if it is silent
                  stage 2 of micro-batch 1
+
+The host of a GPU runs ahead of it, so where the host stands says little:
+
+host     F0 F1 F2 B2 B1 B0 close, waits for its device
+device   F0 F1 ^                                   ``on_device`` finds the first mark that the device has not passed
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from suite.pipeline.runtime.p2p import Deadline
 from suite.pipeline.schedule.action import Action
@@ -26,6 +32,20 @@ FIRST_ACTION_TIMEOUT_S = 300.0
 MIN_ACTION_TIMEOUT_S, ACTION_TIMEOUT_STEPS = 8.0, 4.0
 """Afterwards: seconds, and steps, that an action may take. A stall is reported within ten seconds or five steps,
 polling included."""
+
+MAX_DEVICE_MARKS = 1 << 14
+"""Older ones are dropped, in case nobody reads them."""
+
+
+@dataclass(frozen=True)
+class DeviceMark:
+    """A point of the device's stream: everything before it is done once its event has happened."""
+
+    action: Action
+    waiting: str
+    """What the device waits for before this point; empty if it computes."""
+    event: Any
+    enqueued_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -50,6 +70,10 @@ class WorkerStatus:
     _extra_timeout_s: float = 0.0
     steps_done: int = 0
     """Of this attempt."""
+    device_marks: deque[DeviceMark] = field(default_factory=lambda: deque(maxlen=MAX_DEVICE_MARKS))
+    """Of a device whose host runs ahead, in order; those that it has passed are removed by ``on_device``."""
+    _passed_s: float = 0.0
+    """When the last mark was found passed."""
     _waiting: str = ""
     _longest_step_s: float = 0.0
 
@@ -92,6 +116,20 @@ class WorkerStatus:
     def waiting(self) -> str:
         """What the worker waits for now; empty while it computes."""
         return self._waiting or self.deadline.waiting_for
+
+    def on_device(self) -> tuple[DeviceMark, float] | None:
+        """Returns the mark that the device has not passed yet and the seconds since the one before; None if it has
+        passed all. Asks the device without waiting for it."""
+        try:
+            while self.device_marks and self.device_marks[0].event.query():
+                self.device_marks.popleft()
+                self._passed_s = time.monotonic()
+        except RuntimeError:  # the device has failed, and the main thread gets this error too
+            self.device_marks.clear()
+        if not self.device_marks:
+            return None
+        mark = self.device_marks[0]
+        return mark, time.monotonic() - max(mark.enqueued_s, self._passed_s)
 
     @property
     def layer(self) -> int | None:

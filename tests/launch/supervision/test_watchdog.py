@@ -12,7 +12,7 @@ from launch.worker.heartbeat import Heartbeat, HeartbeatWriter, path_of, read_he
 from launch.worker.worker import AttemptSpec
 from suite.errors import WorkerError
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.worker_status import FIRST_ACTION_TIMEOUT_S, WorkerStatus
+from suite.pipeline.runtime.worker_status import FIRST_ACTION_TIMEOUT_S, DeviceMark, WorkerStatus
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 
@@ -145,6 +145,82 @@ def test_an_action_is_in_the_file_before_the_next_heartbeat(tmp_path):
     assert read_heartbeat(tmp_path, 0, 1, 3).action == "finished"
     path_of(tmp_path, 0, 1).write_text("{")
     assert read_heartbeat(tmp_path, 0, 1, 3) is None
+
+
+class Event:
+    """A stand-in for an event on a device's stream."""
+
+    def __init__(self, happened=False, error=None):
+        self.happened, self.error = happened, error
+
+    def query(self):
+        if self.error is not None:
+            raise self.error
+        return self.happened
+
+
+def ahead(stage, *marks):
+    """Returns the status of a host that has enqueued a whole step; ``marks`` are (action, what the device waits for,
+    whether it has come so far)."""
+    status = WorkerStatus(action_timeout_s=8.0)
+    status.begin("close" if stage == 2 else "update", 17)
+    for action, waiting, happened in marks:
+        status.device_marks.append(DeviceMark(Action(*action), waiting, Event(happened)))
+    return status
+
+
+def test_the_stage_whose_device_hangs_is_named_though_its_host_has_run_ahead(tmp_path):
+    """Stage 1's device hangs in F1. The others wait for its messages on their devices, the last stage's host too, which
+    reads the loss."""
+    computes, message = "", "a message"
+    statuses = [
+        ahead(0, (("F", 1), computes, True), (("B", 1), message, False), (("B", 1), computes, False)),
+        ahead(1, (("F", 0), computes, True), (("F", 1), message, True), (("F", 1), computes, False)),
+        ahead(2, (("F", 0), computes, True), (("F", 1), message, False), (("F", 1), computes, False)),
+    ]
+    writers = [HeartbeatWriter(tmp_path, coord, 1, status) for coord, status in zip(COORDS, statuses, strict=True)]
+    with statuses[0].waiting_for("the other workers' gradients and norms"):
+        said = [writer.current() for writer in writers]
+    assert [(one.action, one.waiting) for one in said] == [("B1", message), ("F1", computes), ("F1", message)]
+
+    def heartbeat_at(now, stage):
+        return replace(said[stage], number=int(now) + 1, elapsed_s=now)
+
+    verdict, when = seen(heartbeat_at, 100)
+    assert verdict.coord.stage == 1
+    assert "has been at F1 of step 17" in verdict.message
+    assert 8 < when < 10
+
+
+def test_a_heartbeat_says_where_the_host_is_once_the_device_has_come_so_far(tmp_path):
+    status = ahead(2, (("F", 0), "a message", True), (("F", 0), "", False))
+    writer = HeartbeatWriter(tmp_path, COORDS[2], 1, status)
+    with status.waiting_for("its device to finish the step"):
+        assert (writer.current().action, writer.current().waiting) == ("F0", "")
+        status.device_marks[0].event.happened = True
+        assert (writer.current().action, writer.current().waiting) == ("close", "its device to finish the step")
+    assert not status.device_marks
+
+
+def test_a_device_is_at_an_action_since_the_one_before_or_since_its_host_enqueued_it():
+    status = ahead(1, (("F", 0), "", True))
+    assert status.on_device() is None
+    status.device_marks.append(DeviceMark(Action("F", 1), "", Event(), time.monotonic() - 20))
+    status._passed_s -= 5
+    mark, elapsed_s = status.on_device()
+    assert mark.action == Action("F", 1)
+    assert 5 <= elapsed_s < 15
+    status._passed_s -= 50
+    assert 20 <= status.on_device()[1] < 30
+
+
+def test_a_device_that_has_failed_leaves_the_heartbeat_to_its_host(tmp_path):
+    status = ahead(1, (("F", 0), "", False))
+    status.device_marks[0].event.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with HeartbeatWriter(tmp_path, COORDS[1], 1, status):
+        assert read_heartbeat(tmp_path, 0, 1, 1).action == "update"
+        status.device_marks.append(DeviceMark(Action("F", 1), "", Event()))
+    assert read_heartbeat(tmp_path, 0, 1, 1).action == "finished"
 
 
 @pytest.mark.parametrize(("what", "row"), [("B3", "F3 [B3] R2"), ("update", "[update] save"), ("end", "[end]")])

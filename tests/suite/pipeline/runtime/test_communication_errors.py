@@ -61,8 +61,8 @@ UNCHANGED = [
          "Socket recv failed while polling for opId=0x7f6f18cb7f40"),
     nccl("unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "ncclUnhandledCudaError: Call to CUDA function "
          "failed.", "Failed to CUDA calloc async 608 bytes"),
-    nccl("invalid usage (run with NCCL_DEBUG=WARN for details)", "ncclInvalidUsage: This usually reflects invalid usage "
-         "of NCCL library.", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"),
+    nccl("invalid usage (run with NCCL_DEBUG=WARN for details)", "ncclInvalidUsage: This usually reflects invalid "
+         "usage of NCCL library.", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"),
     "mat1 and mat2 shapes cannot be multiplied (remote connection socket timeout)",
 ]  # fmt: skip
 

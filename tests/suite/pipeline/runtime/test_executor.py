@@ -2,6 +2,7 @@
 
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ from suite.errors import NeighbourLostError, StallError, WorkerError
 from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.executor import CellLinks, Executor
 from suite.pipeline.runtime.p2p import Deadline, InflightSends
 from suite.pipeline.runtime.recorder import Recorder
+from suite.pipeline.runtime.skip import SkipLayout, find_skips
+from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.suite.pipeline.build import build, join, mini_batch, unpartitioned
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
@@ -254,3 +258,23 @@ def test_as_tuple_takes_both_forms():
     tensor = torch.ones(1)
     assert as_tuple(tensor) == (tensor,)
     assert as_tuple((tensor, tensor)) == (tensor, tensor)
+
+
+def test_the_stream_of_a_device_is_marked_where_each_action_begins_to_compute_and_where_it_ends(monkeypatch):
+    class Event:
+        def record(self):
+            self.done = executor.status.action
+
+    monkeypatch.setattr("suite.pipeline.runtime.executor.is_host", lambda device: False)
+    monkeypatch.setattr("suite.pipeline.runtime.executor.module_of", lambda device: SimpleNamespace(Event=Event))
+    layers, config = toy_layers(), ScheduleConfig()
+    cells = [range(len(layers))]
+    stage = Stage(layers, cells, SumLoss(), torch.device("cpu"), "fp32", 7)
+    executor = Executor(RankCoord(0, 1, 1), stage, [CellLinks(SkipLayout(find_skips(layers), cells, 0), None)], config)
+    batch = mini_batch(*toy_batch(8), 4)
+    executor.train(batch, 0)
+    marks = executor.status.device_marks
+    expected = [action for action in config.actions(1, len(batch))[0] for _ in range(2)]
+    assert [mark.action for mark in marks] == expected
+    assert [mark.waiting for mark in marks] == ["a message", ""] * len(expected[::2])
+    assert [mark.event.done for mark in marks] == expected
