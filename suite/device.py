@@ -15,6 +15,10 @@ from typing import Any
 
 import torch
 
+MULTIPLIES_BF16_INTO_FP32 = ("cuda", "xpu")
+"""Kinds of devices where ``torch.mm`` and ``torch.addmm`` have ``out_dtype`` (torch 2.13). The CPU has no such product:
+fp32 factors take four times as long, and blocks that stay in the cache save nothing at 512 tokens and more."""
+
 
 def is_host(device: torch.device) -> bool:
     """Whether the host computes itself. On any other device it starts operations and runs ahead of them."""

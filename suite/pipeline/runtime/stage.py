@@ -6,13 +6,14 @@ Most schedules give a stage one cell; an interleaved one gives it several that a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from suite.device import MULTIPLIES_BF16_INTO_FP32
 from suite.pipeline.model.batchnorm import RunningStats, by_micro_batch
 from suite.pipeline.model.layers import Tensors, loss_of, materialize
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
@@ -72,9 +73,10 @@ class Stage:
         self.current_layer: int | None = None
         """The layer whose forward runs now; error and stall reports name it."""
         self.defers_weight_grads = defers_weight_grads
-        self._weight_grads = (
-            [WeightGradStore(with_deferrable_linears(cell)) for cell in self._cells] if defers_weight_grads else []
-        )
+        self.adds_in_product = self._mixed and device.type in MULTIPLIES_BF16_INTO_FP32
+        """Whether the product of a weight's gradient adds it to the sum over micro-batches, in fp32."""
+        splits = defers_weight_grads or self.adds_in_product
+        self._weight_grads = [WeightGradStore(with_deferrable_linears(cell)) for cell in self._cells] if splits else []
 
     @contextmanager
     def weights_cast_once(self) -> Iterator[None]:
@@ -180,7 +182,9 @@ class Stage:
         assert edges is not None, "backward before forward"
         live = [(edge, grad) for edge, grad in zip(edges, gradients, strict=True) if edge is not None]
         if live:
-            torch.autograd.backward([edge for edge, _ in live], [grad for _, grad in live])
+            adds = self.adds_in_product
+            with self._weight_grads[micro_batch.virtual_stage].adding_to_grad() if adds else nullcontext():
+                torch.autograd.backward([edge for edge, _ in live], [grad for _, grad in live])
         return tuple(
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
             for tensor, spec in zip(micro_batch.inputs, micro_batch.input_boundary.tensors, strict=True)

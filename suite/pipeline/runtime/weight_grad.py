@@ -1,4 +1,4 @@
-"""Deferred weight gradients: a backward first computes only what the previous stage waits for, the rest later.
+"""Weight gradients of linear layers: deferred, or added to their sum in fp32 by the product itself.
 
     y = x W'           I:  dx = dy W      sent to the previous stage at once
                        W:  dW = dy' x     when the stage is idle; x and dy are held until then
@@ -7,19 +7,27 @@ Nothing is computed twice, because the two products are independent. This module
 weights of a Transformer, unless its weight is frozen: then nothing is left for ``W``. Any other module can take part:
 it has an attribute ``grad_queue``, which is None unless gradients are deferred; then its backward appends calls to it
 that add them to ``.grad`` of its parameters. All other modules compute their weight gradients in ``I``.
+
+    under autocast     dW = bf16(dy' x), .grad += fp32(dW)     rounds each micro-batch's part, 20 bytes a parameter
+    here, on a GPU     .grad = .grad + dy' x                   rounds no part, 8 bytes a parameter
+
+The second is one product that reads and writes ``.grad``; Megatron-Core calls it gradient accumulation fusion. Every
+backward does so on a device of ``suite.device.MULTIPLIES_BF16_INTO_FP32``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from suite.device import MULTIPLIES_BF16_INTO_FP32
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ def with_deferrable_linears(layer: nn.Module) -> nn.Module:
             module.__class__ = DeferrableLinear
             linear = cast(DeferrableLinear, module)
             linear.grad_queue, linear.keeps_cast, linear.kept_cast = None, False, None
+            linear.adds_to_grad = False
     return layer
 
 
@@ -50,14 +59,25 @@ class WeightGradStore:
 
     def __init__(self, cell: nn.Module) -> None:
         self._modules: list[Any] = [module for module in cell.modules() if hasattr(module, "grad_queue")]
+        self._linears = [module for module in self._modules if isinstance(module, DeferrableLinear)]
         self._parameters = list(cell.parameters())
 
     def keep_casts(self, keep: bool) -> None:
-        """Whether each linear module keeps its weight's cast to another type for its next products; if not, it is
-        freed."""
-        for module in self._modules:
-            if isinstance(module, DeferrableLinear):
-                module.keeps_cast, module.kept_cast = keep, None
+        """Whether each linear module keeps weight and bias, cast to another type, for its next products; if not, the
+        casts are freed."""
+        for linear in self._linears:
+            linear.keeps_cast, linear.kept_cast = keep, None
+
+    @contextmanager
+    def adding_to_grad(self) -> Iterator[None]:
+        """A context for a backward in which products of linear modules add to ``.grad``."""
+        for linear in self._linears:
+            linear.adds_to_grad = True
+        try:
+            yield
+        finally:
+            for linear in self._linears:
+                linear.adds_to_grad = False
 
     def run_deferred(self, backward: Callable[[], None]) -> DeferredGrads:
         """Runs a backward and returns the gradients that it deferred."""
@@ -100,23 +120,26 @@ class DeferrableLinear(nn.Linear):
     """``nn.Linear`` that can defer its gradients. Its weight is not frozen, its bias may be."""
 
     grad_queue: _ModuleQueue | None
+    adds_to_grad: bool
+    """Whether a backward runs whose products add to ``.grad``."""
     keeps_cast: bool
-    kept_cast: Tensor | None
+    kept_cast: tuple[Tensor, Tensor | None] | None
 
-    def weight_in(self, dtype: torch.dtype) -> Tensor:
-        """Returns the weight, (out, in), in a type."""
-        if self.kept_cast is not None and self.kept_cast.dtype == dtype:
+    def values_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Returns weight (out, in) and bias (out,) in a type, without gradients."""
+        if self.kept_cast is not None and self.kept_cast[0].dtype == dtype:
             return self.kept_cast
-        weight = self.weight.detach().to(dtype)
+        cast = self.weight.detach().to(dtype), None if self.bias is None else self.bias.detach().to(dtype)
         if self.keeps_cast and dtype != self.weight.dtype:
-            self.kept_cast = weight
-        return weight
+            self.kept_cast = cast
+        return cast
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""
-        if not torch.is_grad_enabled():
-            return F.linear(x, self.weight_in(_product_dtype(x)), self.bias)
-        rows: Tensor = _DeferrableLinear.apply(x.reshape(-1, self.in_features), self.weight, self.bias, self)
+        dtype = _product_dtype(x)
+        if not torch.is_grad_enabled():  # without keeps_cast, as in decoding, autocast keeps the cast
+            return F.linear(x, *(self.values_in(dtype) if self.keeps_cast else (self.weight, self.bias)))
+        rows: Tensor = _DeferrableLinear.apply(x.reshape(-1, self.in_features).to(dtype), self.weight, self.bias, self)
         # rows stay rows: what changes a view in place, such as a clip of the logits, copies its gradient twice
         return rows if x.ndim == 2 else rows.view(*x.shape[:-1], self.out_features)
 
@@ -126,24 +149,30 @@ class _DeferrableLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, module: DeferrableLinear) -> Tensor:
-        dtype = _product_dtype(x)
-        ctx.module, ctx.input_dtype = module, x.dtype
+        # a forward inside a backward recomputes, and may take gradients of its own by torch.autograd.grad
+        ctx.module, ctx.in_backward = module, module.adds_to_grad
         with torch.autocast(x.device.type, enabled=False):
-            x, factor = x.to(dtype), module.weight_in(dtype)
-            ctx.save_for_backward(x, factor)
-            return F.linear(x, factor, None if bias is None else bias.to(dtype))
+            factor, summand = module.values_in(x.dtype)
+            ctx.save_for_backward(x, factor, weight, bias)
+            return F.linear(x, factor, summand)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, factor = ctx.saved_tensors
+        x, factor, weight, bias = ctx.saved_tensors
         module: DeferrableLinear = ctx.module
-        input_grad = (gradient @ factor).to(ctx.input_dtype) if ctx.needs_input_grad[0] else None
-        if module.grad_queue is None:
-            weight, bias = _gradients(module, x, gradient)
-            return input_grad, weight, bias, None
-        module.grad_queue.append(lambda: _add(module, x, gradient))
-        return input_grad, None, None, None
+        needs_x, _, needs_bias, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # this gradient will be differentiated, so it depends on the weight itself
+            factor = weight.to(x.dtype)
+        input_grad = gradient @ factor if needs_x else None
+        if module.grad_queue is not None:
+            module.grad_queue.append(lambda: _add(module, x, gradient))
+            return input_grad, None, None, None
+        bias_grad = gradient.sum(0).to(bias.dtype) if needs_bias else None
+        total = None
+        if module.adds_to_grad and not ctx.in_backward and not torch.is_grad_enabled():
+            # autograd gets the new sum in place of the old one, so its hooks run once the weight's gradient is complete
+            total, module.weight.grad = module.weight.grad, None
+        return input_grad, _sum(total, x, gradient, weight.dtype), bias_grad, None
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
@@ -152,20 +181,22 @@ def _product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if is_mixed else x.dtype
 
 
-def _gradients(module: DeferrableLinear, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Returns the gradients of weight and bias from rows (N, in) and gradients (N, out); None for a frozen bias."""
-    frozen = module.bias is None or not module.bias.requires_grad
-    bias = None if frozen else gradient.sum(0).to(module.bias.dtype)
-    return (gradient.t() @ x).to(module.weight.dtype), bias
-
-
 @torch.no_grad()
 def _add(module: DeferrableLinear, x: Tensor, gradient: Tensor) -> None:
-    weight, bias = _gradients(module, x, gradient)
-    for parameter, summand in ((module.weight, weight), (module.bias, bias)):
-        if parameter is None or summand is None:
-            continue
-        if parameter.grad is None:
-            parameter.grad = summand
-        else:
-            parameter.grad += summand
+    """Adds the gradients of rows x (N, in) and gradients (N, out) to ``.grad`` of weight and bias."""
+    module.weight.grad = _sum(module.weight.grad, x, gradient, module.weight.dtype)
+    if module.bias is not None and module.bias.requires_grad:
+        summand = gradient.sum(0).to(module.bias.dtype)
+        module.bias.grad = summand if module.bias.grad is None else module.bias.grad.add_(summand)
+
+
+def _sum(total: Tensor | None, x: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns ``total`` plus the weight's gradient of rows x (N, in) and gradients (N, out), in the memory of
+    ``total``; the gradient alone if there is no total."""
+    from_bf16_to_fp32 = (x.dtype, dtype) == (torch.bfloat16, torch.float32)
+    if from_bf16_to_fp32 and x.device.type in MULTIPLIES_BF16_INTO_FP32:
+        if total is None:
+            return torch.mm(gradient.t(), x, out_dtype=dtype)
+        return torch.addmm(total, gradient.t(), x, out_dtype=dtype, out=total)
+    summand = (gradient.t() @ x).to(dtype)
+    return summand if total is None else total.add_(summand)
