@@ -12,7 +12,6 @@ import statistics
 import time
 
 import torch
-from torch import nn
 
 from experiments.benchmark.ratio import ratio_of
 from launch.gpu_check.work import MeanSquare
