@@ -36,6 +36,8 @@ class Cluster:
     """The measured all-reduce over workers of different nodes. Its rate counts the bytes that each worker sends."""
     name: str = ""
     """Name of the available devices, if known."""
+    has_bf16: bool = True
+    """Whether all GPUs multiply bf16."""
 
     def __str__(self) -> str:
         where = f" on {len(self.nodes)} nodes" if len(self.nodes) > 1 else ""

@@ -63,12 +63,21 @@ class RayClusterBackend(RayBackend):
             if not nodes:
                 raise PlacementError(f"the Ray cluster at {address()} has no node with a device; add one")
             name = self._connection.name()
-        smallest = min(self._query_devices(nodes, kind), key=lambda devices: devices.bytes)
+        found = self._query_devices(nodes, kind)
+        smallest = min(found, key=lambda devices: devices.bytes)
         count = sum(node.total for node in nodes)
         links = read_links(CACHE, name)
         network, reduction = (links.between_nodes, links.all_reduce) if links is not None else (None, None)
         return Cluster(
-            count, smallest.bytes, "gpu" if kind == "GPU" else "cpu", nodes, None, network, reduction, smallest.name
+            count,
+            smallest.bytes,
+            "gpu" if kind == "GPU" else "cpu",
+            nodes,
+            None,
+            network,
+            reduction,
+            smallest.name,
+            all(devices.has_bf16 for devices in found),
         )
 
     def close(self) -> None:
@@ -122,17 +131,18 @@ class RayClusterBackend(RayBackend):
 
 @dataclass(frozen=True)
 class _Devices:
-    """A node's devices: bytes of each device, and their name."""
+    """A node's devices: bytes of each device, their name, and whether GPUs multiply bf16."""
 
     bytes: int
     name: str
+    has_bf16: bool = True
 
 
 def _devices(kind: str, count: int) -> _Devices:
     """Returns the devices of the node that this runs on."""
     if kind == "GPU":
         cluster = gpus()
-        return _Devices(cluster.bytes_per_device, cluster.name)
+        return _Devices(cluster.bytes_per_device, cluster.name, cluster.has_bf16)
     memory = this_machine().bytes_per_device * this_machine().devices
     return _Devices(memory // count, f"{cpu_model()} of {os.uname().nodename}")
 

@@ -172,15 +172,21 @@ class ShardedState(ReplicatedState):
 
 
 def _initialize(
-    module: nn.Module, inner: torch.optim.Optimizer, coord: RankCoord, groups: ProcessGroups, device: torch.device,
+    module: nn.Module,
+    inner: torch.optim.Optimizer,
+    coord: RankCoord,
+    groups: ProcessGroups,
+    device: torch.device,
     zero_stage: int,
-) -> Any:  # fmt: skip
+) -> Any:
     """Returns the engine. Its own clipping and norm are off: they ignore ties, depend on K, and the norm would cost two
     all-reduces per step."""
     os.environ.update(
-        RANK=str(coord.rank), WORLD_SIZE=str(coord.stages * coord.replicas), DS_ACCELERATOR=device.type,
+        RANK=str(coord.rank),
+        WORLD_SIZE=str(coord.stages * coord.replicas),
+        DS_ACCELERATOR=device.type,
         LOCAL_RANK=str(device.index or 0),  # DeepSpeed moves the module to this device, whatever its own is
-    )  # fmt: skip
+    )
     os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)  # a job under MPI has its own, and DeepSpeed wants them equal
     import deepspeed
 

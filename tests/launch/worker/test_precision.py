@@ -26,11 +26,23 @@ def test_a_processor_without_bf16_trains_in_fp32_and_says_it_once(monkeypatch):
     assert "optimizer.precision is bf16" in lines[0]
 
 
+def test_a_gpu_without_bf16_trains_in_fp32_and_says_it_once():
+    lines = []
+    found = with_available_precision(
+        chosen("optimizer.precision=bf16"), Cluster(2, GIB, "gpu", name="Tesla V100", has_bf16=False), lines.append
+    )
+    assert found.optimizer == chosen("optimizer.precision=fp32").optimizer
+    assert lines == [
+        "optimizer.precision is bf16, and Tesla V100 has no instructions for its products (compute capability 8.0, as "
+        "an A100 has), so it would be slower than fp32: the run uses optimizer.precision=fp32"
+    ]
+
+
 @pytest.mark.parametrize(
     ("settings", "cluster", "has"),
     [
         ("optimizer.precision=bf16", CORES, True),
-        ("optimizer.precision=bf16", Cluster(2, GIB, "gpu"), False),
+        ("optimizer.precision=bf16", Cluster(2, GIB, "gpu", name="NVIDIA A100", has_bf16=True), False),
         ("optimizer.precision=fp32", CORES, False),
     ],
 )

@@ -14,15 +14,17 @@ def nccl(detail, result, last=""):
 def system_error(last):
     return nccl(
         "unhandled system error (run with NCCL_DEBUG=INFO for details)",
-        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ", last,
-    )  # fmt: skip
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ",
+        last,
+    )
 
 
 def remote_error(last):
     return nccl(
         "remote process exited or there was a network error",
-        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.", last,
-    )  # fmt: skip
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        last,
+    )
 
 
 LOST = [
@@ -44,27 +46,41 @@ LATE = [
 
 FULL = [
     system_error("Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384)"),
-    system_error("Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888), error: No space left "
-                 "on device (28)"),
+    system_error(
+        "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888), error: No space left "
+        "on device (28)"
+    ),
     system_error("Error while creating shared memory segment nccl-shm-recv-250a7cc850ba9298-0-1-3 (size 9637888)"),
-]  # fmt: skip
+]
 
 UNCHANGED = [
     system_error("socketStartConnect: Connect to 10.1.2.3<45763> failed : Software caused connection abort"),
     system_error("socketPollConnect: connect to 10.1.2.3<45763> returned Connection timed out"),
-    system_error("Error while creating shared memory segment /dev/shm/nccl-Ab12Cd (size 7340384), error: Permission "
-                 "denied (13)"),
-    system_error("Error while attaching to shared memory segment /dev/shm/nccl-glnlGK (size 14156128), error: No such "
-                 "file or directory (2)"),
+    system_error(
+        "Error while creating shared memory segment /dev/shm/nccl-Ab12Cd (size 7340384), error: Permission denied (13)"
+    ),
+    system_error(
+        "Error while attaching to shared memory segment /dev/shm/nccl-glnlGK (size 14156128), error: No such "
+        "file or directory (2)"
+    ),
     system_error(""),
-    nccl("internal error - please report this issue to the NCCL developers", "ncclInternalError: Internal check failed",
-         "Socket recv failed while polling for opId=0x7f6f18cb7f40"),
-    nccl("unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "ncclUnhandledCudaError: Call to CUDA function "
-         "failed.", "Failed to CUDA calloc async 608 bytes"),
-    nccl("invalid usage (run with NCCL_DEBUG=WARN for details)", "ncclInvalidUsage: This usually reflects invalid "
-         "usage of NCCL library.", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"),
+    nccl(
+        "internal error - please report this issue to the NCCL developers",
+        "ncclInternalError: Internal check failed",
+        "Socket recv failed while polling for opId=0x7f6f18cb7f40",
+    ),
+    nccl(
+        "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        "ncclUnhandledCudaError: Call to CUDA function failed.",
+        "Failed to CUDA calloc async 608 bytes",
+    ),
+    nccl(
+        "invalid usage (run with NCCL_DEBUG=WARN for details)",
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
+    ),
     "mat1 and mat2 shapes cannot be multiplied (remote connection socket timeout)",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("text", LOST)

@@ -1,0 +1,92 @@
+"""This machine's devices, with torch's functions for GPUs replaced."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from launch.worker.devices import gpus, this_machine
+from suite.errors import PlacementError
+from suite.pipeline.planning.devices import GIB
+
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+
+
+@pytest.fixture
+def without_gpu(monkeypatch):
+    """Torch is built for CUDA 13.0 and ``torch.cuda.is_available`` is False, as on a machine with an old driver."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def refuse(text):
+        def init():
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(torch.cuda, "init", init)
+
+    return refuse
+
+
+@pytest.mark.parametrize("find", [this_machine, gpus])
+def test_a_driver_that_is_too_old_is_refused_with_both_versions(without_gpu, find):
+    without_gpu(OLD_DRIVER)
+    with pytest.raises(PlacementError) as caught:
+        find()
+    assert str(caught.value).startswith(
+        f"the NVIDIA driver is too old: it supports CUDA 12.2, and torch {torch.__version__} is built for CUDA 13.0; "
+        "install a newer driver (580 for CUDA 13.0), or a torch built for an older CUDA"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices()? "
+        "Error 802: system not yet initialized",
+        "CUDA unknown error - this may be due to an incorrectly set up environment",
+    ],
+)
+def test_gpus_that_do_not_start_are_refused_with_torchs_reason(without_gpu, text):
+    without_gpu(text)
+    with pytest.raises(PlacementError) as caught:
+        this_machine()
+    assert str(caught.value) == (
+        f"torch cannot use this machine's GPUs ({text}); make doctor tells more; CUDA_VISIBLE_DEVICES= trains on the "
+        "CPU"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
+        "http://www.nvidia.com/Download/index.aspx",
+        "No CUDA GPUs are available",
+    ],
+)
+def test_a_machine_without_gpu_trains_on_its_cores(without_gpu, text):
+    without_gpu(text)
+    assert this_machine().kind == "cpu"
+    with pytest.raises(PlacementError, match=r"built for CUDA 13\.0, sees no GPU; use a machine where nvidia-smi"):
+        gpus()
+
+
+def test_gpus_that_the_user_hides_are_not_missed(without_gpu, monkeypatch):
+    without_gpu(OLD_DRIVER)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert this_machine().kind == "cpu"
+
+
+@pytest.mark.parametrize(("majors", "has_bf16"), [((8, 9), True), ((9, 7), False)])
+def test_gpus_have_the_memory_of_the_smallest_and_bf16_if_all_have_it(monkeypatch, majors, has_bf16):
+    found = [SimpleNamespace(total_memory=(40 - at) * GIB, name=f"GPU {at}", major=m) for at, m in enumerate(majors)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found[index])
+    cluster = this_machine()
+    assert (cluster.devices, cluster.bytes_per_device, cluster.kind) == (2, 39 * GIB, "gpu")
+    assert (cluster.name, cluster.has_bf16) == ("GPU 0", has_bf16)
