@@ -1,4 +1,4 @@
-"""``make gpu-check``: the first hour on a new machine. Is one GPU correct, how fast is it, does memory match the plan?
+"""``make gpu-check``: the first hour on a new machine. Are GPUs correct, how fast is one, does memory match the plan?
 
 ``python -m launch.gpu_check`` runs from a checkout with torch, numpy and pydantic alone. It needs no data. Results are
 in ``runs/gpu-check``; a further call continues with the parts that are missing.
@@ -32,7 +32,7 @@ NEEDED = ("torch", "numpy", "pydantic")
 
 
 def check(log: Log, show: Show, command: str, kind: str = "cuda", minutes: float = MINUTES) -> None:
-    """Checks this machine's first GPU, or the CPU; prints and writes the results.
+    """Checks this machine's first GPU, and an update on all; or the CPU. Prints and writes the results.
 
     Raises SettingError or PlacementError if it cannot start. After writing it raises NonFiniteError if gradients differ
     from the CPU's or a loss is not finite, and PlacementError if a peak is above its plan or a part failed.
@@ -53,18 +53,16 @@ def examine(
     device: torch.device, sizes: Sizes, minutes: float, folder: Path, log: Log, show: Show, command: str
 ) -> None:
     """Runs the parts that no earlier call in ``folder`` finished; writes ``<device>.json`` and ``.md``."""
-    from launch.gpu_check.device import identity, missing, require_memory
+    from launch.gpu_check.device import identity, require_memory
     from launch.gpu_check.parts import run_parts
     from launch.gpu_check.report import page, tables
 
     require_memory(sizes, device)
     path = folder / f"{device.type}.json"
-    same, left_out = _jsonable(identity(sizes, device)), missing()
-    for sentence in left_out:
-        log(sentence)
+    same = _jsonable(identity(sizes, device))
 
     def save(parts: dict[str, Any]) -> dict[str, Any]:
-        results: dict[str, Any] = same | {"command": command, "left_out": left_out, "parts": _jsonable(parts)}
+        results: dict[str, Any] = same | {"command": command, "parts": _jsonable(parts)}
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from dataclasses import asdict
@@ -13,9 +12,10 @@ import torch
 from launch.diagnostics.node_facts import code_digest, list_gpus
 from launch.gpu_check.work import Sizes, cell_workload
 from launch.worker.cgroups import memory_limit_bytes
+from launch.worker.devices import BF16_CAPABILITY, gpus
 from models.transformer import DecoderLayer
 from suite.device import is_host, module_of
-from suite.errors import PlacementError, SettingError, first_line
+from suite.errors import PlacementError, SettingError
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
 
@@ -26,27 +26,11 @@ def find_device(kind: str) -> torch.device:
         return torch.device("cpu")
     if kind != "cuda":
         raise SettingError(f"gpu-check has no device {kind!r}: --device is cuda or cpu")
-    built = f"torch {torch.__version__} is built {_built_for()}"
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        name = torch.cuda.get_device_name(0)
-    except (RuntimeError, AssertionError) as error:
-        gpus, _ = list_gpus()
-        if "too old" in str(error):
-            driver = f"NVIDIA driver {gpus[0].driver}" if gpus else "NVIDIA driver"
-            raise PlacementError(
-                f"the {driver} is too old: {built}; install a newer driver (580 for CUDA 13.0), or a torch built for "
-                "an older CUDA"
-            ) from None
+    found = gpus()
+    if not found.has_bf16:
         raise PlacementError(
-            f"gpu-check needs a CUDA device, and torch sees none ({first_line(error)}); {built}: run it where "
-            "nvidia-smi lists a GPU, or with --device cpu"
-        ) from None
-    if not torch.cuda.is_bf16_supported(including_emulation=False):
-        major, minor = torch.cuda.get_device_capability(0)
-        raise PlacementError(
-            f"{name} has compute capability {major}.{minor}, which does not support bf16, the precision of the paper's "
-            "runs here; use a GPU of 8.0 or newer, such as an A100"
+            f"{found.name}, or another GPU here, multiplies no bf16, the precision of the paper's runs; use GPUs of "
+            f"compute capability {BF16_CAPABILITY}.0 or newer, such as an A100"
         )
     torch.cuda.set_device(0)
     return torch.device("cuda", 0)
@@ -87,24 +71,3 @@ def identity(sizes: Sizes, device: torch.device) -> dict[str, Any]:
         },
         "sizes": asdict(sizes) | {"optimizer": sizes.optimizer.model_dump(mode="json")},
     }  # fmt: skip
-
-
-def missing() -> list[str]:
-    """Returns what the check leaves out because a package is not installed, a sentence each."""
-    without = {
-        "deepspeed": "DeepSpeed is not installed: updates are by the torch optimizer that it wraps at K = R = 1.",
-        "ray": "Ray is not installed: nothing about a cluster is checked; make doctor does that.",
-    }
-    return [sentence for name, sentence in without.items() if not _installed(name)]
-
-
-def _installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _built_for() -> str:
-    return f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"

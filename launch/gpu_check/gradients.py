@@ -33,11 +33,13 @@ from models.blocks import FeedForward
 from models.loss import TranslationLoss
 from models.shape import PADDING, TransformerShape
 from models.transformer import layers
+from suite.device import MULTIPLIES_BF16_INTO_FP32
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.runtime.boundary import CutSpec, cast_to_boundary
 from suite.pipeline.runtime.skip import SkipLayout, find_skips
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
+from suite.pipeline.runtime.weight_grad import weight_grad_sum
 
 Gradients = dict[tuple[int, str], Tensor]
 
@@ -97,9 +99,24 @@ class Comparison:
 
 
 def compare_all(sizes: Sizes, device: torch.device) -> list[Comparison]:
-    """Returns the comparisons in fp64 and in fp32, with products in full precision."""
+    """Returns the comparisons in fp64 and in fp32, with products in full precision, and that of a sum in bf16."""
     batch, margin = choose_batch(sizes)
-    return [compare(sizes.gradients, dtype, device, batch, margin) for dtype in DTYPES]
+    compared = [compare(sizes.gradients, dtype, device, batch, margin) for dtype in DTYPES]
+    return [*compared, compare_sum(sizes.gradients.width, device)]
+
+
+def compare_sum(width: int, device: torch.device) -> Comparison:
+    """Compares a weight's gradient that a product of bf16 factors adds to an fp32 sum, as in a run, with the exact."""
+    generator = torch.Generator().manual_seed(0)
+    total = torch.randn(width, width, generator=generator)
+    x, gradient = (torch.randn(width, width, generator=generator).bfloat16() for _ in range(2))
+    exact = total.double() + gradient.double().t() @ x.double()
+    found = weight_grad_sum(total.to(device), x.to(device), gradient.to(device), torch.float32)
+    allowed = torch.finfo(torch.bfloat16).eps  # the product is rounded once
+    if device.type in MULTIPLIES_BF16_INTO_FP32:
+        allowed = 5 * math.sqrt(width) * torch.finfo(torch.float32).eps / 2
+    difference = Difference(0, "sum of products", _deviation(found.cpu(), exact))
+    return Comparison("bfloat16", (difference,), allowed, 0.0)
 
 
 def choose_batch(sizes: Sizes) -> tuple[MiniBatch, float]:

@@ -11,6 +11,7 @@ import torch
 
 from launch.gpu_check import gradients, steps
 from launch.gpu_check.two_stages import measure_two_stages
+from launch.gpu_check.update import measure_update
 from launch.gpu_check.work import Sizes, SkippedError, cell_workload, full_model_workload
 from models.transformer import DecoderLayer, EncoderLayer
 from suite.device import is_host
@@ -47,10 +48,6 @@ def _large(sizes: Sizes, device: torch.device) -> Record:
     return steps.measure_training(cell_workload(sizes, EncoderLayer, sizes.large_tokens // sizes.time), sizes, device)
 
 
-def _compile(sizes: Sizes, device: torch.device) -> Record:
-    return steps.measure_compile(cell_workload(sizes, EncoderLayer), sizes, device)
-
-
 def _decoder(sizes: Sizes, device: torch.device) -> Record:
     return steps.measure_training(cell_workload(sizes, DecoderLayer), sizes, device)
 
@@ -59,19 +56,14 @@ def _full(sizes: Sizes, device: torch.device) -> Record:
     return steps.measure_training(full_model_workload(sizes), sizes, device)
 
 
-def _profile(sizes: Sizes, device: torch.device) -> Record:
-    return steps.profile_step(cell_workload(sizes, EncoderLayer), sizes, device)
-
-
 PARTS = (
-    Part("gradients", "gradients in fp64 and fp32, compared with the CPU's", 60, 15, _gradients),
+    Part("gradients", "gradients in fp64 and fp32, and a sum in bf16, compared with the CPU's", 60, 15, _gradients),
+    Part("update", "a step with its update on every GPU, as in a run", 60, 40, measure_update),
     Part("stage", "a stage of encoder layers in bf16", 120, 20, _encoder),
     Part("large_micro_batch", "the same in large micro-batches", 120, 20, _large),
     Part("two_stages", "K = 2 by two processes", 60, 30, measure_two_stages),
-    Part("compile", "torch.compile on and off", 240, 60, _compile),
     Part("decoder_stage", "a stage of decoder layers in bf16", 120, 20, _decoder),
     Part("full_model", "a whole model with embeddings and head", 120, 20, _full),
-    Part("profile", "torch.profiler's table of a step", 60, 15, _profile),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from experiments.report.table import Table, Value
@@ -15,14 +14,9 @@ TERA = 1e12
 
 def page(results: dict[str, Any]) -> str:
     """Returns the page, in Markdown."""
-    versions = results["versions"]
-    lines = [
-        f"`{results['command']}` on {results['machine']['name']}, torch {versions['torch']}, code {versions['code']}\n",
-        *(table.markdown() for table in tables(results)),
-        *(f"- {sentence}" for sentence in results["left_out"]),
-    ]
-    table = results["parts"].get("profile", {}).get("table")
-    return "\n".join([*lines, *(["", "```", table, "```"] if table else []), ""])
+    name, versions = results["machine"]["name"], results["versions"]
+    title = f"`{results['command']}` on {name}, torch {versions['torch']}, code {versions['code']}\n"
+    return "\n".join([title, *(table.markdown() for table in tables(results)), ""])
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
@@ -36,8 +30,6 @@ def tables(results: dict[str, Any]) -> list[Table]:
         made.append(_gradient_table(compared))
     if trained:
         made.append(_step_table(trained))
-    if "measured" in done.get("compile", {}):
-        made.append(_compile_table(done["compile"]))
     return made
 
 
@@ -85,17 +77,3 @@ def _step_table(trained: list[Record]) -> Table:
         "same device; HFU includes recomputation (suite/pipeline/planning/flops.py).",
     ]
     return Table("gpu-steps", "Training steps, compared with the plan", headings, rows, notes)
-
-
-def _compile_table(record: Record) -> Table:
-    measured, computed = record["measured"], record["computed"]
-    headings = ("what", "eager ms (measured)", "compiled ms (measured)", "first step s (measured)",
-                "speedup (computed)", "recompute = forward", "pays")  # fmt: skip
-    rows: list[list[Value]] = [[
-        record["name"], 1e3 * statistics.median(measured["eager_s"]), 1e3 * statistics.median(measured["compiled_s"]),
-        measured["first_step_s"], computed["speedup"], "yes" if record["recompute_equals_forward"] else "no",
-        "yes" if computed["pays"] else "no",
-    ]]  # fmt: skip
-    notes = ["Forward, recomputation and backward of a mini-batch, alternating. It pays if its median is below the "
-             "fastest eager round and its recomputation has the bits of its forward."]  # fmt: skip
-    return Table("gpu-compile", "torch.compile", headings, rows, notes)

@@ -16,10 +16,9 @@ from suite.device import is_host, module_of, synchronize
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.ties import TiedParameters, find_ties
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.boundary import CutSpec
 from suite.pipeline.runtime.executor import CellLinks, Executor
 from suite.pipeline.runtime.skip import SkipLayout, find_skips
-from suite.pipeline.runtime.stage import CellMicroBatch, Stage
+from suite.pipeline.runtime.stage import Stage
 from suite.settings import OptimizerSettings
 from suite.training.optimizer import single_device_update
 
@@ -32,8 +31,8 @@ class SingleStageTrainer:
         self.work, self.device = work, device
         cells = [range(len(work.layers))]
         self.stage = Stage(work.layers, cells, work.loss, device, settings.precision, seed=0)
-        coord, self._skip_layout = RankCoord(0, 1, 1), SkipLayout(find_skips(work.layers), cells, 0)
-        self.executor = Executor(coord, self.stage, [CellLinks(self._skip_layout, None)], SCHEDULE_CONFIG)
+        coord, links = RankCoord(0, 1, 1), [CellLinks(SkipLayout(find_skips(work.layers), cells, 0), None)]
+        self.executor = Executor(coord, self.stage, links, SCHEDULE_CONFIG)
         self._ties = TiedParameters(find_ties(work.layers, cells, 1), coord, self.stage.named_parameters(), 0.0)
         self._ties.broadcast_owner()
         self._update = single_device_update(self.stage.layers, settings)
@@ -54,21 +53,6 @@ class SingleStageTrainer:
         """Drops the gradients."""
         for parameter in self.stage.layers.parameters():
             parameter.grad = None
-
-    def recompute_equals_forward(self, batch: MiniBatch | None = None) -> bool:
-        """Runs the first micro-batch without and with a graph; returns whether the losses are bit-identical.
-
-        If they are not, a stage before the last sends another activation than the one it differentiates.
-        """
-        self.stage.train(True)
-        batch = batch or self.batch
-        inputs, targets = (tuple(t.to(self.device) for t in part[0]) for part in (batch.inputs, batch.targets))
-        arriving = self._skip_layout.input_boundary(CutSpec.of(inputs))
-        micro_batch = CellMicroBatch(inputs, arriving, output_boundary=None)
-        with torch.no_grad():
-            (plain,), _ = self.stage.forward(micro_batch, targets)
-        (recomputed,), _ = self.stage.forward_with_graph(micro_batch, targets)
-        return bool(torch.equal(plain, recomputed.detach()))
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:

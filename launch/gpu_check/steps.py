@@ -1,4 +1,4 @@
-"""The parts that train a workload on one device: steps beside their plan, torch.compile, the profiler's table."""
+"""The parts that train a workload on one device, beside their plan."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import statistics
 from typing import Any
 
 import torch
-from torch.profiler import profile
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from launch.gpu_check.single_stage import SingleStageTrainer, empty_cache, seconds
-from launch.gpu_check.work import REMAT, Sizes, SkippedError, Workload
-from suite.device import is_host, profiler_activities, synchronize
+from launch.gpu_check.two_stages import DEADLINE_S
+from launch.gpu_check.work import REMAT, Sizes, Workload
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.memory_tracker import MemoryTracker
 from suite.pipeline.planning.plan import Plan, make_plan
-from suite.pipeline.planning.profile import Sample
-from suite.pipeline.planning.profile import profile as profile_layers
+from suite.pipeline.planning.profile import Sample, profile
+from suite.pipeline.runtime.communication_errors import explain
 from suite.settings import PipelineSettings
 from suite.training.optimizer import single_device_update
 
@@ -99,67 +99,20 @@ def plan_work(work: Workload, sizes: Sizes, device: torch.device) -> Plan:
     """Returns what ``make plan`` plans for the work as one stage of one replica, from costs measured here."""
     micro_batch, settings = work.feed(device), sizes.optimizer
     sample = Sample(micro_batch, micro_batch)
-    costs = profile_layers(
+    costs = profile(
         work.layers, work.loss, sample, device, settings.precision, lambda m: single_device_update(m, settings)
     )
     pipeline = PipelineSettings(stages=1, micro_batches=work.micro_batches, remat=REMAT)
     return make_plan(costs, pipeline, bytes_per_parameter(settings, replicas=1), Machine(UNBOUNDED))
 
 
-def measure_compile(work: Workload, sizes: Sizes, device: torch.device) -> Record:
-    """Times the work with and without torch.compile in alternating rounds, so that clock drift affects both.
-
-    It pays if its median is below the eager one's fastest round and its recomputation is bit-identical to its forward:
-    otherwise a stage would send other activations than it differentiates. Raises SkippedError if it does not compile.
-    """
-    eager = SingleStageTrainer(work, device, sizes.optimizer)
-    compiled = SingleStageTrainer(work, device, sizes.optimizer)
-    try:
-        for layer in compiled.stage.layers:
-            layer.compile(backend=sizes.compiler, dynamic=False)
-        first_s = seconds(lambda: compiled.train(0), device)
-        bits_equal = compiled.recompute_equals_forward()
-    except Exception as error:  # a compiler that is missing or fails is no fault of the device
-        raise SkippedError(f"{work.name} did not compile: {reason(error)}") from error
-    for step in range(1, 1 + WARM_UPS):
-        eager.train(step), compiled.train(step)
-    rounds: list[tuple[float, ...]] = []
-    for step in range(WARM_UPS + 1, WARM_UPS + 1 + sizes.rounds):
-        rounds.append(tuple(seconds(lambda t=t, at=step: t.train(at), device) for t in (eager, compiled)))  # type: ignore[misc]
-    off_s, on_s = (list(times) for times in zip(*rounds, strict=True))
-    return {
-        "name": work.name, "recompute_equals_forward": bits_equal,
-        "measured": {"eager_s": off_s, "compiled_s": on_s, "first_step_s": first_s},
-        "computed": {
-            "speedup": statistics.median(off_s) / statistics.median(on_s),
-            "pays": pays(off_s, on_s, bits_equal),
-        },
-        "faults": [],
-    }  # fmt: skip
-
-
-def pays(plain_s: list[float], other_s: list[float], bits_equal: bool) -> bool:
-    """Returns whether another way to compute is faster than every round of the plain one, with the same bits."""
-    return bits_equal and statistics.median(other_s) < min(plain_s)
-
-
-def profile_step(work: Workload, sizes: Sizes, device: torch.device) -> Record:
-    """Returns torch.profiler's table of a step: kernels on a GPU, operators on the CPU."""
-    trainer = SingleStageTrainer(work, device, sizes.optimizer)
-    for step in range(WARM_UPS):
-        trainer.train(step)
-    with profile(activities=profiler_activities(device)) as run:
-        trainer.train(WARM_UPS)
-        synchronize(device)
-    order = "self_cpu_time_total" if is_host(device) else "self_device_time_total"
-    table = run.key_averages().table(sort_by=order, row_limit=20, max_name_column_width=60)
-    return {"name": work.name, "table": table, "faults": []}
-
-
 def reason(error: Exception) -> str:
-    """Returns an error as one line."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}"[:LONGEST_REASON]
+    """Returns an error as one line: what it means for a process that communicates, or its own text."""
+    if (meaning := explain(error, "the other process", DEADLINE_S)) is not error:
+        return str(meaning)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    # that of a spawned process is its traceback
+    return f"{type(error).__name__}: {lines[-1 if isinstance(error, ProcessRaisedException) else 0]}"[:LONGEST_REASON]
 
 
 def free(device: torch.device) -> str | None:

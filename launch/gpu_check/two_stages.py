@@ -7,6 +7,7 @@ The processes use gloo on the CPU and NCCL on two GPUs. One GPU cannot hold both
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,7 @@ def measure_two_stages(sizes: Sizes, device: torch.device) -> dict[str, Any]:
             "NCCL refuses two ranks on one GPU, and gloo sends no CUDA tensors; it runs where torch sees two"
         )
     batch, margin = gradients.choose_batch(sizes)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (device.type, folder, sizes, batch)
-        spawn(_run_stage, args=arguments, nprocs=2)  # type: ignore[no-untyped-call]
-        stages = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
+    stages = run_spawned(_run_stage, 2, device.type, sizes, batch)
     found = stages[0]["gradients"] | stages[1]["gradients"]
     with gradients.exact():
         here = gradients.stages_of(sizes.gradients, torch.float32, gradients.CPU)
@@ -55,11 +53,18 @@ def measure_two_stages(sizes: Sizes, device: torch.device) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run_stage(rank: int, kind: str, folder: str, sizes: Sizes, batch: MiniBatch) -> None:
+def run_spawned(run: Callable[..., None], world: int, *arguments: Any) -> list[Any]:
+    """Calls ``run(rank, folder, world, *arguments)`` in fresh processes; returns what each saves as <rank>.pt."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(run, args=(folder, world, *arguments), nprocs=world)  # type: ignore[no-untyped-call]
+        return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(world)]
+
+
+def _run_stage(rank: int, folder: str, world: int, kind: str, sizes: Sizes, batch: MiniBatch) -> None:
     gpu = rank if kind == "cuda" else None
-    device = init_process_group(rank, 2, f"file://{folder}/rendezvous", 1, gpu, DEADLINE_S)
+    device = init_process_group(rank, world, f"file://{folder}/rendezvous", 1, gpu, DEADLINE_S)
     made, _ = gradients.model(sizes.gradients, torch.float32)
-    cells, coord = gradients.cells_of(sizes.gradients), RankCoord(rank, 2, 1)
+    cells, coord = gradients.cells_of(sizes.gradients), RankCoord(rank, world, 1)
     groups = make_groups(coord, DEADLINE_S, communicating_pairs(find_skips(made), cells, 2))
     stage = gradients.stages_of(sizes.gradients, torch.float32, device)[rank]
     with gradients.exact():

@@ -52,11 +52,9 @@ class Sizes:
     large_tokens: int = 8192
     """Tokens of the large micro-batch; the mini-batch keeps its size."""
     steps: int = 8
-    rounds: int = 7
     product: int = 8192
     product_rounds: int = 5
     product_repeats: int = 20
-    compiler: str = "inductor"
 
 
 def paper_sizes() -> Sizes:
@@ -83,7 +81,7 @@ def cpu_sizes() -> Sizes:
     narrow = TransformerShape(2, 128, 512, 4, 1000, head_width=32)
     return replace(
         paper_sizes(), full=narrow, cell=narrow, cell_layers=2, rows=4, time=32, micro_batches=8, large_tokens=512,
-        gradients=TransformerShape(1, 64, 128, 4, 200, dropout=0.0), steps=4, rounds=5, product=1024, product_repeats=2,
+        gradients=TransformerShape(1, 64, 128, 4, 200, dropout=0.0), steps=4, product=1024, product_repeats=2,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import shutil
 
-from suite.errors import NeighbourLostError, PlacementError, StallError, SuiteError, first_line
+from suite.errors import NeighbourLostError, PlacementError, StallError, first_line
 
 _GLOO_LOST = "connection|broken pipe|socket|remote"
 _NCCL_LOST = "ncclremoteerror|remote process exited"
@@ -23,7 +23,7 @@ _NO_SHARED_MEMORY = r"creating shared memory segment(?!.*error: (?!no space left
 """Some versions of NCCL add the system's error. Only a full /dev/shm is one that more of it mends."""
 
 
-def explain(error: RuntimeError, what: str, seconds: float) -> RuntimeError | SuiteError:
+def explain(error: Exception, what: str, seconds: float) -> Exception:
     """Returns what an error means for a worker that waited ``seconds`` for ``what``: a StallError if the wait timed out
     or the peer has ended, a PlacementError if NCCL had too little shared memory, and any other error unchanged."""
     text = str(error).lower()

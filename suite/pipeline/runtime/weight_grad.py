@@ -172,7 +172,7 @@ class _DeferrableLinear(torch.autograd.Function):
         if module.adds_to_grad and not ctx.in_backward and not torch.is_grad_enabled():
             # autograd gets the new sum in place of the old one, so its hooks run once the weight's gradient is complete
             total, module.weight.grad = module.weight.grad, None
-        return input_grad, _sum(total, x, gradient, weight.dtype), bias_grad, None
+        return input_grad, weight_grad_sum(total, x, gradient, weight.dtype), bias_grad, None
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
@@ -184,13 +184,13 @@ def _product_dtype(x: Tensor) -> torch.dtype:
 @torch.no_grad()
 def _add(module: DeferrableLinear, x: Tensor, gradient: Tensor) -> None:
     """Adds the gradients of rows x (N, in) and gradients (N, out) to ``.grad`` of weight and bias."""
-    module.weight.grad = _sum(module.weight.grad, x, gradient, module.weight.dtype)
+    module.weight.grad = weight_grad_sum(module.weight.grad, x, gradient, module.weight.dtype)
     if module.bias is not None and module.bias.requires_grad:
         summand = gradient.sum(0).to(module.bias.dtype)
         module.bias.grad = summand if module.bias.grad is None else module.bias.grad.add_(summand)
 
 
-def _sum(total: Tensor | None, x: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+def weight_grad_sum(total: Tensor | None, x: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns ``total`` plus the weight's gradient of rows x (N, in) and gradients (N, out), in the memory of
     ``total``; the gradient alone if there is no total."""
     from_bf16_to_fp32 = (x.dtype, dtype) == (torch.bfloat16, torch.float32)

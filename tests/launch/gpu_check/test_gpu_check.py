@@ -1,16 +1,18 @@
 """The GPU check, run on the CPU at tiny sizes: its parts, its files, and that it finds faults."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.multiprocessing.spawn import ProcessRaisedException
 
+from experiments.base.cluster import Cluster
 from experiments.report.table import Table
-from launch.diagnostics.node_facts import Gpu
-from launch.gpu_check import command, device, gradients, parts, steps, two_stages
+from launch.gpu_check import command, device, gradients, parts, steps, two_stages, update
 from launch.gpu_check.single_stage import SingleStageTrainer
 from launch.gpu_check.work import MeanSquare, SkippedError, cell_workload, cpu_sizes, full_model_workload, paper_sizes
 from models.shape import TransformerShape
@@ -18,6 +20,8 @@ from models.transformer import DecoderLayer, EncoderLayer
 from suite.errors import NonFiniteError, PlacementError
 from suite.pipeline.planning import profile
 from suite.pipeline.planning.devices import GIB
+from suite.pipeline.runtime.weight_grad import weight_grad_sum
+from tests.suite.pipeline.runtime.test_communication_errors import system_error
 
 CPU = torch.device("cpu")
 TINY = TransformerShape(1, 32, 64, 2, 200, head_width=16)
@@ -26,7 +30,7 @@ TINY = TransformerShape(1, 32, 64, 2, 200, head_width=16)
 def tiny_sizes():
     return replace(
         paper_sizes(), full=TINY, cell=replace(TINY, layers=4), cell_layers=2, rows=2, time=8, micro_batches=4,
-        large_tokens=32, steps=3, rounds=2, product=64, product_repeats=2, product_rounds=2, compiler="aot_eager",
+        large_tokens=32, steps=3, product=64, product_repeats=2, product_rounds=2,
         gradients=TransformerShape(1, 16, 32, 2, 40, head_width=8, dropout=0.0), gradient_rows=5, gradient_time=6,
         gradient_micro_batches=3,
     )  # fmt: skip
@@ -61,7 +65,7 @@ def test_every_part_is_done_and_its_numbers_are_in_the_json(written):
     assert list(results["parts"]) == [part.name for part in parts.PARTS]
     for name, part in results["parts"].items():
         assert (part["status"], part["faults"]) == ("done", []), (name, part)
-    assert [one["dtype"] for one in results["parts"]["gradients"]["comparisons"]] == ["float64", "float32"]
+    assert [one["dtype"] for one in results["parts"]["gradients"]["comparisons"]] == ["float64", "float32", "bfloat16"]
     for name in ("stage", "large_micro_batch", "decoder_stage", "full_model"):
         one = results["parts"][name]
         assert one["loss_fell"]
@@ -75,14 +79,15 @@ def test_every_part_is_done_and_its_numbers_are_in_the_json(written):
     assert (large["micro_batches"], large["rows"], large["time"]) == (2, 4, 8)
     two = results["parts"]["two_stages"]
     assert (two["backend"], two["comparisons"][0]["parameters"]) == ("gloo", 40)
-    assert results["parts"]["compile"]["recompute_equals_forward"]
-    assert "addmm" in results["parts"]["profile"]["table"]
+    update = results["parts"]["update"]
+    assert (update["stages"], update["replicas"]) == (2, 2)
+    assert update["measured"]["error"] < update["computed"]["tolerance"]
 
 
 def test_the_page_has_every_table(written):
     folder, _, shown, lines = written
     text = (folder / "cpu.md").read_text()
-    assert [table.name for table in shown] == ["gpu-parts", "gpu-gradients", "gpu-steps", "gpu-compile"]
+    assert [table.name for table in shown] == ["gpu-parts", "gpu-gradients", "gpu-steps"]
     assert all(table.markdown() in text for table in shown)
     assert str(folder) in lines[-1]
 
@@ -90,14 +95,14 @@ def test_the_page_has_every_table(written):
 def test_a_second_call_takes_finished_parts_and_runs_the_others(written, tmp_path, monkeypatch):
     _, results, _, _ = written
     changed = json.loads(json.dumps(results))
-    changed["parts"]["compile"] = {"status": "failed", "reason": "out of memory"}
+    changed["parts"]["full_model"] = {"status": "failed", "reason": "out of memory"}
     changed["parts"]["stage"]["faults"] = ["the loss is nan"]
     (tmp_path / "cpu.json").write_text(json.dumps(changed))
     ran = []
     original = parts._run
     monkeypatch.setattr(parts, "_run", lambda part, *rest: ran.append(part.name) or original(part, *rest))
     again, _ = examine(tmp_path)
-    assert ran == ["stage", "compile"]
+    assert ran == ["stage", "full_model"]
     assert again["parts"]["gradients"] == results["parts"]["gradients"] | {"resumed": True}
     assert again["parts"]["stage"]["faults"] == []
 
@@ -176,12 +181,6 @@ def test_a_device_that_cannot_go_on_ends_the_check_with_the_part_saved(monkeypat
     assert "the device cannot go on after a: RuntimeError: CUDA error: an illegal memory access" in lines[-1]
 
 
-def test_a_compiler_that_fails_is_skipped_with_the_reason():
-    sizes = replace(tiny_sizes(), compiler="no_such_compiler")
-    with pytest.raises(SkippedError, match=r"did not compile: .*no_such_compiler"):
-        steps.measure_compile(cell_workload(sizes, EncoderLayer), sizes, CPU)
-
-
 def test_one_gpu_skips_two_stages_with_the_reason(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(SkippedError, match="NCCL refuses two ranks on one GPU"):
@@ -209,9 +208,15 @@ def test_an_error_of_a_thousandth_is_found_and_written(monkeypatch, tmp_path):
         examine(tmp_path)
     found = json.loads((tmp_path / "cpu.json").read_text())["parts"]["gradients"]
     assert len(found["faults"]) == 2
-    for comparison in found["comparisons"]:
+    for comparison in found["comparisons"][:2]:
         assert comparison["worst"] == "layer 1, feed.inward.weight"
         assert comparison["measured"]["error"] == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_a_product_that_drops_its_sum_is_found(monkeypatch):
+    assert gradients.compare_sum(64, CPU).fault is None
+    monkeypatch.setattr(gradients, "weight_grad_sum", lambda total, *rest: weight_grad_sum(None, *rest))
+    assert "bfloat16 gradients of this device differ" in gradients.compare_sum(64, CPU).fault
 
 
 def test_a_non_finite_number_is_a_fault():
@@ -262,24 +267,6 @@ def test_losses_of_the_steps_fall(kind):
         losses.append(trainer.train(step))
         trainer.update()
     assert losses == sorted(losses, reverse=True)
-    assert trainer.recompute_equals_forward()
-
-
-def test_a_recomputation_that_differs_from_the_forward_does_not_pay():
-    class ChangingLoss(MeanSquare):
-        calls = 0
-
-        def forward(self, x, *rest):
-            ChangingLoss.calls += 1
-            objective, measure = super().forward(x, *rest)
-            return objective + ChangingLoss.calls, measure
-
-    sizes = tiny_sizes()
-    work = replace(cell_workload(sizes, EncoderLayer), loss=ChangingLoss())
-    assert not SingleStageTrainer(work, CPU, sizes.optimizer).recompute_equals_forward()
-    assert steps.pays([2.0, 2.1], [1.0, 1.1], True)
-    assert not steps.pays([2.0, 2.1], [2.05, 2.05], True)
-    assert not steps.pays([2.0, 2.1], [1.0, 1.1], False)
 
 
 def test_a_device_smaller_than_a_layer_is_refused(monkeypatch, tmp_path):
@@ -288,29 +275,49 @@ def test_a_device_smaller_than_a_layer_is_refused(monkeypatch, tmp_path):
         command.examine(CPU, cpu_sizes(), 5, tmp_path, print, print, "a test")
 
 
-def test_an_old_driver_is_named_with_its_version(monkeypatch):
-    def init():
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).")
-
-    monkeypatch.setattr(torch.cuda, "init", init)
-    monkeypatch.setattr(device, "list_gpus", lambda: ((Gpu("NVIDIA A100", 1, "535.10"),), ""))
-    with pytest.raises(PlacementError, match=r"^the NVIDIA driver 535\.10 is too old: torch .*install a newer driver"):
-        device.find_device("cuda")
-
-
 def test_a_gpu_without_bf16_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla V100")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 0))
-    with pytest.raises(PlacementError, match=r"^Tesla V100 has compute capability 7\.0, which does not support bf16"):
+    monkeypatch.setattr(device, "gpus", lambda: Cluster(1, 16 * GIB, "gpu", name="Tesla V100", has_bf16=False))
+    with pytest.raises(PlacementError, match=r"^Tesla V100, or another GPU here, multiplies no bf16.*capability 8\.0"):
         device.find_device("cuda")
+
+
+def test_an_update_says_where_deepspeed_is_missing(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SkippedError, match="a run's update is DeepSpeed's, and it is not installed"):
+        update.measure_update(tiny_sizes(), CPU)
+
+
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        (([1.0, 2.0], False), "worker 1 kept its weights"),
+        (([1.0, 2.2], True), "a layer's gradient norm of worker 1 differs from the CPU's by 0.1, with "),
+        (([1.0, math.nan], True), "a layer's gradient norm of worker 1 differs from the CPU's by nan, with "),
+    ],
+)
+def test_an_update_that_is_wrong_on_one_worker_is_a_fault(monkeypatch, found, fault):
+    fine = ([1.0, 2.0], True)
+    monkeypatch.setattr(update, "_on_cpu", lambda sizes, batch: ({}, [1.0, 2.0]))
+    monkeypatch.setattr(update, "run_spawned", lambda run, world, *rest: [fine, found, fine, fine])
+    record = update.measure_update(tiny_sizes(), CPU)
+    assert len(record["faults"]) == 1
+    assert record["faults"][0].startswith(fault)
+
+
+def test_a_spawned_process_that_fails_gives_its_own_reason():
+    trace = "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n  File ...\n"
+    failed = ProcessRaisedException(trace + "AssertionError: DeepSpeed moved the stage from cuda:1 to cuda:0\n", 1, 7)
+    assert steps.reason(failed) == (
+        "ProcessRaisedException: AssertionError: DeepSpeed moved the stage from cuda:1 to cuda:0"
+    )
+    full = system_error("Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384)")
+    assert steps.reason(ProcessRaisedException(trace + full, 1, 7)).startswith("NCCL has too little shared memory")
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "error: gpu-check needs a CUDA device, and torch sees none ("),
+        ([], f"error: torch {torch.__version__}, which is built without CUDA, sees no GPU; use a machine"),
         (["--device", "tpu"], "error: gpu-check has no device 'tpu'"),
         (["--minutes", "0", "--device", "cpu"], "error: --minutes is 0; gpu-check needs more than 0"),
         (["--minutes", "nan"], "error: --minutes is nan"),
