@@ -49,10 +49,7 @@ class NonFiniteRecord:
 def find_nonfinite(executor: Executor) -> Iterator[list[NonFiniteRecord]]:
     """A context in which an executor's layers are inspected; yields the list of records."""
     records: list[NonFiniteRecord] = []
-    adds_in_product = executor.stage.adds_in_product
     with ExitStack() as stack:
-        executor.stage.adds_in_product = False  # hooks get the gradient of one micro-batch, not a sum
-        stack.callback(setattr, executor.stage, "adds_in_product", adds_in_product)
         for remove_hook in _install_hooks(executor, records):
             stack.callback(remove_hook)
         yield records

@@ -73,9 +73,8 @@ class Stage:
         self.current_layer: int | None = None
         """The layer whose forward runs now; error and stall reports name it."""
         self.defers_weight_grads = defers_weight_grads
-        self.adds_in_product = self._mixed and device.type in MULTIPLIES_BF16_INTO_FP32
-        """Whether the product of a weight's gradient adds it to the sum over micro-batches, in fp32."""
-        splits = defers_weight_grads or self.adds_in_product
+        self._adds_in_product = self._mixed and device.type in MULTIPLIES_BF16_INTO_FP32
+        splits = defers_weight_grads or self._adds_in_product
         self._weight_grads = [WeightGradStore(with_deferrable_linears(cell)) for cell in self._cells] if splits else []
 
     @contextmanager
@@ -182,7 +181,7 @@ class Stage:
         assert edges is not None, "backward before forward"
         live = [(edge, grad) for edge, grad in zip(edges, gradients, strict=True) if edge is not None]
         if live:
-            adds = self.adds_in_product
+            adds = self._adds_in_product
             with self._weight_grads[micro_batch.virtual_stage].adding_to_grad() if adds else nullcontext():
                 torch.autograd.backward([edge for edge, _ in live], [grad for _, grad in live])
         return tuple(

@@ -169,9 +169,12 @@ class _DeferrableLinear(torch.autograd.Function):
             return input_grad, None, None, None
         bias_grad = gradient.sum(0).to(bias.dtype) if needs_bias else None
         total = None
-        if module.adds_to_grad and not ctx.in_backward and not torch.is_grad_enabled():
-            # autograd gets the new sum in place of the old one, so its hooks run once the weight's gradient is complete
-            total, module.weight.grad = module.weight.grad, None
+        # a hook on the weight gets the gradient of one micro-batch
+        own = module.weight
+        is_plain = own.is_leaf and not own._backward_hooks and not torch.is_grad_enabled()
+        if module.adds_to_grad and is_plain and not ctx.in_backward:
+            # autograd gets the new sum in place of the old, so what waits for the complete gradient is called as ever
+            total, own.grad = own.grad, None
         return input_grad, weight_grad_sum(total, x, gradient, weight.dtype), bias_grad, None
 
 

@@ -193,4 +193,17 @@ def test_numbers_that_are_not_finite_are_traced_to_their_own_micro_batch(into_fp
     with find_nonfinite(trained) as records:
         trained.train(mini_batch(), 0)
     assert (min(records).layer, min(records).micro_batch) == (1, 2)
-    assert trained.stage.adds_in_product
+
+
+def test_a_hook_on_a_weight_gets_the_gradient_of_one_micro_batch(into_fp32):
+    """A layer may scale it, which must not scale the sum again and again."""
+    gradients = []
+    for layer in (linear(), with_deferrable_linears(linear())):
+        layer.weight.register_hook(lambda gradient: gradient / 2)
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = layer(torch.ones(4, 48)).float().sum()
+            with WeightGradStore(layer).adding_to_grad():
+                out.backward()
+        gradients.append(layer.weight.grad)
+    torch.testing.assert_close(*gradients)
