@@ -26,7 +26,10 @@ def find_device(kind: str) -> torch.device:
         return torch.device("cpu")
     if kind != "cuda":
         raise SettingError(f"gpu-check has no device {kind!r}: --device is cuda or cpu")
-    found = gpus()
+    try:
+        found = gpus()
+    except PlacementError as error:
+        raise PlacementError(f"gpu-check needs a GPU: {error}; --device cpu checks the CPU instead") from None
     if not found.has_bf16:
         raise PlacementError(
             f"{found.name}, or another GPU here, multiplies no bf16, the precision of the paper's runs; use GPUs of "

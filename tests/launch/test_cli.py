@@ -93,7 +93,7 @@ def test_the_list_of_commands_is_fixed():
         (["table", "6"], ["unknown table '6'", "efficiency"]),
         (["table", "breakdown"], ["has a trace yet"]),
         (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
-        (["gpu-check"], ["needs a CUDA device", "torch sees none", "nvidia-smi"]),
+        (["gpu-check"], ["needs a GPU", "sees no GPU", "nvidia-smi", "--device cpu"]),
         (["submit", "t128_6", "--address", "http://127.0.0.1:1"], ["t128_6", "did you mean t128_6b"]),
         (["submit", "t128_6b", "--address", "http://127.0.0.1:1"], ["no Ray cluster answers at http://127.0.0.1:1"]),
         (["submit", "--address", "http://127.0.0.1:1"], ["which experiment or sweep?", "NAME=", "depth_width"]),

@@ -317,7 +317,10 @@ def test_a_spawned_process_that_fails_gives_its_own_reason():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], f"error: torch {torch.__version__}, which is built without CUDA, sees no GPU; use a machine"),
+        (
+            [],
+            f"error: gpu-check needs a GPU: torch {torch.__version__}, which is built without CUDA, sees no GPU",
+        ),
         (["--device", "tpu"], "error: gpu-check has no device 'tpu'"),
         (["--minutes", "0", "--device", "cpu"], "error: --minutes is 0; gpu-check needs more than 0"),
         (["--minutes", "nan"], "error: --minutes is nan"),
