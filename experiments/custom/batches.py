@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -14,10 +13,10 @@ from torch.utils.data import DataLoader, default_collate
 
 from experiments.custom.loss import units_of
 from experiments.custom.seeding import random_state, seeded
+from suite.data.epochs import ShuffledEpochs
 from suite.errors import DataError, SettingError, first_line
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_share, sizes
-from suite.pipeline.model.rng import mix
 from suite.train_spec import Dataset, TrainSpec
 
 
@@ -31,10 +30,10 @@ class RowBatches:
     def __init__(self, spec: TrainSpec, rows: int, seed: int) -> None:
         """``rows`` is the size of a mini-batch of a dataset. Raises DataError for an empty or unusable one."""
         self._spec, self._rows, self._seed = spec, rows, seed
-        self._shuffled = lru_cache(maxsize=2)(self._shuffle)
         self._is_dataset = not callable(spec.train) or hasattr(spec.train, "__getitem__")
         if self._is_dataset:
             _check_dataset("train", spec.train)
+            self._epochs = ShuffledEpochs(len(cast(Dataset, spec.train)), 3, seed)
         if spec.valid is not None:
             _check_dataset("valid", spec.valid)
 
@@ -51,9 +50,7 @@ class RowBatches:
             if not self._is_dataset:
                 function = cast(Callable[[int], Any], self._spec.train)
                 return _checked(_called(lambda: function(step), f"the mini-batch of step {step}"), f"step {step}")
-            total = len(cast(Dataset, self._spec.train))
-            places = range(step * self._rows, (step + 1) * self._rows)
-            rows = [int(self._shuffled(place // total)[place % total]) for place in places]
+            rows = self._epochs.rows(step * self._rows, (step + 1) * self._rows)
             return self._read(cast(Dataset, self._spec.train), rows)
 
     def held_out(self, micro_batches: int, most: int | None = None) -> Sequence[MiniBatch]:
@@ -98,10 +95,6 @@ class RowBatches:
         more = ", ..." if len(rows) > 3 else ""
         what = f"the mini-batch of rows {', '.join(map(str, rows[:3]))}{more}"
         return _checked(_called(lambda: collate(_rows_of(data, rows)), what), what)
-
-    def _shuffle(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(mix(3, self._seed, epoch))
-        return torch.randperm(len(cast(Dataset, self._spec.train)), generator=generator)
 
     def _weight(self, targets: Tensors, inputs: Tensors) -> float:
         weight = units_of(self._spec, targets or inputs)

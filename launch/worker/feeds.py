@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,6 +27,7 @@ from suite.data.text.text import TextData
 from suite.errors import DataError
 from suite.evaluation.ngram import ngram_nll
 from suite.evaluation.unigram import unigram_entropy
+from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.training.validation import HeldOut
@@ -97,14 +98,19 @@ class TextSource:
             self._batches = TranslationBatches(self._data, experiment.text, self._train, replicas, micro_batches)
 
     def batch(self, step: int) -> MiniBatch | None:
-        """Source and target ids."""
-        return self._batches.batch(step, self._coord.replica) if self._batches is not None else None
+        """Source and target ids for the first stage, labels for the last."""
+        coord = self._coord
+        if self._batches is None:
+            return None
+        return self._batches.batch(step, coord.replica, coord.is_first, coord.is_last)
 
     def held_out(self) -> HeldOut:
         """A fixed sample of pairs, in groups by language."""
         if self._batches is None:
             return _as_many(None)
-        return _as_many(self._batches.held_out(self._train.valid_pairs, self._pipeline.micro_batches), by_group=True)
+        pairs, micro_batches = self._train.valid_pairs, self._pipeline.micro_batches
+        held_out = self._batches.held_out(pairs, micro_batches, self._coord.is_first, self._coord.is_last)
+        return _as_many(held_out, by_group=True)
 
     def notes(self) -> dict[str, Any]:
         """The vocabulary."""
@@ -145,11 +151,16 @@ class DocumentSource:
 
     def batch(self, step: int) -> MiniBatch | None:
         """Ids, and the ids that follow them."""
-        return self._batches.batch(step, self._coord.replica) if self._batches is not None else None
+        coord = self._coord
+        if self._batches is None:
+            return None
+        return self._batches.batch(step, coord.replica, coord.is_first, coord.is_last)
 
     def held_out(self) -> HeldOut:
         """Rows of the held-out documents."""
-        return _as_many(None if self._batches is None else self._batches.held_out())
+        if self._batches is None:
+            return _as_many(None)
+        return _as_many(self._batches.held_out(self._coord.is_first, self._coord.is_last))
 
     def notes(self) -> dict[str, Any]:
         """The vocabulary."""
@@ -168,12 +179,9 @@ class DocumentSource:
     def baselines(self, held_out: HeldOut) -> dict[str, float]:
         """N-gram models of the training tokens, on the same labels."""
         assert self._data is not None
-        rows = [
-            torch.cat((ids, labels[:, -1:]), dim=1).numpy()
-            for batch in held_out.batches if batch
-            for (ids,), (labels,) in zip(batch.inputs, batch.targets, strict=True)
-        ]  # fmt: skip
-        scores = ngram_nll(self._data.train, np.concatenate(rows), len(self._data.tokenizer), _ORDERS.values())
+        assert self._batches is not None
+        rows = self._batches.held_out_ids()
+        scores = ngram_nll(self._data.train, rows, len(self._data.tokenizer), _ORDERS.values())
         return dict(zip(_ORDERS, scores, strict=True))
 
     def bytes_per_unit(self, held_out: HeldOut) -> float:
@@ -199,13 +207,16 @@ class ImageSource:
 
     def batch(self, step: int) -> MiniBatch | None:
         """Reads images only on the first stage."""
+        coord = self._coord
         if self._batches is None:
             return None
-        return self._batches.batch(step, self._coord.replica, images=self._coord.is_first)
+        return self._batches.batch(step, coord.replica, coord.is_first, coord.is_last)
 
     def held_out(self) -> HeldOut:
         """The test images."""
-        return _as_many(None if self._batches is None else self._batches.held_out(images=self._coord.is_first))
+        if self._batches is None:
+            return _as_many(None)
+        return _as_many(self._batches.held_out(self._coord.is_first, self._coord.is_last))
 
     def notes(self) -> dict[str, Any]:
         """The image set, which determines the classes."""
@@ -245,8 +256,14 @@ class CustomSource:
         """Inputs and targets."""
         if self._batches is None:
             return None
-        pipeline = self._experiment.pipeline
-        return self._batches.batch(step, self._coord.replica, pipeline.replicas, pipeline.micro_batches)
+        coord, pipeline = self._coord, self._experiment.pipeline
+        batch = self._batches.batch(step, coord.replica, pipeline.replicas, pipeline.micro_batches)
+        unused: list[Tensors] = [()] * len(batch)
+        return replace(
+            batch,
+            inputs=batch.inputs if coord.is_first else unused,
+            targets=batch.targets if coord.is_last else unused,
+        )
 
     def held_out(self) -> HeldOut:
         """The held-out rows; call it only if there are any."""

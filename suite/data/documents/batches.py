@@ -9,18 +9,17 @@ slice of it. Stages and replicas have no influence, except on how a mini-batch i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from suite.data.documents.tokens import TokenData
+from suite.data.epochs import ShuffledEpochs
 from suite.errors import SettingError
+from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_share, sizes
-from suite.pipeline.model.rng import mix
 from suite.settings import DocumentSettings, DocumentTrainSettings
 
 
@@ -39,52 +38,60 @@ class RowBatches:
         self._train_tokens, self._held_out_tokens = data.train, data.splits[data.held_out]
         self._length, self._train = text.length, train
         self._replicas, self._micro_batches = replicas, micro_batches
-        self._shuffled = lru_cache(maxsize=2)(self._shuffle)
+        self._epochs = ShuffledEpochs(_rows(self._train_tokens, self._length), 6, train.seed)
 
-    def batch(self, step: int, replica: int) -> MiniBatch:
+    def batch(self, step: int, replica: int, inputs: bool = True, targets: bool = True) -> MiniBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``.
 
-        A micro-batch is inputs (ids (B, length),) and targets (labels (B, length),), int64. The weight is the tokens of
-        the whole mini-batch.
+        A micro-batch is inputs (ids (B, length),) and targets (labels (B, length),), int64. Without ``inputs``, or
+        without ``targets``, these are empty. The weight is the tokens of the whole mini-batch.
         """
         parts, share = replica_share(self._train.batch_sequences, replica, self._replicas, self._micro_batches)
         first, own = sum(parts[: share.start]), parts[share]
         rows = self.rows(step)[first : first + sum(own)]
         weight = self._train.batch_sequences * self._length
-        return self._mini_batch(self._train_tokens, rows, own, weight, share.start)
+        ids = _ids(self._train_tokens, rows, self._length)
+        return MiniBatch(*_cut(ids, own, inputs, targets), float(weight), share.start)
 
     def rows(self, step: int) -> list[int]:
         """Returns the rows of a step's mini-batch, in order."""
-        total, count = _rows(self._train_tokens, self._length), self._train.batch_sequences
-        places = range(step * count, (step + 1) * count)
-        return [int(self._shuffled(place // total)[place % total]) for place in places]
+        count = self._train.batch_sequences
+        return self._epochs.rows(step * count, (step + 1) * count)
 
-    def held_out(self) -> Sequence[MiniBatch]:
+    def held_out(self, inputs: bool = True, targets: bool = True) -> Sequence[MiniBatch]:
         """Returns ``train.valid_sequences`` held-out rows, evenly spaced, or all if there are fewer."""
+        rows, size = self._held_out_rows(), self._train.batch_sequences
+        groups = [range(first, min(len(rows), first + size)) for first in range(0, len(rows), size)]
+        return LazyMiniBatches(groups, lambda group: self._held_out(rows[group], inputs, targets))
+
+    def held_out_ids(self) -> NDArray[np.int64]:
+        """Returns all held-out rows, each with the token that follows it, (rows, length + 1)."""
+        return _ids(self._held_out_tokens, self._held_out_rows(), self._length)
+
+    def _held_out_rows(self) -> NDArray[np.int64]:
         total = _rows(self._held_out_tokens, self._length)
         count = min(total, self._train.valid_sequences or total)
-        chosen = [at * total // count for at in range(count)]
-        size = self._train.batch_sequences
-        groups = [range(first, min(count, first + size)) for first in range(0, count, size)]
-        return LazyMiniBatches(groups, lambda group: self._held_out([chosen[at] for at in group]))
+        return np.arange(count) * total // count
 
-    def _held_out(self, rows: Sequence[int]) -> MiniBatch:
-        weight = len(rows) * self._length
-        return self._mini_batch(self._held_out_tokens, rows, sizes(len(rows), self._micro_batches), weight)
+    def _held_out(self, rows: NDArray[np.int64], inputs: bool, targets: bool) -> MiniBatch:
+        ids = _ids(self._held_out_tokens, rows, self._length)
+        return MiniBatch(*_cut(ids, sizes(len(rows), self._micro_batches), inputs, targets), float(ids[:, 1:].size))
 
-    def _mini_batch(
-        self, tokens: NDArray[Any], rows: Sequence[int], parts: Sequence[int], weight: int, offset: int = 0
-    ) -> MiniBatch:
-        taken = [tokens[row * self._length : (row + 1) * self._length + 1] for row in rows]
-        ids = torch.from_numpy(np.stack(taken).astype(np.int64)) if rows else torch.empty(0, self._length + 1).long()
-        cut = ids.split(list(parts))
-        inputs = [(part[:, :-1].contiguous(),) for part in cut]
-        targets = [(part[:, 1:].contiguous(),) for part in cut]
-        return MiniBatch(inputs, targets, float(weight), offset)
 
-    def _shuffle(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(mix(6, self._train.seed, epoch))
-        return torch.randperm(_rows(self._train_tokens, self._length), generator=generator)
+def _ids(tokens: NDArray[Any], rows: Sequence[int] | NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Returns rows of tokens, each with the one that follows it, (rows, length + 1)."""
+    return tokens[np.array(rows, dtype=np.int64)[:, None] * length + np.arange(length + 1)].astype(np.int64)
+
+
+def _cut(
+    ids: NDArray[np.int64], parts: Sequence[int], inputs: bool, targets: bool
+) -> tuple[list[Tensors], list[Tensors]]:
+    """Returns the inputs and the targets of micro-batches of so many rows."""
+    cut = torch.from_numpy(ids).split(list(parts))
+    return (
+        [(part[:, :-1].contiguous(),) if inputs else () for part in cut],
+        [(part[:, 1:].contiguous(),) if targets else () for part in cut],
+    )
 
 
 def _rows(tokens: NDArray[Any], length: int) -> int:

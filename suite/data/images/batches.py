@@ -7,12 +7,12 @@ of it, and an image's random numbers depend on its position there. The number of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from suite.data.epochs import ShuffledEpochs
 from suite.data.images.sets import TEST, TRAIN
 from suite.data.images.transforms import ImageData
 from suite.errors import SettingError
@@ -39,46 +39,39 @@ class ImageBatches:
             )
         self._data, self._images, self._train = data, images, train
         self._replicas, self._micro_batches = replicas, micro_batches
-        self._shuffled = lru_cache(maxsize=2)(self._shuffle)
+        self._epochs = ShuffledEpochs(data.info.counts[TRAIN], 3, train.seed)
 
-    def batch(self, step: int, replica: int, images: bool = True) -> MiniBatch:
+    def batch(self, step: int, replica: int, inputs: bool = True, targets: bool = True) -> MiniBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``.
 
         A micro-batch is inputs (images (B, channels, size, size),) of floats and targets (labels (B,) int64,). Without
-        ``images`` the inputs are empty, for a stage that only computes the loss. The weight is ``train.batch_images``.
+        ``inputs``, or without ``targets``, these are empty. The weight is ``train.batch_images``.
         """
         count = self._train.batch_images
         parts, share = replica_share(count, replica, self._replicas, self._micro_batches)
         own, first, offset = parts[share], sum(parts[: share.start]), share.start
         rows = self.rows(step)[first : first + sum(own)]
-        labels = self._data.labels(TRAIN, rows).split(own)
-        pixels = self._augmented(rows, self._chances(step)[first : first + sum(own)]).split(own) if images else None
-        return MiniBatch(_tuples(pixels, len(own)), [(each,) for each in labels], float(count), offset)
+        images = self._augmented(rows, self._chances(step)[first : first + sum(own)]) if inputs else None
+        labels = self._data.labels(TRAIN, rows) if targets else None
+        return MiniBatch(_cut(images, own), _cut(labels, own), float(count), offset)
 
     def rows(self, step: int) -> list[int]:
         """Returns the rows of a step's training images, in order."""
-        total, count = self._data.info.counts[TRAIN], self._train.batch_images
-        places = range(step * count, (step + 1) * count)
-        return [int(self._shuffled(place // total)[place % total]) for place in places]
+        count = self._train.batch_images
+        return self._epochs.rows(step * count, (step + 1) * count)
 
-    def held_out(self, images: bool = True) -> Sequence[MiniBatch]:
+    def held_out(self, inputs: bool = True, targets: bool = True) -> Sequence[MiniBatch]:
         """Returns the test images in order, or the first ``train.test_images`` of them, without augmentation."""
         total = min(self._train.test_images or self._data.info.counts[TEST], self._data.info.counts[TEST])
         size = self._train.batch_images
         rows = [range(first, min(total, first + size)) for first in range(0, total, size)]
-        return LazyMiniBatches(rows, lambda batch_rows: self._test_batch(batch_rows, images))
+        return LazyMiniBatches(rows, lambda batch_rows: self._test_batch(batch_rows, inputs, targets))
 
-    def _test_batch(self, rows: range, images: bool) -> MiniBatch:
+    def _test_batch(self, rows: range, inputs: bool, targets: bool) -> MiniBatch:
         parts = sizes(len(rows), self._micro_batches)
-        labels = self._data.labels(TEST, rows).split(parts)
-        pixels = None
-        if images:
-            pixels = self._data.standardised(self._data.pixels(TEST, rows, self._images)).split(parts)
-        return MiniBatch(_tuples(pixels, len(parts)), [(each,) for each in labels], float(len(rows)))
-
-    def _shuffle(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(mix(3, self._train.seed, epoch))
-        return torch.randperm(self._data.info.counts[TRAIN], generator=generator)
+        images = self._data.standardised(self._data.pixels(TEST, rows, self._images)) if inputs else None
+        labels = self._data.labels(TEST, rows) if targets else None
+        return MiniBatch(_cut(images, parts), _cut(labels, parts), float(len(rows)))
 
     def _chances(self, step: int) -> Tensor:
         """Returns random numbers from 0 to 1 for each image of a step, (N, _CHANCES)."""
@@ -116,5 +109,6 @@ def cutout(images: Tensor, chances: Tensor, side: int) -> Tensor:
     return images.masked_fill(square.unsqueeze(1), 0.0)
 
 
-def _tuples(images: tuple[Tensor, ...] | None, count: int) -> list[Tensors]:
-    return [()] * count if images is None else [(each,) for each in images]
+def _cut(rows: Tensor | None, parts: list[int]) -> list[Tensors]:
+    """Returns micro-batches of so many rows; empty ones without rows."""
+    return [()] * len(parts) if rows is None else [(part,) for part in rows.split(parts)]

@@ -8,16 +8,17 @@ resume with another R and sees the same micro-batches as long as R x M stays the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
+import pyarrow as pa
 from torch import Tensor
 
-from suite.data.text.packing import pack, pad_to_rectangle, padded
-from suite.data.text.sampling import Draw, PairSampler, temperature_weights
+from suite.data.text.packing import Integers, Rows, fill_rectangle, pack, padded
+from suite.data.text.sampling import Draws, PairSampler, temperature_weights
 from suite.data.text.splitting import TRAIN, VALID
+from suite.data.text.store import MARKS
 from suite.data.text.subset import chosen_pairs
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
@@ -28,7 +29,6 @@ from suite.settings import TextSettings, TrainSettings
 
 _HELD_OUT_SEED, _HELD_OUT_TEMPERATURE = 0, 5.0
 """Seed and temperature of the validation sample: fixed, so that runs with other ones are scored on the same pairs."""
-_FETCH = 64  # pairs read at once
 
 ROW_WIDTH = 64
 """About the fewest tokens on each side of a row. Wider rows are filled better, but attention also computes the pairs of
@@ -38,32 +38,11 @@ MULTIPLE = 8
 """Widths of rows are padded to multiples of it, so that there are few shapes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One direction of a pair, or of several, with special tokens: source ``<2xx> ... </s>``, labels ``... </s>``."""
-
-    source: list[int]
-    labels: list[int]
-
-    @staticmethod
-    def of(pairs: Sequence[Row]) -> Row:
-        """Returns a row of several pairs."""
-        return Row([one for pair in pairs for one in pair.source], [one for pair in pairs for one in pair.labels])
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """Tokens of source and target."""
-        return len(self.source), len(self.labels)
-
-    @property
-    def order(self) -> tuple[int, int, int, int]:
-        """The sort key: the wider side first. This needs less padding than sorting by the sum or by one side."""
-        source, target = (padded(length, MULTIPLE) for length in self.lengths)
-        return max(source, target), source + target, *self.lengths
-
-
 class TranslationBatches:
-    """The training mini-batches of a run, by step and replica, and its held-out mini-batches."""
+    """The training mini-batches of a run, by step and replica, and its held-out mini-batches.
+
+    Pairs are selected and packed by their lengths alone. Only the tokens of a replica's own share are read.
+    """
 
     def __init__(
         self, data: TextData, text: TextSettings, train: TrainSettings, replicas: int, micro_batches: int
@@ -80,18 +59,19 @@ class TranslationBatches:
             data.drawn(text.languages),
             chosen_pairs(data, text, train.seed),
         )
-        self._language_ids = [data.language_id(language) for language in data.languages]
+        self._language_ids = np.array([data.language_id(language) for language in data.languages])
+        self._lengths = lru_cache(data.lengths)
 
-    def batch(self, step: int, replica: int) -> MiniBatch:
+    def batch(self, step: int, replica: int, inputs: bool = True, targets: bool = True) -> MiniBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``.
 
         A micro-batch is inputs (source (B, S), target_in (B, T)) and targets (labels (B, T)), int64, padded with 0 to
-        multiples of ``MULTIPLE``. A row has one or several pairs. The weight counts the labels of the whole mini-batch,
-        about ``train.batch_tokens``.
+        multiples of ``MULTIPLE``. Without ``inputs``, or without ``targets``, these are empty. A row has one or several
+        pairs. The weight counts the labels of the whole mini-batch, about ``train.batch_tokens``.
         Raises SettingError when the mini-batch has fewer pairs than there are replicas.
         """
-        pairs = list(self._training_pairs(step))
-        parts = [_tensors(part) for part in self._cut(pairs, self._replicas * self._micro_batches, self._batch_tokens)]
+        draws, lengths = self._training_pairs(step)
+        parts = self._cut(lengths, self._replicas * self._micro_batches, self._batch_tokens)
         if len(parts) < self._replicas:
             raise SettingError(
                 f"the mini-batch of step {step} has {len(parts)} pairs for {self._replicas} replicas; "
@@ -99,9 +79,10 @@ class TranslationBatches:
             )
         counts = sizes(len(parts), self._replicas)
         offset = sum(counts[:replica])
-        return _mini_batch(parts[offset : offset + counts[replica]], _label_count(pairs), offset)
+        own = parts[offset : offset + counts[replica]]
+        return MiniBatch(*self._tensors(TRAIN, draws, own, inputs, targets), _label_count(lengths), offset)
 
-    def held_out(self, pairs: int, micro_batches: int) -> list[MiniBatch]:
+    def held_out(self, pairs: int, micro_batches: int, inputs: bool = True, targets: bool = True) -> list[MiniBatch]:
         """Returns a fixed sample of ``pairs`` validation pairs in one direction, or of all pairs in both directions if
         these are fewer.
 
@@ -116,91 +97,130 @@ class TranslationBatches:
             scope = f" in {', '.join(self._text.languages)}" if self._text.languages else ""
             raise DataError(f"the text has no validation pairs{scope}; use a larger corpus or other languages")
         draws = self._held_out_draws(drawn)[:pairs]
-        of_language: dict[int, list[Row]] = {}
-        for draw, pair in zip(draws, self._pairs(VALID, draws), strict=True):
-            of_language.setdefault(draw.language, []).append(pair)
+        lengths = self._pair_lengths(VALID, draws)
         most = max(1, self._batch_tokens // micro_batches)
-        parts = []
-        for language, pairs_of_it in sorted(of_language.items()):
-            labels, code = _label_count(pairs_of_it), self._data.languages[language]
-            parts += [(code, part) for part in self._cut(pairs_of_it, -(-labels // most), labels)]
-        parts.sort(key=lambda part: part[1][-1].order)  # micro-batches of similar length follow each other
-        return [_held_out_batch(group) for group in _grouped(parts, self._batch_tokens)]
+        parts: list[Rows] = []
+        for language in np.unique(draws.languages):
+            own = np.flatnonzero(draws.languages == language)
+            labels = int(_label_count(lengths[own]))
+            cut = self._cut(lengths[own], -(-labels // most), labels)
+            parts += [Rows(own[part.pairs], part.counts) for part in cut]
+        # micro-batches of similar length follow each other
+        order = _by_width(np.stack([part.totals(lengths)[-1] for part in parts]))
+        batches = []
+        for group in _grouped([parts[at] for at in order], lengths, self._batch_tokens):
+            codes = [self._data.languages[draws.languages[part.pairs[0]]] for part in group]
+            labels_of = [_label_count(lengths[part.pairs]) for part in group]
+            tensors = self._tensors(VALID, draws, group, inputs, targets)
+            batches.append(MiniBatch(*tensors, sum(labels_of), groups=list(zip(codes, labels_of, strict=True))))
+        return batches
 
-    def _held_out_draws(self, drawn: Sequence[int]) -> list[Draw]:
+    def _held_out_draws(self, drawn: Sequence[int]) -> Draws:
         """Returns all validation pairs of some languages in both directions. Of the first n, the languages have shares
         by their weights, as far as they have pairs."""
-        sizes = self._data.sizes[VALID]
-        weights = temperature_weights([sizes[language] for language in drawn], _HELD_OUT_TEMPERATURE)
-        found = []
-        for language, weight in zip(drawn, weights.tolist(), strict=True):
-            start, code = sum(sizes[:language]), self._data.languages[language]
-            order = np.random.default_rng([_HELD_OUT_SEED, *code.encode()]).permutation(2 * sizes[language])
-            found += [
-                ((place + 0.5) / weight, Draw(language, start + entry // 2, entry % 2 == 0))
-                for place, entry in enumerate(order.tolist())
-            ]
-        return [draw for _, draw in sorted(found, key=lambda entry: (entry[0], entry[1].language))]
+        counts = np.array(self._data.sizes[VALID])
+        languages = np.repeat(drawn, 2 * counts[drawn])
+        entries, places = [], []
+        weights = temperature_weights(counts[drawn].tolist(), _HELD_OUT_TEMPERATURE)
+        for language, weight in zip(drawn, weights, strict=True):
+            random = np.random.default_rng([_HELD_OUT_SEED, *self._data.languages[language].encode()])
+            entries.append(random.permutation(2 * counts[language]))
+            places.append((np.arange(2 * counts[language]) + 0.5) / weight)
+        entry = np.concatenate(entries)
+        draws = Draws(languages, (np.cumsum(counts) - counts)[languages] + entry // 2, entry % 2 == 0)
+        return draws[np.lexsort((languages, np.concatenate(places)))]
 
-    def _cut(self, pairs: Sequence[Row], count: int, labels: int) -> list[list[Row]]:
+    def _cut(self, lengths: Integers, count: int, labels: int) -> list[Rows]:
         """Packs pairs with about ``labels`` labels into ``count`` micro-batches of equally many rows, the narrowest
         first; fewer if there are fewer pairs."""
         each = max(1, round(labels / (count * max(ROW_WIDTH, self._text.max_length))))
-        packed = pack([pair.lengths for pair in pairs], count * each)
-        rows = sorted((Row.of([pairs[at] for at in row]) for row in packed), key=lambda row: row.order)
-        left = iter(rows)
-        return [list(islice(left, size)) for size in reversed(sizes(len(rows), count))]
+        rows = pack(lengths, count * each)
+        order = _by_width(rows.totals(lengths))
+        ends = np.cumsum(sizes(len(order), count)[::-1])
+        return [rows.take(own) for own in np.split(order, ends[:-1])]
 
-    def _training_pairs(self, step: int) -> Iterator[Row]:
-        """Yields the pairs of a step until their labels reach ``train.batch_tokens``."""
-        draws, labels = self._sampler.draws(step), 0
-        while True:
-            for pair in self._pairs(TRAIN, list(islice(draws, _FETCH))):
-                yield pair
-                labels += len(pair.labels)
-                if labels >= self._batch_tokens:
-                    return
+    def _training_pairs(self, step: int) -> tuple[Draws, Integers]:
+        """Returns the pairs of a step until their labels reach ``train.batch_tokens``, and their lengths."""
+        count, labels = self._batch_tokens // ROW_WIDTH + 1, np.zeros(1)
+        while labels[-1] < self._batch_tokens:
+            count *= 2
+            draws = self._sampler.draws(step, count)
+            lengths = self._pair_lengths(TRAIN, draws)
+            labels = np.cumsum(lengths[:, 1])
+        end = int(np.searchsorted(labels, self._batch_tokens)) + 1
+        return draws[:end], lengths[:end]
 
-    def _pairs(self, split: str, draws: Sequence[Draw]) -> Iterator[Row]:
-        rows = self._data.token_ids(split, [draw.row for draw in draws])
-        for draw, (english, translation) in zip(draws, rows, strict=True):
-            if draw.from_english:
-                source, target, language_id = english, translation, self._language_ids[draw.language]
-            else:
-                source, target, language_id = translation, english, self._data.english_id
-            yield Row([language_id, *source, END_ID], [*target, END_ID])
+    def _pair_lengths(self, split: str, draws: Draws) -> Integers:
+        """Returns the tokens of each pair, (pairs, 2), special ones included: source ``<2xx> ... </s>``, labels
+        ``... </s>``."""
+        lengths = self._lengths(split)[draws.rows].astype(np.int64)
+        return np.where(draws.from_english[:, None], lengths, lengths[:, ::-1]) + np.array([MARKS, 1])
 
-
-def _held_out_batch(parts: Sequence[tuple[str, list[Row]]]) -> MiniBatch:
-    """Returns a mini-batch of micro-batches of one language each."""
-    groups = [(language, float(_label_count(rows))) for language, rows in parts]
-    tensors = [_tensors(rows) for _, rows in parts]
-    weight = sum(weight for _, weight in groups)
-    inputs, targets = ([part[at] for part in tensors] for at in (0, 1))
-    return MiniBatch(inputs, targets, weight, groups=groups)
-
-
-def _tensors(rows: Sequence[Row]) -> tuple[Tensors, Tensors]:
-    # each target sentence begins with the begin mark, where the labels before it end
-    target_in = [[BEGIN_ID, *(BEGIN_ID if id == END_ID else id for id in row.labels[:-1])] for row in rows]
-    labels = _rectangle([row.labels for row in rows])
-    return (_rectangle([row.source for row in rows]), _rectangle(target_in)), (labels,)
-
-
-def _rectangle(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Returns the rows as one int64 tensor (rows, padded width), filled with the padding id."""
-    return pad_to_rectangle(rows, PAD_ID, padded(max(map(len, rows)), MULTIPLE))
-
-
-def _label_count(rows: Iterable[Row]) -> int:
-    return sum(len(row.labels) for row in rows)
+    def _tensors(
+        self, split: str, draws: Draws, parts: Sequence[Rows], inputs: bool, targets: bool
+    ) -> tuple[list[Tensors], list[Tensors]]:
+        """Returns inputs and targets of micro-batches; of one that is not asked for, empty tuples."""
+        draws = draws[np.concatenate([part.pairs for part in parts])]
+        sentences, pair = pa.concat_arrays(self._data.id_lists(split, draws.rows)), np.arange(len(draws))
+        sources, translations = (
+            sentences.take(pa.array(pair + len(draws) * (draws.from_english != english))) for english in (True, False)
+        )
+        labels, lengths = _with_marks(translations)
+        found: list[list[Tensors]] = [[()] * len(parts), [()] * len(parts)]
+        if inputs:
+            wanted = np.where(draws.from_english, self._language_ids[draws.languages], self._data.english_id)
+            # each target sentence begins with the begin mark, where the labels before it end
+            before = np.roll(labels, 1)
+            before[before == END_ID] = BEGIN_ID
+            source = _rectangles(*_with_marks(sources, wanted), parts)
+            found[0] = list(zip(source, _rectangles(before, lengths, parts), strict=True))
+        if targets:
+            found[1] = [(rectangle,) for rectangle in _rectangles(labels, lengths, parts)]
+        return found[0], found[1]
 
 
-def _grouped(parts: Sequence[tuple[str, list[Row]]], tokens: int) -> Iterator[list[tuple[str, list[Row]]]]:
-    group: list[tuple[str, list[Row]]] = []
-    labels = 0
+def _with_marks(sentences: pa.ListArray, first: Integers | None = None) -> tuple[Integers, Integers]:
+    """Returns sentences one after another, each with the end mark, and after its ``first`` token if there is one; and
+    their lengths."""
+    lengths = sentences.value_lengths().to_numpy() + (1 if first is None else MARKS)
+    ends = np.cumsum(lengths)
+    ids = np.full(ends[-1], END_ID, dtype=np.int64)
+    is_word = np.ones(len(ids), dtype=bool)
+    is_word[ends - 1] = False
+    if first is not None:
+        ids[ends - lengths], is_word[ends - lengths] = first, False
+    ids[is_word] = sentences.flatten().to_numpy()
+    return ids, lengths
+
+
+def _rectangles(ids: Integers, lengths: Integers, parts: Sequence[Rows]) -> list[Tensor]:
+    """Returns one side of each micro-batch, (rows, padded width). ``lengths`` are those of the pairs, whose ids follow
+    each other."""
+    rows = Rows(np.arange(len(lengths)), np.concatenate([part.counts for part in parts])).totals(lengths)
+    tensors, begin = [], 0
+    for own in np.split(rows, np.cumsum([len(part.counts) for part in parts])[:-1]):
+        end = begin + own.sum()
+        tensors.append(fill_rectangle(ids[begin:end], own, PAD_ID, MULTIPLE))
+        begin = end
+    return tensors
+
+
+def _by_width(lengths: Integers) -> Integers:
+    """Returns the order of rows of these lengths, (rows, 2): by the wider side first. This needs less padding than
+    sorting by the sum or by one side."""
+    wide = padded(lengths, MULTIPLE)
+    return np.lexsort((lengths[:, 1], lengths[:, 0], wide.sum(1), wide.max(1)))
+
+
+def _label_count(lengths: Integers) -> float:
+    return float(lengths[:, 1].sum())
+
+
+def _grouped(parts: Sequence[Rows], lengths: Integers, tokens: int) -> Iterator[list[Rows]]:
+    group: list[Rows] = []
+    labels = 0.0
     for part in parts:
-        own = _label_count(part[1])
+        own = _label_count(lengths[part.pairs])
         labels += own
         if group and labels > tokens:
             yield group
@@ -208,7 +228,3 @@ def _grouped(parts: Sequence[tuple[str, list[Row]]], tokens: int) -> Iterator[li
         group.append(part)
     if group:
         yield group
-
-
-def _mini_batch(parts: Sequence[tuple[Tensors, Tensors]], labels: int, offset: int) -> MiniBatch:
-    return MiniBatch([inputs for inputs, _ in parts], [targets for _, targets in parts], float(labels), offset)

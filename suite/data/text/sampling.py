@@ -6,24 +6,32 @@ T draws all languages equally often. Pair and direction are uniform.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suite.errors import DataError
 
-_BLOCK = 256  # draws made at once
+_BLOCK = 256  # draws whose random numbers follow each other
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """One pair in one direction: a row of the split, from English or to English."""
+class Draws:
+    """Pairs in one direction each, as arrays: the language, the row of the split, whether from English or to it."""
 
-    language: int
-    row: int
-    from_english: bool
+    languages: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    from_english: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, places: Any) -> Draws:
+        """Returns some of them."""
+        return Draws(self.languages[places], self.rows[places], self.from_english[places])
 
 
 def temperature_weights(sizes: Sequence[int], temperature: float) -> NDArray[np.float64]:
@@ -64,17 +72,13 @@ class PairSampler:
         self._bounds = np.cumsum(self.weights)
         self._bounds[np.flatnonzero(drawn)[-1] :] = 1.0  # rounding must not leave a gap below 1
 
-    def draws(self, step: int) -> Iterator[Draw]:
-        """Yields an infinite sequence of draws, always the same for the same (seed, step), in O(1) per draw."""
+    def draws(self, step: int, count: int) -> Draws:
+        """Returns the first ``count`` draws of an infinite sequence, which (seed, step) determine, in O(1) per draw."""
         random = np.random.Generator(np.random.Philox(key=np.array([self._seed, step], dtype=np.uint64)))
-        while True:
-            language_draws, row_draws, direction_draws = random.random((3, _BLOCK))
-            languages = np.searchsorted(self._bounds, language_draws, side="right")
-            places = (row_draws * self._sizes[languages]).astype(np.int64)
-            for language, chosen in self._chosen.items():
-                of_language = languages == language
-                places[of_language] = chosen[places[of_language]]
-            rows = self._starts[languages] + places
-            from_english = (direction_draws < 0.5).tolist()
-            for draw in zip(languages.tolist(), rows.tolist(), from_english, strict=True):
-                yield Draw(*draw)
+        numbers = random.random((-(-count // _BLOCK), 3, _BLOCK)).swapaxes(0, 1).reshape(3, -1)[:, :count]
+        languages = np.searchsorted(self._bounds, numbers[0], side="right")
+        places = (numbers[1] * self._sizes[languages]).astype(np.int64)
+        for language, chosen in self._chosen.items():
+            of_language = languages == language
+            places[of_language] = chosen[places[of_language]]
+        return Draws(languages, self._starts[languages] + places, numbers[2] < 0.5)

@@ -12,8 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, load_from_disk
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from suite.data.text.splitting import SPLITS, TEST, TRAIN
@@ -21,6 +26,7 @@ from suite.data.text.tokenizer import ENGLISH, language_token
 from suite.errors import SettingError, nearest
 
 INFO_FILE, TOKENIZER = "text.json", "tokenizer"
+SIDES = ("english", "translation")
 
 
 def _open_split(folder: Path, rows: int) -> Dataset:
@@ -103,10 +109,23 @@ class TextData:
         """The id of English's target-language token."""
         return self.language_id(ENGLISH)
 
+    def lengths(self, split: str) -> NDArray[Any]:
+        """Returns the tokens of English and translation of each row, (rows, 2), without special tokens, in the smallest
+        type that holds them; O(split)."""
+        table = self.splits[split].data
+        lengths = [pc.list_value_length(table.column(side)).to_numpy() for side in SIDES]
+        longest = max(int(side.max()) for side in lengths)
+        return np.stack(lengths, axis=1, dtype=np.min_scalar_type(longest), casting="unsafe")
+
+    def id_lists(self, split: str, rows: Sequence[int] | NDArray[np.int64]) -> tuple[pa.ListArray, pa.ListArray]:
+        """Returns English and translation of each row as token ids without special tokens; O(rows)."""
+        table = self.splits[split].with_format("arrow", columns=list(SIDES))[rows]
+        english, translation = (table[side].combine_chunks() for side in SIDES)
+        return english, translation
+
     def token_ids(self, split: str, rows: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-        """Returns (English, translation) of each row as token ids without special tokens; O(rows)."""
-        table = self.splits[split].with_format("arrow", columns=["english", "translation"])[list(rows)]
-        return list(zip(table["english"].to_pylist(), table["translation"].to_pylist(), strict=True))
+        """Returns the same in Python's lists."""
+        return list(zip(*(lists.to_pylist() for lists in self.id_lists(split, list(rows))), strict=True))
 
     def texts(self, split: str, rows: Sequence[int]) -> list[tuple[str, str]]:
         """Returns (English, translation) of each row as text; only held-out splits have text."""

@@ -61,3 +61,19 @@ def test_held_out_rows_are_all_or_some_spread_over_the_split(text):
     assert everything.flatten().tolist() == held_out[: 32 * rows].tolist()
     some = torch.cat([joined(batch)[0] for batch in batches(text, valid_sequences=3).held_out()])
     assert torch.equal(some, everything[[0, rows // 3, 2 * rows // 3]])
+
+
+def test_a_stage_gets_only_what_it_uses(text):
+    made = batches(text, replicas=2)
+    for read in (lambda *which: [made.batch(3, 1, *which)], lambda *which: made.held_out(*which)):
+        for both, first, last in zip(read(True, True), read(True, False), read(False, True), strict=True):
+            for mine, other in zip((*first.inputs, *last.targets), (*both.inputs, *both.targets), strict=True):
+                assert torch.equal(*mine, *other)
+            assert {*first.targets, *last.inputs} == {()}
+            assert (first.weight, first.offset) == (last.weight, last.offset) == (both.weight, both.offset)
+
+
+def test_held_out_ids_are_the_inputs_and_the_last_label(text):
+    for made in (batches(text), batches(text, valid_sequences=3)):
+        ids, labels = (torch.cat(parts) for parts in zip(*map(joined, made.held_out()), strict=True))
+        assert made.held_out_ids().tolist() == torch.cat((ids, labels[:, -1:]), dim=1).tolist()

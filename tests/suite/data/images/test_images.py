@@ -233,9 +233,21 @@ def test_held_out_images_come_in_their_order_as_they_are(data, folder):
 
 def test_a_stage_that_only_scores_reads_no_images(data, folder, monkeypatch):
     monkeypatch.setattr(ImageData, "pixels", lambda *_: pytest.fail("read"))
-    one = batches(data, folder).batch(0, 0, images=False)
+    one = batches(data, folder).batch(0, 0, inputs=False)
     assert [len(inputs) for inputs in one.inputs] == [0] * 4
     assert sum(len(labels) for (labels,) in one.targets) == 12
+
+
+def test_a_stage_that_needs_no_labels_gets_none(data, folder):
+    both, first = (
+        batches(data, folder, 2, flip=True).batch(1, 1),
+        batches(data, folder, 2, flip=True).batch(1, 1, True, False),
+    )
+    assert all(
+        torch.equal(*pair) for pair in zip(*(torch.cat([x for (x,) in b.inputs]) for b in (both, first)), strict=True)
+    )
+    assert set(first.targets) == {()}
+    assert (first.weight, first.offset, len(first)) == (both.weight, both.offset, len(both))
 
 
 def test_more_replicas_than_images_are_refused(data, folder):

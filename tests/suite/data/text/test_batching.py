@@ -15,6 +15,7 @@ from suite.data.text.tokenizer import END_ID, PAD_ID
 from suite.errors import SettingError
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.settings import TextSettings, TrainSettings
+from tests.suite.data.text import reference_batches as reference
 
 
 def batches(
@@ -155,7 +156,7 @@ def test_little_of_a_mini_batch_is_padding(data: TextData, settings: TextSetting
 
 def test_packing_loses_no_pair_and_doubles_none(data: TextData, settings: TextSettings):
     for step in range(4):
-        expected = [(row.source, row.labels) for row in batches(data, settings, 1, 4)._training_pairs(step)]
+        expected = reference.training_pairs(data, settings, 1024, step)
         assert sorted(pairs_of(batches(data, settings, 1, 4).batch(step, 0))) == sorted(expected)
 
 

@@ -5,9 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.data.text.packing import pack
+from suite.data.text import packing
+from tests.suite.data.text import reference_batches as reference
 
 sides = st.integers(1, 48)
+
+
+def pack(lengths, rows):
+    """Returns the pairs of each row as lists."""
+    packed = packing.pack(np.array(lengths), rows)
+    return [packed.take(np.array([row])).pairs.tolist() for row in range(len(packed.counts))]
 
 
 def test_rows_by_hand():
@@ -21,7 +28,15 @@ def test_every_pair_is_in_one_row_and_there_are_as_many_rows_as_asked_for(length
     assert sorted(pair for row in found for pair in row) == list(range(len(lengths)))
     assert all(found)
     assert len(found) == min(rows, len(lengths))
-    assert found == pack(list(lengths), rows)
+    assert found == reference.pack(lengths, rows)
+
+
+@given(st.lists(st.tuples(sides, sides), min_size=20, max_size=200), st.integers(1, 40), st.integers(2, 30))
+def test_groups_side_by_side_are_packed_as_one_after_the_other(lengths, rows, together):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_TOGETHER", together)
+        patch.setattr(reference, "TOGETHER", together)
+        assert pack(lengths, rows) == reference.pack(lengths, rows)
 
 
 @given(st.lists(st.tuples(sides, sides), min_size=1, max_size=60), st.integers(1, 12))

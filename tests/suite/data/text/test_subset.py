@@ -1,7 +1,5 @@
 """A language cut to n of its training pairs."""
 
-import itertools
-
 import pytest
 
 from suite.data.text.batching import TranslationBatches
@@ -19,8 +17,8 @@ def limited(settings, *limits, **changes):
 def rows_drawn(data, text, seed, language, count=4000):
     among, chosen = data.drawn(text.languages), chosen_pairs(data, text, seed)
     sampler = PairSampler(data.sizes[TRAIN], text.temperature, seed, among, chosen)
-    draws = itertools.islice(sampler.draws(0), count)
-    return {draw.row for draw in draws if draw.language == data.languages.index(language)}, sampler
+    draws = sampler.draws(0, count)
+    return set(draws.rows[draws.languages == data.languages.index(language)].tolist()), sampler
 
 
 def test_exactly_n_pairs_of_the_language_are_drawn_and_all_others_as_before(data, settings):
