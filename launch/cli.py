@@ -147,10 +147,10 @@ def table(
 @app.command()
 def bench(
     name: Annotated[
-        str, typer.Argument(help="sleeping, layers, translation, replicas, overhead; empty: list them")
+        str, typer.Argument(help="sleeping, layers, translation, replicas, overhead, feed; empty: list them")
     ] = "",
 ) -> None:
-    """Benchmark the suite against other pipeline libraries, on the same work."""
+    """Benchmark the suite against other pipeline libraries, on the same work; or its feed of mini-batches."""
     if not name:
         from launch.runs import listing
 

@@ -73,10 +73,14 @@ CASES: dict[str, tuple[Case, ...]] = {
 }
 
 
+FEED = "feed"
+"""The benchmark of the mini-batches, which has no pipeline and no cases."""
+
+
 def cases(name: str) -> tuple[Case, ...]:
     """Returns the cases of a name. Raises SettingError for an unknown one."""
     if name not in CASES:
-        raise SettingError(f"there is no benchmark {name!r}; {nearest(name, CASES)}")
+        raise SettingError(f"there is no benchmark {name!r}; {nearest(name, (*CASES, FEED))}")
     return CASES[name]
 
 

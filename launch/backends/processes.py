@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing as mp
 import os
 import queue
@@ -17,6 +16,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
+from launch.worker.parent import end_with_parent
 from suite.errors import ForkserverError, NeighbourLostError, SuiteError, WorkerDiedError, WorkerError
 
 if TYPE_CHECKING:  # not needed to start processes
@@ -41,9 +41,6 @@ UNKNOWN = 255
 
 FORKSERVER_END_S = 1.0
 """Seconds from the end of the forkserver's pipes to its exit."""
-
-PR_SET_PDEATHSIG = 1
-"""Linux's prctl option for the signal that a process gets when its parent dies."""
 
 
 def run_processes(
@@ -170,8 +167,7 @@ def _describe_end(code: int) -> str:
 def _call(
     target: Callable[..., Any], rank: int, world: int, rendezvous: str, results: Any, args: tuple[Any, ...]
 ) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _end_with_forkserver()
+    end_with_parent()
     try:
         results.put((rank, target(rank, world, rendezvous, *args), None))
     except BaseException as error:
@@ -182,21 +178,6 @@ def _call(
             results.close()
             results.join_thread()
         os._exit(1)
-
-
-def _end_with_parent() -> None:
-    """Ends this process when the one that started it ends, even if that was killed."""
-    parent = mp.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _end_with_forkserver() -> None:
-    """Makes Linux kill this process when the forkserver dies. Without the forkserver its end would not be noticed, and
-    it would keep running next to the workers of the next attempt."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class ProcessLauncher:

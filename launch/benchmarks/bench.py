@@ -16,13 +16,14 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.benchmark.cases import PAIR, Case, cases, ideal_fill_drain_s, turn_order
+from experiments.benchmark.cases import FEED, PAIR, Case, cases, ideal_fill_drain_s, turn_order
 from experiments.benchmark.peers.peer import Entrant
 from experiments.benchmark.peers.workload import BenchWorkload
 from experiments.benchmark.report import entrants_table, page, summary
 from experiments.benchmark.results import Result, Score, refused
 from launch.backends.processes import run_processes
 from launch.benchmarks.entrant_processes import BenchInputs, EntrantProcesses, Observation
+from launch.benchmarks.feed import feed_table
 from launch.benchmarks.worker import reference_gradients, tensor_name
 from launch.runs.store import RUNS
 from launch.worker.cgroups import cpu_limit
@@ -43,6 +44,11 @@ def bench(name: str, console: Console) -> list[str]:
 
     Raises SettingError for an unknown name.
     """
+    if name == FEED:
+        feed = feed_table(console)
+        console.print(feed.rich_table() if console.is_terminal else feed.markdown())
+        console.print(f"written: {', '.join(map(str, feed.write(FOLDER)))}")
+        return []
     requested_cases = cases(name)
     (FOLDER / "bench.log").unlink(missing_ok=True)
     from launch.benchmarks.entrants import ENTRANTS

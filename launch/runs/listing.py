@@ -7,7 +7,7 @@ from textwrap import fill
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from experiments.benchmark.cases import CASES
+from experiments.benchmark.cases import CASES, FEED
 from experiments.custom.experiment import CustomExperiment
 from experiments.custom.loading import description
 from experiments.custom_sweeps import find_sweep, installed_sweeps
@@ -49,6 +49,7 @@ def benchmarks() -> Table:
     for name, cases in CASES.items():
         seconds = sum(case.time_limit_s for case in cases)
         rows.add_row(name, "\n".join(case.title for case in cases), f"{seconds / 60:.0f}")
+    rows.add_row(FEED, "mini-batches of t128_6b, made by a thread and by processes", "15")
     return rows
 
 

@@ -24,6 +24,7 @@ from launch.runs.store import RunFolder
 from launch.worker.cgroups import cpu_limit
 from launch.worker.distributed import GROUP_TIMEOUT_S
 from launch.worker.engine import Engine, PartitionedModel, assemble
+from launch.worker.feed_processes import FeedProcesses, feed_process_count
 from launch.worker.feeds import DataSource, data_source
 from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
@@ -33,6 +34,7 @@ from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.errors import FailureLocation, ProgramError, StallError, SuiteError
+from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
@@ -292,9 +294,14 @@ def _build_context(
     )  # fmt: skip
     schedule_key = str((experiment.pipeline, spec.cells, spec.schedule_config))
     trace = TraceWriter(spec.run.traces, coord, device, engine.start, experiment.trace, schedule_key)
-    in_bubble = coord.is_first and not coord.is_last
+    processes = feed_process_count(device) if source.is_thread_safe and (coord.is_first or coord.is_last) else 0
+    make: Callable[[int], MiniBatch | None] = source.batch
+    if processes:
+        steps = range(engine.start, experiment.train.steps)
+        make = FeedProcesses(experiment, spec.data, coord, steps, processes)
+    in_bubble = coord.is_first and not coord.is_last and not processes
     batches = Prefetcher(
-        source.batch, experiment.train.steps, engine.executor.prefetch_shapes, source.is_thread_safe, not in_bubble
+        make, experiment.train.steps, engine.executor.prefetch_shapes, source.is_thread_safe, not in_bubble
     )
     if in_bubble:
         engine.executor.on_drain = batches.start_next

@@ -1,0 +1,165 @@
+"""Makes mini-batches in processes of their own, where the host runs ahead of the device: a thread would share the
+interpreter with the one that launches kernels.
+
+feed process 0   batch 4 . . batch 6 . .     one tensor of each dtype, in shared memory
+feed process 1      batch 5 . . batch 7      the worker pins it, and cuts it into views
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from experiments.base.experiment import Experiment
+from launch.worker.cgroups import cpu_limit
+from launch.worker.feeds import DataSource, data_source
+from launch.worker.parent import end_with_parent
+from suite.device import is_host, module_of
+from suite.errors import DataError, SuiteError, first_line
+from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.topology import RankCoord
+
+MAX_PROCESSES = 4
+"""Each holds a mini-batch in shared memory and what its data needs, and one makes several a step of a large run."""
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def feed_process_count(device: torch.device) -> int:
+    """Returns how many processes make a worker's mini-batches: none on CPU cores, which compute themselves; beside a
+    GPU its share of the node's cores without the worker's own, from 1 to MAX_PROCESSES."""
+    if is_host(device):
+        return 0
+    cores: int = cpu_limit() // module_of(device).device_count()
+    return max(1, min(MAX_PROCESSES, cores - 1))
+
+
+class FeedProcesses:
+    """Returns a worker's mini-batches, made by processes that work ahead and end with this one."""
+
+    def __init__(
+        self, experiment: Experiment, data: Path, coord: RankCoord, steps: Sequence[int], processes: int
+    ) -> None:
+        """``steps`` are those that will be asked for, in order. The processes start with the first."""
+        self._steps = iter(steps)
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._loader: DataLoader[FlatBatch | SuiteError] = DataLoader(
+            _Source(experiment, data, coord),
+            batch_size=None,
+            sampler=steps,
+            num_workers=processes,
+            prefetch_factor=1,
+            pin_memory=torch.accelerator.is_available(),
+            multiprocessing_context=context,
+            worker_init_fn=_end_with_worker,
+            generator=torch.Generator(),  # the default one is the layers'
+        )
+        self._batches: Iterator[FlatBatch | SuiteError] | None = None
+
+    def __call__(self, step: int) -> MiniBatch:
+        """Returns the mini-batch of the next step.
+
+        Raises the SuiteError of the data; ChildProcessError when it raised another exception, or a process was killed.
+        """
+        assert step == next(self._steps)
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        try:
+            made = next(self._batches)
+        except Exception as error:
+            text = str(error).strip()  # of an exception in the process: "Caught ...", and its traceback
+            how = "failed" if text.startswith("Caught ") else "died, perhaps because the memory is too small"
+            raise ChildProcessError(f"a process that makes mini-batches {how}: {text.splitlines()[-1]}") from error
+        if isinstance(made, SuiteError):
+            raise made
+        return made.unpack()
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """A mini-batch with one tensor of each dtype, instead of two or three of each micro-batch: a message between
+    processes, and a block of pinned memory, costs as much for a small tensor as for a large one."""
+
+    flat: dict[torch.dtype, Tensor]
+    inputs: Sequence[Sequence[tuple[torch.dtype, torch.Size]]]
+    targets: Sequence[Sequence[tuple[torch.dtype, torch.Size]]]
+    others: MiniBatch
+    """What is not a tensor."""
+
+    @classmethod
+    def of(cls, batch: MiniBatch) -> FlatBatch:
+        """Copies a mini-batch."""
+        tensors = [tensor for part in (*batch.inputs, *batch.targets) for tensor in part]
+        flat = {
+            dtype: torch.cat([tensor.flatten() for tensor in tensors if tensor.dtype == dtype])
+            for dtype in {tensor.dtype for tensor in tensors}
+        }
+        inputs, targets = (
+            [[(tensor.dtype, tensor.shape) for tensor in part] for part in parts]
+            for parts in (batch.inputs, batch.targets)
+        )
+        return cls(flat, inputs, targets, replace(batch, inputs=(), targets=()))
+
+    def share(self, step: int) -> FlatBatch:
+        """Moves the tensors to shared memory. Raises DataError when they do not fit."""
+        try:
+            for tensor in self.flat.values():
+                tensor.share_memory_()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            usage, needed = shutil.disk_usage(SHARED_MEMORY), sum(tensor.nbytes for tensor in self.flat.values())
+            raise DataError(
+                f"the mini-batch of step {step} takes {needed / 2**20:.1f} MiB of shared memory, and {SHARED_MEMORY} "
+                f"has {usage.free / 2**20:.1f} of {usage.total / 2**20:.1f} MiB left ({first_line(error)}); each "
+                f"worker keeps up to {MAX_PROCESSES + 1} mini-batches there, so start the container with a larger "
+                "--shm-size (Kubernetes: an emptyDir with medium: Memory there)"
+            ) from error
+        return self
+
+    def pin_memory(self) -> FlatBatch:
+        """Returns a copy in pinned memory, from which copies to the device are asynchronous. DataLoader calls it."""
+        return replace(self, flat={dtype: tensor.pin_memory() for dtype, tensor in self.flat.items()})
+
+    def unpack(self) -> MiniBatch:
+        """Returns the mini-batch, whose tensors are views."""
+        specs = [spec for part in (*self.inputs, *self.targets) for spec in part]
+        views = {
+            dtype: iter(torch.split(tensor, [shape.numel() for own, shape in specs if own == dtype]))
+            for dtype, tensor in self.flat.items()
+        }
+        inputs, targets = (
+            [tuple(next(views[dtype]).view(shape) for dtype, shape in part) for part in parts]
+            for parts in (self.inputs, self.targets)
+        )
+        return replace(self.others, inputs=inputs, targets=targets)
+
+
+class _Source(Dataset[FlatBatch | SuiteError]):
+    """The mini-batches by step, as DataLoader reads a data set in its processes."""
+
+    def __init__(self, experiment: Experiment, data: Path, coord: RankCoord) -> None:
+        self._experiment, self._data, self._coord = experiment, data, coord
+
+    @cached_property
+    def _source(self) -> DataSource:
+        return data_source(self._experiment, self._data, self._coord)
+
+    def __getitem__(self, step: int) -> FlatBatch | SuiteError:
+        try:
+            batch = self._source.batch(step)
+            assert batch is not None, "only the first and the last stage have feed processes"
+            return FlatBatch.of(batch).share(step)
+        except SuiteError as error:  # DataLoader would put a traceback into its message
+            return error
+
+
+def _end_with_worker(process: int) -> None:
+    end_with_parent()
