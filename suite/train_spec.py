@@ -56,8 +56,9 @@ class TrainSpec:
     collate: Callable[[list[Any]], Batch] | None = None
     """Makes one mini-batch of a list of a dataset's rows; none: ``torch.utils.data.default_collate``."""
     prefetch: bool = False
-    """Whether a thread reads the next mini-batch while this one trains. Only for data that draws no random numbers from
-    the generators of torch, numpy and ``random``: they are not seeded for it, and layers use them at the same time."""
+    """Whether a thread, or processes beside a GPU, read the next mini-batches while this one trains. Only for data that
+    draws no random numbers from the generators of torch, numpy and ``random``: they are not seeded for it, and layers
+    use them at the same time. Each process calls the function that returns the ``TrainSpec``."""
     batch_size: int = 32
     """``train.batch_rows``: rows of a mini-batch over all replicas."""
     stages: int = 1

@@ -54,9 +54,8 @@ def feed_table(console: Console, settings: str = "", rounds: int = ROUNDS) -> Ta
     prepare(experiment.text, CACHE, console.print)
     data = folder_of(experiment.text, CACHE)
     torch.set_num_threads(1)
-    ways = {NOTHING: 0, THREAD: 0, "1 feed process": 1}
-    if (several := min(MAX_PROCESSES, cpu_limit())) > 1:
-        ways[f"{several} feed processes"] = several
+    several = max(2, min(MAX_PROCESSES, cpu_limit()))
+    ways = {NOTHING: 0, THREAD: 0, "1 feed process": 1, f"{several} feed processes": several}
     turns: dict[str, dict[int, Turn]] = {way: {} for way in ways}
     for number in range(rounds):
         for way in turn_order(ways, number):
@@ -101,24 +100,19 @@ def _launch_beside(work: Callable[[], float]) -> Turn:
 
 
 def _table(turns: Mapping[str, Mapping[int, Turn]], experiment: TranslationExperiment) -> Table:
-    def column(way: str, at: int) -> dict[int, float]:
-        return {number: turn[at] for number, turn in turns[way].items()}
-
+    batch_tokens, pipeline = experiment.train.batch_tokens, experiment.pipeline
     rows: list[list[Value]] = []
-    for way in turns:
-        seconds, tokens = column(way, 2), ratio_of(column(way, 0), column(way, 2))
-        rows.append([
-            way,
-            _per_s(tokens) if way != NOTHING else None,
-            experiment.train.batch_tokens / tokens.median if tokens and way != NOTHING else None,
-            _per_s(ratio_of(column(way, 1), seconds)),
-        ])  # fmt: skip
-    needed = experiment.train.batch_tokens / NEEDED_S
+    for way, by_round in turns.items():
+        tokens, launches, seconds = ({number: turn[at] for number, turn in by_round.items()} for at in range(3))
+        made = ratio_of(tokens, seconds) if way != NOTHING else None
+        rows.append(
+            [way, _per_s(made), batch_tokens / made.median if made else None, _per_s(ratio_of(launches, seconds))]
+        )
     notes = [
-        f"Measured: {experiment.name}, {experiment.train.batch_tokens:,} tokens, R = {experiment.pipeline.replicas}, "
-        f"M = {experiment.pipeline.micro_batches}, the share of a replica's first stage; {cpu_limit()} cores of "
-        f"{cpu_model()}; median and 95% interval of {len(turns[NOTHING])} rounds.",
-        f"Needed: {needed:,.0f} tokens/s, a mini-batch in a quarter of a step of {4 * NEEDED_S:.1f} s.",
+        f"Measured: the share of a first stage in mini-batches of {batch_tokens:,} tokens, R = {pipeline.replicas}, "
+        f"M = {pipeline.micro_batches}. {cpu_limit()} cores of {cpu_model()}. Median and 95% interval of "
+        f"{len(by_round)} rounds.",
+        f"Needed: {batch_tokens / NEEDED_S:,.0f} tokens/s: a mini-batch in a quarter of a step of {4 * NEEDED_S} s.",
     ]
     headings = ("beside the launches", "tokens/s", "seconds a mini-batch", "launches/s")
     return Table("bench-feed", "Mini-batches and launches", headings, rows, notes)

@@ -76,9 +76,10 @@ class FeedProcesses:
         try:
             made = next(self._batches)
         except Exception as error:
-            text = str(error).strip()  # of an exception in the process: "Caught ...", and its traceback
-            how = "failed" if text.startswith("Caught ") else "died, perhaps because the memory is too small"
-            raise ChildProcessError(f"a process that makes mini-batches {how}: {text.splitlines()[-1]}") from error
+            how = f"died, perhaps because the memory is too small: {first_line(error)}"
+            if str(error).startswith("Caught "):  # an exception in the process; its traceback ends with the message
+                how = f"failed: {str(error).strip().splitlines()[-1]}"
+            raise ChildProcessError(f"a process that makes mini-batches {how}") from error
         if isinstance(made, SuiteError):
             raise made
         return made.unpack()
@@ -86,28 +87,25 @@ class FeedProcesses:
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """A mini-batch with one tensor of each dtype, instead of two or three of each micro-batch: a message between
-    processes, and a block of pinned memory, costs as much for a small tensor as for a large one."""
+    """A mini-batch with one tensor of each dtype, instead of some for each micro-batch: a message between processes, or
+    a block of pinned memory, costs as much for a small tensor as for a large one."""
 
     flat: dict[torch.dtype, Tensor]
-    inputs: Sequence[Sequence[tuple[torch.dtype, torch.Size]]]
-    targets: Sequence[Sequence[tuple[torch.dtype, torch.Size]]]
+    shapes: Sequence[Sequence[tuple[torch.dtype, torch.Size]]]
+    """Of the inputs of each micro-batch, then of the targets of each."""
     others: MiniBatch
     """What is not a tensor."""
 
     @classmethod
     def of(cls, batch: MiniBatch) -> FlatBatch:
         """Copies a mini-batch."""
-        tensors = [tensor for part in (*batch.inputs, *batch.targets) for tensor in part]
+        parts = [*batch.inputs, *batch.targets]
+        shapes = [[(tensor.dtype, tensor.shape) for tensor in part] for part in parts]
         flat = {
-            dtype: torch.cat([tensor.flatten() for tensor in tensors if tensor.dtype == dtype])
-            for dtype in {tensor.dtype for tensor in tensors}
+            dtype: torch.cat([tensor.flatten() for part in parts for tensor in part if tensor.dtype == dtype])
+            for dtype in {dtype for part in shapes for dtype, _ in part}
         }
-        inputs, targets = (
-            [[(tensor.dtype, tensor.shape) for tensor in part] for part in parts]
-            for parts in (batch.inputs, batch.targets)
-        )
-        return cls(flat, inputs, targets, replace(batch, inputs=(), targets=()))
+        return cls(flat, shapes, replace(batch, inputs=(), targets=()))
 
     def share(self, step: int) -> FlatBatch:
         """Moves the tensors to shared memory. Raises DataError when they do not fit."""
@@ -130,16 +128,14 @@ class FlatBatch:
 
     def unpack(self) -> MiniBatch:
         """Returns the mini-batch, whose tensors are views."""
-        specs = [spec for part in (*self.inputs, *self.targets) for spec in part]
+        all_shapes = [shape for part in self.shapes for shape in part]
         views = {
-            dtype: iter(torch.split(tensor, [shape.numel() for own, shape in specs if own == dtype]))
+            dtype: iter(torch.split(tensor, [shape.numel() for own, shape in all_shapes if own == dtype]))
             for dtype, tensor in self.flat.items()
         }
-        inputs, targets = (
-            [tuple(next(views[dtype]).view(shape) for dtype, shape in part) for part in parts]
-            for parts in (self.inputs, self.targets)
-        )
-        return replace(self.others, inputs=inputs, targets=targets)
+        parts = [tuple(next(views[dtype]).view(shape) for dtype, shape in part) for part in self.shapes]
+        half = len(parts) // 2
+        return replace(self.others, inputs=parts[:half], targets=parts[half:])
 
 
 class _Source(Dataset[FlatBatch | SuiteError]):

@@ -83,26 +83,40 @@ def data_source(experiment: Experiment, data: Path, coord: RankCoord) -> DataSou
     return ImageSource(experiment, data, coord)
 
 
-class TextSource:
-    """Sentence pairs."""
+class Batches(Protocol):
+    """Mini-batches of prepared data."""
+
+    def batch(self, step: int, replica: int, inputs: bool, targets: bool) -> MiniBatch:
+        """Returns a replica's share of a step, with or without its inputs and its targets."""
+
+
+class PreparedSource:
+    """Prepared data, read on the first and the last stage."""
 
     is_thread_safe, has_held_out = True, True
+    _coord: RankCoord
+    _batches: Batches | None = None
+
+    def batch(self, step: int) -> MiniBatch | None:
+        """Inputs on the first stage, targets on the last."""
+        coord = self._coord
+        if self._batches is None:
+            return None
+        return self._batches.batch(step, coord.replica, coord.is_first, coord.is_last)
+
+
+class TextSource(PreparedSource):
+    """Sentence pairs."""
+
+    _batches: TranslationBatches | None = None
 
     def __init__(self, experiment: TranslationExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, self._train, self._pipeline = coord, experiment.train, experiment.pipeline
-        self._batches: TranslationBatches | None = None
         self._data = TextData.open(data) if coord.is_first or coord.is_last else None
         self._vocabulary = self._data.digest if self._data is not None else None
         if self._data is not None:
             replicas, micro_batches = self._pipeline.replicas, self._pipeline.micro_batches
             self._batches = TranslationBatches(self._data, experiment.text, self._train, replicas, micro_batches)
-
-    def batch(self, step: int) -> MiniBatch | None:
-        """Source and target ids for the first stage, labels for the last."""
-        coord = self._coord
-        if self._batches is None:
-            return None
-        return self._batches.batch(step, coord.replica, coord.is_first, coord.is_last)
 
     def held_out(self) -> HeldOut:
         """A fixed sample of pairs, in groups by language."""
@@ -134,27 +148,19 @@ class TextSource:
         """None: languages with other scripts have other bytes."""
 
 
-class DocumentSource:
+class DocumentSource(PreparedSource):
     """Rows of tokens for the first stage, the same one token later for the last."""
 
-    is_thread_safe, has_held_out = True, True
+    _batches: RowBatches | None = None
 
     def __init__(self, experiment: LanguageModelExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, pipeline = coord, experiment.pipeline
-        self._batches: RowBatches | None = None
         self._data = TokenData.open(data) if coord.is_first or coord.is_last else None
         self._vocabulary = self._data.digest if self._data is not None else None
         if self._data is not None:
             self._batches = RowBatches(
                 self._data, experiment.text, experiment.train, pipeline.replicas, pipeline.micro_batches
             )
-
-    def batch(self, step: int) -> MiniBatch | None:
-        """Ids, and the ids that follow them."""
-        coord = self._coord
-        if self._batches is None:
-            return None
-        return self._batches.batch(step, coord.replica, coord.is_first, coord.is_last)
 
     def held_out(self) -> HeldOut:
         """Rows of the held-out documents."""
@@ -191,26 +197,18 @@ class DocumentSource:
         return float(token_bytes(self._data.tokenizer)[labels.numpy()].mean())
 
 
-class ImageSource:
+class ImageSource(PreparedSource):
     """Images for the first stage, labels for the last."""
 
-    is_thread_safe, has_held_out = True, True
+    _batches: ImageBatches | None = None
 
     def __init__(self, experiment: ImageExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, pipeline = coord, experiment.pipeline
-        self._batches: ImageBatches | None = None
         self._data = ImageData.open(data) if coord.is_first or coord.is_last else None
         if self._data is not None:
             self._batches = ImageBatches(
                 self._data, experiment.images, experiment.train, pipeline.replicas, pipeline.micro_batches
             )
-
-    def batch(self, step: int) -> MiniBatch | None:
-        """Reads images only on the first stage."""
-        coord = self._coord
-        if self._batches is None:
-            return None
-        return self._batches.batch(step, coord.replica, coord.is_first, coord.is_last)
 
     def held_out(self) -> HeldOut:
         """The test images."""

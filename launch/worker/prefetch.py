@@ -6,8 +6,9 @@ prefetch thread            batch 4, shapes              batch 5, shapes      in 
 last stage        .  .  F0 F1 F2 B2 B1 B0    | .  .  F0 F1 F2 B2 B1 B0
 prefetch thread   batch 4                      batch 5
 
-The thread takes time from the stage's computation, so it works while the stage waits. A mini-batch depends only on its
-step, so an unused one does no harm.
+On CPU cores the thread takes time from the stage's computation, so it works while the stage waits. Beside a GPU it only
+receives what feed processes have made (``launch.worker.feed_processes``). A mini-batch depends only on its step, so an
+unused one does no harm.
 """
 
 from __future__ import annotations

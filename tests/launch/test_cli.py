@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmark.cases import CASES
+from experiments.benchmark.cases import CASES, FEED
 from experiments.registry import experiments
 from experiments.sweeps.registry import SWEEPS
 from launch import cli, completion
@@ -161,7 +161,7 @@ def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch, capsys):
     [
         ("table", [*TABLES]),
         ("sweep", [*SWEEPS]),
-        ("bench", [*CASES]),
+        ("bench", [*CASES, FEED]),
         ("plan", [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]),
         ("experiment", [*experiments()]),
     ],

@@ -143,8 +143,8 @@ class Executor:
         """Infers the shapes of a future mini-batch on the first stage. New shapes take a while, so another thread may
         call this ahead of time."""
         if self.coord.is_first and not self._is_last_cell(0):
-            for tensors in batch.inputs:
-                self.stage.infer_output(CutSpec.of(tensors))
+            for cut in set(map(CutSpec.of, batch.inputs)):
+                self.stage.infer_output(cut)
 
     def evaluate(self, batch: MiniBatch | None, step: int = 0) -> list[LossSums]:
         """Runs the forwards only, with dropout off. Returns the sums of each micro-batch, none before the last stage.

@@ -137,6 +137,21 @@ def test_a_killed_process_ends_the_wait(cache):
     batches.close()
 
 
+@pytest.mark.parametrize("error", [EOFError(), ConnectionResetError(104, "Connection reset by peer")])
+def test_a_broken_pipe_to_a_process_is_its_death(cache, error):
+    """Which of them DataLoader raises depends on what the process was doing when it died."""
+
+    def broken():
+        raise error
+        yield
+
+    experiment, data = experiment_with("pipeline.stages=1", cache)
+    made = FeedProcesses(experiment, data, RankCoord(0, 1, 1), range(3), 1)
+    made._batches = broken()
+    with pytest.raises(ChildProcessError, match=r"died, perhaps .* small: (EOFError|.*reset by peer)$"):
+        made(0)
+
+
 SCRIPT = """
 import sys, time, resource
 from pathlib import Path
