@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,11 +48,14 @@ class FeedProcesses:
     def __init__(
         self, experiment: Experiment, data: Path, coord: RankCoord, steps: Sequence[int], processes: int
     ) -> None:
-        """``steps`` are those that will be asked for, in order. The processes start with the first."""
+        """Starts the processes. ``steps`` are those that will be asked for, in order.
+
+        Call it in the thread that has set the device: DataLoader pins memory for the device of its caller.
+        """
         self._steps = iter(steps)
         context = mp.get_context("forkserver")
         context.set_forkserver_preload([__name__])
-        self._loader: DataLoader[FlatBatch | SuiteError] = DataLoader(
+        loader: DataLoader[FlatBatch | SuiteError] = DataLoader(
             _Source(experiment, data, coord),
             batch_size=None,
             sampler=steps,
@@ -63,18 +66,17 @@ class FeedProcesses:
             worker_init_fn=_end_with_worker,
             generator=torch.Generator(),  # the default one is the layers'
         )
-        self._batches: Iterator[FlatBatch | SuiteError] | None = None
+        self._batches = iter(loader)
 
     def __call__(self, step: int) -> MiniBatch:
         """Returns the mini-batch of the next step.
 
         Raises the SuiteError of the data; ChildProcessError when it raised another exception, or a process was killed.
         """
-        assert step == next(self._steps)
-        if self._batches is None:
-            self._batches = iter(self._loader)
+        expected = next(self._steps)
+        assert step == expected, (step, expected)
         try:
-            made = next(self._batches)
+            made: FlatBatch | SuiteError = next(self._batches)
         except Exception as error:
             how = f"died, perhaps because the memory is too small: {first_line(error)}"
             if str(error).startswith("Caught "):  # an exception in the process; its traceback ends with the message

@@ -65,6 +65,7 @@ def test_processes_make_the_mini_batches_of_the_source(cache, coord):
     experiment, data = experiment_with(settings, cache)
     source, before = data_source(experiment, data, coord), torch.get_rng_state()
     made = FeedProcesses(experiment, data, coord, range(2, 7), 2)
+    assert len(made._batches._workers) == 2, "started by the thread that has set the device, which pins memory for it"
     for step in range(2, 7):
         assert_same(made(step), source.batch(step))
     assert torch.equal(torch.get_rng_state(), before), "layers draw dropout from this generator"
