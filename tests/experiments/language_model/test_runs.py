@@ -12,6 +12,7 @@ import pytest
 
 from experiments.base.cluster import Cluster
 from experiments.language_model.runs import find_transformer
+from experiments.language_model.workload import LanguageModel
 from experiments.registry import find, read_experiment, resolve
 from suite.errors import SettingError
 from suite.pipeline.model.layers import count_parameters
@@ -33,6 +34,14 @@ def test_parameters_and_stages_are_those_of_table_1(layers: int, stages: int, pr
     assert (run.pipeline.stages, run.pipeline.micro_batches, run.pipeline.replicas) == (stages, 32, 1)
     assert run.batch == 32 * 1024
     assert read_experiment(run.to_toml()) == run
+
+
+def test_the_papers_sizes_train_in_bf16_and_are_counted_in_fp32() -> None:
+    """Table 1 of the paper is about fp32, and on a laptop results stay those of fp32."""
+    run = find("transformer_13")
+    assert run.optimizer.precision == "bf16"
+    assert resolve("transformer_13", "laptop", LAPTOP)[0].optimizer.precision == "fp32"
+    assert LanguageModel.of(run.model, run.pipeline).optimizer.precision == "fp32"
 
 
 @pytest.mark.parametrize(
