@@ -68,12 +68,10 @@ def with_optimizer_state(costs: tuple[LayerCost, ...], work: Measurable) -> tupl
     return tuple(replace(cost, state_bytes=size) for cost, size in zip(costs, sizes, strict=True))
 
 
-def with_replication(machine: Machine, work: Measurable, cluster: Cluster) -> Machine:
-    """Returns the machine with what its workers' communicators take, and whether replicas gather weights."""
-    pipeline = work.pipeline
-    machine = replace(machine, gathers_weights=pipeline.replicas > 1 and bool(state_names(work.optimizer)))
-    uses_nccl = cluster.kind == "gpu" and (cluster.device is None or cluster.device.is_cuda)
-    if not uses_nccl:
+def with_communicators(machine: Machine, work: Measurable, cluster: Cluster) -> Machine:
+    """Returns the machine with the bytes of a worker's communicators."""
+    if cluster.kind != "gpu" or (cluster.device is not None and not cluster.device.is_cuda):
         return machine
+    pipeline = work.pipeline
     collectives = collective_bytes(pipeline.stages, pipeline.replicas, model_facts(work).tied)
     return replace(machine, p2p_bytes=P2P_BYTES, process_bytes=machine.process_bytes + collectives)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable, Workload
-from experiments.planning.model_facts import KeyedWork, model_facts, with_optimizer_state, with_replication
+from experiments.planning.model_facts import KeyedWork, model_facts, with_communicators, with_optimizer_state
 from experiments.planning.neighbours import kinds_of_change, numbers_of_micro_batches
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, in_seconds
@@ -63,7 +63,7 @@ def _source(device: Device) -> str:
 
 def _of_run(layer_costs: LayerCosts, work: Workload, cluster: Cluster) -> LayerCosts:
     """Returns the costs with the state of the run's optimizer, and with its communicators."""
-    machine = with_replication(layer_costs.machine, work, cluster)
+    machine = with_communicators(layer_costs.machine, work, cluster)
     return replace(layer_costs, costs=with_optimizer_state(layer_costs.costs, work), machine=machine)
 
 

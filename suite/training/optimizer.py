@@ -34,7 +34,7 @@ from suite.pipeline.model.layers import trainable
 from suite.pipeline.model.ties import TiedParameters
 from suite.pipeline.model.topology import ProcessGroups, RankCoord
 from suite.pipeline.runtime.executor import LossSums
-from suite.pipeline.runtime.gradient_reducer import GradientReducer
+from suite.pipeline.runtime.gradient_reducer import GradientReducer, Shards
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.runtime.stage import Stage
 from suite.settings import OptimizerSettings
@@ -70,6 +70,10 @@ class ReplicatedState:
             group["lr"] = rate
         self._engine.optimizer.step()
         assert not getattr(self._engine.optimizer, "overflow", False), "DeepSpeed skipped a step that was agreed on"
+
+    def shards(self) -> Shards | None:
+        """Returns which replica owns which gradients; None if each owns all of them."""
+        return None
 
     def local_gradients(self) -> list[tuple[Key, Tensor]]:
         """Returns this replica's part of each averaged gradient: all of it, or its shard."""
@@ -123,6 +127,12 @@ class ShardedState(ReplicatedState):
                 **{name: torch.zeros_like(flat) for name in self._names},
             }
         self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def shards(self) -> Shards:
+        optimizer = self._engine.optimizer
+        (parameters,), (offsets,) = optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_offsets
+        (size,) = optimizer.partition_size
+        return Shards(size, dict(zip(map(id, parameters), offsets, strict=True)))
 
     def local_gradients(self) -> list[tuple[Key, Tensor]]:
         optimizer = self._engine.optimizer
@@ -248,14 +258,15 @@ class StageOptimizer:
         parameters do."""
         self.stage, self.coord, self._layers, self._ties, self._settings = stage, coord, layers, ties, settings
         self._trainable = {key: p for key, p in stage.named_parameters().items() if p.requires_grad}
-        self.reducer: GradientReducer | None = None
-        """For the executor, which knows when a step's gradients are complete. None without replicas."""
-        if coord.replicas > 1:
-            self.reducer = GradientReducer(list(self._trainable.values()), ties.parameters(), groups.replicas)
         self._stats_over = groups.replicas if coord.replicas > 1 and sync_batchnorm_stats else None
         sharded = coord.replicas > 1 and state_names(settings) and self._trainable
         make_state = ShardedState if sharded else ReplicatedState
         self._state = make_state(stage.layers, self._trainable, settings, coord, groups, stage.device)
+        self.reducer: GradientReducer | None = None
+        """For the executor, which knows when a step's gradients are complete. None without replicas."""
+        if coord.replicas > 1:
+            parameters = list(self._trainable.values())
+            self.reducer = GradientReducer(parameters, ties.parameters(), groups.replicas, self._state.shards())
 
     def update(self, sums: LossSums, step: int, recorder: Recorder | None = None, peak_bytes: int = 0) -> StepResult:
         """Reduces gradients over ties and replicas, agrees on norm and finiteness, and applies or skips the step.

@@ -70,9 +70,7 @@ class Machine:
     """Of a worker without a model, with its communicators for collectives."""
     link: Link | Links = field(default_factory=Link)
     reduce_bytes_per_s: float = float("inf")
-    """Of the gradient all-reduce over replicas."""
-    gathers_weights: bool = False
-    """Whether each replica updates a share of the weights, as ZeRO-1 does, and then gets the others' shares."""
+    """Of the reduction of gradients over replicas, and of ZeRO-1's gather of weights."""
     p2p_bytes: int = 0
     """Of each point-to-point communicator (``suite.pipeline.planning.communicators``)."""
     cores: int | None = None

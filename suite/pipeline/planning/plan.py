@@ -277,10 +277,10 @@ def _cell_cost(
     inside = [costs[index] for index in cells[k]]
     reduced = 0.0
     if pipeline.replicas > 1:
-        # a ring all-reduce sends every gradient twice, a gather every weight once, except each worker's own share
-        passes = 3 if machine.gathers_weights else 2
-        sent_share = passes * (pipeline.replicas - 1) / pipeline.replicas
-        reduced = sent_share * 4 * sum(cost.parameters - cost.frozen for cost in inside) / machine.reduce_bytes_per_s
+        # a ring all-reduce sends every gradient twice, ZeRO-1 every gradient and every weight once; except each
+        # worker's own share
+        share = 2 * (pipeline.replicas - 1) / pipeline.replicas
+        reduced = share * 4 * sum(cost.parameters - cost.frozen for cost in inside) / machine.reduce_bytes_per_s
     sent = message_costs(costs, cells, k)
     before = message_costs(costs, cells, k - 1) if k else []
     return CellCost(

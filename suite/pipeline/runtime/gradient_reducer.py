@@ -4,13 +4,20 @@
     replicas                       | mean 3  | mean 2  | mean 1  | mean 0 |
 
 In a step's last backward, or last ``W``, a layer's gradients are complete as soon as the layer is done, those of the
-last layer first. They are all-reduced in buckets of whole parameters, in the same order on all replicas. So little
+last layer first. They are reduced in buckets of whole parameters, in the same order on all replicas. So little
 communication is left after the backward of the first stage, and even less on the others.
+
+Without shards every replica gets every mean, by an all-reduce. With ZeRO-1's shards each part of a bucket is reduced to
+the one replica that owns it, which is half the traffic.
+
+    bucket       | layer 2        | layer 1   |        a shard is a stretch of all parameters in layer order
+    reduced to   | 1 |     0      |     0     |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,16 +28,47 @@ from torch import Tensor, nn
 from suite.pipeline.model.topology import Group
 
 BUCKET_BYTES = 4 << 20
-"""A bucket is full when it holds this much: large compared with a message's overhead, small compared with a stage."""
+"""A bucket is full when it holds this much: large compared with a message's overhead, small compared with a stage. With
+gloo, buckets of 25 MiB take as long."""
+
+ACCELERATOR_BUCKET_BYTES = 25 << 20
+"""The same on an accelerator, whose links need longer messages: the default of torch's DistributedDataParallel."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The stretches of a stage's parameters, one after another, that the replicas own in turn (ZeRO-1)."""
+
+    size: int
+    """Values of a stretch; the last one may be shorter."""
+    offsets: Mapping[int, int]
+    """Of each parameter, by id: its first value."""
+
+    def owners(self, parameters: Iterable[nn.Parameter]) -> list[tuple[int, int]]:
+        """Returns (replica, values) for each stretch of these parameters' values that one replica owns, in order."""
+        stretches: list[tuple[int, int]] = []
+        for parameter in parameters:
+            at = self.offsets[id(parameter)]
+            end = at + parameter.numel()
+            while at < end:
+                owner = at // self.size
+                stretch_end = min(end, (owner + 1) * self.size)
+                stretches.append((owner, stretch_end - at))
+                at = stretch_end
+        by_owner = itertools.groupby(stretches, key=lambda stretch: stretch[0])
+        return [(owner, sum(count for _, count in same)) for owner, same in by_owner]
 
 
 class GradientReducer:
     """The mean over replicas of one stage's gradients."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], tied: Sequence[nn.Parameter], replicas: Group) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], tied: Sequence[nn.Parameter], replicas: Group,
+        shards: Shards | None = None,
+    ) -> None:  # fmt: skip
         """``parameters`` are the stage's in the order of its layers. ``tied`` ones have copies on other stages whose
         gradients must be summed first, so theirs wait for ``finish``."""
-        self._group, self._replicas = replicas, dist.get_world_size(replicas)
+        self._group, self._replicas, self._shards = replicas, dist.get_world_size(replicas), shards
         tied_ids = set(map(id, tied))
         self._tied = list(tied)
         self._buckets = list(_buckets([p for p in reversed(parameters) if id(p) not in tied_ids]))
@@ -40,7 +78,7 @@ class GradientReducer:
 
     @property
     def idle(self) -> bool:
-        """Whether no all-reduce is pending."""
+        """Whether no reduction is pending."""
         return not self._works
 
     @contextmanager
@@ -56,7 +94,7 @@ class GradientReducer:
                 hook.remove()
 
     def mark_ready(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Marks gradients as complete in this step, and starts the all-reduce of the buckets that are now complete."""
+        """Marks gradients as complete in this step, and starts the reduction of the buckets that are now complete."""
         for parameter in parameters:
             bucket = self._bucket_of.get(id(parameter))
             if bucket is not None:
@@ -66,14 +104,14 @@ class GradientReducer:
             self._sent += 1
 
     def flush(self) -> None:
-        """Starts the all-reduce of all remaining buckets except the tied ones."""
+        """Starts the reduction of all remaining buckets except the tied ones."""
         self.mark_ready(p for bucket in self._buckets for p in bucket.parameters)
 
     def finish(self) -> None:
         """Reduces the tied gradients, which must be sums over their copies by now, and waits for all.
 
-        ``.grad`` of each parameter is then the mean over replicas; a gradient that a replica lacks counts as zero. All
-        replicas must call this.
+        ``.grad`` of each parameter is then the mean over replicas; a gradient that a replica lacks counts as zero. With
+        shards only the replica's own values are means, and the others mean nothing. All replicas must call this.
         """
         self.flush()
         for bucket in _buckets(self._tied):
@@ -87,12 +125,20 @@ class GradientReducer:
 
     @torch.no_grad()
     def _send(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Starts the all-reduce of some gradients in one flat tensor; ``.grad`` become views of it."""
+        """Starts the reduction of some gradients in one flat tensor; ``.grad`` become views of it."""
         flat = _flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
         flat.div_(self._replicas)
         for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
             parameter.grad = piece.view_as(parameter)
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        if self._shards is None:
+            self._wait_for(dist.all_reduce(flat, group=self._group, async_op=True))
+            return
+        owners = self._shards.owners(parameters)
+        for (owner, _), part in zip(owners, flat.split([count for _, count in owners]), strict=True):
+            self._wait_for(dist.reduce(part, group=self._group, group_dst=owner, async_op=True))
+
+    def _wait_for(self, work: dist.Work | None) -> None:
+        """Lets ``finish`` wait for a reduction."""
         assert work is not None
         self._works.append(work)
 
@@ -117,7 +163,8 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[_Bucket]:
     bucket: list[nn.Parameter] = []
     for parameter in parameters:
         # a large one gets a bucket of its own, to avoid a copy
-        full = _bytes(bucket) >= BUCKET_BYTES or _bytes([parameter]) >= BUCKET_BYTES
+        size = BUCKET_BYTES if parameter.device.type == "cpu" else ACCELERATOR_BUCKET_BYTES
+        full = _bytes(bucket) >= size or _bytes([parameter]) >= size
         if bucket and (full or parameter.dtype != bucket[0].dtype):
             yield _Bucket(bucket)
             bucket = []

@@ -104,14 +104,6 @@ def test_a_plan_for_gpus_keeps_bytes_for_every_communicator() -> None:
     assert [gpu - tpu for gpu, tpu in zip(gpus, tpus, strict=True)] == [expected, expected]
 
 
-@pytest.mark.parametrize(("optimizer", "gathers"), [("adamw", True), ("rmsprop", True), ("adafactor", False)])
-def test_only_a_sharded_optimizer_gathers_weights(optimizer: str, gathers: bool) -> None:
-    for replicas in (1, 2):
-        work = translation(f"pipeline.stages=1 pipeline.replicas={replicas} optimizer.name={optimizer}")
-        found = try_plan(work, parse_cluster("2xH100", LAPTOP), estimated_costs).layer_costs.machine
-        assert found.gathers_weights == (gathers and replicas > 1)
-
-
 def test_a_plan_counts_logits_as_its_devices_compute_them() -> None:
     """A GPU of 80 GB keeps the logits of a micro-batch of 2,048 tokens, in bf16; a device of 16 GiB recomputes them."""
     work = Translation(find("t128_6b"))

@@ -135,36 +135,70 @@ def test_so_are_those_that_deepspeed_shares_out():
     assert not [case for case in found if not case[1] <= 1e-6]
 
 
+def three_replicas(rank: int, world: int, rendezvous: str):
+    """One stage and three replicas: returns the difference from one process, the values that are reduced to each
+    replica in a step, and the size of the shards."""
+    join(rank, world, rendezvous)
+    gradient_reducer.BUCKET_BYTES = SMALL
+    coord, layers, reduce, owned = RankCoord(rank, 1, 3), toy_layers(), dist.reduce, [0] * 3
+    model = PartitionedModel(layers, SumLoss(), [range(len(layers))], ScheduleConfig("fill_drain", (1,)))
+    engine = assemble(coord, model, CPU, OptimizerSettings(), seed=7)
+    whole, batch = shares(coord, 5)
+
+    def counting(tensor, *, group_dst, **others):
+        owned[group_dst] += tensor.numel()
+        return reduce(tensor, group_dst=group_dst, **others)
+
+    dist.reduce = counting
+    engine.executor.train(batch, 3)
+    engine.optimizer.finish_reduction()
+    found = {key: engine.optimizer.gradient(key).clone() for key in engine.executor.stage.named_parameters()}
+    return off(found, unpartitioned(layers, SumLoss(), whole, 3)[1]), owned, engine.optimizer._state.shards().size
+
+
+def test_each_value_is_reduced_once_to_the_replica_that_owns_it():
+    values = sum(parameters_of(layer) for layer in toy_layers())
+    for difference, owned, size in run_processes(three_replicas, 3):
+        assert difference <= 1e-6
+        assert owned == [size, size, values - 2 * size]
+
+
 def update(rank: int, world: int, rendezvous: str):
-    """Returns the sizes of all tensors that an update with ZeRO reduces, and what is said of a list of DeepSpeed's
+    """Returns (how, values) of each tensor that an update with ZeRO reduces, and what is said of a list of DeepSpeed's
     that lacks a parameter."""
     join(rank, world, rendezvous)
     coord, layers = RankCoord(rank, STAGES, REPLICAS), toy_layers()
     cells = cell_ranges(partition([parameters_of(layer) for layer in layers], STAGES), len(layers))
     model = PartitionedModel(layers, SumLoss(), cells, RECIPES[0])
     engine = assemble(coord, model, CPU, OptimizerSettings(), seed=7)
-    batch, sizes, all_reduce = shares(coord, 5)[1], [], dist.all_reduce
+    batch, seen = shares(coord, 5)[1], []
 
-    def noting(tensor, *others, **named):
-        sizes.append(tensor.numel())
-        return all_reduce(tensor, *others, **named)
+    def noting(name, collective):
+        def noted(tensor, *others, **named):
+            seen.append((name, tensor.numel()))
+            return collective(tensor, *others, **named)
 
-    sums = engine.executor.train(batch, 0)
-    dist.all_reduce = noting
+        return noted
+
+    sums, collectives = engine.executor.train(batch, 0), (dist.reduce, dist.all_reduce)
+    dist.reduce, dist.all_reduce = noting("reduce", dist.reduce), noting("all_reduce", dist.all_reduce)
     engine.optimizer.update(sums, 0)
-    dist.all_reduce = all_reduce
+    dist.reduce, dist.all_reduce = collectives
     engine.executor.train(batch, 1)
     engine.optimizer._state._engine.optimizer.params_in_partition[0].pop()
     with pytest.raises(AssertionError, match="DeepSpeed gave shards of") as caught:
         engine.optimizer.finish_reduction()
-    return sizes, str(caught.value)
+    return seen, str(caught.value)
 
 
 def test_an_update_reduces_norms_once_and_misses_no_parameter():
     tables = 11 * 6  # the tied table's gradient
     agreed = 6 + 2 + STAGES * REPLICAS  # squares of six layers, two losses, and each worker's peak memory
-    for sizes, _ in run_processes(update, STAGES * REPLICAS):
-        assert sizes == [tables, agreed]
+    for seen, _ in run_processes(update, STAGES * REPLICAS):
+        *reduced, last = seen
+        assert {name for name, _ in reduced} == {"reduce"}
+        assert sum(values for _, values in reduced) == tables
+        assert last == ("all_reduce", agreed)
 
 
 @pytest.mark.parametrize(
