@@ -15,7 +15,7 @@ from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.communicators import p2p_communicators
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Machine
-from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel
+from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, MemoryModel
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
@@ -39,7 +39,8 @@ class MemoryFit:
         except SettingError as error:
             raise PlanError([str(error)]) from None
         in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches, machine.transport)
-        self.sizes = MemoryModel(costs, in_flight, bytes_per_param, machine.process_bytes)
+        gradient_bytes = GRADIENT_BYTES if bytes_per_param >= 2 * GRADIENT_BYTES else 0  # weight and gradient
+        self.sizes = MemoryModel(costs, in_flight, bytes_per_param, machine.process_bytes, gradient_bytes)
         self._skips = [
             Skip("", index - popped.span, index) for index, cost in enumerate(costs) for popped in cost.skip_inputs
         ]

@@ -18,6 +18,9 @@ from suite.settings import OptimizerSettings
 UNCOUNTED_BYTES = 1 << 20
 """Bytes not counted individually: metadata, targets, losses, the allocator's rounding."""
 
+GRADIENT_BYTES = 4
+"""Bytes of a trained value's gradient, in fp32."""
+
 FROZEN_BYTES = 4
 """Bytes of a frozen value: the weight, in fp32."""
 
@@ -38,10 +41,13 @@ class MemoryModel:
     """Bytes of any cell of consecutive layers, as a stage of a pipeline."""
 
     def __init__(
-        self, costs: Sequence[LayerCost], in_flight: InFlightPeaks, bytes_per_parameter: float, process_bytes: int = 0
-    ) -> None:
-        """Each trained value takes ``bytes_per_parameter``, each frozen one ``FROZEN_BYTES``; ``process_bytes`` is the
-        memory of a worker without a model."""
+        self, costs: Sequence[LayerCost], in_flight: InFlightPeaks, bytes_per_parameter: float, process_bytes: int = 0,
+        gradient_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Each trained value takes ``bytes_per_parameter``, of which ``gradient_bytes`` are its gradient's, and each
+        frozen one ``FROZEN_BYTES``; ``process_bytes`` is the memory of a worker without a model. Gradients count from
+        the start of a step where ``gradient_bytes`` is 0."""
+        self._gradient_bytes = gradient_bytes
         self.in_flight, self._micro_batches = in_flight, in_flight.micro_batches
         self._per_parameter, self._process = bytes_per_parameter, process_bytes
         self._layers = len(costs)
@@ -65,6 +71,9 @@ class MemoryModel:
         self._graph_peak = _RangeMaximum(self._alive[:-1] + column("graph_peak_bytes"))
         self._last_backward_peak = self._alive[1:] + column("backward_peak_bytes")
         self._backward_peak = _RangeMaximum(self._last_backward_peak + output_gradients)
+        # in a first backward, all gradients from this layer's on exist at most
+        self._last_first_peak = self._last_backward_peak - gradient_bytes * self._trained[:-1]
+        self._first_backward_peak = _RangeMaximum(self._last_first_peak + output_gradients)
         self._update_peak = _RangeMaximum(column("update_peak_bytes"))
         self._skip_costs = skip_costs(costs)
         self._output_peak = _RangeMaximum(self._inputs[1:])
@@ -102,7 +111,19 @@ class MemoryModel:
             + duplicates,
             backward_peak_bytes=cell_memory.backward_peak_bytes + duplicates,  # a third tensor holds the sum
             far_message_bytes=self._far_message_bytes(cells, k),
+            gradient_bytes=self._gradient_bytes * int(self._trained[end] - self._trained[begin]),
+            made_gradient_bytes=self._made_gradient_bytes(begin, end),
         )
+
+    def _made_gradient_bytes(self, begin: int, end: int) -> int:
+        """Returns what the gradients that a first backward makes, from the last layer to the first, add to its peak."""
+
+        def peak(last: Ints, before: _RangeMaximum) -> int:
+            largest = int(last[end - 1])
+            return max(largest, before.of(begin, end - 1)) if end - begin > 1 else largest
+
+        first = peak(self._last_first_peak, self._first_backward_peak) + self._gradient_bytes * int(self._trained[end])
+        return first - peak(self._last_backward_peak, self._backward_peak)
 
     def _local_skips(self, cells: Sequence[range], k: int) -> tuple[list[SkipCost], list[SkipCost]]:
         """Returns the skips that a cell stashes for another cell of its stage, and those that it pops from one."""
@@ -246,6 +267,10 @@ class _RangeMaximum:
             table[:-half] = np.maximum(table[:-half], self._tables[-1][half:])
             self._tables.append(table)
         self._stacked = np.stack(self._tables)
+
+    def of(self, begin: int, end: int) -> int:
+        """Returns max(values[begin:end])."""
+        return int(self(np.array([begin]), np.array([end]))[0])
 
     def __call__(self, begin: Ints, end: Ints) -> Ints:
         """Returns max(values[begin:end]) for each pair; no stretch may be empty."""

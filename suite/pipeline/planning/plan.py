@@ -127,8 +127,9 @@ def make_plan(
 ) -> Plan:  # fmt: skip
     """Returns the plan of one replica of a run of layers of these costs.
 
-    ``bytes_per_param`` is as in ``suite.pipeline.planning.memory``. Raises PlanError with every fault: costs,
-    stages, ``layers_per_cell``, schedule, and each stage that does not fit its device.
+    ``bytes_per_param`` is as in ``suite.pipeline.planning.memory``; of 8 or more, 4 are the gradient's. Raises
+    PlanError with every fault: costs, stages, ``layers_per_cell``, schedule, and each stage that does not fit its
+    device.
     """
     candidates = _resolve_schedules(costs, pipeline)
     outcomes = [_try_schedule(costs, candidate, bytes_per_param, machine) for candidate in candidates]

@@ -1,7 +1,7 @@
 """Bytes a stage needs while it runs its actions: the peak over a schedule.
 
-    weights, their bf16 copies, gradients,
-      optimizer state                            always
+    weights, their bf16 copies, optimizer state  always
+    gradients                                    from the first B or I, which makes them layer by layer
     inputs of a micro-batch                      from its F to the end of its B or W: fill-drain holds M at its peak
     activations of a micro-batch                 from its R (or an F with graph) to its B or I: recomputed ones one at a
                                                  time
@@ -52,6 +52,10 @@ class CellMemory:
     far_message_bytes: int = 0
     """Skips in flight to cells beyond the next, and their gradients to cells before the previous one, that are not
     counted with the neighbours' messages; at any time."""
+    gradient_bytes: int = 0
+    """The gradients among ``fixed_bytes``. None of them exists before the first backward of a step."""
+    made_gradient_bytes: int = 0
+    """What the gradients that the first backward makes add to its peak."""
 
 
 def peak_bytes(actions: Sequence[Action], *cells: CellMemory, flow: FlowControl = GLOO) -> int:
@@ -113,6 +117,7 @@ def _cell_bytes(walk: _CellWalk, cell: CellMemory, flow: FlowControl) -> tuple[I
     inputs, forwards, backwards = _running_sum(walk.inputs), _running_sum(forward), _running_sum(backward)
     held = _running_sum(walk.graphs) * cell.activation_bytes + _running_sum(walk.deferred) * cell.deferred_bytes
     held += cell.far_message_bytes
+    held -= (backwards == 0) * cell.gradient_bytes
     # the first cell sends no gradients and the last one no activations
     is_sent = forward & (cell.sent_activation_bytes > 0) | backward & (cell.sent_gradient_bytes > 0)
     sent = _running_sum(np.where(forward, cell.sent_activation_bytes, cell.sent_gradient_bytes)[is_sent])
@@ -124,6 +129,7 @@ def _cell_bytes(walk: _CellWalk, cell: CellMemory, flow: FlowControl) -> tuple[I
     split = np.where(walk.deferred > 0, max(0, cell.deferred_bytes - cell.activation_bytes), 0)
     peak = np.where(forward & (walk.graphs == 0), cell.forward_peak_bytes, cell.graph_peak_bytes)
     peak = np.where(backward, cell.backward_peak_bytes + split + cell.received_gradient_bytes, peak)
+    peak = np.where(backward & (backwards[:-1] == 0), peak + cell.made_gradient_bytes, peak)
     peak = np.where(walk.deferred < 0, cell.backward_peak_bytes, peak)
     during = held[:-1] + ahead[1:] + (inputs[:-1] + forward) * cell.input_bytes + peak
     return held + ahead + inputs * cell.input_bytes, during

@@ -33,7 +33,7 @@ LOSSES = 64
         "pipeline.schedule=zero_bubble pipeline.remat=never",
     ],
 )
-@pytest.mark.parametrize(("cluster", "most"), [(CPU_FORMATS, 1.1), (CUDA, 1.15)], ids=["cpu_formats", "cuda"])
+@pytest.mark.parametrize(("cluster", "most"), [(CPU_FORMATS, 1.05), (CUDA, 1.1)], ids=["cpu_formats", "cuda"])
 def test_a_plan_has_room_for_its_dry_run_and_hardly_more(settings: str, cluster: Cluster, most: float) -> None:
     """On CUDA devices a norm saves an fp32 copy instead of the bf16 tensor between two layers; a plan counts both."""
     planned = try_plan(workload(find("t12_400m").with_settings(SMALL + settings)), cluster, estimated_costs)

@@ -123,7 +123,7 @@ def test_a_plan_is_the_simulation_of_its_own_stages(costs, stages, micro_batches
         assert stage.cost.forward_s == sum(one.forward_s for one in inside)
         assert stage.cost.recompute_s == sum(one.recompute_s for one in inside)
         assert stage.cost.backward_s == sum(one.backward_s for one in inside)
-        memory = cell_memory(MemoryModel(costs, in_flight(micro_batches, remat), 16.0), stage.begin, stage.end)
+        memory = cell_memory(MemoryModel(costs, in_flight(micro_batches, remat), 16.0, 0, 4), stage.begin, stage.end)
         assert stage.peak_bytes == peak_bytes(actions, memory)
 
 
