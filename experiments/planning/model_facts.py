@@ -12,6 +12,7 @@ from suite.pipeline.model.layers import check_frozen, count_parameters, ties_of,
 from suite.pipeline.planning.communicators import P2P_BYTES, collective_bytes
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
+from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES
 from suite.settings import OptimizerSettings
 from suite.training.update_rule import state_names, state_shapes
 
@@ -69,9 +70,12 @@ def with_optimizer_state(costs: tuple[LayerCost, ...], work: Measurable) -> tupl
 
 
 def with_communicators(machine: Machine, work: Measurable, cluster: Cluster) -> Machine:
-    """Returns the machine with the bytes of a worker's communicators."""
+    """Returns the machine with the bytes that communication takes on a GPU."""
     if cluster.kind != "gpu" or (cluster.device is not None and not cluster.device.is_cuda):
         return machine
     pipeline = work.pipeline
-    collectives = collective_bytes(pipeline.stages, pipeline.replicas, model_facts(work).tied)
-    return replace(machine, p2p_bytes=P2P_BYTES, process_bytes=machine.process_bytes + collectives)
+    facts = model_facts(work)
+    collectives = collective_bytes(pipeline.stages, pipeline.replicas, facts.tied)
+    # a bucket that is reduced is less than twice as large as one that is full, beside the gradients that it replaces
+    bucket = min(2 * ACCELERATOR_BUCKET_BYTES, 4 * facts.parameters) if pipeline.replicas > 1 else 0
+    return replace(machine, p2p_bytes=P2P_BYTES, process_bytes=machine.process_bytes + collectives + bucket)

@@ -24,6 +24,7 @@ from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Node
 from suite.pipeline.planning.simulate import Link, simulate
+from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.timeline import Timeline
@@ -93,14 +94,16 @@ def test_adafactors_rows_and_columns_are_counted_as_torch_allocates_them() -> No
 
 def test_a_plan_for_gpus_keeps_bytes_for_every_communicator() -> None:
     """Two stages and two replicas: all workers, the replicas of a stage, the two stages with the vocabulary's matrix,
-    and one for each direction between the stages. A TPU has no NCCL."""
+    and one for each direction between the stages; and a bucket of gradients. A TPU has no NCCL."""
     work = translation("pipeline.stages=2 pipeline.replicas=2 pipeline.layers_per_cell=3,4")
 
     def peaks_on(cluster: Cluster) -> list[int]:
         return [cell.peak_bytes for cell in try_plan(work, cluster, estimated_costs).plan.cells]
 
     gpus, tpus = peaks_on(Cluster(4, 16 * GIB, "gpu")), peaks_on(parse_cluster("4x16GiB", LAPTOP))
-    expected = 3 * COLLECTIVE_BYTES + 2 * P2P_BYTES
+    gradients = 4 * count_parameters(work.build()[0])
+    assert gradients < ACCELERATOR_BUCKET_BYTES
+    expected = 3 * COLLECTIVE_BYTES + 2 * P2P_BYTES + gradients
     assert [gpu - tpu for gpu, tpu in zip(gpus, tpus, strict=True)] == [expected, expected]
 
 
