@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -26,11 +26,11 @@ from suite.pipeline.runtime.boundary import CutSpec, cast_to_boundary
 from suite.pipeline.runtime.cell_layout import CellLayout
 from suite.pipeline.runtime.gradient_reducer import GradientReducer
 from suite.pipeline.runtime.metadata import BoundaryMetadata
-from suite.pipeline.runtime.p2p import P2PCommunicator, RecvQueues
+from suite.pipeline.runtime.p2p import P2PCommunicator
 from suite.pipeline.runtime.recorder import Mark, Recorder
 from suite.pipeline.runtime.skip import SkipLayout
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
-from suite.pipeline.runtime.weight_grad import DeferredGrads
+from suite.pipeline.runtime.step_state import CellState, StepState
 from suite.pipeline.runtime.worker_status import DeviceMark, WorkerStatus
 from suite.pipeline.schedule.action import Action, last_grad_actions, recomputed_in
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -51,39 +51,6 @@ class CellLinks:
 
     skips: SkipLayout
     p2p: P2PCommunicator | None
-
-
-@dataclass
-class CellState:
-    """One mini-batch in one cell."""
-
-    layout: CellLayout
-    posted: bool = False
-    """Whether its first receives are posted."""
-    activations: RecvQueues | None = None
-    gradients: RecvQueues | None = None
-    micro_batches: dict[int, CellMicroBatch] = field(default_factory=dict)
-    """Those between forward and backward."""
-    deferred: dict[int, DeferredGrads] = field(default_factory=dict)
-
-
-@dataclass
-class StepState:
-    """One mini-batch on one stage; ``cells`` grows as its cells start, one by one."""
-
-    step: int
-    offset: int
-    train: bool
-    actions: list[Action]
-    recomputed: set[tuple[int, int]]
-    last_grad_actions: set[Action]
-    cells: list[CellState] = field(default_factory=list)
-    inputs: Sequence[Tensors] | None = None
-    targets: Sequence[Tensors] | None = None
-    scale: float = 0.0
-    results: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    draining: bool = False
-    """Whether a backward has begun."""
 
 
 class Executor:
