@@ -104,7 +104,8 @@ def test_a_run_writes_the_plan_that_it_used(through_ray):
     cut = plan["cells"][0]
     for stage, layers in enumerate((f"layers 0-{cut - 1} ({cut})", f"layers {cut}-6 ({7 - cut})")):
         assert sum(line.startswith(f"  stage {stage}: {layers}, ") for line in lines) == 1
-    assert lines[-1].startswith("  6 steps of 200 tokens")
+    assert sum(line.startswith("  6 steps of 200 tokens") for line in lines) == 1
+    assert sum(line.endswith("<- this plan") for line in lines) == 1
     assert all(line in printed.splitlines() for line in lines)
 
 
