@@ -33,13 +33,12 @@ from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.estimate import OpCostMode, autocast_of
-from suite.pipeline.planning.flops import make_fake
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.boundary import CutSpec
 from suite.pipeline.runtime.executor import CellLinks, Executor
 from suite.pipeline.runtime.metadata import BoundaryMetadata
 from suite.pipeline.runtime.p2p import Deadline, LocalMessages, P2PCommunicator
-from suite.pipeline.runtime.shape_inference import ShapeInference
+from suite.pipeline.runtime.shape_inference import ShapeInference, make_fake
 from suite.pipeline.runtime.skip import SkipLayout, communicating_pairs, find_skips
 from suite.pipeline.runtime.stage import Stage
 
@@ -114,7 +113,6 @@ def _fake_layer(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:
     with _disable_current_modes():
         made = copy.deepcopy(layer)
     make_fake(made)
-    made.zero_grad()
     return made
 
 

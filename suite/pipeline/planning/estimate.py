@@ -25,11 +25,11 @@ from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, as_tuple, frozen_values, loss_of, structure_key, trainable
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Device
-from suite.pipeline.planning.flops import make_fake, op_flops
+from suite.pipeline.planning.flops import op_flops
 from suite.pipeline.planning.profile import MicroBatch
 from suite.pipeline.planning.skip_costs import cut_costs
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec, cast_to_boundary, to_bf16
-from suite.pipeline.runtime.shape_inference import ShapeInference
+from suite.pipeline.runtime.shape_inference import ShapeInference, make_fake
 from suite.pipeline.runtime.skip import find_skips, pops_of
 from suite.pipeline.runtime.weight_grad import WeightGradStore, with_deferrable_linears
 from suite.settings import OptimizerSettings
@@ -92,13 +92,16 @@ def _estimate(
 ) -> dict[str, Any]:  # fmt: skip
     """Runs one layer without graph, with graph, backward, and with a split backward."""
     make_fake(layer)
+    for parameter in trainable(layer):  # beforehand, so that the backward's peak includes only temporary tensors
+        parameter.grad = torch.empty_like(parameter)
     host = torch.device("cpu")
     inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in input_boundary)
     targets = () if loss_and_targets is None else tuple(spec.empty(host) for spec in loss_and_targets[1])
     is_bf16 = optimizer.precision == "bf16"
     output_boundary: Boundary = ()
     if loss_and_targets is None:
-        first = _distinct(layer(*inputs))
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+            first = _distinct(layer(*inputs))
         output_boundary = tuple(map(TensorSpec.of, to_bf16(first) if is_bf16 else first))
     op_cost = OpCostMode(device.product_rate(optimizer.precision), device.bandwidth)
 

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from suite.pipeline.model.layers import Tensors, as_tuple, structure_key
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec
-from suite.pipeline.runtime.shape_inference import ShapeInference
+from suite.pipeline.runtime.shape_inference import ShapeInference, make_fake
 from suite.pipeline.runtime.skip import pops_of
 from suite.pipeline.schedule.action import recomputed_in
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -113,23 +113,6 @@ def _count(layer: nn.Module, boundary: Boundary, loss_and_targets: tuple[nn.Modu
             if starts:
                 torch.autograd.backward(starts, [torch.empty_like(output) for output in starts])
     return LayerFlops(forward.total, backward.total)
-
-
-def make_fake(layer: nn.Module) -> None:
-    """Gives a meta-device layer fake CPU parameters and buffers, and gradients unless they are frozen.
-
-    The gradients exist beforehand, so that the backward's peak includes only temporary ones.
-    """
-    for module in layer.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-            fake: Any = nn.Parameter(empty, parameter.requires_grad)
-            if parameter.requires_grad:
-                fake.grad = torch.empty_like(empty)
-            setattr(module, name, fake)
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
-    layer.train()
 
 
 class _FlopCounter(TorchDispatchMode):

@@ -1,17 +1,19 @@
-"""Infers the shapes of the tensors between layers by running the layers on the meta device.
+"""Infers the shapes of the tensors between layers by running the layers on tensors without values.
 
 Results are cached by layer structure and input specs: of a stack of equal layers only the first runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import copy
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from suite.pipeline.model.layers import as_tuple, structure_key
+from suite.pipeline.model.layers import Tensors, as_tuple, structure_key
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, OpenSkip, TensorSpec, to_bf16
 from suite.pipeline.runtime.skip import pops_of, stashes_of
 
@@ -47,25 +49,51 @@ class ShapeInference:
             self._cache.clear()
         cached = self._cache.get(key)  # another thread may call this too
         if cached is None:
-            cached = self._cache[key] = _run_on_meta(layer, cut.main, popped, self._bf16)
+            cached = self._cache[key] = _run(layer, cut.main, popped, self._bf16)
         main, stashed = cached
         passing = [skip.as_own_tensor() for skip in open_skips.values()]
         new = [replace(skip, name=name) for name, skip in zip(stashes_of(layer), stashed, strict=True)]
         return CutSpec(main, (*passing, *new))
 
 
-def _run_on_meta(
-    layer: nn.Module, main: Boundary, popped: Boundary, bf16: bool
+def _run(layer: nn.Module, main: Boundary, popped: Boundary, bf16: bool) -> tuple[Boundary, tuple[OpenSkip, ...]]:
+    """Runs one layer; returns the next one's inputs, and the stashed skips without names.
+
+    The meta device has no autocast. So a layer in bf16 is copied to fake tensors of the CPU, whose types are those of
+    the CPU's autocast.
+    """
+    if not bf16:
+        return _run_on(torch.device("meta"), layer, (*main, *popped))
+    own = copy.deepcopy(layer)  # outside the mode, under which a buffer cannot be copied
+    torch.autocast_increment_nesting()  # an outermost context would free, at its end, the casts of all threads
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            make_fake(own)
+            return _run_on(torch.device("cpu"), own, (*main, *popped), to_bf16)
+    finally:
+        torch.autocast_decrement_nesting()
+
+
+def _run_on(
+    device: torch.device, layer: nn.Module, inputs: Boundary, cast: Callable[[Tensors], Tensors] = tuple
 ) -> tuple[Boundary, tuple[OpenSkip, ...]]:
-    """Runs one layer; returns the next one's inputs, and the stashed skips without names."""
-    tensors = [spec.empty(torch.device("meta")).requires_grad_(spec.needs_gradient) for spec in (*main, *popped)]
+    tensors = [spec.empty(device).requires_grad_(spec.needs_gradient) for spec in inputs]
     with torch.enable_grad():
-        results, count = as_tuple(layer(*tensors)), len(stashes_of(layer))
-    if bf16:
-        results = to_bf16(results)
+        results, count = cast(as_tuple(layer(*tensors))), len(stashes_of(layer))
     outputs = results[: len(results) - count]
     stashed = (
         OpenSkip("", TensorSpec.of(skip), next((at for at, output in enumerate(outputs) if output is skip), None))
         for skip in results[len(outputs) :]
     )
     return tuple(map(TensorSpec.of, outputs)), tuple(stashed)
+
+
+def make_fake(layer: nn.Module) -> None:
+    """Gives a meta-device layer fake CPU parameters and buffers. Call it under FakeTensorMode."""
+    for module in layer.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+            setattr(module, name, nn.Parameter(empty, parameter.requires_grad))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
+    layer.train()

@@ -1,0 +1,101 @@
+"""Inferred shapes and types are those of a run on the device, in bf16 too, for layers of any kind."""
+
+from threading import Thread
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.custom.batches import RowBatches
+from experiments.custom.layers import layers_of, on_meta
+from experiments.custom.loss import SummedLoss
+from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.profile import MicroBatch
+from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
+from suite.pipeline.runtime.shape_inference import ShapeInference
+from suite.pipeline.runtime.skip import call
+from suite.settings import OptimizerSettings
+from tests.experiments.custom import models
+
+
+class Weighted(nn.Module):
+    """Passes its input and a weight of its own to a function."""
+
+    def __init__(self, function, *shape):
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.empty(shape))
+
+    def forward(self, x):
+        return self.function(x, self.weight)
+
+
+IMAGES, ROWS = (2, 4, 6, 6), (2, 5, 8)
+LAYERS = {
+    "convolution with bias": (IMAGES, nn.Conv2d(4, 6, 3)),
+    "convolution in one dimension": (ROWS, nn.Conv1d(5, 3, 2)),
+    "PReLU": (ROWS, nn.PReLU()),
+    "einsum": (ROWS, Weighted(lambda x, w: torch.einsum("btd,bde->bte", x, w), 2, 8, 3)),
+    "bmm": (ROWS, Weighted(torch.bmm, 2, 8, 3)),
+    "baddbmm": (ROWS, Weighted(lambda x, w: torch.baddbmm(w[:, :1, :1], x, w), 2, 8, 3)),
+    "attention to a parameter": (
+        (2, 2, 5, 8),
+        Weighted(lambda x, w: nn.functional.scaled_dot_product_attention(x, w, w), 2, 2, 3, 8),
+    ),
+    "product in fp32": (ROWS, Weighted(lambda x, w: x.float() @ w, 8, 3)),
+}
+
+
+def run(layers, tensors):
+    """Returns the cut behind each layer of a run under autocast, as ``Stage`` runs them."""
+    cuts, stash = [], {}
+    for layer in layers:
+        with torch.autocast("cpu", torch.bfloat16):
+            tensors = call(layer, tensors, stash, bf16=True)
+        cuts.append(tuple(map(TensorSpec.of, tensors)))
+    return cuts
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_in_bf16_has_the_shapes_and_types_of_its_run(name):
+    shape, layer = LAYERS[name]
+    layers = [nn.Linear(shape[-1], shape[-1]), layer]
+    x = torch.randn(shape)
+    inferred = ShapeInference([on_meta(layer) for layer in layers], bf16=True).infer_all(CutSpec.of([x]))
+    assert [cut.main for cut in inferred[1:]] == run(layers, (x,))
+
+
+@pytest.mark.parametrize("model", models.MODELS, ids=lambda model: model.__name__)
+def test_a_model_in_bf16_has_the_shapes_and_types_of_its_run(model):
+    spec = model()
+    layers = [layer.float() for layer in layers_of(spec)]
+    inputs = RowBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, spec.micro_batches).inputs[0]
+    inputs = tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs)
+    inferred = ShapeInference([on_meta(layer) for layer in layers], bf16=True).infer_all(CutSpec.of(inputs))
+    assert [cut.main for cut in inferred[1:]] == run(layers, inputs)
+
+
+def test_the_casts_that_other_threads_use_stay():
+    """Shapes of a future mini-batch are inferred while the stage trains."""
+    casts, linear = [], nn.Linear(8, 8)
+    inference = ShapeInference([on_meta(nn.Conv1d(5, 3, 2))], bf16=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=False):
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                casts.append(linear(torch.randn(2, 8)).grad_fn.next_functions[2][0])
+            thread = Thread(target=inference.infer_output, args=(CutSpec.of([torch.randn(ROWS)]),))
+            thread.start()
+            thread.join()
+    assert casts[0].next_functions[0][0] is casts[1].next_functions[0][0]
+
+
+@pytest.mark.parametrize("model", models.MODELS, ids=lambda model: model.__name__)
+def test_a_model_in_bf16_can_be_estimated(model):
+    """The estimate of costs runs layer after layer on the inferred shapes."""
+    spec = model()
+    layers = [on_meta(layer.float()) for layer in layers_of(spec)]
+    batch = RowBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, spec.micro_batches)
+    data = MicroBatch(*(tuple(t.float() if t.is_floating_point() else t for t in part[0])
+                        for part in (batch.inputs, batch.targets)))  # fmt: skip
+    costs = estimate(layers, SummedLoss(spec, targets=1), data, DEVICES["H100"], OptimizerSettings(precision="bf16"))
+    assert len(costs) == len(layers)
