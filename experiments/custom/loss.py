@@ -8,11 +8,14 @@ So neither K nor M nor R changes the loss or its gradients.
 from __future__ import annotations
 
 import copy
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from suite.device import is_host
 from suite.errors import SettingError
 from suite.pipeline.model.layers import Tensors
 from suite.train_spec import TrainSpec
@@ -33,32 +36,57 @@ class SummedLoss(nn.Module):
         if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
             raise SettingError(f"the loss {type(loss).__name__} has parameters, which would not be trained; move them "
                                "into the last layer")  # fmt: skip
-        if _counts_own_units(spec):
+        self._counts_own_units = _counts_own_units(spec)
+        if self._counts_own_units:
             # the same as its mean times its units, but also a number where all targets are ignored
             loss, reduction = copy.copy(loss), "sum"
             loss.reduction = reduction  # type: ignore[attr-defined]
         self._loss, self._spec, self._targets, self._is_sum = loss, spec, targets, reduction == "sum"
 
     def forward(self, *outputs_and_targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The last layer's outputs, then the targets -> (objective, detached metric); bf16 outputs become fp32."""
+        """The last layer's outputs, then the targets -> (objective, detached metric); bf16 outputs become fp32.
+
+        It reads no value of a tensor, for which the host would wait in each micro-batch.
+        """
         tensors = tuple(tensor.float() if tensor.dtype == torch.bfloat16 else tensor for tensor in outputs_and_targets)
-        if isinstance(tensors[0], FakeTensor):  # an estimate of costs: shapes without values
+        if (
+            isinstance(tensors[0], FakeTensor) and tensors[0].is_cpu
+        ):  # an estimate of costs; your metric may read values
             objective = self._loss(*tensors)
             return objective, objective.detach()
         first = len(tensors) - self._targets
-        units = units_of(self._spec, tensors[first:] or tensors)
-        if units == 0:  # a mean over nothing is not a number
-            nothing = torch.stack([output.sum() for output in tensors[:first]]).sum() * 0
-            return nothing, nothing.detach()
+        units = self._units(tensors[first:] or tensors)
+        if isinstance(units, Tensor) and not self._counts_own_units:
+            for output in tensors[:first]:
+                if output.requires_grad:  # the gradient of a mean over nothing is not a number
+                    output.register_hook(partial(torch.where, units == 0, 0))  # type: ignore[no-untyped-call]
         objective = self._loss(*tensors)
         if not isinstance(objective, Tensor):
             raise TypeError(f"it returned a {type(objective).__name__}; return a tensor, without .item()")
-        objective = objective if self._is_sum else objective * units
+        objective = objective if self._is_sum else torch.as_tensor(_sum(objective, units))
         if self._spec.metric is None:
             return objective, objective.detach()
         with torch.no_grad():
-            metric = torch.as_tensor(self._spec.metric(*tensors) * units, dtype=objective.dtype)
+            metric = torch.as_tensor(_sum(self._spec.metric(*tensors), units), dtype=objective.dtype)
         return objective, metric.to(objective.device)
+
+    def _units(self, targets: Tensors) -> Tensor | float:
+        """Returns ``units_of`` the targets: a number if it follows from shapes, otherwise a tensor on their device."""
+        if self._spec.units is None and not self._counts_own_units:
+            return float(len(targets[-1]))
+        found = _counted(self._spec, self._loss, targets)
+        if isinstance(found, Tensor):
+            return found.to(targets[-1].device, non_blocking=True)
+        return torch.full((), found, dtype=torch.float64, device=targets[-1].device)
+
+
+def _sum(mean: Tensor | float, units: Tensor | float) -> Tensor | float:
+    """Returns a mean times its units; 0 for a mean over nothing, which is not a number."""
+    if not isinstance(units, Tensor):
+        return mean * units
+    dtype = mean.dtype if isinstance(mean, Tensor) and mean.is_floating_point() else torch.float64
+    factor = units.to(dtype)  # as torch multiplies by a number
+    return torch.where(units == 0, 0, mean * factor)
 
 
 def _counts_own_units(spec: TrainSpec) -> bool:
@@ -72,13 +100,23 @@ def units_of(spec: TrainSpec, targets: Tensors) -> float:
     By default the rows. For torch's cross entropy what its own mean divides by: the targets that are not ignored, each
     with the weight of its class.
     """
-    if spec.units is not None:
-        return float(spec.units(*targets))
-    if not _counts_own_units(spec):
+    if spec.units is None and not _counts_own_units(spec):
         return float(len(targets[-1]))
-    loss, labels = spec.loss, targets[-1]
+    return float(_counted(spec, spec.loss, targets))
+
+
+def _counted(spec: TrainSpec, loss: Any, targets: Tensors) -> Tensor | float:
+    """Returns the units that ``spec`` counts, or a cross entropy whose weights are where the targets are."""
+    if spec.units is not None:
+        return spec.units(*targets)
+    labels, weight = targets[-1], loss.weight
     if labels.is_floating_point():  # a probability for each class
         return float(labels.numel() / labels.shape[1])
-    counted = labels[labels != loss.ignore_index]  # type: ignore[attr-defined]
-    weight: Tensor | None = loss.weight  # type: ignore[attr-defined]
-    return float(len(counted) if weight is None else weight.to(counted.device)[counted].sum())
+    counted = labels != loss.ignore_index
+    if weight is None:
+        weights: Tensor = counted
+    elif is_host(labels.device):
+        weights = weight[labels[counted]]
+    else:  # a mask would make the host wait: its shape depends on values
+        weights = torch.where(counted, weight[labels.where(counted, 0)], 0)
+    return weights.sum()

@@ -25,7 +25,8 @@ SIZE, LENGTH_PENALTY = 4, 0.6
 
 
 class Beam:
-    """The search of one group of sentences. Tensors are on the device of the logits."""
+    """The search of one group of sentences. Its tensors are on the host; only the best extensions come from the device
+    of the logits, in one copy a token: each copy is a wait for the device."""
 
     def __init__(self, limits: Sequence[int], size: int, end: int, length_penalty: float = LENGTH_PENALTY) -> None:
         """``limits`` are the most tokens of each sentence's result, including its ``end`` mark; at least 1."""
@@ -44,13 +45,15 @@ class Beam:
         """Processes the logits (sentences * hypotheses, vocabulary) of each hypothesis's last token and returns how the
         group continues. Raises NonFiniteError for NaN.
         """
-        self._to(logits.device)
         sentences, hypotheses = self._scores.shape
-        log_probabilities = logits.float().log_softmax(-1).view(sentences, hypotheses, -1) + self._scores[..., None]
-        if log_probabilities.isnan().any():
-            raise NonFiniteError("the model's logits are not all numbers; decode an earlier checkpoint of the run")
+        before = self._scores[..., None].to(logits.device, non_blocking=True)
+        log_probabilities = logits.float().log_softmax(-1).view(sentences, hypotheses, -1) + before
         words = log_probabilities.shape[-1]
-        scores, places = log_probabilities.flatten(1).topk(min(self._size, hypotheses * words))
+        best = log_probabilities.flatten(1).topk(min(self._size, hypotheses * words))
+        on_host = torch.stack((best.values.double(), best.indices.double())).cpu()  # fp64 holds both exactly
+        scores, places = on_host[0].float(), on_host[1].long()
+        if scores.isnan().any():  # NaN is the largest to topk
+            raise NonFiniteError("the model's logits are not all numbers; decode an earlier checkpoint of the run")
         parents, tokens = places // words, places % words
         past = self._tokens.gather(1, parents[..., None].expand(-1, -1, self._tokens.shape[2]))
         self._tokens = torch.cat((past, tokens[..., None]), dim=2)
@@ -83,10 +86,6 @@ class Beam:
 
     def _divisor(self, length: Tensor) -> Tensor:
         return ((5 + length) / 6) ** self._penalty
-
-    def _to(self, device: torch.device) -> None:
-        for name in ("_limits", "_scores", "_tokens", "_best"):
-            setattr(self, name, getattr(self, name).to(device))
 
 
 def search(beam: Beam, logits: Tensor, decode_step: Callable[[BeamUpdate], Tensor]) -> list[list[int]]:

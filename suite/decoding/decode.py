@@ -52,8 +52,8 @@ class _GroupState:
     caches: list[LayerCache]
     hypotheses: int = 1
 
-    def apply(self, update: BeamUpdate) -> None:
-        update.apply(self.caches, self.sentences, self.hypotheses)
+    def apply(self, update: BeamUpdate, device: torch.device) -> None:
+        update.apply(self.caches, self.sentences, self.hypotheses, device)
         self.sentences, self.hypotheses = update.tokens.shape
 
 
@@ -137,7 +137,7 @@ class Decoder:
 
     def _begin(self, number: int, source: Tensor, first: int | None) -> tuple[Tensors, list[LayerCache]]:
         if self._previous_stage is None:
-            source = source.to(self._device)
+            source = source.to(self._device, non_blocking=True)
             inputs: Tensors = (source,) if first is None else (source, source.new_full((len(source), 1), first))
         else:
             inputs = self._previous_stage.recv(f"the prefill of group {number}")
@@ -147,9 +147,9 @@ class Decoder:
         return outputs, caches
 
     def _extend(self, group: _GroupState, update: BeamUpdate) -> Tensors:
-        group.apply(update)
+        group.apply(update, self._device)
         if self._coord.stage == self._entry:
-            inputs: Tensors = (update.tokens.view(-1, 1),)
+            inputs: Tensors = (update.tokens.view(-1, 1).to(self._device, non_blocking=True),)
         else:
             assert self._previous_stage is not None
             inputs = self._previous_stage.recv(f"the next token of group {group.number}")
@@ -161,9 +161,9 @@ class Decoder:
     def _choose_and_send(self, beam_search: Search, logits: Tensor) -> BeamUpdate:
         update = beam_search.advance(logits)
         for channel_to_stage in self._decoding_stages:
-            channel_to_stage.send(tuple(part.cpu() for part in (update.kept, update.parents, update.tokens)))
+            channel_to_stage.send((update.kept, update.parents, update.tokens))
         return update
 
     def _recv_choice(self, number: int) -> BeamUpdate:
         assert self._choice_channel is not None
-        return BeamUpdate(*self._choice_channel.recv(f"the choice for group {number}")).to(self._device)
+        return BeamUpdate(*self._choice_channel.recv(f"the choice for group {number}"))

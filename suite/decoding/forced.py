@@ -27,16 +27,17 @@ class ForcedDecoding:
     def advance(self, logits: Tensor) -> BeamUpdate:
         """Continues each target after the logits (sentences, vocabulary) of its next token. Raises NonFiniteError
         unless all are finite."""
-        if not logits.isfinite().all():
-            raise NonFiniteError("the model's logits are not all finite; decode an earlier checkpoint of the run")
         at = len(self.results[self._sentences[0]])
         tokens = torch.tensor([self._targets[sentence][at] for sentence in self._sentences])
-        log_probabilities = logits.float().log_softmax(-1).cpu()
-        losses = -log_probabilities.gather(-1, tokens[:, None])[:, 0]
-        for sentence, loss in zip(self._sentences, losses.tolist(), strict=True):
+        index = tokens[:, None].to(logits.device, non_blocking=True)
+        losses = -logits.float().log_softmax(-1).gather(-1, index)[:, 0]
+        # one copy: each is a wait for the device
+        *losses_of_sentences, finite = torch.cat((losses, logits.isfinite().all()[None])).tolist()
+        if not finite:
+            raise NonFiniteError("the model's logits are not all finite; decode an earlier checkpoint of the run")
+        for sentence, loss in zip(self._sentences, losses_of_sentences, strict=True):
             self.results[sentence].append(loss)
         kept = [row for row, sentence in enumerate(self._sentences) if len(self._targets[sentence]) > at + 1]
         self._sentences = [self._sentences[row] for row in kept]
         rows = torch.tensor(kept, dtype=torch.int64)
-        update = BeamUpdate(rows, torch.zeros(len(kept), 1, dtype=torch.int64), tokens[rows][:, None])
-        return update.to(logits.device)
+        return BeamUpdate(rows, torch.zeros(len(kept), 1, dtype=torch.int64), tokens[rows][:, None])

@@ -42,7 +42,8 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class BeamUpdate:
-    """How a group continues: which sentences stay, which of their hypotheses, and the next token of each.
+    """How a group continues: which sentences stay, which of their hypotheses, and the next token of each. Its tensors
+    are on the host, which chooses by them what to do next.
 
     parents    [[0, 0, 1], [2, 0, 1]]     2 sentences stay, 3 hypotheses each; the second one's first continues its
     tokens     [[9, 4, 4], [7, 7, 3]]     third one with the token 7
@@ -60,19 +61,16 @@ class BeamUpdate:
         """Whether no sentence is left."""
         return self.kept.numel() == 0
 
-    def to(self, device: torch.device) -> BeamUpdate:
-        """Returns it on a device."""
-        return BeamUpdate(self.kept.to(device), self.parents.to(device), self.tokens.to(device))
-
-    def apply(self, caches: Iterable[LayerCache], sentences: int, hypotheses: int) -> None:
-        """Reorders caches of so many sentences and hypotheses of each to match the update."""
+    def apply(self, caches: Iterable[LayerCache], sentences: int, hypotheses: int, device: torch.device) -> None:
+        """Reorders caches on a device, of so many sentences and hypotheses of each, to match the update."""
         rows = (self.kept[:, None] * hypotheses + self.parents).flatten()
-        reordered = not torch.equal(rows, torch.arange(sentences * hypotheses, device=rows.device))
+        reordered = not torch.equal(rows, torch.arange(sentences * hypotheses))
+        rows, kept = (index.to(device, non_blocking=True) for index in (rows, self.kept))
         for cache in caches:
             if reordered:
                 cache.by_hypothesis = tuple(tensor.index_select(0, rows) for tensor in cache.by_hypothesis)
-            if len(self.kept) != sentences:
-                cache.by_sentence = tuple(tensor.index_select(0, self.kept) for tensor in cache.by_sentence)
+            if len(kept) != sentences:
+                cache.by_sentence = tuple(tensor.index_select(0, kept) for tensor in cache.by_sentence)
 
 
 def first_cached_layer(layers: Sequence[nn.Module]) -> int:

@@ -31,9 +31,10 @@ class Sampler:
     def advance(self, logits: Tensor) -> BeamUpdate:
         """Chooses a token of each prompt from logits (prompts, vocabulary). Raises NonFiniteError unless all are
         finite."""
+        logits = logits.float().cpu()  # the only wait for the device
         if not logits.isfinite().all():
             raise NonFiniteError("the model's logits are not all finite; decode an earlier checkpoint of the run")
-        tokens = self._choose(logits.float().cpu())
+        tokens = self._choose(logits)
         kept = []
         for at, (prompt, token) in enumerate(zip(self._prompts, tokens.tolist(), strict=True)):
             if token == self._end:
@@ -43,8 +44,7 @@ class Sampler:
                 kept.append(at)
         self._prompts = [self._prompts[at] for at in kept]
         rows = torch.tensor(kept, dtype=torch.int64)
-        update = BeamUpdate(rows, torch.zeros(len(kept), 1, dtype=torch.int64), tokens[rows][:, None])
-        return update.to(logits.device)
+        return BeamUpdate(rows, torch.zeros(len(kept), 1, dtype=torch.int64), tokens[rows][:, None])
 
     def _choose(self, logits: Tensor) -> Tensor:
         if self._temperature == 0:

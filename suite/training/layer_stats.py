@@ -24,12 +24,12 @@ from suite.pipeline.schedule.action import Action
 from suite.training.jsonl import JsonLinesFile, reopen
 
 
-def kurtosis(tensor: Tensor) -> float:
-    """Returns the excess kurtosis over all values of a tensor; NaN if they are all equal."""
+def kurtosis(tensor: Tensor) -> Tensor:
+    """Returns the excess kurtosis over all values of a tensor, a scalar on its device; NaN if they are all equal."""
     x = tensor.detach().float()
     squares = (x - x.mean()).square_()
     variance = squares.mean()
-    return float(squares.square_().mean() / variance.square() - 3)
+    return squares.square_().mean() / variance.square() - 3
 
 
 class LayerStats:
@@ -39,7 +39,7 @@ class LayerStats:
         """``path`` is None on all workers but the one that writes; ``start`` is the step that the run resumes from."""
         self._executor, self._every = executor, every
         self._lines: JsonLinesFile | None = reopen(path, start) if path is not None else None
-        self._kurtosis: dict[int, float] = {}
+        self._kurtosis: dict[int, Tensor] = {}
 
     def due(self, step: int) -> bool:
         """Whether to record this step: the first, and then every n-th."""
@@ -74,7 +74,7 @@ class LayerStats:
         if not self.due(step):
             return
         per_worker: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(per_worker, self._kurtosis)
+        dist.all_gather_object(per_worker, {index: float(value) for index, value in self._kurtosis.items()})
         if self._lines is None:
             return
         per_layer = {index: value for values in per_worker for index, value in values.items()}

@@ -355,7 +355,7 @@ class StageOptimizer:
         )
         peaks = torch.zeros(dist.get_world_size(), dtype=torch.float64)
         peaks[self.coord.rank] = peak_bytes
-        vector = torch.cat([vector, peaks.to(vector.device)])
+        vector = torch.cat([vector, peaks.to(vector.device, non_blocking=True)])
         dist.all_reduce(vector)
         values = vector.tolist()
         return values[: self._layers], values[self._layers : self._layers + 2], values[self._layers + 2 :]

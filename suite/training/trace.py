@@ -73,7 +73,7 @@ class TraceWriter:
         busy_s, step_s = sum(span.seconds for span in spans), spans[-1].end - recorder.began
         rows = torch.zeros(2, dist.get_world_size(), dtype=torch.float64)
         rows[:, dist.get_rank()] = torch.tensor([busy_s, step_s])
-        rows = rows.to(self._device)
+        rows = rows.to(self._device, non_blocking=True)
         dist.all_reduce(rows)
         all_busy_s, steps_s = rows.cpu()
         return float(1 - all_busy_s.mean() / steps_s.max())

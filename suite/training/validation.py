@@ -107,7 +107,7 @@ def evaluate(executor: Executor, held_out: HeldOut, step: int) -> Figures:
             sums[at, rows[name], :2] += torch.tensor([part.objective, part.metric], dtype=torch.float64)
         for name, weight in batch.groups or [("", batch.weight)]:
             sums[at, rows[name], 2] += weight
-    sums = sums.to(executor.stage.device)
+    sums = sums.to(executor.stage.device, non_blocking=True)
     status.begin("validate", step - 1)
     with status.waiting_for("the other workers' validation", status.deadline.seconds):
         dist.all_reduce(sums)  # exact: of each entry all workers but one have zero

@@ -84,7 +84,7 @@ def test_moved_rows_are_those_of_the_whole_forward(data):
             for at, row in zip(kept, zip(parents, tokens, strict=True), strict=True)
         ]
         move = BeamUpdate(torch.tensor(kept), torch.tensor(parents), torch.tensor(tokens))
-        move.apply(caches, len(left), hypotheses)
+        move.apply(caches, len(left), hypotheses, torch.device("cpu"))
         left, hypotheses = [left[at] for at in kept], beam
         (logits,) = part.decode_step(caches, (move.tokens.view(-1, 1),))
         flat = torch.tensor([text for rows in texts for text in rows])

@@ -86,7 +86,7 @@ def merge(counts: Sequence[float], means: Tensor, squares: Tensor) -> Moments:
 
 
 def _column(counts: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(counts, dtype=torch.float64, device=like.device).unsqueeze(1)
+    return torch.tensor(counts, dtype=torch.float64).to(like.device, non_blocking=True).unsqueeze(1)
 
 
 class RunningStats:
@@ -128,14 +128,13 @@ def _update_norm(norm: MicroBatchNorm, mean: Tensor, variance: Tensor) -> None:
 
 def _over_replicas(own_moments: Sequence[Moments], replicas: Group) -> list[Moments]:
     """Merges each norm's moments over all replicas, with one all-gather."""
-    packed = torch.cat([torch.cat((mean.new_tensor([count]), mean, squares)) for count, mean, squares in own_moments])
+    counts = _column([count for count, _, _ in own_moments], own_moments[0][1]).flatten()
+    packed = torch.cat([counts, *(part for _, mean, squares in own_moments for part in (mean, squares))])
     shares = [torch.empty_like(packed) for _ in range(dist.get_world_size(replicas))]
     dist.all_gather(shares, packed, group=replicas)
-    sizes = [1 + 2 * mean.numel() for _, mean, _ in own_moments]
-    columns = zip(*(share.split(sizes) for share in shares), strict=True)
-    return [_merge_packed(torch.stack(parts)) for parts in columns]
-
-
-def _merge_packed(parts: Tensor) -> Moments:
-    means, squares = parts[:, 1:].chunk(2, dim=1)
-    return merge(parts[:, 0].tolist(), means, squares)
+    sizes = [len(counts), *(part.numel() for _, *parts in own_moments for part in parts)]
+    all_counts, *columns = (
+        torch.stack(column) for column in zip(*(share.split(sizes) for share in shares), strict=True)
+    )
+    counts_by_norm = zip(*all_counts.tolist(), strict=True)  # the only wait of the host
+    return [merge(*moments) for moments in zip(counts_by_norm, columns[::2], columns[1::2], strict=True)]

@@ -1,0 +1,36 @@
+"""The lane finds faults that are planted in the product: a few here, all of them in ``tests/slow``."""
+
+import random
+
+import pytest
+
+from tests.lane.cases import CASES
+from tests.lane.meant import faults_of
+from tests.lane.mutations import MUTATIONS
+from tests.lane.server import ROOT, Server
+
+A_FEW = random.Random(3).sample(MUTATIONS, 4)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server() as server:
+        yield server
+
+
+def finding(server, mutation):
+    """Returns what the lane says of a mutation; empty if it finds nothing."""
+    waits, error = server.run(mutation.case, mutation[1:4])
+    return error or ", ".join(f"{place} waits for {what}" for place, what, _ in faults_of(waits))
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.what)
+def test_the_text_of_a_mutation_occurs_once(mutation):
+    assert (ROOT / mutation.file).read_text().count(mutation.text) == 1
+    assert mutation.text != mutation.replacement
+    assert mutation.case in CASES
+
+
+@pytest.mark.parametrize("mutation", A_FEW, ids=lambda mutation: mutation.what)
+def test_the_fault_is_found(server, mutation):
+    assert finding(server, mutation)
