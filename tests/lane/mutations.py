@@ -164,15 +164,15 @@ MUTATIONS = (
     Mutation(
         "classes are counted by a mask",
         OWN_LOSS,
-        "torch.where(counted, weight[labels.where(counted, 0)], 0).sum()",
-        "weight[labels[counted]].sum()",
+        "torch.where(counted, weight[labels.where(counted, 0)], 0)\n",
+        "weight[labels[counted]]\n",
         "weighted classes",
     ),
     Mutation(
         "units are read from the device",
         OWN_LOSS,
-        "        return counted.sum()\n",
-        "        return counted.sum().item()\n",
+        "    return weights.sum()\n",
+        "    return weights.sum().item()\n",
         "digits.py:digits",
     ),
     Mutation(
