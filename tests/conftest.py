@@ -23,7 +23,7 @@ LONG = (
     "experiments/planning/test_planner.py", "suite/pipeline/model/test_batchnorm.py",
     "suite/training/test_training.py", "experiments/scaling/test_scales.py",
     "launch/benchmarks/test_bench.py", "launch/supervision/test_supervisor.py", "launch/inference/test_score.py",
-    "suite/pipeline/planning/test_memory.py",
+    "suite/pipeline/planning/test_memory.py", "lane/test_lane.py",
 )  # fmt: skip
 """The files that take longest, longest first."""
 

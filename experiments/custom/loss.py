@@ -49,9 +49,8 @@ class SummedLoss(nn.Module):
         It reads no value of a tensor, for which the host would wait in each micro-batch.
         """
         tensors = tuple(tensor.float() if tensor.dtype == torch.bfloat16 else tensor for tensor in outputs_and_targets)
-        if (
-            isinstance(tensors[0], FakeTensor) and tensors[0].is_cpu
-        ):  # an estimate of costs; your metric may read values
+        if isinstance(tensors[0], FakeTensor) and tensors[0].is_cpu:
+            # an estimate of costs; your metric may read values
             objective = self._loss(*tensors)
             return objective, objective.detach()
         first = len(tensors) - self._targets

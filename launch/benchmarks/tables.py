@@ -27,7 +27,6 @@ from launch.backends.processes import run_processes
 from launch.backends.select import LocalBackend
 from launch.benchmarks.decoding_speed import decoding_table
 from launch.benchmarks.slow_links import layer_costs, over_hosts
-from launch.planning.dry_run import dry_run_table
 from launch.planning.layer_costs import measure_costs
 from launch.runs.store import CACHE, RUNS, RunFolder, find_run
 from launch.tracking.progress import log_by_part
@@ -60,7 +59,6 @@ def table(name: str, run: str, console: Console) -> None:
         "partition": lambda: [partition_table(measure, _cost_measurer(console), report)],
         "efficiency": lambda: [efficiency_table(measure, report)],
         "slow_links": lambda: [slow_links_table(over_hosts(console, FOLDER))],
-        "dry_run": lambda: [dry_run_table(report)],
         "paper_plans": lambda: [paper_plans_table(report)],
         "prediction": lambda: [prediction_table(_predictor(console))],
         "breakdown": lambda: [_breakdown(run)],

@@ -26,7 +26,6 @@ TABLES = {
     "efficiency": "measured steps compared with the fill-drain limit",
     "slow_links": "measured and simulated steps over links with high latency and low bandwidth; needs root",
     "prediction": "predicted step time and memory compared with measurements",
-    "dry_run": "planned memory compared with a walked step of every stage of the paper's translation runs",
     "paper_plans": "plans of the paper's translation runs on three clusters",
     "breakdown": "where the time of a step goes, from a run with a trace: RUN=, by default the latest",
     "decoding": "decoding compared with transformers' generate, on a trained run: RUN=",

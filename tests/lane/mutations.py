@@ -61,8 +61,8 @@ MUTATIONS = (
     Mutation(
         "layers are made on device 0",
         STAGE,
-        "by_micro_batch(make_layer(layers[index], initial_seed(seed, index), device))",
-        "by_micro_batch(make_layer(layers[index], initial_seed(seed, index), torch.device(device.type, 0)))",
+        "by_micro_batch(materialize(layers[index], initial_seed(seed, index), device))",
+        "by_micro_batch(materialize(layers[index], initial_seed(seed, index), torch.device(device.type, 0)))",
         TOY,
     ),
     Mutation("inputs stay on the CPU", EXECUTOR, "tensor.to(self.stage.device, non_blocking=True)", "tensor", TOY),

@@ -1,13 +1,15 @@
 """A process of its own for the lane, because a backend is registered for the whole process.
 
-    stdin    {"case": "toy, 1f1b"}                                    stdout   {"waits": [...], "error": null}
-             {"case": ..., "mutation": [file, text, replacement]}
+    stdin     {"function": "tests.lane.run:run", "arguments": ["toy, 1f1b"], "mutation": null}
+              {..., "mutation": [file, text, replacement]}
+    stdout    {"result": [...], "error": null}
 
-A case runs in this process, and the next one in the same. A mutation needs modules that are not imported yet: its case
-runs in a forked child, which replaces the text when it imports the file. The file itself is not touched.
+A function runs in this process, and the next one in the same. A mutation needs modules that are not imported yet: with
+one the function runs in a forked child, which replaces the text when it imports the file. The file is not touched.
 """
 
 import contextlib
+import importlib
 import importlib.machinery
 import json
 import os
@@ -41,14 +43,20 @@ class Server:
 
     def run(self, case, mutation=None):
         """Returns the waits of a case and its error, None if it ran."""
-        self._process.stdin.write(json.dumps({"case": case, "mutation": mutation}) + "\n")
+        waits, error = self.call("tests.lane.run:run", case, mutation=mutation)
+        return [tuple(wait) for wait in waits or ()], error
+
+    def call(self, function, *arguments, mutation=None):
+        """Returns the result of a function and its error, one of them None."""
+        request = {"function": function, "arguments": arguments, "mutation": mutation}
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:  # torch's engine aborts at some gradients of another device
             self._start()
-            return [], "the process died"
+            return None, "the process died"
         answer = json.loads(line)
-        return [tuple(wait) for wait in answer["waits"]], answer["error"]
+        return answer["result"], answer["error"]
 
 
 def serve():
@@ -65,42 +73,42 @@ def serve():
     os.dup2(2, 1)  # what the product prints is no answer
     for line in sys.stdin:
         request = json.loads(line)
-        answer = in_child(request) if request["mutation"] else attempt(request["case"])
+        answer = in_child(request) if request["mutation"] else attempt(request)
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def attempt(case):
-    """Runs a case in this process."""
+def attempt(request):
+    """Calls the function in this process."""
     try:
         import suite.device
 
         if "standin" not in suite.device.MULTIPLIES_BF16_INTO_FP32:  # as CUDA does
             suite.device.MULTIPLIES_BF16_INTO_FP32 += ("standin",)
-        from tests.lane import run
-
-        return {"waits": run.run(case), "error": None}
+        module, _, name = request["function"].partition(":")
+        function = getattr(importlib.import_module(module), name)
+        return {"result": function(*request["arguments"]), "error": None}
     except Exception as error:
         traceback.print_exc()
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return {"waits": [], "error": f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]}
+        return {"result": None, "error": f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]}
 
 
 def in_child(request):
-    """Runs a case with a mutation in a forked child."""
+    """Calls the function with the mutation in a forked child."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), 2)
         mutate(*request["mutation"])
-        answer = attempt(request["case"])
-        os.write(write, json.dumps(answer).encode())
+        with os.fdopen(write, "w") as pipe:
+            pipe.write(json.dumps(attempt(request)))
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
         answer = pipe.read()
     os.waitpid(child, 0)
-    return json.loads(answer) if answer else {"waits": [], "error": "the process died"}
+    return json.loads(answer) if answer else {"result": None, "error": "the process died"}
 
 
 def mutate(file, text, replacement):

@@ -112,23 +112,52 @@ IN_FP32 = (
 """Operators that autocast on CUDA computes in bf16 and in fp32, as far as models here use them:
 https://docs.pytorch.org/docs/stable/amp.html."""
 
-KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+_CASTS = {}
+"""Weights that autocast has cast, by id, until its outermost context ends."""
+
+
+def _clear_casts(original=torch.clear_autocast_cache):
+    _CASTS.clear()
+    original()
+
+
+def _cast(tensor, dtype):
+    if dtype is not torch.bfloat16 or not (
+        tensor.is_leaf and tensor.requires_grad and torch.is_autocast_cache_enabled()
+    ):
+        return tensor.to(dtype)
+    if id(tensor) not in _CASTS:
+        _CASTS[id(tensor)] = tensor, tensor.to(dtype)
+    return _CASTS[id(tensor)][1]
 
 
 def _autocast(name, dtype):
+    """Returns an operator's kernel under autocast: it casts the floating arguments."""
     overload = getattr(getattr(torch.ops.aten, name.partition(".")[0]), name.partition(".")[2] or "default")
 
     def cast(value):
         if isinstance(value, (list, tuple)):
             return type(value)(map(cast, value))
         narrow = isinstance(value, Tensor) and value.dtype in (torch.float32, torch.bfloat16)
-        return value.to(dtype) if narrow else value
+        return _cast(value, dtype) if narrow and value.dtype != dtype else value
 
     def kernel(*args, **kwargs):
-        with torch._C._ExcludeDispatchKeyGuard(KEYS):
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             return overload(*map(cast, args), **{key: cast(value) for key, value in kwargs.items()})
 
     return kernel
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """Attention that is fused, as on CUDA: it saves no scores."""
+    if enable_gqa:
+        key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
 backend_registration._setup_privateuseone_for_python_backend("standin", backend_module=StandinModule())
@@ -138,6 +167,9 @@ _LIBRARY = torch.library.Library("aten", "IMPL")
 for _dtype, _names in ((torch.bfloat16, IN_BF16), (torch.float32, IN_FP32)):
     for _name in _names:
         _LIBRARY.impl(_name, _autocast(_name, _dtype), "AutocastPrivateUse1")
+_LIBRARY.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
+_LIBRARY.impl("scaled_dot_product_attention", _attention, "PrivateUse1")
+torch.clear_autocast_cache = _clear_casts
 
 DEVICE = torch.device("standin", 3)
 """The device of the tests. Its index is not 0, so an index that is lost shows."""

@@ -9,7 +9,7 @@ from tests.lane.meant import faults_of
 from tests.lane.mutations import MUTATIONS
 from tests.lane.server import ROOT, Server
 
-A_FEW = random.Random(3).sample(MUTATIONS, 4)
+A_FEW = random.Random(3).sample(MUTATIONS, 3)
 
 
 @pytest.fixture(scope="module")

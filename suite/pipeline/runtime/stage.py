@@ -5,7 +5,7 @@ Most schedules give a stage one cell; an interleaved one gives it several that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -49,20 +49,18 @@ class Stage:
     def __init__(
         self, layers: Sequence[nn.Module], cells: Sequence[range], loss: nn.Module | None,
         device: torch.device, precision: str, seed: int, defers_weight_grads: bool = False,
-        make_layer: Callable[[nn.Module, int, torch.device], nn.Module] = materialize,
     ) -> None:  # fmt: skip
         """Materializes only the layers of its ``cells`` from ``layers``, the whole model on the meta device.
 
         Only the last stage gets ``loss``. ``precision`` bf16 computes under autocast: parameters, gradients and their
         sums stay fp32, as matrix products on a TPU take bf16 factors of fp32 tensors; tensors between layers are bf16.
-        With ``defers_weight_grads`` weight gradients can be deferred. ``make_layer`` makes a layer from its copy on the
-        meta device, a seed and a device.
+        With ``defers_weight_grads`` weight gradients can be deferred.
         """
         self.cells, self.device, self.seed = tuple(cells), device, seed
         self.indices = tuple(index for cell in cells for index in cell)
         """Indices of all its layers, cell by cell."""
         self.layers = nn.ModuleList(
-            by_micro_batch(make_layer(layers[index], initial_seed(seed, index), device)) for index in self.indices
+            by_micro_batch(materialize(layers[index], initial_seed(seed, index), device)) for index in self.indices
         )
         self.running_stats = RunningStats(self.layers)
         self.loss = loss.to(device) if loss is not None else None

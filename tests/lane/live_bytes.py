@@ -1,0 +1,66 @@
+"""The bytes alive at the peak of a training step on the stand-in: a check of plans by other means than layer costs.
+
+Nothing is allocated and nothing is computed, so models have any size.
+"""
+
+import math
+
+from experiments.base.cluster import Cluster, parse_cluster
+from experiments.planning.planner import estimated_costs, try_plan
+from experiments.registry import find
+from experiments.tasks import workload
+from launch.worker.engine import PartitionedModel, assemble
+from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.estimate import OpCostMode
+from suite.pipeline.planning.memory import UNCOUNTED_BYTES
+from suite.pipeline.planning.partition import cell_ranges
+from tests.lane.distributed import worker
+from tests.lane.mode import StandinMode
+from tests.lane.standin import DEVICE
+from tests.lane.train import Work, known_metadata
+
+
+class BytesMode(OpCostMode):
+    """Counts bytes alone: torch's formulas for operations do not know all operators of a device."""
+
+    def __init__(self):
+        super().__init__(math.inf, math.inf)
+
+    def _time(self, *operator):
+        pass
+
+
+def bytes_of_stages(name, settings):
+    """Plans a run of R = 1 on H100s and trains a step of each stage. Returns, for each: its layers, the planned bytes
+    without the process and its communicators, and the live ones."""
+    run = find(name).with_settings(settings)
+    stages = run.pipeline.stages
+    cluster = parse_cluster(f"1x{stages}xH100", Cluster(stages, 8 << 30, "cpu"))
+    planned = try_plan(workload(run), cluster, estimated_costs)
+    return [
+        (
+            sum(planned.plan.layers_per_cell[stage::stages]),
+            cell.peak_bytes - cell.process_bytes - UNCOUNTED_BYTES,
+            live_bytes(planned, stage),
+        )
+        for stage, cell in enumerate(planned.plan.cells[:stages])
+    ]
+
+
+def live_bytes(planned, stage):
+    """Returns the peak bytes of a stage's tensors in a step without the update: parameters, gradients, activations,
+    messages."""
+    layers, loss = planned.build()
+    settings, plan, sample = planned.work.pipeline, planned.plan, planned.work.sample().largest
+    count, coord = settings.micro_batches, RankCoord(stage, settings.stages, 1)
+    batch = MiniBatch([sample.inputs] * count, [sample.targets] * count, 1.0)
+    work, cells = Work(layers, loss, batch), cell_ranges(plan.layers_per_cell, len(layers))
+    optimizer = planned.work.optimizer
+    with worker(stage, settings.stages), known_metadata(work, cells, optimizer.precision), StandinMode():
+        engine = assemble(coord, PartitionedModel(layers, loss, cells, plan.schedule_config), DEVICE, optimizer, 0)
+        own = batch if coord.is_first or coord.is_last else None
+        with BytesMode() as walked:
+            engine.executor.train(own, 0)
+        fixed = (*engine.executor.stage.layers.parameters(), *engine.executor.stage.layers.buffers())
+    return sum(tensor.nbytes for tensor in fixed) + int(walked.peak)
