@@ -83,7 +83,7 @@ def _sum(mean: Tensor | float, units: Tensor | float) -> Tensor | float:
     """Returns a mean times its units; 0 for a mean over nothing, which is not a number."""
     if not isinstance(units, Tensor):
         return mean * units
-    dtype = mean.dtype if isinstance(mean, Tensor) and mean.is_floating_point() else torch.float64
+    dtype = torch.result_type(mean, 1.0) if isinstance(mean, Tensor) else torch.float64
     factor = units.to(dtype)  # as torch multiplies by a number
     return torch.where(units == 0, 0, mean * factor)
 

@@ -119,6 +119,13 @@ def test_a_metric_is_a_mean_over_the_same_units(parts):
     assert total / units_of(own, (LABELS,)) == pytest.approx(float(counted(SCORES, LABELS)))
 
 
+def test_a_metric_that_counts_is_rounded_as_torchs_own_product():
+    hits = torch.tensor(7)
+    own = spec(numbers(2), nn.CrossEntropyLoss(), metric=lambda scores, labels: hits, units=lambda labels: 1.7)
+    _, metric = SummedLoss(own, targets=1)(SCORES, SCORES.argmax(1))
+    assert float(metric) == float(hits * 1.7)
+
+
 def test_cross_entropy_with_units_of_your_own_is_a_mean_over_these():
     own = spec(numbers(2), nn.CrossEntropyLoss(), units=lambda labels: len(labels))
     labels = LABELS.clamp(min=0)
