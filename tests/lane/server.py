@@ -61,6 +61,9 @@ class Server:
 
 def serve():
     """Answers the requests of the tests."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the product and its libraries print, at their import too, is no answer
+
     import torch
     import transformers  # noqa: F401  # what takes long to import is imported once, before processes are forked
 
@@ -69,8 +72,6 @@ def serve():
     torch.set_num_threads(1)
     # a backward in the calling thread: the engine has a thread for one stand-in device alone
     torch.autograd.grad_mode.set_multithreading_enabled(False)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the product prints is no answer
     for line in sys.stdin:
         request = json.loads(line)
         answer = in_child(request) if request["mutation"] else attempt(request)
