@@ -26,11 +26,21 @@ CASES = {
     "toy, statistics and trace": ("recorded", {}),
     "checkpoint": ("checkpoint", {"replicas": 1}),
     "checkpoint of two replicas with ZeRO": ("checkpoint", {"replicas": 2}),
+    "toy, the second replica with ZeRO": ("every_stage", {"work": "toy", "replicas": 2, "replica": 1}),
     "draws": ("every_stage", {"work": "draws"}),
     "packed text": ("every_stage", {"work": "packed_text"}),
     **{f"chunked loss in {name}": ("one_stage", {"work": "chunked_text", "precision": name}) for name in PRECISIONS},
     "weighted classes": ("one_stage", {"work": "weighted"}),
     "BatchNorm, two replicas": ("one_stage", {"work": ("other_peoples", "resnet_18"), "replicas": 2, "steps": 1}),
+    "frozen layers fill a stage": ("every_stage", {"work": ("other_peoples", "frozen"), "steps": 1}),
+    **{
+        f"skips over a stage, {schedule}, stage {stage}": (
+            "one_stage",
+            {"work": ("other_peoples", "u_net"), "schedule": schedule, "stages": 3, "stage": stage, "steps": 1},
+        )
+        for schedule in ("1f1b", "interleaved", "zero_bubble")
+        for stage in range(3)
+    },
     "decoding": ("decode", {}),
     **{
         f"{name} in {precision}": ("every_stage", {"work": ("experiment", name), "precision": precision, "steps": 1})
