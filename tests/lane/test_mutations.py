@@ -24,6 +24,12 @@ def finding(server, mutation):
     return error or ", ".join(f"{place} waits for {what}" for place, what, _ in faults_of(waits))
 
 
+def without_fault(case):
+    """Returns a mutation of a case that changes nothing."""
+    mutation = next(mutation for mutation in MUTATIONS if mutation.case == case)
+    return mutation._replace(replacement=mutation.text)
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.what)
 def test_the_text_of_a_mutation_occurs_once(mutation):
     assert (ROOT / mutation.file).read_text().count(mutation.text) == 1
@@ -34,3 +40,9 @@ def test_the_text_of_a_mutation_occurs_once(mutation):
 @pytest.mark.parametrize("mutation", A_FEW, ids=lambda mutation: mutation.what)
 def test_the_fault_is_found(server, mutation):
     assert finding(server, mutation)
+
+
+@pytest.mark.parametrize("case", dict.fromkeys(mutation.case for mutation in A_FEW))
+def test_nothing_is_found_without_a_fault(server, case):
+    """Otherwise a child that cannot run at all would find every fault."""
+    assert not finding(server, without_fault(case))

@@ -4,7 +4,7 @@ import pytest
 
 from tests.lane.mutations import MUTATIONS
 from tests.lane.server import Server
-from tests.lane.test_mutations import finding
+from tests.lane.test_mutations import finding, without_fault
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +18,8 @@ def test_the_fault_is_found(server, mutation):
     found = finding(server, mutation)
     assert found
     print(f"{mutation.what} ({mutation.file}): {found}")
+
+
+@pytest.mark.parametrize("case", dict.fromkeys(mutation.case for mutation in MUTATIONS))
+def test_nothing_is_found_without_a_fault(server, case):
+    assert not finding(server, without_fault(case))
