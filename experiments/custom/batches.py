@@ -20,7 +20,7 @@ from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_
 from suite.train_spec import Dataset, TrainSpec
 
 
-class RowBatches:
+class SpecBatches:
     """The mini-batches of a run: those of a dataset in shuffled order, or those that a function returns.
 
     Other people's data may draw random numbers, so call it in the main thread (``seeding``) unless the spec says

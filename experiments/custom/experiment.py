@@ -8,7 +8,7 @@ from torch import nn
 
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
-from experiments.custom.batches import RowBatches
+from experiments.custom.batches import SpecBatches
 from experiments.custom.layers import all_on_meta, layers_of, tie_shared
 from experiments.custom.loading import Source, absolute, load_spec
 from experiments.custom.loss import SummedLoss
@@ -61,9 +61,9 @@ class CustomExperiment(Experiment):
         """Returns a copy of another function."""
         return self.model_copy(update={"source": name})
 
-    def batches(self) -> RowBatches:
+    def batches(self) -> SpecBatches:
         """Returns the mini-batches."""
-        return RowBatches(self.spec, self.train.batch_rows, self.train.seed)
+        return SpecBatches(self.spec, self.train.batch_rows, self.train.seed)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the spec's layers on the meta device, and its loss."""
@@ -74,7 +74,7 @@ def build(spec: TrainSpec) -> tuple[list[nn.Module], nn.Module]:
     """Returns the layers on the meta device, and the loss. Raises SettingError for layers that cannot be used."""
     layers = layers_of(spec)
     tie_shared(layers)
-    _, targets = RowBatches(spec, rows=1, seed=0).whole(0)
+    _, targets = SpecBatches(spec, rows=1, seed=0).whole(0)
     return all_on_meta(layers), SummedLoss(spec, len(targets))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from experiments.base.workload import ExperimentWorkload, sample_shapes, update_key
-from experiments.custom.batches import RowBatches
+from experiments.custom.batches import SpecBatches
 from experiments.custom.experiment import CustomExperiment, build
 from experiments.custom.layers import find_layer_errors
 from experiments.custom.loading import digest, load_spec
@@ -20,7 +20,7 @@ from suite.pipeline.planning.profile import MicroBatch, Sample
 @lru_cache(maxsize=4)
 def _first_batch(source: str, seed: int, rows: int) -> tuple[Tensors, Tensors]:
     """Cached, because a plan needs it many times."""
-    return RowBatches(load_spec(source, seed), rows, seed).whole(0)
+    return SpecBatches(load_spec(source, seed), rows, seed).whole(0)
 
 
 @lru_cache(maxsize=16)
@@ -31,9 +31,9 @@ def _layer_errors(source: str, seed: int, rows: int, least: int) -> tuple[str, .
     try:
         layers, loss = build(spec)
         inputs, targets = _first_batch(source, seed, rows)
-        RowBatches(spec, rows, seed).check_prefetch()
+        SpecBatches(spec, rows, seed).check_prefetch()
         if spec.valid is not None:
-            _ = RowBatches(spec, rows, seed).held_out(1)[0]
+            _ = SpecBatches(spec, rows, seed).held_out(1)[0]
         found = find_layer_errors(layers, loss, tuple(t[:least] for t in inputs), tuple(t[:least] for t in targets))
     except SuiteError as error:
         return (str(error),)

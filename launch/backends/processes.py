@@ -57,14 +57,8 @@ def run_processes(
     Raises WorkerDiedError when a process dies, ForkserverError when the forkserver dies, WorkerError when the deadline
     passes or ``should_stop`` returns True.
     """
-    import torch
-
-    preload = [*preload, *PRELOAD]
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed prints a warning to standard output
-        preload += PRELOAD_LATE
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(preload)
+    context.set_forkserver_preload([*preload, *modules_to_preload()])
     _start_resource_tracker()
     results: Any = context.Queue()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -85,6 +79,16 @@ def run_processes(
                     process.kill()
                     process.join(10)
             results.close()
+
+
+def modules_to_preload() -> list[str]:
+    """Returns what the forkserver imports. Names DeepSpeed's accelerator: otherwise its import asks CUDA, after which
+    no worker may be forked if CUDA answers itself; without a GPU it prints a warning to standard output."""
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if has_gpu else "cpu")
+    return PRELOAD if has_gpu else [*PRELOAD, *PRELOAD_LATE]
 
 
 def _start_resource_tracker() -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from launch.worker.distributed import GROUP_TIMEOUT_S
-from launch.worker.gpu_environment import check_queues
+from launch.worker.gpu_environment import check_module_loading, check_queues
 from launch.worker.links import make_links
-from suite.pipeline.model.ties import TiedParameters, find_ties
+from suite.pipeline.model.ties import TiedParameters, find_ties, stages_with_copies
 from suite.pipeline.model.topology import RankCoord, make_groups, transport_of
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.skip import communicating_pairs, find_skips
@@ -58,16 +58,19 @@ def assemble(
     """
     status = status or WorkerStatus()
     layers, cells = model.layers, model.cells
-    schedule_config = replace(model.schedule_config, transport=transport_of(device))
     timeout_s = max(GROUP_TIMEOUT_S, status.deadline.seconds)
     pairs = communicating_pairs(find_skips(layers), cells, coord.stages)
+    schedule_config = replace(model.schedule_config, transport=transport_of(device), pairs=tuple(pairs))
+    copies = find_ties(layers, cells, coord.stages)
     if schedule_config.transport == "nccl":
-        check_queues(sum(coord.stage in (cell % coord.stages for cell in pair) for pair in pairs))
+        own_pairs = [pair for pair in pairs if coord.stage in (cell % coord.stages for cell in pair)]
+        check_module_loading(schedule_config.virtual_stages)
+        check_queues(len(own_pairs), sum(coord.stage in stages for stages in stages_with_copies(copies)))
     groups = make_groups(coord, timeout_s, pairs)
     own_cells, own_loss = cells[coord.stage :: coord.stages], model.loss if coord.is_last else None
     stage = Stage(layers, own_cells, own_loss, device, settings.precision, seed, schedule_config.defers_weight_grads)
     loaded = load_weights(stage)
-    ties = TiedParameters(find_ties(layers, cells, coord.stages), coord, stage.named_parameters(), timeout_s)
+    ties = TiedParameters(copies, coord, stage.named_parameters(), timeout_s)
     ties.broadcast_owner()
     optimizer = StageOptimizer(stage, len(layers), ties, coord, groups, settings, sync_batchnorm_stats)
     if loaded is not None:

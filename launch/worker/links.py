@@ -27,6 +27,5 @@ def make_links(
         if coord.stages > 1:
             p2p = P2PCommunicator(coord, groups, device, deadline, local, virtual_stage, flow)
         links.append(CellLinks(skip_layout, p2p))
-    if coord.stages > 1:
-        warm_up(coord, groups, device)
+    warm_up(coord, groups, device)
     return links

@@ -51,5 +51,5 @@ def wandb_config(
     the most live graphs of each cell, and the predicted seconds of a step."""
     max_live_graphs = [min(limit, experiment.pipeline.micro_batches) for limit in schedule_config.max_live_graphs]
     plan = asdict(schedule_config) | {"cells": list(cells), "max_live_graphs": max_live_graphs, "step_s": step_s}
-    del plan["rows"], plan["transport"]  # the experiment has the rows, and the devices determine the transport
+    del plan["rows"], plan["transport"], plan["pairs"]  # the experiment, its devices and its model determine them
     return experiment.model_dump(mode="json") | {"plan": plan}

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments.custom.batches import RowBatches
+from experiments.custom.batches import SpecBatches
 from experiments.custom.experiment import build
 from experiments.custom.layers import all_on_meta, layers_of, tie_shared
 from experiments.custom.loading import load_spec
@@ -124,7 +124,7 @@ def experiment(name):
 def custom(spec, rows=4):
     """A TrainSpec as its experiment builds it, with its own data."""
     layers, loss = build(spec)
-    return Work(layers, loss, RowBatches(spec, rows, seed=0).batch(0, 0, 1, 2))
+    return Work(layers, loss, SpecBatches(spec, rows, seed=0).batch(0, 0, 1, 2))
 
 
 def other_peoples(name):
@@ -136,7 +136,7 @@ def other_peoples(name):
     tie_shared(layers)
     if isinstance(spec.loss, nn.Module):
         spec.loss.float()
-    batch = RowBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, 2)
+    batch = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, 2)
     parts = (
         [tuple(t.float() if t.dtype == torch.float64 else t for t in tensors) for tensors in part]
         for part in (batch.inputs, batch.targets)

@@ -47,6 +47,12 @@ def find_ties(layers: Sequence[nn.Module], cells: Sequence[range], stages: int) 
     return ties
 
 
+def stages_with_copies(ties: dict[str, list[TiedCopy]]) -> list[tuple[int, ...]]:
+    """Returns the sets of several stages that hold copies of one parameter, each once."""
+    sets = {tuple(sorted({copy.stage for copy in copies})) for copies in ties.values()}
+    return sorted(stages for stages in sets if len(stages) > 1)
+
+
 class TiedParameters:
     """The tied parameters of one stage, and their communication with the other stages that hold copies."""
 
@@ -59,14 +65,13 @@ class TiedParameters:
     ) -> None:
         """``parameters`` are this stage's by (layer, name). All ranks must call this: it creates process groups."""
         self._ties, self._coord, self._parameters = ties, coord, parameters
-        self._groups: dict[str, Group] = {}
-        for tie in sorted(ties):
-            stages = sorted({copy.stage for copy in ties[tie]})
-            for replica in range(coord.replicas) if len(stages) > 1 else ():
+        self._groups: dict[tuple[int, ...], Group] = {}
+        for stages in stages_with_copies(ties):
+            for replica in range(coord.replicas):
                 ranks = [coord.rank_of(replica, stage) for stage in stages]
                 group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
                 if coord.rank in ranks:
-                    self._groups[tie] = group
+                    self._groups[stages] = group
 
     def owned(self, layer: int, name: str) -> bool:
         """Whether a parameter is untied or the owner's copy, which alone counts in a norm and a parameter count."""
@@ -83,23 +88,23 @@ class TiedParameters:
     @torch.no_grad()
     def broadcast_owner(self) -> None:
         """Gives every copy the owner's values."""
-        for tie, copies in sorted(self._ties.items()):
-            self._combine(tie, copies, [p.data for p in self._local_copies(copies)], owner_only=True)
+        for _, copies in sorted(self._ties.items()):
+            self._combine(copies, [p.data for p in self._local_copies(copies)], owner_only=True)
 
     @torch.no_grad()
     def sum_gradients(self) -> None:
         """Gives every copy the sum, in layer order, of all copies' gradients; a frozen parameter has none."""
-        for tie, copies in sorted(self._ties.items()):
+        for _, copies in sorted(self._ties.items()):
             own_copies = [parameter for parameter in self._local_copies(copies) if parameter.requires_grad]
             for parameter in own_copies:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            self._combine(tie, copies, [p.grad for p in own_copies if p.grad is not None], owner_only=False)
+            self._combine(copies, [p.grad for p in own_copies if p.grad is not None], owner_only=False)
 
     def _local_copies(self, copies: Sequence[TiedCopy]) -> list[nn.Parameter]:
         return [self._parameters[c.layer, c.name] for c in copies if c.stage == self._coord.stage]
 
-    def _combine(self, tie: str, copies: Sequence[TiedCopy], own_copies: list[torch.Tensor], owner_only: bool) -> None:
+    def _combine(self, copies: Sequence[TiedCopy], own_copies: list[torch.Tensor], owner_only: bool) -> None:
         """Replaces each tensor of ``own_copies`` by the owner's, or by the sum over copies.
 
         Copies are broadcast and added in layer order; an all-reduce would add in an order that depends on the number of
@@ -109,19 +114,17 @@ class TiedParameters:
             return
         flat = [copy.view(-1) for copy in own_copies]
         for start in range(0, flat[0].numel(), VALUES_AT_ONCE):
-            self._combine_part(tie, copies, [copy[start : start + VALUES_AT_ONCE] for copy in flat], owner_only)
+            self._combine_part(copies, [copy[start : start + VALUES_AT_ONCE] for copy in flat], owner_only)
 
-    def _combine_part(
-        self, tie: str, copies: Sequence[TiedCopy], own_copies: list[torch.Tensor], owner_only: bool
-    ) -> None:
+    def _combine_part(self, copies: Sequence[TiedCopy], own_copies: list[torch.Tensor], owner_only: bool) -> None:
+        group = self._groups.get(tuple(sorted({copy.stage for copy in copies})))
         total: torch.Tensor | None = None
         local = iter(own_copies)
         for copy in copies[:1] if owner_only else copies:
             is_local = copy.stage == self._coord.stage
             tensor = next(local).clone() if is_local else torch.empty_like(own_copies[0])
-            if tie in self._groups:
-                source = self._coord.rank_of(self._coord.replica, copy.stage)
-                dist.broadcast(tensor, source, group=self._groups[tie])
+            if group is not None:
+                dist.broadcast(tensor, self._coord.rank_of(self._coord.replica, copy.stage), group=group)
             total = tensor if total is None else total.add_(tensor)
         assert total is not None
         for tensor in own_copies:

@@ -113,7 +113,7 @@ def make_groups(coord: RankCoord, timeout_s: float, pairs: Iterable[CellPair] = 
     for replica in range(coord.replicas):
         ranks = [coord.rank_of(replica, stage) for stage in range(coord.stages)]
         for name, count in (("activations", p2p_groups), ("gradients", p2p_groups), ("stages", 1)):
-            options = (None if name == "stages" else _p2p_options() for _ in range(count))
+            options = (None if name == "stages" else _p2p_options(timeout) for _ in range(count))
             groups = tuple(dist.new_group(ranks, timeout=timeout, pg_options=each) for each in options)
             if replica == coord.replica:
                 own_groups[name] = groups if name != "stages" else groups[0]
@@ -124,13 +124,14 @@ def make_groups(coord: RankCoord, timeout_s: float, pairs: Iterable[CellPair] = 
     return ProcessGroups(**own_groups, p2p_group_index=indices)
 
 
-def _p2p_options() -> Any:
+def _p2p_options(timeout: timedelta) -> Any:
     """Returns the options of a group for messages between stages on NCCL, or None: few thread blocks, because a message
     waits on the device for its other side, and a stream that goes first once both are there."""
     if "nccl" not in dist.get_backend_config():
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options.config.max_ctas = MAX_CTAS
+    options._timeout = timeout
     return options
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from suite.errors import PlanError, SettingError
+from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
@@ -256,7 +257,8 @@ def _plan_schedule(
     if pipeline.remat == "auto":
         schedule_config = replace(schedule_config, max_live_graphs=fit.max_live_graphs(memory))
     try:
-        schedule = schedule_config.actions(pipeline.stages, pipeline.micro_batches)
+        checked = replace(schedule_config, pairs=_pairs(cell_costs, pipeline.stages))
+        schedule = checked.actions(pipeline.stages, pipeline.micro_batches)
     except SettingError as error:
         raise PlanError([str(error)]) from None
     peaks, p2p_bytes = list(fit.peaks(schedule, memory)), fit.p2p_bytes(ranges)
@@ -269,6 +271,13 @@ def _plan_schedule(
     )  # fmt: skip
     timeline = simulate(schedule, cell_costs, machine.link, schedule_config.flow_control(pipeline.stages))
     return Plan(cells, pipeline, schedule_config, machine.memory_limit_bytes, timeline, machine.cores, machine.reserve)
+
+
+def _pairs(cells: Sequence[CellCost], stages: int) -> tuple[CellPair, ...]:
+    """Returns the pairs of cells that exchange messages."""
+    neighbours = [(at, at + 1) for at in range(len(cells) - 1)]
+    far = [(at, message.to) for at, cell in enumerate(cells) for message in cell.far_messages]
+    return tuple((source, target) for source, target in neighbours + far if (target - source) % stages)
 
 
 def _cell_cost(

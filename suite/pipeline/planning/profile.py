@@ -38,7 +38,7 @@ COPIES = 8
 """The most consecutive equal layers timed together: as in a stage, a layer's weights are not in the cache and its
 memory is not just freed."""
 
-CUDA_REPEATS = 4
+DEVICE_REPEATS = 4
 """Calls timed together on a GPU, to amortise its synchronisation."""
 
 
@@ -301,7 +301,7 @@ class _MeasuredLayer:
         return returned
 
     def _round(self, update: Update) -> tuple[float, ...]:
-        repeats = 1 if is_host(self._stage.device) else CUDA_REPEATS
+        repeats = 1 if is_host(self._stage.device) else DEVICE_REPEATS
         saved = [self._new_micro_batch() for _ in range(repeats)]
         forward = self._time(lambda: [self._forward() for _ in saved])
         recompute = self._time(lambda: [self._graph(micro_batch) for micro_batch in saved])

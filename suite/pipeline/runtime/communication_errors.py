@@ -6,7 +6,8 @@
             Last error:
             Error while creating shared memory segment /dev/shm/nccl-1     what happened
 
-Among NCCL's results only ncclRemoteError says that another process has ended.
+Among NCCL's results only ncclRemoteError says that another process has ended. A lost store does too, in which the
+processes meet when a communicator is made.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shutil
 from suite.errors import NeighbourLostError, PlacementError, StallError, first_line
 
 _GLOO_LOST = "connection|broken pipe|socket|remote"
-_NCCL_LOST = "ncclremoteerror|remote process exited"
+_NCCL_LOST = "ncclremoteerror|remote process exited|store->get.*(?:connection|broken pipe)"
 _NCCL_RESULT = r"nccl\w+error|ncclinvalid\w+"
 _NO_SHARED_MEMORY = r"creating shared memory segment(?!.*error: (?!no space left))"
 """Some versions of NCCL add the system's error. Only a full /dev/shm is one that more of it mends."""

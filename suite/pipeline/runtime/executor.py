@@ -244,7 +244,7 @@ class Executor:
         else:
             assert state.inputs is not None
             inputs = self._to_device(state.inputs[i])
-        start = self._mark(action)
+        start = self._mark(action, received=cell.activations is not None)
         boundary = cell.layout.output(i)
         micro_batch = CellMicroBatch(inputs, cell.layout.inputs[i], boundary, state.step, state.offset + i, v)
         if state.train:
@@ -280,7 +280,7 @@ class Executor:
         else:
             objective = state.results[i][0]
             gradients = (torch.full_like(objective, state.scale),)
-        start = self._mark(action)
+        start = self._mark(action, received=cell.gradients is not None)
         if action.kind == "I":
             input_gradients, cell.deferred[i] = self.stage.backward_input(micro_batch, gradients)
         else:
@@ -305,9 +305,9 @@ class Executor:
                 self.reducer.mark_ready([parameter])
         self._record(action, start)
 
-    def _mark(self, action: Action) -> Mark:
-        """Marks the point where an action's message has arrived and its computation begins."""
-        self._mark_on_device(action, "a message")
+    def _mark(self, action: Action, received: bool = False) -> Mark:
+        """Marks the point where an action's computation begins; before it a message was ``received``, if it has one."""
+        self._mark_on_device(action, "a message" if received else "")
         return self.recorder.mark() if self.recorder is not None else None
 
     def _record(self, action: Action, start: Mark) -> None:

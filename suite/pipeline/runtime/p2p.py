@@ -201,10 +201,11 @@ def warm_up_order(pairs: Iterable[CellPair], stage: int, stages: int) -> Iterato
 
 
 def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> None:
-    """Exchanges a message in each direction's group between all stages that communicate, before receives are posted.
+    """Exchanges a message in each direction's group between all stages that communicate, and one between the replicas
+    of each stage, before receives are posted.
 
-    NCCL creates a pair's communicator at its first message and blocks until both ranks join: a pre-posted gradient
-    receive would wait for the first gradient before the first activation could leave. gloo does not need this.
+    NCCL creates a communicator at its first message and blocks until all its ranks join: a pre-posted gradient receive
+    would wait for the first gradient before the first activation could leave. gloo does not need this.
     """
     if is_host(device):
         return
@@ -216,6 +217,8 @@ def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> No
             dist.send(token, peer, group=group)
         else:
             dist.recv(token, peer, group=group)
+    if coord.replicas > 1:
+        dist.all_reduce(token, group=groups.replicas)
 
 
 class P2PCommunicator:

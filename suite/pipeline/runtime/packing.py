@@ -1,4 +1,4 @@
-"""Packs the tensors of a boundary that need no gradient, such as ids and masks, into one message.
+"""Packs the integers and booleans of a boundary, such as ids and masks, into one message.
 
     tensors of a boundary   x (bf16)   sentence (int64)   target (int64)
     messages                x          [sentence | target]

@@ -189,18 +189,26 @@ class Stage:
         )
 
     def warm_up(self, micro_batch: CellMicroBatch, targets: Tensors, train: bool) -> None:
-        """Runs a cell once, to train also its backward, so that the device has loaded the kernels. Changes nothing: the
-        micro-batch must be one that runs later, which then overwrites its BatchNorm statistics."""
+        """Runs a cell's forward, and to train its backwards, whole and deferred, so that the device has loaded the
+        kernels. There are two of them, because the second gradient is added to the first.
+
+        Parameters, gradients and buffers are as before, Python attributes that a layer sets itself are not. The
+        micro-batch must be one that runs later, which then overwrites its BatchNorm statistics.
+        """
         buffers = [(buffer, buffer.clone()) for buffer in self.layers.buffers()]
         with torch.no_grad():
             self.forward(micro_batch, targets)
-        if train:
+        boundary = micro_batch.output_boundary
+        wanted = [spec.needs_gradient for spec in boundary.tensors] if boundary is not None else [True]
+        for deferred in (False, self.defers_weight_grads) if train else ():
             outputs, _ = self.forward_with_graph(micro_batch, targets)
-            boundary = micro_batch.output_boundary
-            wanted = [spec.needs_gradient for spec in boundary.tensors] if boundary is not None else [True]
-            self.backward(
-                micro_batch, tuple(torch.zeros_like(t) for t, needed in zip(outputs, wanted, strict=True) if needed)
-            )
+            gradients = tuple(torch.zeros_like(t) for t, needed in zip(outputs, wanted, strict=True) if needed)
+            if deferred:
+                _, weight_grads = self.backward_input(micro_batch, gradients)
+                list(self.backward_weight(weight_grads, micro_batch.virtual_stage))
+            else:
+                self.backward(micro_batch, gradients)
+        if train:
             for parameter in self.layers.parameters():
                 parameter.grad = None
         with torch.no_grad():

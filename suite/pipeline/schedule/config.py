@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from suite.errors import SettingError
-from suite.pipeline.model.topology import TransportName
+from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.csv_file import first_micro_batches, parse_rows, shape
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
@@ -43,6 +43,8 @@ class ScheduleConfig:
     """Of a schedule from a file (``suite.pipeline.schedule.csv_file``)."""
     transport: TransportName = "gloo"
     """Of the messages between stages."""
+    pairs: tuple[CellPair, ...] = ()
+    """The cells that exchange messages; only neighbours if empty. Skips add others."""
 
     @staticmethod
     def from_settings(pipeline: PipelineSettings, transport: TransportName = "gloo") -> ScheduleConfig:
@@ -109,7 +111,7 @@ def _actions(
         if train
         else forward_only(stages, micro_batches, schedule_config.virtual_stages)
     )
-    validate(schedule, micro_batches, train, schedule_config.transport)
+    validate(schedule, micro_batches, train, schedule_config.transport, schedule_config.pairs)
     return tuple(map(tuple, schedule))
 
 

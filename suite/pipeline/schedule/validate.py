@@ -6,10 +6,10 @@ of stage K - 1 is the next cell of stage 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from suite.errors import SettingError
-from suite.pipeline.model.topology import TransportName
+from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.playback import Playback, Route, message_orders
@@ -21,14 +21,16 @@ DRAWN_STAGES, DRAWN_UNITS = 16, 40
 
 
 def validate(
-    schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool = True, transport: TransportName = "gloo"
-) -> list[list[Span]]:
+    schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool = True, transport: TransportName = "gloo",
+    pairs: Collection[CellPair] = (),
+) -> list[list[Span]]:  # fmt: skip
     """Plays a schedule as fast as its messages allow; returns the spans of each stage, each action one unit of time.
 
     In each of its cells every stage must run each micro-batch's ``F`` once and, to train, its ``B``, or ``I`` and later
     ``W``, once after it with at most one ``R`` between. Messages between two cells arrive in the order in which they
     were sent. No stage may wait forever: neither for a message nor, on gloo, because too many of its sends are in
-    flight (``suite.pipeline.runtime.p2p``), nor, on NCCL, in a circle of waits (``rendezvous``).
+    flight (``suite.pipeline.runtime.p2p``), nor, on NCCL, in a circle of waits (``rendezvous``); for that ``pairs`` are
+    the cells that exchange messages, only neighbours if empty.
 
     Raises SettingError with the faulty stage and action, with the timeline up to the deadlock, cut to at most
     DRAWN_STAGES by DRAWN_UNITS cells around it, or with the circle of waits on NCCL.
@@ -41,7 +43,7 @@ def validate(
     playback = Playback(schedule, lambda stage, action: 1.0, routes, flow, limits_sends=transport == "gloo")
     if playback.stuck:
         raise SettingError(_deadlock(playback, flow.max_inflight_sends))
-    if transport == "nccl" and (circle := launched(schedule, flow=flow).circle()):
+    if transport == "nccl" and (circle := launched(schedule, pairs or None, flow).circle()):
         raise SettingError(
             "the schedule deadlocks on NCCL, where a message waits until both stages have come to it; let no stage run "
             f"so far ahead, or use pipeline.schedule=auto\n{draw_circle(circle)}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader
 
-from experiments.custom.batches import RowBatches
+from experiments.custom.batches import SpecBatches
 from experiments.custom.loss import SummedLoss, units_of
 from suite import TrainSpec
 from suite.errors import DataError, SettingError
@@ -26,7 +26,7 @@ def numbers(count):
 
 @given(st.integers(1, 20), st.integers(1, 9), st.integers(1, 3), st.integers(1, 4))
 def test_every_row_comes_once_an_epoch_whatever_the_replicas(rows, batch, replicas, micro_batches):
-    batches = RowBatches(spec(numbers(rows)), batch, seed=3)
+    batches = SpecBatches(spec(numbers(rows)), batch, seed=3)
     seen = []
     for step in range(rows):
         shares = [batches.batch(step, replica, replicas, micro_batches) for replica in range(replicas)]
@@ -41,7 +41,7 @@ def test_every_row_comes_once_an_epoch_whatever_the_replicas(rows, batch, replic
 
 
 def test_a_function_makes_the_batches_of_its_steps():
-    batches = RowBatches(spec(lambda step: (torch.full((3, 1), float(step)), torch.zeros(3, dtype=torch.long))), 99, 0)
+    batches = SpecBatches(spec(lambda step: (torch.full((3, 1), float(step)), torch.zeros(3, dtype=torch.long))), 99, 0)
     assert batches.batch(5, 0, 1, 2).inputs[0][0].tolist() == [[5.0], [5.0]]
 
 
@@ -57,7 +57,7 @@ def test_a_function_makes_the_batches_of_its_steps():
 )
 def test_a_wrong_mini_batch_is_refused(batch, message):
     with pytest.raises(DataError, match=message):
-        RowBatches(spec(lambda step: batch), 3, 0).whole(0)
+        SpecBatches(spec(lambda step: batch), 3, 0).whole(0)
 
 
 def test_an_exception_of_the_data_names_the_rows():
@@ -69,7 +69,7 @@ def test_an_exception_of_the_data_names_the_rows():
             raise OSError(f"no file of row {row}")
 
     with pytest.raises(DataError, match=r"the mini-batch of rows .* cannot be read: OSError: no file of row"):
-        RowBatches(spec(Broken()), 2, 0).whole(0)
+        SpecBatches(spec(Broken()), 2, 0).whole(0)
 
 
 LABELS = torch.tensor([0, 2, 1, -100, 2, 2, 0])
@@ -149,7 +149,7 @@ def test_a_loss_with_parameters_is_refused():
 )
 def test_what_is_no_dataset_is_refused(train, message):
     with pytest.raises(DataError, match=message):
-        RowBatches(spec(train), 2, 0)
+        SpecBatches(spec(train), 2, 0)
 
 
 def test_data_may_draw_random_numbers_which_are_the_same_in_every_process():
@@ -157,7 +157,7 @@ def test_data_may_draw_random_numbers_which_are_the_same_in_every_process():
         return torch.randn(3, 1), torch.tensor([random.random() + np.random.rand() for _ in range(3)])
 
     own = spec(draw)
-    first, second = (RowBatches(own, 3, 0) for _ in range(2))
+    first, second = (SpecBatches(own, 3, 0) for _ in range(2))
     torch.manual_seed(9)
     before = torch.get_rng_state()
     whole = first.whole(4)
@@ -185,19 +185,19 @@ def test_a_loss_of_each_row_is_refused():
 def test_a_mini_batch_whose_targets_are_all_ignored_is_refused():
     ignored = (torch.ones(2, 1), torch.tensor([-100, -100]))
     with pytest.raises(DataError, match="no units to take the mean over: all its targets are ignored"):
-        RowBatches(spec(lambda step: ignored), 2, 0).batch(0, 0, 1, 1)
+        SpecBatches(spec(lambda step: ignored), 2, 0).batch(0, 0, 1, 1)
 
 
 def test_metrics_count_rows_whatever_the_loss_divides_by():
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 0.5]))
-    batches = RowBatches(spec(numbers(8), weighted), 4, 0)
+    batches = SpecBatches(spec(numbers(8), weighted), 4, 0)
     batch = batches.batch(0, 1, 2, 1)
     assert batch.weight == pytest.approx(sum((0.2, 0.5)[label] for label in batches.whole(0)[1][0]))
     assert batch.units == 4
 
 
 def test_the_first_of_the_held_out_rows_are_evaluated():
-    batches = RowBatches(spec(numbers(2), valid=numbers(9)), 4, 0)
+    batches = SpecBatches(spec(numbers(2), valid=numbers(9)), 4, 0)
     for most, expected in ((None, range(9)), (6, range(6)), (20, range(9))):
         rows = [float(row) for batch in batches.held_out(2, most) for (part,) in batch.inputs for row in part]
         assert rows == list(expected)
@@ -208,7 +208,7 @@ def test_rows_are_read_at_once_where_the_dataset_can():
         def __getitems__(self, rows):
             return [self[row] for row in reversed(rows)]
 
-    one, other = (RowBatches(spec(kind(numbers(5))), 3, 0).whole(0) for kind in (list, Several))
+    one, other = (SpecBatches(spec(kind(numbers(5))), 3, 0).whole(0) for kind in (list, Several))
     assert one[0][0].flip(0).equal(other[0][0])
 
 
@@ -218,14 +218,14 @@ def test_data_that_draws_random_numbers_is_not_read_in_a_thread(draw):
         draw()
         return torch.ones(2, 1), torch.zeros(2)
 
-    RowBatches(spec(drawing), 2, 0).check_prefetch()
+    SpecBatches(spec(drawing), 2, 0).check_prefetch()
     with pytest.raises(SettingError, match=r"the data draws random numbers .*: leave prefetch=True out"):
-        RowBatches(spec(drawing, prefetch=True), 2, 0).check_prefetch()
+        SpecBatches(spec(drawing, prefetch=True), 2, 0).check_prefetch()
 
 
 def test_data_that_is_read_in_a_thread_leaves_the_generators_of_layers_alone():
-    batches = RowBatches(spec(numbers(9), prefetch=True, valid=numbers(3)), 4, 0)
-    same = RowBatches(spec(numbers(9)), 4, 0)
+    batches = SpecBatches(spec(numbers(9), prefetch=True, valid=numbers(3)), 4, 0)
+    same = SpecBatches(spec(numbers(9)), 4, 0)
     batches.check_prefetch()
     torch.manual_seed(3)
     with pytest.MonkeyPatch.context() as patch:

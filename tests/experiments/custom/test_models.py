@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.custom.batches import RowBatches
+from experiments.custom.batches import SpecBatches
 from experiments.custom.layers import layers_of, on_meta, tie_shared
 from experiments.custom.loss import SummedLoss
 from launch.backends.processes import run_processes
@@ -35,7 +35,7 @@ def train(rank, world, rendezvous):
             spec = make(name)
             layers = layers_of(spec)
             tie_shared(layers)
-            batches = RowBatches(spec, models.ROWS, seed=0)
+            batches = SpecBatches(spec, models.ROWS, seed=0)
             loss = SummedLoss(spec, targets=1)
             coord = RankCoord(rank, world, 1)
             executor, ties, parameters, _ = build(coord, [on_meta(layer) for layer in layers], loss, schedule_config)
@@ -52,7 +52,7 @@ def train(rank, world, rendezvous):
 def reference(name):
     """Returns autograd's gradients of the model as its author wrote it, and its loss."""
     spec = make(name)
-    inputs, targets = RowBatches(spec, models.ROWS, seed=0).whole(0)
+    inputs, targets = SpecBatches(spec, models.ROWS, seed=0).whole(0)
     rows = sizes(models.ROWS, spec.micro_batches) if getattr(models, name) in models.BATCH_NORM else [models.ROWS]
     loss, first = 0.0, 0
     for count in rows:
@@ -111,7 +111,7 @@ def test_losses_are_bit_equal_for_every_k(runs):
 def test_operations_are_those_that_torch_counts(name):
     spec = make(name)
     layers = layers_of(spec)
-    batch = RowBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, spec.micro_batches)
+    batch = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, spec.micro_batches)
     inputs, targets, loss = batch.inputs[0], batch.targets[0], SummedLoss(spec, targets=1)
     counts = count_flops([on_meta(layer) for layer in layers], loss, inputs, targets)
     with sdpa_kernel(SDPBackend.MATH):

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.backends.processes import PRELOAD, PRELOAD_LATE, run_processes
+from launch.backends.processes import PRELOAD, PRELOAD_LATE, modules_to_preload, run_processes
 from suite.errors import ForkserverError, SettingError, WorkerError
 
 
@@ -143,3 +143,30 @@ def test_an_interrupt_ends_a_command_with_one_sentence_and_its_processes(code, h
     assert (process.returncode, printed) == (130, "")
     _, alive = psutil.wait_procs(below, 5)
     assert not alive
+
+
+ASKS_CUDA = """
+import importlib, sys, torch
+asked = []
+torch.cuda.device_count = lambda: asked.append("device_count") or 1
+torch.cuda.is_available = lambda: asked.append("is_available") or True
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+print(asked)
+"""
+
+
+def test_what_the_forkserver_imports_does_not_ask_cuda_where_there_is_one():
+    """An answer of CUDA's own would initialize it, and no worker could be forked from that process."""
+    command, environment = [sys.executable, "-c", ASKS_CUDA, *PRELOAD], {**os.environ, "DS_ACCELERATOR": "cuda"}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("available", "accelerator"), [(True, "cuda"), (False, "cpu")])
+def test_deepspeed_is_told_its_accelerator_before_the_forkserver_imports_it(monkeypatch, available, accelerator):
+    monkeypatch.setenv("DS_ACCELERATOR", "")  # so that it is restored
+    monkeypatch.delenv("DS_ACCELERATOR")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: available)
+    assert (PRELOAD_LATE[0] in modules_to_preload()) != available
+    assert os.environ["DS_ACCELERATOR"] == accelerator

@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
 
 from launch.worker.distributed import init_process_group
-from launch.worker.gpu_environment import QUEUES, check_queues, gpu_environment
+from launch.worker.gpu_environment import QUEUES, check_module_loading, check_queues, gpu_environment
 from suite.errors import SettingError
+from suite.pipeline.model.ties import TiedCopy, stages_with_copies
 from suite.pipeline.runtime.skip import communicating_pairs
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -35,28 +37,49 @@ def test_kernels_are_loaded_at_the_start_and_streams_have_queues_unless_the_user
         ("7", 2, "CUDA_DEVICE_MAX_CONNECTIONS is 7"),
         ("33", 2, "CUDA_DEVICE_MAX_CONNECTIONS is 33"),
         ("many", 2, "CUDA_DEVICE_MAX_CONNECTIONS is many"),
-        (None, 15, "34 CUDA streams, two for each of its 15 links.*smaller pipeline.virtual_stages"),
+        (
+            None,
+            15,
+            "34 CUDA streams, two for each of its 15 links.*fewer cells a stage .* or fewer skips",
+        ),
     ],
 )
 def test_too_few_queues_are_refused(monkeypatch, queues, links, fault):
     if queues is not None:
         monkeypatch.setenv(QUEUES, queues)
     with pytest.raises(SettingError, match=fault):
-        check_queues(links)
+        check_queues(links, 1)
 
 
 @pytest.mark.parametrize(("queues", "links"), [("8", 2), ("32", 14), (None, 14), ("1", 0)])
 def test_enough_queues_pass(monkeypatch, queues, links):
     if queues is not None:
         monkeypatch.setenv(QUEUES, queues)
-    check_queues(links)
+    check_queues(links, 1)
+
+
+def test_each_group_of_stages_that_share_parameters_has_a_stream(monkeypatch):
+    copies = {name: [TiedCopy(stage, 0, "table") for stage in stages] for name, stages in (("a", (0, 3)), ("b", (0,)))}
+    copies |= {"c": copies["a"], "d": [TiedCopy(1, 0, "table"), *copies["a"]]}
+    assert stages_with_copies(copies) == [(0, 1, 3), (0, 3)]
+    monkeypatch.setenv(QUEUES, "8")
+    with pytest.raises(SettingError, match="has 9 CUDA streams"):
+        check_queues(2, 2)
+
+
+def test_lazy_loading_is_refused_for_several_cells_a_stage_alone(monkeypatch):
+    check_module_loading(2)
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    check_module_loading(1)
+    with pytest.raises(SettingError, match=r"CUDA_MODULE_LOADING is LAZY, and a stage .* has 2 cells.*unset"):
+        check_module_loading(2)
 
 
 def test_four_cells_a_stage_have_enough_queues():
     """Of K stages, the busiest has two links for each of its cells."""
     for stages in (2, 3, 4, 8):
         pairs = communicating_pairs((), [range(at, at + 1) for at in range(4 * stages)], stages)
-        check_queues(max(sum(k in (a % stages, b % stages) for a, b in pairs) for k in range(stages)))
+        check_queues(max(sum(k in (a % stages, b % stages) for a, b in pairs) for k in range(stages)), 1)
 
 
 def test_groups_for_messages_have_few_thread_blocks_on_nccl(monkeypatch):
@@ -76,6 +99,7 @@ def test_groups_for_messages_have_few_thread_blocks_on_nccl(monkeypatch):
     assert len(messages) == 2  # activations and gradients
     assert messages[0] is not messages[1]  # torch writes the group's name and timeout into them
     assert all(options.is_high_priority_stream and options.config.max_ctas == 4 for options in messages)
+    assert all(options._timeout == timedelta(seconds=1) for options in messages)  # torch warns of another one
 
 
 def test_what_carries_messages_depends_on_the_device():
@@ -89,9 +113,12 @@ def test_what_carries_messages_depends_on_the_device():
 
 
 def test_torch_reads_the_allocators_setting_from_this_variable():
-    program = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
-    environment = {**os.environ, **gpu_environment()}
-    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    """Also when it is set after torch was imported, as in a worker that the forkserver forks."""
+    program = (
+        "import os, torch, launch.worker.gpu_environment as e; os.environ.update(e.gpu_environment()); "
+        "print(torch._C._accelerator_getAllocatorSettings())"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "expandable_segments:True"
 
 

@@ -25,6 +25,7 @@ from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.settings import OptimizerSettings, PipelineSettings
 from tests.suite.pipeline.planning.costs import layer
+from tests.suite.pipeline.schedule.test_rendezvous import STOPS_WITH_A_SKIP
 from tests.suite.pipeline.schedule_helpers import cell_memory, fill_drain, in_flight
 
 SCHEDULES = [("fill_drain", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2)]
@@ -97,6 +98,16 @@ def test_a_skip_to_a_stage_beyond_the_next_takes_communicators_too():
     found = plan(costs, replace(ROOMY, p2p_bytes=1_000), stages=4).cells
     more = [one.peak_bytes - other.peak_bytes for one, other in zip(found, without, strict=True)]
     assert more == [4_000, 4_000, 6_000, 2_000]
+
+
+def test_a_schedule_that_deadlocks_on_nccl_with_the_models_skips_is_refused():
+    rows = tuple(" ".join(f"{k}{action}" for action in actions) for k, actions in enumerate(STOPS_WITH_A_SKIP))
+    settings = {"schedule": "csv", "schedule_rows": rows, "stages": 3, "micro_batches": 13}
+    on_nccl, takes_skip = replace(ROOMY, transport="nccl"), layer(skip_inputs=(SkipInput(2, 1, 1, False),))
+    assert plan([layer()] * 3, on_nccl, **settings)
+    (fault,) = faults([layer(), layer(), takes_skip], on_nccl, **settings)
+    assert "deadlocks on NCCL" in fault
+    assert "stage 0: the send of activations 7 to stage 2" in fault
 
 
 def test_cells_are_cut_for_what_communicators_leave():

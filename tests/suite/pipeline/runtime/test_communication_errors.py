@@ -32,6 +32,8 @@ LOST = [
     remote_error("NET/IB : Got completion from peer 10.1.2.3<39138> with error 12, opcode 0, len 0, vendor err 129"),
     remote_error("socketPollConnect: connect to 10.1.2.3<47861> returned Connection timed out"),
     "NCCL error: remote process exited or there was a network error, NCCL version 2.14.3",
+    "[3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but "
+    "store->get('0') got error: Connection reset by peer",
     "[../third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.1.2.3]:12345",
     "[../third_party/gloo/gloo/transport/tcp/pair.cc:446] writev [10.1.2.3]:12345: Broken pipe",
 ]

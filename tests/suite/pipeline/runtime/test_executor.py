@@ -276,5 +276,5 @@ def test_the_stream_of_a_device_is_marked_where_each_action_begins_to_compute_an
     marks = executor.status.device_marks
     expected = [action for action in config.actions(1, len(batch))[0] for _ in range(2)]
     assert [mark.action for mark in marks] == expected
-    assert [mark.waiting for mark in marks] == ["a message", ""] * len(expected[::2])
+    assert {mark.waiting for mark in marks} == {""}  # one stage gets no message
     assert [mark.event.done for mark in marks] == expected

@@ -60,14 +60,24 @@ class Log:
 
 
 def launches(rank, world, rendezvous, schedule_config, micro_batches):
-    """Returns what a stage launches in its second training step, the first without warm-up."""
+    """Returns what a stage launches in each of its first two training steps, and what before the warm-up ends."""
     join(rank, world, rendezvous)
     executor, _, _, groups = build(RankCoord(rank, world, 1), toy_layers(torch.float32), SumLoss(), schedule_config)
     batch = mini_batch(*toy_batch(micro_batches, 0), micro_batches)
-    executor.train(batch, 0)
-    executor.recorder = Log(groups)
-    executor.train(batch, 1)
-    return without_repeats(executor.recorder.lines)
+    log = executor.recorder = Log(groups)
+    before, warm_up = [], executor.stage.warm_up
+
+    def logged_warm_up(*arguments):
+        warm_up(*arguments)
+        before[:] = log.lines
+
+    executor.stage.warm_up = logged_warm_up
+    steps = []
+    for step in range(2):
+        executor.train(batch, step)
+        steps.append(without_repeats(log.lines))
+        log.lines, log.waited = [], set()
+    return steps, before
 
 
 def without_repeats(lines):
@@ -92,9 +102,11 @@ def assumed(waits, stage):
 def test_the_executor_launches_what_the_proof_assumes(config, stages):
     config = replace(config, transport="nccl")
     waits = launched(config.actions(stages, 6))
-    for stage, lines in enumerate(run_processes(launches, stages, config, 6)):
-        assert lines == assumed(waits, stage)
-        assert sum(any("receive" in name for name in line[1]) for line in lines if isinstance(line, tuple)) >= 6
+    for stage, (steps, before_warm_up_ends) in enumerate(run_processes(launches, stages, config, 6)):
+        assert before_warm_up_ends == []
+        assert steps == [assumed(waits, stage)] * 2
+        messages = [line[1] for line in steps[0] if isinstance(line, tuple)]
+        assert sum(any("receive" in name for name in names) for names in messages) >= 6
 
 
 def trained(rank, world, rendezvous, schedule_config):

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import Counter, deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -126,6 +127,22 @@ def test_a_schedule_that_stops_on_nccl_alone_is_refused_there_alone():
     with pytest.raises(SettingError, match="deadlocks on NCCL") as caught:
         ScheduleConfig("csv", rows=rows, transport="nccl").actions(2, 12)
     assert "stage 0: the send of activations 7 to stage 1\n  waits for stage 1: the receive" in str(caught.value)
+
+
+STOPS_WITH_A_SKIP = [
+    in_blocks(("F", 0, 13), ("B", 0, 13)),
+    in_blocks(("F", 0, 9), ("B", 0, 9), ("F", 9, 13), ("B", 9, 13)),
+    in_blocks(("F", 0, 6), ("B", 0, 6), ("F", 6, 9), ("B", 6, 9), ("F", 9, 13), ("B", 9, 13)),
+]
+"""Stage 2 sends stage 0 six gradients of a skip before stage 0 takes one; five may be in flight."""
+
+
+def test_a_schedule_that_stops_with_a_skip_alone_is_refused_with_it_alone():
+    rows = tuple(" ".join(f"{k}{action}" for action in actions) for k, actions in enumerate(STOPS_WITH_A_SKIP))
+    config = ScheduleConfig("csv", rows=rows, transport="nccl")
+    assert config.actions(3, 13)
+    with pytest.raises(SettingError, match="stage 0: the send of activations 7 to stage 2"):
+        replace(config, pairs=((0, 1), (0, 2), (1, 2))).actions(3, 13)
 
 
 def test_too_few_hardware_queues_stop_stages_of_several_cells_and_a_queue_for_each_stream_stops_none():
