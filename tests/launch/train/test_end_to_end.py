@@ -27,6 +27,7 @@ SMALL = (
     "train.batch_tokens=200 train.valid_pairs=40 train.checkpoint_every=3 train.threads=1 pipeline.micro_batches=3 "
     "pipeline.schedule=fill_drain"
 )
+SMALL_1F1B = SMALL.replace("fill_drain", "1f1b")
 
 
 def command(*arguments):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from suite.training.metrics import read_steps
-from tests.launch.train.test_end_to_end import SMALL, environment, gpipe, only_run
+from tests.launch.train.test_end_to_end import SMALL_1F1B, environment, gpipe, only_run
 
 GONE_S = 30.0
 AGENTS_S = 180.0
@@ -48,7 +48,7 @@ def is_free(port):
 
 @pytest.mark.parametrize("launcher", ["spawn", "ray"])
 def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(tmp_path, launcher):
-    settings = f"{SMALL} pipeline.stages=2 pipeline.schedule=1f1b tracking.wandb=disabled"
+    settings = f"{SMALL_1F1B} pipeline.stages=2 tracking.wandb=disabled"
     command = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop"]
     command += ["--launcher", launcher, "--set", f"{settings} train.steps=100000"]
     driver = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)

@@ -15,11 +15,11 @@ from ray.cluster_utils import Cluster as RayCluster
 from experiments.registry import read_experiment
 from launch.worker.heartbeat import Heartbeat
 from suite.training.metrics import read_steps
-from tests.launch.train.test_end_to_end import SMALL, environment
+from tests.launch.train.test_end_to_end import SMALL_1F1B, environment
 
 SETTINGS = (
-    SMALL.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")
-    + " pipeline.stages=2 pipeline.schedule=1f1b tracking.wandb=disabled "
+    SMALL_1F1B.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")
+    + " pipeline.stages=2 tracking.wandb=disabled "
 )
 STEPS = 400
 GOES_ON_S = 60.0

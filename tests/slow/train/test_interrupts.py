@@ -25,12 +25,12 @@ from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
 from suite.training.checkpoint.storage import BEGUN, MANIFEST
 from suite.training.metrics import read_steps
-from tests.launch.train.test_end_to_end import SMALL, gpipe
+from tests.launch.train.test_end_to_end import SMALL_1F1B, gpipe
 from tests.slow.interrupted_command import Command
 
 SEED, COUNT = 17, int(os.environ.get("GPIPE_INTERRUPTS", "40"))
 
-SETTINGS = f"{SMALL} train.steps=30 pipeline.stages=2 pipeline.schedule=1f1b"
+SETTINGS = f"{SMALL_1F1B} train.steps=30 pipeline.stages=2"
 RUN = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--set", SETTINGS]
 
 PARTS = ("start", "preparation", "measuring", "workers", "training", "save", "end", "validation", "summary")
