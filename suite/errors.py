@@ -24,6 +24,10 @@ class CheckpointError(SuiteError):
     """A checkpoint is missing, damaged, or belongs to another model."""
 
 
+class StorageError(CheckpointError):
+    """The storage did not answer. That says nothing about the checkpoint, so no other one is chosen."""
+
+
 class PathError(SuiteError):
     """A path from another machine or an archive leaves its folder."""
 

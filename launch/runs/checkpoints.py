@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from suite.training.checkpoint import (
     Storage,
     audit,
     best_of,
+    current,
+    folder_of,
     folders_of,
     in_order,
     list_checkpoints,
@@ -42,6 +45,31 @@ def checkpoint_location_of_run(folder: Path) -> str:
     return checkpoint_location(run, read_experiment(run.experiment.read_text()))
 
 
+def note_published(run: RunFolder, step: int) -> None:
+    """Records in the run's folder that the checkpoint of ``step`` is published. Raises OSError."""
+    Storage(run.path).write(run.published.name, json.dumps({"step": step}).encode())
+
+
+def check_published(run: RunFolder, location: str) -> None:
+    """Raises CheckpointError when the last published checkpoint is not at ``location``: that is no run without
+    checkpoints, but one whose folder was moved or whose disk is missing."""
+    try:
+        step = json.loads(run.published.read_text())["step"]
+    except FileNotFoundError:  # nothing was published, or by an older version
+        return
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{run.published} cannot be read: {error}; choose a checkpoint with CHECKPOINT="
+        ) from None
+    found = folders_of(Storage(location))
+    if folder_of(step) not in found:
+        others = f"only {', '.join(found)}" if found else "no checkpoint"
+        raise CheckpointError(
+            f"run {run.path} has published a checkpoint of step {step}, and {location} has {others}; mount that disk "
+            "or restore that folder" + ("; or choose another one with CHECKPOINT=" if found else "")
+        )
+
+
 def checkpoints_to_use(run: RunFolder, experiment: Experiment, choice: Choice, log: Log) -> list[Checkpoint]:
     """Returns the checkpoints that a command tries, in order.
 
@@ -57,7 +85,7 @@ def checkpoints_to_use(run: RunFolder, experiment: Experiment, choice: Choice, l
 
 def kind_of_checkpoint(run: RunFolder, experiment: Experiment, step: int) -> str:
     """Returns which of a run's checkpoints that of ``step`` is: ``best``, ``latest``, or ``other``."""
-    checkpoints = list_checkpoints(checkpoint_location(run, experiment), lambda text: None)
+    checkpoints = current(list_checkpoints(checkpoint_location(run, experiment), lambda text: None))
     best = best_of(checkpoints)
     if best is not None and best.step == step:
         return "best"
@@ -115,6 +143,6 @@ def _table(location: str, audits: list[Audit]) -> Table:
             f"{max(0.0, time.time() - manifest.written) / 60:,.0f}" if manifest else "",
             "yes" if checkpoint.good else "not yet",
             f"{state_of(manifest.notes).best:.4f}" if manifest and checkpoint.step == best else "",
-            "\n".join(checkpoint.faults) or "valid",
+            "\n".join(checkpoint.faults) or ("abandoned" if checkpoint.abandoned else "valid"),
         )
     return rows

@@ -89,6 +89,11 @@ class RunFolder:
         return self.path / "record.json"
 
     @property
+    def published(self) -> Path:
+        """The step of the last published checkpoint."""
+        return self.path / "published.json"
+
+    @property
     def report(self) -> Path:
         """The page of the run."""
         return self.path / "report.html"

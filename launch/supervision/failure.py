@@ -5,7 +5,7 @@ user         settings, data, a checkpoint, non-finite numbers                  n
 program      an exception in a worker: a bug, or a flaky device                yes, unless the same failure
 death        a process died without a report                                   comes twice in a row
 stall        a worker blocks all others
-start        the workers could not be started
+start        the workers could not be started, or read no checkpoint
 node         a machine is lost, with its processes                             yes; counted separately, since
 preemption   a machine was preempted                                           the program is not at fault
 """
@@ -19,7 +19,15 @@ from typing import Literal
 from launch.runs.store import RunFolder
 from launch.supervision.watchdog import Watchdog
 from launch.worker.heartbeat import Heartbeat
-from suite.errors import ForkserverError, ProgramError, StallError, SuiteError, WorkerDiedError, WorkerError
+from suite.errors import (
+    ForkserverError,
+    ProgramError,
+    StallError,
+    StorageError,
+    SuiteError,
+    WorkerDiedError,
+    WorkerError,
+)
 
 Kind = Literal["user", "program", "death", "stall", "start", "node", "preemption"]
 
@@ -81,7 +89,7 @@ def find_cause(error: SuiteError, run: RunFolder, watchdog: Watchdog) -> Cause:
         return Cause("death", str(error), type(error).__name__, step=watchdog.last_step)
     if isinstance(error, StallError):
         return Cause("stall", f"{error}\n{watchdog.stall_report()}", type(error).__name__)
-    if isinstance(error, WorkerError):
+    if isinstance(error, (WorkerError, StorageError)):
         return Cause("start", str(error), type(error).__name__)
     return Cause("user", str(error), type(error).__name__)
 

@@ -117,7 +117,10 @@ class Supervisor:
         return failure
 
     def _on_first_step(self) -> None:
-        """Records the recovery time when an attempt has finished its first step."""
+        """Records the recovery time when an attempt has finished its first step. A run that continues from an earlier
+        step is no longer finished."""
+        if self._spec.checkpoint_step is not None:
+            self._spec.run.record.unlink(missing_ok=True)
         if self._failed_at is not None:
             seconds = time.monotonic() - self._failed_at
             self._attempts.recovered(self._spec.attempt, seconds)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 from rich.console import Console
 
@@ -22,6 +25,7 @@ from launch import interrupts
 from launch.backends.select import Backend, select_backend
 from launch.planning.layer_costs import cost_model
 from launch.runs.checkpoints import (
+    check_published,
     check_unused,
     checkpoint_location,
     checkpoint_location_of_run,
@@ -83,7 +87,7 @@ def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launch
 
 
 def resume(name: str, settings: str, launcher: str, console: Console, choice: Choice = None) -> None:
-    """Resumes a run from its newest valid checkpoint, or from the chosen one; later ones are then removed.
+    """Resumes a run from its newest valid checkpoint, or from the chosen one; later ones are then abandoned.
 
     Raises SettingError for an unknown run, CheckpointError when it has finished, and when the chosen checkpoint is not
     there.
@@ -99,10 +103,12 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
         changed.append("train.checkpoint_dir")
     if changed:
         raise SettingError(f"a resumed run cannot change {' and '.join(changed)}; start a new run for that")
-    list_checkpoints(checkpoint_location(run, before), lambda text: None)  # raises if there are some but none is valid
-    step = None
+    location, step = checkpoint_location(run, before), None
+    list_checkpoints(location, lambda text: None)  # raises if there are some but none is valid
     if choice not in (None, "latest"):
         step = checkpoints_to_use(run, before, choice, console.print)[0].step
+    else:
+        check_published(run, location)
     record = finished_record(run, chosen)
     if record is not None and (step is None or step >= record["steps"]):
         raise CheckpointError(how_to_go_on(run, chosen, record))
@@ -282,11 +288,11 @@ class CurrentRun:
 
 
 def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, log: Log) -> AttemptSpec:
-    plan = planned.plan
+    plan, owner = planned.plan, f"{socket.gethostname()}, process {os.getpid()}, {uuid4().hex}"
     return AttemptSpec(
         run.path, _data_of(chosen), plan.layers_per_cell, plan.schedule_config, planned.cluster.kind == "gpu", resumed,
         step_s=plan.timeline.seconds, flops=_step_flops(planned, log), costs=(CACHE / "costs").resolve(),
-        logits_bytes=planned.cluster.logits_bytes,
+        logits_bytes=planned.cluster.logits_bytes, owner=owner,
     )  # fmt: skip
 
 

@@ -33,6 +33,8 @@ class Engine:
     optimizer: StageOptimizer
     start: int
     notes: dict[str, Any]
+    best_step: int | None
+    """Step of the best checkpoint that is still there."""
 
 
 @dataclass(frozen=True)
@@ -78,4 +80,6 @@ def assemble(
     links = make_links(coord, layers, cells, groups, device, status.deadline, schedule_config)
     executor = Executor(coord, stage, links, schedule_config, status)
     executor.reducer = optimizer.reducer
-    return Engine(executor, optimizer, loaded.step if loaded else 0, loaded.notes if loaded else {})
+    if loaded is None:
+        return Engine(executor, optimizer, 0, {}, None)
+    return Engine(executor, optimizer, loaded.step, loaded.notes, loaded.best_step)

@@ -5,30 +5,38 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import torch.distributed as dist
-
 from experiments.base.experiment import Experiment
-from launch.runs.checkpoints import checkpoint_location_of_run
+from launch.runs.checkpoints import check_published, checkpoint_location, checkpoint_location_of_run
+from launch.runs.store import RunFolder
 from suite.errors import CheckpointError
 from suite.log import Log
 from suite.pipeline.runtime.stage import Stage
 from suite.training import checkpoint
 
 
-def load_to_resume(location: str, stage: Stage, count: int, log: Log, step: int | None) -> checkpoint.Checkpoint | None:
-    """Returns the newest valid checkpoint, or that of ``step`` after removing the later ones: a restart must not use
-    them."""
-    if step is None:
-        return checkpoint.newest_valid(location, stage.indices, count, log)
-    select = partial(checkpoint.in_order, choice=step, place=location)
-    loaded = checkpoint.newest_valid(location, stage.indices, count, log, select)
-    if dist.get_rank() == 0:
-        try:
-            checkpoint.remove_later(checkpoint.Storage(location), step)
-        except OSError as error:
-            raise CheckpointError(f"the checkpoints after step {step} cannot be removed: {error}") from None
-    dist.barrier()
-    return loaded
+def load_to_resume(
+    run: RunFolder, experiment: Experiment, stage: Stage, log: Log, step: int | None
+) -> checkpoint.Checkpoint | None:
+    """Returns the checkpoint of ``step``, or the newest valid one that is not abandoned; None if none was published."""
+    location = checkpoint_location(run, experiment)
+
+    def select(checkpoints: list[checkpoint.Checkpoint]) -> list[checkpoint.Checkpoint]:
+        if step is not None:
+            return checkpoint.in_order(checkpoints, step, location)
+        check_published(run, location)
+        return checkpoint.current(checkpoints)
+
+    return checkpoint.newest_valid(location, stage.indices, experiment.list_length, log, select)
+
+
+def continue_from(run: RunFolder, experiment: Experiment, step: int) -> None:
+    """Makes the checkpoint of ``step`` the one that the run continues from. Raises CheckpointError when that cannot be
+    written."""
+    location = checkpoint_location(run, experiment)
+    try:
+        checkpoint.abandon_later(checkpoint.Storage(location), step)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoints after step {step} cannot be marked as abandoned: {error}") from None
 
 
 def initialize(experiment: Experiment, stage: Stage, log: Log) -> None:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment
-from launch.runs.checkpoints import checkpoint_location
+from launch.runs.checkpoints import checkpoint_location, note_published
 from launch.runs.record import RunResult, peak_memory, write_record
 from launch.runs.store import RunFolder
 from launch.worker.cgroups import cpu_limit
@@ -28,7 +29,7 @@ from launch.worker.feed_processes import FeedProcesses, feed_process_count
 from launch.worker.feeds import DataSource, data_source
 from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
-from launch.worker.loading import initialize, load_to_resume
+from launch.worker.loading import continue_from, initialize, load_to_resume
 from launch.worker.peak import device_peak
 from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
@@ -86,7 +87,9 @@ class AttemptSpec:
     logits_bytes: int = CPU_LOGITS_BYTES
     """The size of logits that the plan's devices compute at once (``models.chunked_loss``)."""
     checkpoint_step: int | None = None
-    """Step of the checkpoint to resume from; later ones are removed. None: the newest valid one."""
+    """Step of the checkpoint to resume from; later ones are abandoned. None: the newest valid one."""
+    owner: str = ""
+    """The driver, by a text that no other has (``suite.training.checkpoint.ownership``)."""
 
     @property
     def run(self) -> RunFolder:
@@ -248,9 +251,8 @@ def _build_context(
     def load_weights(stage: Stage) -> checkpoint.Checkpoint | None:
         loaded = None
         if spec.resume:
-            location = checkpoint_location(spec.run, experiment)
             with status.waiting_for("all workers to read the checkpoint", LOAD_TIMEOUT_S):
-                loaded = load_to_resume(location, stage, len(layers), log, spec.checkpoint_step)
+                loaded = load_to_resume(spec.run, experiment, stage, log, spec.checkpoint_step)
         if loaded is not None:
             checkpoint.load_values(loaded, stage)
         else:
@@ -272,11 +274,11 @@ def _build_context(
         log(warning)
     dist.barrier()  # every worker has read the experiment, and its checkpoint if it resumes
     if spec.resume and coord.rank == 0:
+        if spec.checkpoint_step is not None:
+            continue_from(spec.run, experiment, spec.checkpoint_step)
         if spec.draft.exists():
             spec.draft.rename(spec.run.experiment)
         log(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
-    if spec.checkpoint_step is not None and coord.is_metrics_rank:
-        spec.run.record.unlink(missing_ok=True)  # of a later step
     system_metrics = SystemMetrics(spec.run.system, coord, spec.attempt, status, device)
     trackers, wandb = _trackers(spec, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)
     run_id = _broadcast_run_id(wandb.run_id if wandb else None, coord)
@@ -287,10 +289,14 @@ def _build_context(
             engine.executor, source.held_out, experiment.metric_name, experiment.criterion, experiment.train,
             state_of(engine.notes),
         )  # fmt: skip
+        best_step = validation.state.best_step
+        if best_step is not None and best_step != engine.best_step:
+            validation.forget(best_step)  # its checkpoint is gone, so a new best one is needed
     saver = checkpoint.Saver(
         checkpoint.Storage(checkpoint_location(spec.run, experiment)), engine.optimizer,
         lambda units: {"units": units} | notes_of(validation) | fixed, log, engine.start,
-        on_failure=validation.forget if validation is not None else lambda step: None,
+        on_failure=validation.forget if validation is not None else lambda step: None, owner=spec.owner,
+        on_published=partial(note_published, spec.run),
     )  # fmt: skip
     schedule_key = str((experiment.pipeline, spec.cells, spec.schedule_config))
     trace = TraceWriter(spec.run.traces, coord, device, engine.start, experiment.trace, schedule_key)

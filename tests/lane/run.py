@@ -60,7 +60,7 @@ def checkpoint(replicas):
 
         for _ in range(2):
             waits += one_stage("toy", saver=saver, load_weights=load_weights, replicas=replicas, steps=1)
-        assert sorted(path.name for path in Path(folder).iterdir()) == ["00000001", "00000002"]
+        assert sorted(path.name for path in Path(folder).iterdir()) == ["00000001", "00000002", "owner.json"]
         return waits
 
 

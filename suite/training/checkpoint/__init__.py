@@ -5,21 +5,25 @@
                          manifest.json              step, size and digest of all layer files, a seal of itself
                          good                       written after a finite step from this state
                          best                       no validation before was better
+                         abandoned                  the run continued from an earlier one
+                owner.json                          the driver that writes them
 
 A folder without a manifest that matches its files is not a checkpoint: it is logged, and the previous one is used.
 """
 
+from suite.training.checkpoint.async_save import folder_of
 from suite.training.checkpoint.audit import Audit, audit
 from suite.training.checkpoint.choice import Choice, best_of, in_order, parse_choice
 from suite.training.checkpoint.reading import (
     Checkpoint,
+    current,
     folders_of,
     list_checkpoints,
     load_optimizer,
     load_values,
     newest_valid,
 )
-from suite.training.checkpoint.retention import remove_later
+from suite.training.checkpoint.retention import abandon_later
 from suite.training.checkpoint.storage import Storage
 from suite.training.checkpoint.writing import Saver
 
@@ -29,8 +33,11 @@ __all__ = [
     "Choice",
     "Saver",
     "Storage",
+    "abandon_later",
     "audit",
     "best_of",
+    "current",
+    "folder_of",
     "folders_of",
     "in_order",
     "list_checkpoints",
@@ -38,5 +45,4 @@ __all__ = [
     "load_values",
     "newest_valid",
     "parse_choice",
-    "remove_later",
 ]

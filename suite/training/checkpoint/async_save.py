@@ -22,6 +22,7 @@ from torch import Tensor
 
 from suite.log import Log
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
+from suite.training.checkpoint.ownership import check_owner
 from suite.training.checkpoint.retention import mark_best, mark_good, rotate
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 
@@ -49,6 +50,10 @@ class ManifestJob:
     best: bool
     """Whether no validation before was better."""
     log: Log
+    owner: str
+    """Who must own the checkpoints (``ownership``)."""
+    on_published: Callable[[int], None]
+    """Called with the step before older checkpoints are removed."""
 
 
 class AsyncSave:
@@ -120,6 +125,7 @@ class AsyncSave:
         others = range(1, manifest_job.stages)
         if self._fault is not None or not self._wait_for([self._file_list(stage) for stage in others]):
             self._given_up.wait()  # others may still be writing; the next save point checks all of them
+            check_owner(self._storage, manifest_job.owner)
             self._storage.remove_folder(self._folder)
             return
         for stage in others:
@@ -129,6 +135,7 @@ class AsyncSave:
         if manifest_job.best:  # before the manifest: a finished checkpoint has its mark
             mark_best(self._storage, self._folder)
         self._storage.settle(self._folder)  # in a power cut the manifest must not survive without its files
+        check_owner(self._storage, manifest_job.owner)
         self._storage.write(f"{self._folder}/{MANIFEST}", manifest.encode())
         self._storage.settle(self._folder)
         self.published = True
@@ -147,6 +154,8 @@ class AsyncSave:
 
     def _clean_up(self, temporary: list[str], manifest_job: ManifestJob) -> None:
         try:
+            manifest_job.on_published(self.step)
+            check_owner(self._storage, manifest_job.owner)
             for path in temporary:
                 self._storage.remove(path)
             if manifest_job.good_step is not None:

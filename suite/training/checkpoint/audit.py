@@ -22,6 +22,8 @@ class Audit:
     """Whether a finite step followed it."""
     best: bool
     """Whether no validation before it was better; of several such, the newest counts."""
+    abandoned: bool
+    """Whether the run continued from an earlier one."""
     faults: tuple[str, ...]
     """What is wrong, one entry per file; empty for a valid checkpoint."""
 
@@ -35,9 +37,9 @@ def audit(storage: Storage) -> Iterator[Audit]:
         names = storage.names(folder)
         good, best = KEEP_GOOD in names, KEEP_BEST in names
         if isinstance(entry, Checkpoint):
-            yield Audit(entry.step, entry.manifest, good, best, tuple(_faults(entry)))
+            yield Audit(entry.step, entry.manifest, good, best, entry.abandoned, tuple(_faults(entry)))
         else:
-            yield Audit(int(folder), None, good, best, (str(entry),))
+            yield Audit(int(folder), None, good, best, False, (str(entry),))
 
 
 def _faults(checkpoint: Checkpoint) -> Iterator[str]:

@@ -4,7 +4,8 @@ best      the newest one with a mark: no validation before it was better
 latest    the newest one
 <step>    that one
 
-Only the default falls back to another checkpoint when a file is damaged, and so does ``latest``.
+The default and ``latest`` fall back to another checkpoint when a file is damaged. An abandoned checkpoint is used by
+its step alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
 from suite.errors import CheckpointError, SettingError
-from suite.training.checkpoint.reading import Checkpoint
+from suite.training.checkpoint.reading import Checkpoint, current
 
 Named = Literal["best", "latest"]
 Choice = Named | int | None
@@ -36,11 +37,11 @@ def in_order(checkpoints: Sequence[Checkpoint], choice: Choice, place: str) -> l
 
     Raises CheckpointError when the chosen one is not there, with those that are.
     """
-    best = best_of(checkpoints)
+    best, usable = best_of(checkpoints), current(checkpoints)
     if choice is None:
-        return [*([best] if best else []), *(other for other in checkpoints if other is not best)]
+        return [*([best] if best else []), *(other for other in usable if other is not best)]
     if choice == "latest" or not checkpoints:
-        return list(checkpoints)
+        return usable
     chosen = best if choice == "best" else next((each for each in checkpoints if each.step == choice), None)
     if chosen is None:
         steps = ", ".join(f"{each.step} (the best)" if each is best else str(each.step) for each in checkpoints)
@@ -55,4 +56,4 @@ def in_order(checkpoints: Sequence[Checkpoint], choice: Choice, place: str) -> l
 
 def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """Returns the best of a run's checkpoints, newest first; None if none is marked."""
-    return next((each for each in checkpoints if each.best), None)
+    return next((each for each in current(checkpoints) if each.best), None)

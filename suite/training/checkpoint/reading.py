@@ -15,11 +15,11 @@ import torch.distributed as dist
 from safetensors.torch import load
 from torch import Tensor
 
-from suite.errors import CheckpointError
+from suite.errors import CheckpointError, StorageError
 from suite.log import Log
 from suite.pipeline.runtime.stage import Stage
 from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest, layer_file
-from suite.training.checkpoint.retention import KEEP_BEST
+from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 from suite.training.optimizer import StageOptimizer, State
 
@@ -41,6 +41,10 @@ class Checkpoint:
     manifest: Manifest
     best: bool = False
     """Whether no validation before it was better."""
+    abandoned: bool = False
+    """Whether the run continued from an earlier one."""
+    best_step: int | None = None
+    """The step of the newest best one up to this one, where it was listed with others."""
     layers: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     """The tensors read so far, by layer."""
 
@@ -60,7 +64,8 @@ class Checkpoint:
     def read(self, layer: int) -> dict[str, Tensor]:
         """Returns one layer's tensors, by ``value/<name>`` and ``state/<parameter>/<name>``.
 
-        Raises CheckpointError, naming the file, when it does not match the manifest.
+        Raises CheckpointError, naming the file, when it does not match the manifest, and StorageError when it cannot be
+        read now.
         """
         name = layer_file(layer)
         path = f"{self.folder}/{name}"
@@ -71,7 +76,7 @@ class Checkpoint:
         except FileNotFoundError:
             raise CheckpointError(f"{self.storage.shown(path)}: missing") from None
         except OSError as error:
-            raise CheckpointError(str(error)) from None
+            raise _unanswered(error) from None
 
     def _bytes(self, name: str, path: str) -> bytes:
         expected = self.manifest.files.get(name)
@@ -98,9 +103,18 @@ class Checkpoint:
             )
 
 
+def _unanswered(error: OSError) -> StorageError:
+    return StorageError(f"{error}; nothing was changed; resume when the storage answers, or choose another checkpoint")
+
+
+def current(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Returns those that are not abandoned."""
+    return [checkpoint for checkpoint in checkpoints if not checkpoint.abandoned]
+
+
 def iter_checkpoints(storage: Storage) -> Iterator[tuple[str, Checkpoint | str | CheckpointError]]:
     """Yields every folder's name, newest step first, with its checkpoint or the fault of its manifest: a
-    CheckpointError when another version of the suite wrote it, else a text.
+    CheckpointError when another version of the suite wrote it or it cannot be read now, else a text.
 
     Raises CheckpointError when the location cannot be listed.
     """
@@ -119,11 +133,14 @@ def _examine(storage: Storage, folder: str, retry: bool = True) -> Checkpoint | 
         manifest = decode(storage.read(path, size), storage.shown(path))
         if manifest.step != int(folder):
             raise DamagedError(f"it is of step {manifest.step}")
-        return Checkpoint(storage, folder, manifest, KEEP_BEST in storage.names(folder))
+        names = storage.names(folder)
+        return Checkpoint(storage, folder, manifest, KEEP_BEST in names, ABANDONED in names)
     except FileNotFoundError:
         return _without_manifest(storage, folder, retry)
-    except (DamagedError, OSError) as error:
+    except DamagedError as error:
         return f"bad manifest: {error}"
+    except OSError as error:
+        return _unanswered(error)
     except CheckpointError as error:
         return error
 
@@ -136,14 +153,14 @@ def folders_of(storage: Storage) -> list[str]:
     try:
         return storage.folders()
     except OSError as error:
-        raise CheckpointError(f"checkpoints cannot be listed: {error}") from None
+        raise StorageError(f"checkpoints cannot be listed: {error}") from None
 
 
 def _without_manifest(storage: Storage, folder: str, retry: bool) -> Checkpoint | str | CheckpointError:
     try:
         names = storage.names(folder)
     except OSError as error:
-        return str(error)
+        return _unanswered(error)
     if MANIFEST in names and retry:  # a save has published it since
         return _examine(storage, folder, retry=False)
     return UNFINISHED if any(name.startswith(BEGUN) for name in names) else f"its {MANIFEST} is missing"
@@ -187,30 +204,32 @@ def _with_manifest(storage: Storage, log: Log, bad: list[str]) -> list[Checkpoin
 
 
 def newest_valid(
-    location: str | Path, layers: Sequence[int], count: int, log: Log, select: Select = list
+    location: str | Path, layers: Sequence[int], count: int, log: Log, select: Select = current
 ) -> Checkpoint | None:
     """Returns the newest valid checkpoint with this worker's layers; None if no save ever finished. All workers must
     call it and get the same checkpoint.
 
     Each worker reads its ``layers`` of the model's ``count``. Rank 0 logs damaged checkpoints. ``select`` returns those
-    to try, in order, from those with a valid manifest, newest first.
+    to try, in order, from those with a valid manifest, newest first; by default all but abandoned ones.
 
     Raises CheckpointError, on all workers, when checkpoints exist but none is valid, or one is of another model or
-    version.
+    version; StorageError when one of them cannot read a checkpoint now, because an older one would be the wrong choice.
     """
     storage = Storage(location)
     candidates, bad = _candidates(storage, log, select)
-    for folder, manifest in candidates:
-        checkpoint = Checkpoint(storage, folder, manifest)
+    for folder, manifest, best_step in candidates:
+        checkpoint = Checkpoint(storage, folder, manifest, best_step=best_step)
         checkpoint.check_layers(count)
-        fault = None
+        fault, unanswered = "", False
         try:
             checkpoint.layers.update((layer, checkpoint.read(layer)) for layer in layers)
         except CheckpointError as error:
-            fault = str(error)
+            fault, unanswered = str(error), isinstance(error, StorageError)
         faults: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(faults, fault)
-        messages = sorted({line for line in faults if line})
+        dist.all_gather_object(faults, (fault, unanswered))
+        if errors := sorted(line for line, is_unanswered in faults if is_unanswered):
+            raise StorageError(errors[0])
+        messages = sorted({line for line, _ in faults if line})
         if not messages:
             return checkpoint
         bad.append(messages[0])
@@ -222,15 +241,22 @@ def newest_valid(
     return None
 
 
-def _candidates(storage: Storage, log: Log, select: Select) -> tuple[list[tuple[str, Manifest]], list[str]]:
-    """Returns the checkpoints that rank 0 lists, and the faults of finished but unusable ones. An error of rank 0 is
-    raised on all workers."""
+def _candidates(
+    storage: Storage, log: Log, select: Select
+) -> tuple[list[tuple[str, Manifest, int | None]], list[str]]:  # fmt: skip
+    """Returns the checkpoints that rank 0 lists, each with the step of the best one up to it, and the faults of
+    finished but unusable ones. An error of rank 0 is raised on all workers."""
     shared: list[Any] = [None]
     if dist.get_rank() == 0:
         bad: list[str] = []
         try:
-            found = select(_with_manifest(storage, log, bad))
-            shared = [([(checkpoint.folder, checkpoint.manifest) for checkpoint in found], bad)]
+            listed = _with_manifest(storage, log, bad)
+            bests = [checkpoint.step for checkpoint in listed if checkpoint.best]
+            found = [
+                (checkpoint.folder, checkpoint.manifest, next((at for at in bests if at <= checkpoint.step), None))
+                for checkpoint in select(listed)
+            ]
+            shared = [(found, bad)]
         except CheckpointError as error:
             shared = [error]
     dist.broadcast_object_list(shared, src=0)

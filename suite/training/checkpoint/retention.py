@@ -5,6 +5,9 @@ step     10     20     30     40     50        good: a finite step followed it. 
                 kept          kept   kept
 
 best: no validation before was better. Only the last of these is kept beyond the newest two.
+
+A run that continues from step 20 abandons 30 to 50. Nothing uses them unless asked for by step, and they are removed
+once the next checkpoint is published.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ KEEP_LATEST = 2
 KEEP_GOOD, KEEP_BEST = "good", "best"
 """Marks: empty files in a checkpoint's folder."""
 
+ABANDONED = "abandoned"
+"""The mark of a checkpoint after the step from which its run continued."""
+
 
 def steps_to_keep(finished: Collection[int], good: Collection[int], best: Collection[int] = ()) -> set[int]:
     """Returns the steps to keep of the ``finished`` checkpoints, of which some are ``good`` and some were the ``best``
@@ -30,12 +36,12 @@ def steps_to_keep(finished: Collection[int], good: Collection[int], best: Collec
 def rotate(storage: Storage, step: int) -> None:
     """Removes old checkpoints after the one of ``step`` is published.
 
-    Also removes checkpoints beyond ``step``, left from before a resume, and unfinished ones without a manifest. A plain
-    file that is named like a checkpoint is not ours and stays.
+    Also removes abandoned ones, all beyond ``step``, and unfinished ones without a manifest. A plain file that is named
+    like a checkpoint is not ours and stays.
     """
     folders = {int(name): name for name in storage.folders() if storage.is_folder(name)}
     names = {at: storage.names(name) for at, name in folders.items()}
-    finished = [at for at in folders if at <= step and MANIFEST in names[at]]
+    finished = [at for at in folders if at <= step and MANIFEST in names[at] and ABANDONED not in names[at]]
     good, best = ([at for at in finished if mark in names[at]] for mark in (KEEP_GOOD, KEEP_BEST))
     kept = steps_to_keep(finished, good, best)
     for at, name in folders.items():
@@ -43,11 +49,15 @@ def rotate(storage: Storage, step: int) -> None:
             storage.remove_folder(name)
 
 
-def remove_later(storage: Storage, step: int) -> None:
-    """Removes the checkpoints after ``step``: the run continues there."""
+def abandon_later(storage: Storage, step: int) -> None:
+    """Marks the checkpoints after ``step`` as abandoned, and no others: the run continues there."""
     for name in storage.folders():
-        if int(name) > step and storage.is_folder(name):
-            storage.remove_folder(name)
+        if not storage.is_folder(name):
+            continue
+        if int(name) > step:
+            storage.write(f"{name}/{ABANDONED}", b"")
+        elif ABANDONED in storage.names(name):
+            storage.remove(f"{name}/{ABANDONED}")
 
 
 def mark_good(storage: Storage, folder: str) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from suite.errors import CheckpointError
 from suite.log import Log
 from suite.training.checkpoint.async_save import AsyncSave, ManifestJob, Snapshot, folder_of
+from suite.training.checkpoint.ownership import check_owner, claim
 from suite.training.checkpoint.storage import Storage
 from suite.training.optimizer import StageOptimizer
 
@@ -40,16 +41,19 @@ class Saver:
     def __init__(
         self, storage: Storage, optimizer: StageOptimizer, notes: Callable[[int], dict[str, Any]],
         log: Log, start: int = 0, deadline_s: float = DEADLINE_S,
-        on_failure: Callable[[int], None] = lambda step: None,
+        on_failure: Callable[[int], None] = lambda step: None, owner: str = "",
+        on_published: Callable[[int], None] = lambda step: None,
     ) -> None:  # fmt: skip
         """``notes`` returns the manifest's notes for the units seen; only rank 0 uses ``log``. ``start`` is the step of
         the checkpoint that the run resumed from, 0 for none. ``on_failure`` gets the step of each save that failed and
-        is not tried again, on all workers.
+        is not tried again, on all workers. ``owner`` names the driver, which now owns the checkpoints. Rank 0 calls
+        ``on_published`` with each step before older checkpoints are removed.
 
-        Raises CheckpointError when the location of the checkpoints cannot be listed.
+        Raises CheckpointError when the location of the checkpoints cannot be listed or written.
         """
         self._storage, self._optimizer, self._coord = storage, optimizer, optimizer.coord
         self._notes, self._log, self._deadline_s, self._on_failure = notes, log, deadline_s, on_failure
+        self._owner, self._on_published = owner, on_published
         self._save: AsyncSave | None = None
         self._saving_step: int | None = None
         """The step of the running save; replicas that write nothing also know it."""
@@ -62,8 +66,9 @@ class Saver:
         if self._coord.rank == 0:
             try:
                 self._stale = {name for name in storage.folders() if int(name) > start}
+                claim(storage, owner)
             except OSError as error:
-                raise CheckpointError(f"checkpoints cannot be listed: {error}") from None
+                raise CheckpointError(f"checkpoints cannot be listed or written: {error}") from None
 
     def on_step_end(self, step: int, applied: bool) -> None:
         """Notes a step. A finite step after a checkpoint proves that checkpoint good."""
@@ -91,7 +96,9 @@ class Saver:
             manifest_job = None
             if self._coord.rank == 0:
                 good_step = self._newest if 0 < self._newest < self._last_finite else None
-                manifest_job = ManifestJob(self._coord.stages, self._notes(units), good_step, best, self._log)
+                manifest_job = ManifestJob(
+                    self._coord.stages, self._notes(units), good_step, best, self._log, self._owner, self._on_published
+                )
             self._save = AsyncSave(self._storage, step, self._save_id, snapshot, self._coord.stage, manifest_job)
 
     def wait(self) -> None:
@@ -131,10 +138,12 @@ class Saver:
         if self._save is not None and not self._save.ends_within(self._deadline_s):
             fault = f"still busy with the save of step {self._save.step}"
         folder = folder_of(step)
-        if fault is None and folder in self._stale:
+        if fault is None and self._coord.rank == 0:
             try:
-                self._storage.remove_folder(folder)
-                self._stale.discard(folder)
+                check_owner(self._storage, self._owner)
+                if folder in self._stale:
+                    self._storage.remove_folder(folder)
+                    self._stale.discard(folder)
             except OSError as error:
                 fault = str(error)
         faults = self._gather(fault)

@@ -85,7 +85,7 @@ def test_a_run_through_ray_writes_a_complete_record(through_ray):
     assert 0 < record["baseline_nll"] < record["valid_nll"] < 9  # six steps learn little
     assert record["parameters"] > 1200 * 64
     assert sorted(path.name for path in (run / "logs").iterdir()) == ["stage-0-0.log", "stage-0-1.log"]
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["00000003", "00000006"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["00000003", "00000006", "owner.json"]
     for word in ("validation:", "unigram entropy", "peak memory", f"{record['valid_nll']:.3f}", str(run)):
         assert word in printed.replace("\n", " "), printed
 

@@ -31,8 +31,8 @@ def test_a_run_continues_from_a_chosen_step_and_a_restart_does_not_return_to_the
 
     Supervisor(job, experiment, Looking(), None, metrics_rank_logger(trial.run.messages)).run()
     assert seen[0] == (9, [9, 12], True, 12)
-    assert seen[1] == (None, [9], False, 10)
-    assert [line["start"] for line in trial.ends] == [0, 9, 9]
+    assert seen[1] == (None, [9, 12], False, 10)
+    assert [line["start"] for line in trial.ends] == [0, 9, 9]  # 12 was abandoned when the second attempt began
     again = Trial(trial.run, None, [])
     assert again.losses == losses
     for name, data in kept.items():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage, list_checkpoints, load_optimizer, load_values, newest_valid
+from suite.training.checkpoint.ownership import OWNER
 from suite.training.checkpoint.reading import UNFINISHED, iter_checkpoints
 from suite.training.checkpoint.retention import KEEP_LATEST, steps_to_keep
 from suite.training.checkpoint.storage import BEGUN
@@ -27,7 +28,7 @@ class Gated(Storage):
         self.open = threading.Event()
 
     def write(self, path, data):
-        assert self.open.wait(60)
+        assert path == OWNER or self.open.wait(60)
         super().write(path, data)
 
 
@@ -44,7 +45,7 @@ def goes_on(rank, world, rendezvous, folder):
 
 
 def test_training_goes_on_while_a_save_is_written_and_the_state_is_that_of_the_save_point(tmp_path):
-    assert run_processes(goes_on, 1, str(tmp_path)) == [([], 5)]
+    assert run_processes(goes_on, 1, str(tmp_path)) == [([OWNER], 5)]
 
 
 def limit(size):
@@ -66,7 +67,7 @@ def fails(rank, world, rendezvous, folder):
             one.saver.wait()
         except CheckpointError as error:
             return seen, said, step, str(error)
-        seen.append((restored(folder), len(os.listdir(folder))))
+        seen.append((restored(folder), len(Storage(folder).folders())))
     return seen, said, None, None
 
 
@@ -91,7 +92,7 @@ def keeps_the_best(rank, world, rendezvous, folder):
         one.become(step)
         one.saver.save(step, 0, best=step in (1, 2, 3, 7))
         one.saver.wait()
-        there = sorted(path.name for path in Path(folder).iterdir())
+        there = sorted(Storage(folder).folders())
         seen.append(" ".join(f"{int(name)}{'*' * Path(folder, name, 'best').exists()}" for name in there))
     return seen, [(each.step, each.best) for each in list_checkpoints(folder, print)], one.failed
 
@@ -185,7 +186,7 @@ def test_a_future_that_a_resume_gave_up_is_written_over(tmp_path):
     (tmp_path / "00000007").mkdir()
     run_processes(again, 1, str(tmp_path))
     assert restored(tmp_path) == 3
-    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003"]
+    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003", OWNER]
     assert not (tmp_path / "00000003/good").exists()
 
 
@@ -214,7 +215,7 @@ def test_retention_removes_a_link_and_leaves_what_it_leads_to(tmp_path):
     before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
     (place / "00000001").symlink_to(elsewhere)
     run_processes(again, 1, str(place))
-    assert sorted(os.listdir(place)) == ["00000002", "00000003"]
+    assert sorted(os.listdir(place)) == ["00000002", "00000003", OWNER]
     assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
 
 
@@ -222,7 +223,7 @@ def test_retention_leaves_a_file_that_is_named_like_a_checkpoint_and_goes_on(tmp
     (tmp_path / "00000009").write_text("a person's")
     (tmp_path / "notes").write_text("a person's")
     run_processes(resumes_before, 1, str(tmp_path))
-    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003", "00000009", "notes"]
+    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003", "00000009", "notes", OWNER]
 
 
 def test_a_save_that_is_under_way_can_be_told_from_a_checkpoint_without_its_manifest(tmp_path):

@@ -1,0 +1,170 @@
+"""Continuing a run loses nothing: an earlier step, storage that does not answer, a second driver."""
+
+import errno
+import json
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launch.backends.processes import run_processes
+from suite.errors import CheckpointError, StorageError
+from suite.training.checkpoint import Storage, abandon_later, audit, in_order, list_checkpoints, newest_valid, storage
+from suite.training.checkpoint.ownership import OWNER, claim
+from suite.training.checkpoint.retention import mark_best, rotate
+from tests.suite.pipeline.build import join
+from tests.suite.training.checkpoint.saves import LAYERS, Counting
+from tests.suite.training.work import run
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Checkpoints of steps 40 and 60."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    run_processes(run, 1, 1, 1, 60, str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(written, tmp_path):
+    return shutil.copytree(written, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(tmp_path_factory):
+    """This process is a worker without others."""
+    join(0, 1, f"file://{tmp_path_factory.mktemp('meeting')}/rendezvous", torch.get_num_threads())
+    yield
+    dist.destroy_process_group()
+
+
+def newest(folder):
+    return newest_valid(folder, range(LAYERS), LAYERS, print)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE], ids=["EIO", "ESTALE"])
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        ("read", "00000060/layer-0004"),
+        ("size", "00000060/manifest"),
+        ("read", "00000060/manifest"),
+        ("names", "00000060"),
+        ("folders", ""),
+    ],
+)
+def test_storage_that_does_not_answer_is_no_damage_and_nothing_else_is_chosen(folder, monkeypatch, call, path, error):
+    original = getattr(Storage, call)
+
+    def fails(self, *arguments):
+        if not arguments or arguments[0].startswith(path):
+            raise OSError(f"{self.location}/{path}: {errno.errorcode[error]}")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Storage, call, fails)
+    with pytest.raises(StorageError, match=errno.errorcode[error]):
+        newest(folder)
+    monkeypatch.undo()
+    assert newest(folder).step == 60
+
+
+def test_a_worker_that_cannot_read_ends_the_load_on_all(folder):
+    assert run_processes(loads_half, 2, str(folder)) == [True, True]
+
+
+def loads_half(rank, world, rendezvous, folder):
+    join(rank, world, rendezvous)
+    if rank == 1:
+
+        def fails(self, path, size, read=Storage.read):
+            if "layer" in path:
+                raise OSError(f"{path}: Stale file handle")
+            return read(self, path, size)
+
+        Storage.read = fails
+    try:
+        newest_valid(folder, range(LAYERS), LAYERS, print)
+    except StorageError:
+        return True
+    return False
+
+
+def test_checkpoints_after_the_step_that_a_run_continues_from_are_kept_and_not_used(folder):
+    abandon_later(Storage(folder), 40)
+    assert newest(folder).step == 40
+    assert [(found.step, found.abandoned) for found in list_checkpoints(folder, print)] == [(60, True), (40, False)]
+    assert [(found.step, found.abandoned) for found in audit(Storage(folder))] == [(60, True), (40, False)]
+    for choice, step in ((None, 40), ("latest", 40), (60, 60)):
+        assert in_order(list_checkpoints(folder, print), choice, "the run")[0].step == step
+    abandon_later(Storage(folder), 60)  # back to the later one
+    assert newest(folder).step == 60
+
+
+def test_abandoned_checkpoints_are_removed_once_the_next_one_is_published(folder):
+    abandon_later(Storage(folder), 40)
+    shutil.copytree(folder / "00000040", folder / "00000050")
+    rotate(Storage(folder), 50)
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["00000040", "00000050"]
+    for left in folder.glob("*/manifest.json"):
+        shutil.copytree(left.parent, folder / f"{int(left.parent.name) + 40:08d}")
+    abandon_later(Storage(folder), 50)  # 80 and 90
+    shutil.copytree(folder / "00000050", folder / "00000100")
+    (folder / "00000100" / "abandoned").unlink(missing_ok=True)
+    rotate(Storage(folder), 100)
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["00000050", "00000100"]
+
+
+def test_a_loaded_checkpoint_knows_the_best_one_that_is_still_there(folder):
+    assert newest(folder).best_step is None
+    mark_best(Storage(folder), "00000060")
+    assert newest(folder).best_step == 60
+    abandon_later(Storage(folder), 40)
+    assert newest(folder).best_step is None
+    mark_best(Storage(folder), "00000040")
+    assert newest(folder).best_step == 40
+
+
+def owns(rank, world, rendezvous, folder, harm):
+    """Saves twice; before the second save the checkpoints go to another driver, or their disk is gone."""
+    said = []
+    one = Counting(rank, world, rendezvous, folder, log=said.append)
+    one.become(1)
+    one.saver.save(1, 0)
+    one.saver.wait()
+    if harm == "claimed":
+        claim(Storage(folder), "another driver")
+    else:
+        shutil.move(folder, f"{folder}-unmounted")
+    one.become(2)
+    one.saver.save(2, 0)
+    one.saver.wait()
+    return said
+
+
+def test_a_driver_that_lost_the_checkpoints_to_another_writes_and_removes_nothing(tmp_path):
+    (said,) = run_processes(owns, 1, str(tmp_path / "run"), "claimed")
+    assert "belongs to another driver of this run (another driver, not " in said[0]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["00000001", OWNER]
+
+
+def test_nothing_is_written_where_a_disk_was(tmp_path):
+    (said,) = run_processes(owns, 1, str(tmp_path / "run"), "gone")
+    assert "owner.json is missing: the folder was moved, or its disk is not mounted" in said[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unreadable_record_of_the_owner_is_another_owner(folder):
+    from suite.training.checkpoint.ownership import check_owner
+
+    claim(Storage(folder), "me")
+    check_owner(Storage(folder), "me")
+    for text in ("", "[]", json.dumps({"owner": "you"})):
+        (folder / OWNER).write_text(text)
+        with pytest.raises(OSError, match="another driver"):
+            check_owner(Storage(folder), "me")
+
+
+def test_storage_errors_end_a_command_as_other_faults_of_checkpoints_do():
+    assert issubclass(StorageError, CheckpointError)
+    assert storage.PAUSES_S
