@@ -24,6 +24,10 @@ class CheckpointError(SuiteError):
     """A checkpoint is missing, damaged, or belongs to another model."""
 
 
+class RunFileError(SuiteError):
+    """A small file of a run, such as its record, is empty, broken or unreadable. The message names it."""
+
+
 class PathError(SuiteError):
     """A path from another machine or an archive leaves its folder."""
 

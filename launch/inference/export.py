@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +18,14 @@ from experiments.huggingface.causal_lm import save_causal_lm
 from experiments.huggingface.convert import exported_model, exported_tokenizer
 from experiments.huggingface.language_model import save_language_model
 from experiments.language_model.experiment import LanguageModelExperiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
 from launch.inference.decode import find_text_run
 from launch.inference.model_text import load_documents, load_text
 from launch.runs.checkpoints import checkpoints_to_use, described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
 from suite.errors import CheckpointError, SettingError, nearest
+from suite.paths import read_json
 from suite.training.checkpoint import Checkpoint, Choice
 
 FORMATS = ("huggingface",)
@@ -47,7 +47,7 @@ def export(requested: str, export_format: str, console: Console, choice: Choice 
 
 
 def _export(run: RunFolder, export_format: str, console: Console, choice: Choice) -> Path:
-    found = read_experiment(run.experiment.read_text())
+    found = read_experiment_file(run.experiment)
     if isinstance(found, CustomExperiment):
         return _export_causal_lm(run, found, run.path / export_format, console, choice)
     if isinstance(found, LanguageModelExperiment):
@@ -72,8 +72,7 @@ def _export_translation(
     data = load_text(run, experiment, console, choice)
     step, layers = _all_layers(run, experiment, console, choice)
     model = exported_model(experiment, layers)
-    scores = run.path / "scores.json"
-    checkpoint = json.loads(scores.read_text()) if scores.exists() else None
+    checkpoint = read_json(run.scores)
     with _complete(folder) as draft:
         model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
         model.register_for_auto_class("AutoModelForSeq2SeqLM")  # type: ignore[no-untyped-call]

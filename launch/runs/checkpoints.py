@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.base.experiment import Experiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from launch.runs.store import RunFolder, find_run
 from suite.errors import CheckpointError
 from suite.log import Log
@@ -39,7 +39,7 @@ def checkpoint_location_of_run(folder: Path) -> str:
     run = RunFolder(folder.resolve())
     if not run.experiment.exists():
         return str(run.checkpoints)
-    return checkpoint_location(run, read_experiment(run.experiment.read_text()))
+    return checkpoint_location(run, read_experiment_file(run.experiment))
 
 
 def checkpoints_to_use(run: RunFolder, experiment: Experiment, choice: Choice, log: Log) -> list[Checkpoint]:

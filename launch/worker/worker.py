@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.base.experiment import Experiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.record import RunResult, peak_memory, write_record
 from launch.runs.store import RunFolder
@@ -34,6 +34,7 @@ from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.errors import FailureLocation, ProgramError, StallError, SuiteError
+from suite.paths import sync_folder
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.flops import StepFlops
@@ -102,7 +103,7 @@ class AttemptSpec:
         """The resolved experiment. While a resumed run starts, its draft; on fewer devices than requested, the shrunk
         experiment."""
         requested = self.draft if self.draft.exists() else self.run.experiment
-        return read_experiment((self.run.shrunk if self.shrunk else requested).read_text())
+        return read_experiment_file(self.run.shrunk if self.shrunk else requested)
 
     @property
     def draft(self) -> Path:
@@ -273,7 +274,8 @@ def _build_context(
     dist.barrier()  # every worker has read the experiment, and its checkpoint if it resumes
     if spec.resume and coord.rank == 0:
         if spec.draft.exists():
-            spec.draft.rename(spec.run.experiment)
+            spec.draft.replace(spec.run.experiment)
+            sync_folder(spec.run.path)
         log(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
     if spec.checkpoint_step is not None and coord.is_metrics_rank:
         spec.run.record.unlink(missing_ok=True)  # of a later step
