@@ -58,12 +58,30 @@ def _export(run: RunFolder, export_format: str, console: Console, choice: Choice
 @contextmanager
 def _complete(folder: Path) -> Iterator[Path]:
     """Yields a folder to write to; it replaces ``folder`` once all is written, so that an interrupted export keeps the
-    previous one."""
-    draft = folder.with_suffix(".draft")
+    previous one. What a user put beside the exported files, such as ``.git``, stays."""
+    draft, previous = folder.with_suffix(".draft"), folder.with_suffix(".previous")
+    _keep_own(previous, folder)  # of an export that was killed
     shutil.rmtree(draft, ignore_errors=True)
     yield draft
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        folder.rename(previous)
     draft.rename(folder)
+    _keep_own(previous, folder)
+
+
+def _keep_own(previous: Path, folder: Path) -> None:
+    """Moves what the new export did not write from the previous one, without its weights, and removes the rest. Without
+    a new export, moves the previous one back."""
+    if not previous.exists():
+        return
+    if not folder.exists():
+        previous.rename(folder)
+        return
+    for path in sorted(previous.iterdir()):
+        is_weights = path.name.endswith((".safetensors", ".safetensors.index.json"))
+        if not is_weights and not (folder / path.name).exists():
+            path.rename(folder / path.name)
+    shutil.rmtree(previous)
 
 
 def _export_translation(
