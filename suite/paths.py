@@ -32,12 +32,16 @@ def extract_files(archive: tarfile.TarFile, root: Path) -> None:
 
     Raises PathError, before it writes anything, for a path outside ``root`` and for a link, folder or device.
     """
-    members = archive.getmembers()
-    for member in members:
+    check_files(archive, root)
+    archive.extractall(root, members=archive.getmembers(), filter="data")
+
+
+def check_files(archive: tarfile.TarFile, root: Path) -> None:
+    """Raises PathError for a path outside ``root`` and for a link, folder or device in an archive."""
+    for member in archive.getmembers():
         safe_join(root, member.name)
         if not member.isfile():
             raise PathError(f"{member.name!r} in the archive is not a regular file")
-    archive.extractall(root, members=members, filter="data")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
