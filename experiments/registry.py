@@ -6,6 +6,8 @@ import tomllib
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
@@ -19,7 +21,8 @@ from experiments.language_model.runs import LANGUAGE_MODEL_RUNS, find_transforme
 from experiments.scaling.scale_choice import RequestedScale, choose_scale
 from experiments.translation import runs as translation
 from experiments.translation.experiment import TranslationExperiment
-from suite.errors import SettingError, nearest
+from suite.errors import RunFileError, SettingError, nearest
+from suite.paths import read_text
 
 TASKS: dict[str, type[Experiment]] = {
     "translation": TranslationExperiment,
@@ -76,6 +79,10 @@ def read_experiment(text: str) -> Experiment:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
         raise SettingError(f"the experiment's file is not valid TOML: {fault}; restore it or start a new run") from None
+    return _restored(values)
+
+
+def _restored(values: dict[str, Any]) -> Experiment:
     written = values.pop("format", 1)
     if written != FORMAT:
         raise SettingError(
@@ -86,6 +93,26 @@ def read_experiment(text: str) -> Experiment:
     if task not in TASKS:
         raise SettingError(f"task is {task!r} in the experiment's file; it must be one of {', '.join(TASKS)}")
     return TASKS[task].restored(values)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Returns what an ``experiment.toml`` says. Raises RunFileError for a damaged file and without one."""
+    advice = "restore it from a copy, or start a new run"
+    text = read_text(path, advice)
+    if text is None:
+        raise RunFileError(f"there is no {path}; {advice}")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise RunFileError(f"{path} is damaged: it is not valid TOML ({fault}); {advice}") from None
+
+
+def read_experiment_file(path: Path) -> Experiment:
+    """Reads an ``experiment.toml``. Raises RunFileError for a damaged file, SettingError when it is no experiment."""
+    try:
+        return _restored(read_settings(path))
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}") from None
 
 
 def resolve(

@@ -30,12 +30,11 @@ def run(
     Call it below ``if __name__ == "__main__":``, because workers import the file. Raises a SuiteError for any error
     that the user can fix.
     """
-    import json
-
     from rich.console import Console
 
     from launch.train.command import start
     from suite.errors import SettingError, nearest
+    from suite.paths import read_json
 
     launchers = ("spawn", "ray")
     if launcher not in launchers:
@@ -43,7 +42,7 @@ def run(
     with _not_while_imported():
         console = Console(markup=False, highlight=False, soft_wrap=True)
         folder = start(_source_of(function), "auto", settings, launcher, console)
-    return FinishedRun(folder.path, json.loads(folder.record.read_text()))
+    return FinishedRun(folder.path, read_json(folder.record) or {})
 
 
 _is_running = False

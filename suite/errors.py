@@ -28,6 +28,10 @@ class StorageError(CheckpointError):
     """The storage did not answer. That says nothing about the checkpoint, so no other one is chosen."""
 
 
+class RunFileError(SuiteError):
+    """A small file of a run, such as its record, is empty, broken or unreadable. The message names it."""
+
+
 class PathError(SuiteError):
     """A path from another machine or an archive leaves its folder."""
 

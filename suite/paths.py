@@ -1,12 +1,16 @@
-"""Safe paths and writes: paths from other machines and archives are checked, and files are written atomically."""
+"""Safe paths, writes and reads: paths from other machines and archives are checked; small files are written so that
+they survive a power cut, and one that is damaged all the same is named."""
 
 from __future__ import annotations
 
+import json
+import os
 import tarfile
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
-from suite.errors import PathError
+from suite.errors import PathError, RunFileError
 
 
 def safe_join(root: Path, path: str) -> Path:
@@ -28,19 +32,70 @@ def extract_files(archive: tarfile.TarFile, root: Path) -> None:
 
     Raises PathError, before it writes anything, for a path outside ``root`` and for a link, folder or device.
     """
-    members = archive.getmembers()
-    for member in members:
+    check_files(archive, root)
+    archive.extractall(root, members=archive.getmembers(), filter="data")
+
+
+def check_files(archive: tarfile.TarFile, root: Path) -> None:
+    """Raises PathError for a path outside ``root`` and for a link, folder or device in an archive."""
+    for member in archive.getmembers():
         safe_join(root, member.name)
         if not member.isfile():
             raise PathError(f"{member.name!r} in the archive is not a regular file")
-    archive.extractall(root, members=members, filter="data")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file so that readers see its old content or all of the new one. Raises OSError."""
+    """Writes a file so that readers see its old content or all of the new one, also after a power cut. Raises
+    OSError."""
     draft = path.with_name(f"{path.name}.draft-{uuid4().hex}")  # several processes may write the same file
     try:
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        with draft.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # otherwise the new name can come to the disk before the content
         draft.replace(path)
+        sync_folder(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Syncs the names in a folder to the disk. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns the object in a JSON file; None without the file. Raises RunFileError for a damaged one."""
+    text = read_text(path, _DELETE)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise RunFileError(f"{path} is damaged: it is not JSON ({error}); {_DELETE}") from None
+    if not isinstance(content, dict):
+        raise RunFileError(f"{path} is damaged: it has no JSON object; {_DELETE}")
+    return content
+
+
+def read_text(path: Path, advice: str) -> str | None:
+    """Returns the text of a file; None without the file. Raises RunFileError, with what to do, for an empty file and
+    for one that cannot be read."""
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunFileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{path} is damaged: it is not UTF-8 text (byte {error.start}); {advice}") from None
+    if not text.strip("\0 \n"):
+        raise RunFileError(f"{path} is damaged: it is empty; {advice}")
+    return text
+
+
+_DELETE = "delete it, or restore it from a copy, and run the command again"

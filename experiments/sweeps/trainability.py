@@ -26,7 +26,7 @@ from experiments.sweeps.text_base import smoke_test
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t128_6b
 from suite.training.jsonl import read_lines
-from suite.training.metrics import APPLIED, GRAD_NORM, LOSS, read_steps
+from suite.training.metrics import APPLIED, GRAD_NORM, LOSS, every_step
 
 NAME = "trainability"
 
@@ -134,7 +134,7 @@ def _read_curves(members: Sequence[Member], runs: Path) -> list[LayerCurves]:
         if record is None:
             continue
         losses, norms, applied = (
-            [math.nan if line[name] is None else float(line[name]) for line in read_steps(folder / "metrics.jsonl")]
+            [math.nan if line[name] is None else float(line[name]) for line in every_step(folder / "metrics.jsonl")]
             for name in (LOSS, GRAD_NORM, APPLIED)
         )
         layers = read_lines(folder / "layers.jsonl")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ from launch.tracking.progress import log_by_part
 from launch.worker.devices import this_machine
 from launch.worker.measure import Steps, measure_peak_bytes, measure_steps, slowest_s
 from suite.errors import SettingError, nearest
+from suite.paths import read_json
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import make_plan
@@ -160,8 +160,8 @@ def _breakdown(asked: str) -> Table:
         raise SettingError(
             f"run {run.path} has no trace; start a run with one: make experiment NAME={run.path.parent.name}"
         )
-    cells = json.loads(run.plan_record.read_text())["cells"]
-    mfu = json.loads(run.record.read_text()).get("mfu") if run.record.exists() else None
+    cells = (read_json(run.plan_record) or {})["cells"]
+    mfu = (read_json(run.record) or {}).get("mfu")
     return breakdown_table(f"{run.path.parent.name}/{run.path.name}", traces, cells, mfu)
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import nn
 
 from experiments.base.experiment import Experiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
 from launch.backends.processes import run_processes
 from launch.error_log import log_error
@@ -80,7 +80,7 @@ class DecodeOutput(Generic[Result]):
 
 def find_text_run(run: RunFolder) -> TranslationExperiment:
     """Returns the experiment of a run that can translate. Raises SettingError for any other."""
-    experiment = read_experiment(run.experiment.read_text())
+    experiment = read_experiment_file(run.experiment)
     if not isinstance(experiment, TranslationExperiment):
         raise SettingError(f"run {run.path} is no translation model ({experiment.data}); choose a run on parallel text")
     return experiment
@@ -151,7 +151,7 @@ def _worker(
     rank: int, world: int, rendezvous: str, task: DecodeTask[Result]
 ) -> tuple[DecodeOutput[Result] | None, list[str]]:
     """Runs one stage. The last stage returns the decoded text, and each the messages about invalid checkpoints."""
-    experiment, coord = read_experiment(task.run.experiment.read_text()), RankCoord(rank, world, 1)
+    experiment, coord = read_experiment_file(task.run.experiment), RankCoord(rank, world, 1)
     threads = experiment.train.threads or max(1, cpu_limit() // world)
     device = init_process_group(rank, world, rendezvous, threads, rank if task.use_gpu else None)
     layers, _ = experiment.build()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +18,14 @@ from experiments.huggingface.causal_lm import save_causal_lm
 from experiments.huggingface.convert import exported_model, exported_tokenizer
 from experiments.huggingface.language_model import save_language_model
 from experiments.language_model.experiment import LanguageModelExperiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
 from launch.inference.decode import find_text_run
 from launch.inference.model_text import load_documents, load_text
 from launch.runs.checkpoints import checkpoints_to_use, described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
 from suite.errors import CheckpointError, SettingError, nearest
+from suite.paths import read_json
 from suite.training.checkpoint import Checkpoint, Choice
 
 FORMATS = ("huggingface",)
@@ -47,7 +47,7 @@ def export(requested: str, export_format: str, console: Console, choice: Choice 
 
 
 def _export(run: RunFolder, export_format: str, console: Console, choice: Choice) -> Path:
-    found = read_experiment(run.experiment.read_text())
+    found = read_experiment_file(run.experiment)
     if isinstance(found, CustomExperiment):
         return _export_causal_lm(run, found, run.path / export_format, console, choice)
     if isinstance(found, LanguageModelExperiment):
@@ -58,12 +58,30 @@ def _export(run: RunFolder, export_format: str, console: Console, choice: Choice
 @contextmanager
 def _complete(folder: Path) -> Iterator[Path]:
     """Yields a folder to write to; it replaces ``folder`` once all is written, so that an interrupted export keeps the
-    previous one."""
-    draft = folder.with_suffix(".draft")
+    previous one. What a user put beside the exported files, such as ``.git``, stays."""
+    draft, previous = folder.with_suffix(".draft"), folder.with_suffix(".previous")
+    _keep_own(previous, folder)  # of an export that was killed
     shutil.rmtree(draft, ignore_errors=True)
     yield draft
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        folder.rename(previous)
     draft.rename(folder)
+    _keep_own(previous, folder)
+
+
+def _keep_own(previous: Path, folder: Path) -> None:
+    """Moves what the new export did not write from the previous one, without its weights, and removes the rest. Without
+    a new export, moves the previous one back."""
+    if not previous.exists():
+        return
+    if not folder.exists():
+        previous.rename(folder)
+        return
+    for path in sorted(previous.iterdir()):
+        is_weights = path.name.endswith((".safetensors", ".safetensors.index.json"))
+        if not is_weights and not (folder / path.name).exists():
+            path.rename(folder / path.name)
+    shutil.rmtree(previous)
 
 
 def _export_translation(
@@ -72,8 +90,7 @@ def _export_translation(
     data = load_text(run, experiment, console, choice)
     step, layers = _all_layers(run, experiment, console, choice)
     model = exported_model(experiment, layers)
-    scores = run.path / "scores.json"
-    checkpoint = json.loads(scores.read_text()) if scores.exists() else None
+    checkpoint = read_json(run.scores)
     with _complete(folder) as draft:
         model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
         model.register_for_auto_class("AutoModelForSeq2SeqLM")  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from experiments.language_model.experiment import LanguageModelExperiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from launch.inference.decode import decode, stages_of
 from launch.inference.methods import Sampling
 from launch.inference.model_text import load_documents
@@ -87,7 +87,7 @@ def continuations(
 
 def find_language_model_run(run: RunFolder) -> LanguageModelExperiment:
     """Returns the experiment of a run that can continue text. Raises SettingError for any other."""
-    experiment = read_experiment(run.experiment.read_text())
+    experiment = read_experiment_file(run.experiment)
     if not isinstance(experiment, LanguageModelExperiment):
         raise SettingError(f"run {run.path} is no language model ({experiment.data}); choose a run of transformer_<L>")
     return experiment

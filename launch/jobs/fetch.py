@@ -19,7 +19,7 @@ from launch.jobs.remote_script import run_script
 from launch.runs.store import RUNS
 from launch.tracking.progress import MARK
 from suite.errors import PathError
-from suite.paths import extract_files, safe_join
+from suite.paths import check_files, extract_files, read_json, safe_join, write_atomically
 
 MAX_BYTES = 30 * 2**20
 """Largest archive in bytes: it passes through the memory of the cluster's dashboard."""
@@ -28,7 +28,7 @@ DEADLINE_S = 120.0
 """Seconds to pack the files."""
 
 FETCHED = "fetched.json"
-"""File in a run's folder that names the cluster and job it was fetched from."""
+"""File in a run's folder that names the storage, address and job it was fetched from."""
 
 
 def fetch(address: str, job: str, console: Console) -> None:
@@ -49,7 +49,7 @@ def fetch(address: str, job: str, console: Console) -> None:
     except JobError as error:
         raise JobError(f"job {job} cannot be fetched: {str(error).partition('failed: ')[2] or error}") from None
     head, packed = read_archive(printed)
-    source = {"job": job, "address": client.address}
+    source = {"job": job, "address": client.address, "storage": head["storage"]}
     unpack(packed, head["folders"], RUNS, source)
     log = [line for line in client.get_job_logs(job).splitlines() if not line.startswith(MARK)]
     for folder in head["folders"]:
@@ -84,35 +84,41 @@ def read_archive(printed: str) -> tuple[dict[str, Any], bytes]:
     return head, packed
 
 
-def _fetched_from(note: Path, address: str) -> bool:
-    return note.exists() and json.loads(note.read_text())["address"] == address
+def _fetched_from(note: Path, source: dict[str, str]) -> bool:
+    """Whether a note names the source's storage. One of an older version has only an address, and so has a
+    storage that cannot be written."""
+    noted = read_json(note) or {}
+    known = "storage" if noted.get("storage") and source.get("storage") else "address"
+    return noted.get(known) == source[known]
 
 
 def unpack(packed: bytes, folders: list[str], runs: Path, source: dict[str, str]) -> None:
     """Unpacks an archive below ``runs``.
 
     Raises JobError, before it writes anything, for a path outside ``runs`` and for a folder that exists and was not
-    fetched from the same cluster. On one cluster a folder is one run, even if several jobs resumed it.
+    fetched from the same storage, RunFileError for a damaged note of that. In one storage a folder is one run, even if
+    several jobs resumed it.
     """
     for folder in folders:
         place = _below(runs, folder)
         note = place / FETCHED
-        if place.exists() and not _fetched_from(note, source["address"]):
+        if place.exists() and not _fetched_from(note, source):
             raise JobError(
-                f"{place} already exists and was not fetched from the cluster at {source['address']}; move it away "
-                "and fetch again"
+                f"{place} already exists and was not fetched from the storage of this cluster, at "
+                f"{source['address']}; move it away and fetch again"
             )
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
         for name in archive.getnames():
             if not any(_below(runs, name).is_relative_to(_below(runs, folder)) for folder in folders):
                 raise JobError(f"the archive has {name}, which is not a file of these runs; nothing was unpacked")
         try:
-            extract_files(archive, runs)
+            check_files(archive, runs)
         except PathError as error:
             raise JobError(f"{error}; nothing was unpacked") from None
-    for folder in folders:
-        (runs / folder).mkdir(parents=True, exist_ok=True)
-        (runs / folder / FETCHED).write_text(json.dumps(source) + "\n")
+        for folder in folders:  # before the files, so that an interrupted fetch can be repeated
+            (runs / folder).mkdir(parents=True, exist_ok=True)
+            write_atomically(runs / folder / FETCHED, json.dumps(source) + "\n")
+        extract_files(archive, runs)
 
 
 def _below(runs: Path, path: str) -> Path:

@@ -12,9 +12,11 @@ import json
 import os
 import sys
 import tarfile
+import uuid
+from contextlib import suppress
 from typing import Any, NoReturn
 
-EXCLUDED = {"checkpoints", "ray-train", "heartbeats", "lock", ".shared"}
+EXCLUDED = {"checkpoints", "ray-train", "heartbeats", "lock", ".shared", "fetched.json"}
 """Folders and files of a run that are not packed."""
 
 EXCLUDED_SUFFIXES = (".safetensors", ".bin", ".pt", ".lock")
@@ -73,6 +75,26 @@ def find_folders(runs: str, request: dict[str, Any]) -> list[str]:
     return folders
 
 
+def storage_id(storage: str) -> str:
+    """Returns the id of a storage, which its first fetch writes. An address, as of a tunnel, may lead to another
+    cluster tomorrow. Returns an empty text where that cannot be written."""
+    path = os.path.join(storage, ".id")
+    draft = f"{path}.{uuid.uuid4().hex}"
+    try:
+        if not os.path.exists(path):
+            with open(draft, "w") as file:
+                file.write(uuid.uuid4().hex)
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):
+                os.link(draft, path)  # unlike a rename it keeps the id of another fetch
+            os.unlink(draft)
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def main(request: dict[str, Any]) -> None:
     """Packs the folders of a job. Exits with a sentence if that is not possible."""
     runs, limit = os.path.realpath(os.path.join(request["storage"], "runs")), request["limit"]
@@ -100,6 +122,7 @@ def main(request: dict[str, Any]) -> None:
         "sha256": hashlib.sha256(packed).hexdigest(), "bytes": len(packed), "files": len(files),
         "folders": [os.path.relpath(folder, runs) for folder in folders],
         "training": [os.path.relpath(folder, runs) for folder in training],
+        "storage": storage_id(request["storage"]),
     }  # fmt: skip
     print(BEGIN + json.dumps(head))
     text = base64.b64encode(packed).decode()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.base.experiment import Experiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from launch.runs.store import RunFolder, find_run
 from suite.errors import CheckpointError
 from suite.log import Log
@@ -42,7 +42,7 @@ def checkpoint_location_of_run(folder: Path) -> str:
     run = RunFolder(folder.resolve())
     if not run.experiment.exists():
         return str(run.checkpoints)
-    return checkpoint_location(run, read_experiment(run.experiment.read_text()))
+    return checkpoint_location(run, read_experiment_file(run.experiment))
 
 
 def note_published(run: RunFolder, step: int) -> None:

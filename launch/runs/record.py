@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from launch.runs.store import RunFolder
 from suite.paths import write_atomically
 from suite.pipeline.model.layers import count_parameters
 from suite.training.loop import Progress
-from suite.training.metrics import HFU, LOSS, MFU, STEP_S, read_steps
+from suite.training.metrics import HFU, LOSS, MFU, STEP_S, every_step
 from suite.training.system_metrics import peak_bytes
 from suite.training.utilization import Peak
 
@@ -45,8 +45,8 @@ class RunResult:
 def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module], result: RunResult) -> dict[str, Any]:
     """Writes the record atomically and returns it. Seconds count only steps, over all attempts; losses are in nats per
     token or image."""
-    steps = read_steps(run.metrics)
-    seconds = sum(step[STEP_S] for step in steps)
+    sums = _StepSums.of(run)
+    seconds = sums.seconds
     pipeline, units = experiment.pipeline, result.progress.units
     record = {
         "name": experiment.name, "scale": experiment.scale, "data": experiment.data,
@@ -55,8 +55,8 @@ def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module]
         "counts": result.counts, "steps": result.progress.step, "unit": experiment.unit,
         "measure": experiment.metric_name, experiment.unit: units, "seconds": seconds,
         f"{experiment.unit}_per_second": units / seconds,
-        "loss_first": steps[0][LOSS], "loss_last": steps[-1][LOSS],
-        **_scores(experiment.metric_name, result), **_utilization(steps, result.peak),
+        "loss_first": sums.loss_first, "loss_last": sums.loss_last,
+        **_scores(experiment.metric_name, result), **_utilization(sums, result.peak),
         "threads": torch.get_num_threads(), "peak_memory_bytes": sum(result.memory),
         "shrunk": list(experiment.shrunk), "wandb_run": result.wandb_run,
     }  # fmt: skip
@@ -88,17 +88,43 @@ def _scores(measure: str, result: RunResult) -> dict[str, Any]:
     return scores
 
 
-def _utilization(steps: list[dict[str, Any]], peak: Peak | None) -> dict[str, Any]:
-    """Returns MFU and HFU over all steps of this and earlier attempts, and what they are a share of."""
-    known = [step for step in steps if MFU in step]
-    if peak is None or not known:
-        return {}
-    seconds = sum(step[STEP_S] for step in known)
-    shares = {name: sum(step[key] * step[STEP_S] for step in known) / seconds for name, key in _SHARES.items()}
-    return {**shares, "peak_flops_per_s": peak.flops_per_s, "peak_source": peak.source}
-
-
 _SHARES = {"mfu": MFU, "hfu": HFU}
+
+
+@dataclass
+class _StepSums:
+    """Sums over the steps of all attempts."""
+
+    loss_first: float | None = None
+    loss_last: float | None = None
+    seconds: float = 0.0
+    known_seconds: float = 0.0
+    """Of the steps whose utilization is known."""
+    busy_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SHARES, 0.0))
+    """Utilization times seconds."""
+
+    @classmethod
+    def of(cls, run: RunFolder) -> _StepSums:
+        """Reads the steps one by one: there may be millions."""
+        sums = cls()
+        for at, step in enumerate(every_step(run.metrics)):
+            if at == 0:
+                sums.loss_first = step[LOSS]
+            sums.loss_last = step[LOSS]
+            sums.seconds += step[STEP_S]
+            if MFU in step:
+                sums.known_seconds += step[STEP_S]
+                for name, key in _SHARES.items():
+                    sums.busy_seconds[name] += step[key] * step[STEP_S]
+        return sums
+
+
+def _utilization(sums: _StepSums, peak: Peak | None) -> dict[str, Any]:
+    """Returns MFU and HFU over all steps of this and earlier attempts, and what they are a share of."""
+    if peak is None or not sums.known_seconds:
+        return {}
+    shares = {name: busy / sums.known_seconds for name, busy in sums.busy_seconds.items()}
+    return {**shares, "peak_flops_per_s": peak.flops_per_s, "peak_source": peak.source}
 
 
 def peak_memory(device: torch.device) -> list[int]:

@@ -20,7 +20,7 @@ class Attempts:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._last = max((int(line["attempt"]) for line in read_lines(path)), default=0)
+        self._last = max(read_attempt_lines(path), default=0)
 
     def begin(self, experiment: Experiment) -> int:
         """Records the start of an attempt; returns its number."""
@@ -49,6 +49,16 @@ class Attempts:
             torn = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
             with self._path.open("a") as file:
                 file.write("\n" * torn + json.dumps(line) + "\n")
+
+
+def read_attempt_lines(path: Path) -> dict[int, dict[str, Any]]:
+    """Returns the fields of each attempt by number, of all its lines together. A damaged line is left out, so an
+    attempt may lack its start or its end."""
+    merged: dict[int, dict[str, Any]] = {}
+    for line in read_lines(path):
+        if isinstance(line.get("attempt"), int):
+            merged.setdefault(line["attempt"], {}).update(line)
+    return dict(sorted(merged.items()))
 
 
 def _now() -> float:

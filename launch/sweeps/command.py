@@ -18,6 +18,7 @@ from rich.console import Console
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.custom_sweeps import find_sweep, installed_sweeps
+from experiments.report.page import Section
 from experiments.scaling.scale_choice import find_shortage
 from experiments.scaling.scales import fit_to_cluster
 from experiments.sweeps.members.base import Member, Sweep, folder_name
@@ -26,11 +27,12 @@ from experiments.tasks import data_folder, prepare_data, workload
 from experiments.translation.experiment import TranslationExperiment
 from launch import interrupts
 from launch.backends.select import select_backend
-from launch.runs.store import CACHE, RUNS, in_job, job_storage, note
+from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage, note
 from launch.sweeps.devices import LocalDevicePool, RayDevicePool, address_of_ray, cluster_devices, connected
 from launch.sweeps.pending import PendingMember, pending_work
 from launch.sweeps.scheduler import DevicePool
 from launch.sweeps.tasks import SweepTasks
+from launch.watching.run_state import damage
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
 from suite.errors import DataError, PlacementError, SettingError, SuiteError
@@ -179,6 +181,13 @@ def _known_sweeps(console: Console) -> Iterator[Sweep]:
 
 
 def write_report(family: Sweep, scale: str, cluster: Cluster, console: Console) -> None:
-    """Writes one report and prints its paths."""
-    paths = family.page(scale, cluster, RUNS).write(RUNS / folder_name(family.name, scale))
+    """Writes one report and prints its paths. Names the damaged files of runs, which it leaves out."""
+    page = family.page(scale, cluster, RUNS)
+    members = family.members(scale, cluster, RUNS.resolve())
+    damaged = [reason for member in members if (reason := damage(RunFolder(RUNS / member.folder)))]
+    if damaged:
+        page = replace(page, sections=[Section("Runs that are left out", damaged), *page.sections])
+    for reason in damaged:
+        console.print(f"a run is left out: {reason}")
+    paths = page.write(RUNS / folder_name(family.name, scale))
     console.print(f"report: {' and '.join(map(str, paths))}")

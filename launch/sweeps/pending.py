@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.base.experiment import Experiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from experiments.sweeps.members.base import Member, read_record
 from experiments.sweeps.report.results import is_scored
 from launch.runs.store import RUNS, RunFolder
+from launch.watching.run_state import damage
 from suite.errors import SettingError
 
 IGNORED_SETTINGS = ("threads", "checkpoint_every", "checkpoint_dir", "max_restarts", "elastic")
@@ -37,10 +38,13 @@ class PendingMember:
 
 
 def pending_work(member: Member) -> PendingMember:
-    """Returns the state of a member. Raises SettingError if its folder holds a run with other settings."""
+    """Returns the state of a member; one with a damaged file is not trained, and its training names the file. Raises
+    SettingError if its folder holds a run with other settings."""
     run = RunFolder((RUNS / member.folder).resolve())
+    if damage(run):
+        return PendingMember(member, False, False)
     if run.experiment.exists():
-        _check_same(read_experiment(run.experiment.read_text()), member.experiment, run)
+        _check_same(read_experiment_file(run.experiment), member.experiment, run)
     record = read_record(run.path)
     trained = record is not None and member.experiment.is_finished(record)
     scored = record is not None and is_scored(member, record, read_record(run.path, "scores.json") or {})

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from launch.runs.store import RunFolder
 from suite.log import Log
 from suite.training.wandb_run import Identity, wandb_mode
@@ -25,7 +25,7 @@ LIMIT_S = 150
 
 def publish(run: RunFolder, what: str, log: Log) -> None:
     """Adds ``what``, ``end`` or ``scores``, to a run's wandb run if it has one. A failure is only logged."""
-    mode = wandb_mode(read_experiment(run.experiment.read_text()).tracking)
+    mode = wandb_mode(read_experiment_file(run.experiment).tracking)
     if Identity.read(run.path) is None or mode == "disabled":
         return
     command = [sys.executable, "-m", "launch.tracking.wandb_writer", str(run.path), what, mode]

@@ -17,7 +17,7 @@ from experiments.planning.neighbours import shrunk_to
 from experiments.planning.plan_report import PlanReport, in_figures
 from experiments.planning.planner import plan_workload, row_errors
 from experiments.planning.timeline_plot import draw
-from experiments.registry import find, read_experiment, resolve
+from experiments.registry import find, read_experiment_file, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from experiments.scaling.scales import with_changes
 from experiments.tasks import data_folder, prepare_data, workload
@@ -45,13 +45,14 @@ from launch.worker.precision import with_available_precision
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError, first_line
 from suite.log import Log
+from suite.paths import read_json, sync_folder, write_atomically
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.timeline import text
 from suite.settings import AUTO
 from suite.training.checkpoint import Choice, list_checkpoints
 from suite.training.checkpoint.object_store import check_url
-from suite.training.metrics import read_steps
+from suite.training.metrics import check_metrics, read_steps
 from suite.training.trace import perfetto, read_traces
 
 
@@ -89,12 +90,12 @@ def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launch
 def resume(name: str, settings: str, launcher: str, console: Console, choice: Choice = None) -> None:
     """Resumes a run from its newest valid checkpoint, or from the chosen one; later ones are then abandoned.
 
-    Raises SettingError for an unknown run, CheckpointError when it has finished, and when the chosen checkpoint is not
-    there.
+    Raises SettingError for an unknown run, RunFileError for one with a damaged file, CheckpointError when it has
+    finished, and when the chosen checkpoint is not there.
     """
     run = find_run(name)
-    before = read_experiment(run.experiment.read_text())
-    read_steps(run.metrics)  # raises if another version wrote them
+    before = read_experiment_file(run.experiment)
+    check_metrics(run.metrics)
     chosen = before.with_settings(settings)
     changed = [section for section in before.fixed if getattr(chosen, section) != getattr(before, section)]
     if chosen.optimizer.name != before.optimizer.name:
@@ -112,6 +113,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     record = finished_record(run, chosen)
     if record is not None and (step is None or step >= record["steps"]):
         raise CheckpointError(how_to_go_on(run, chosen, record))
+    as_planned = _with_planned_schedule(run, before, chosen)
     prepared = prepare_data(chosen, CACHE, console.print)
     if prepared != chosen.data:
         raise DataError(
@@ -119,7 +121,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
             f"{prepared}. Restore the cache or the network and resume again"
         )
     session = _Session(select_backend(launcher), console)
-    planned = session.plan(_with_planned_schedule(run, before, chosen), settings)
+    planned = session.plan(as_planned, settings)
     chosen = _with_planned_micro_batches(chosen, planned)
     session.train(run, chosen, planned, resumed=True, checkpoint_step=step)
 
@@ -127,9 +129,9 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
 def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experiment) -> Experiment:
     """Returns the experiment with the schedule that its first plan chose, if its pipeline settings are unchanged.
     Another schedule would sum gradients in another order, which changes the result."""
-    if chosen.pipeline != before.pipeline or chosen.pipeline.schedule != "auto" or not run.plan_record.exists():
+    if chosen.pipeline != before.pipeline or chosen.pipeline.schedule != "auto":
         return chosen
-    plan = json.loads(run.plan_record.read_text())
+    plan = read_json(run.plan_record) or {}
     if plan.get("pipeline") != chosen.pipeline.model_dump(mode="json"):  # the driver was killed before it wrote it
         return chosen
     schedule = {"schedule": plan["schedule"], "virtual_stages": plan["virtual_stages"]}
@@ -154,7 +156,7 @@ def _prepare(chosen: Experiment, console: Console) -> Experiment:
         return changed
     if not list_checkpoints(checkpoint_location_of_run(Path(source)), console.print):
         raise CheckpointError(f"{source} has no valid checkpoint; set train.init_from to a trained run")
-    before = read_experiment((Path(source) / "experiment.toml").read_text())
+    before = read_experiment_file(Path(source) / "experiment.toml")
     own, other = (asdict(experiment.model) for experiment in (changed, before))  # type: ignore[attr-defined]
     may_differ = ("classes", "label_smoothing", "norm_decay")
     differ = [name for name in own if name not in may_differ and own[name] != other.get(name)]
@@ -215,10 +217,11 @@ class _Session:
         """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers
         have started: a resume that cannot start changes nothing."""
         spec, chosen = state.spec, state.experiment
-        spec.draft.write_text(chosen.to_toml())
+        write_atomically(spec.draft, chosen.to_toml())
         if not spec.resume:
             check_unused(checkpoint_location(spec.run, chosen))
-            spec.draft.rename(spec.run.experiment)
+            spec.draft.replace(spec.run.experiment)
+            sync_folder(spec.run.path)
             state.write_plan()
         log = metrics_rank_logger(spec.run.messages)
         check = StepCheck(spec.run, lambda: state.planned, log)
@@ -268,7 +271,7 @@ class CurrentRun:
                 spec = _attempt_spec(self.spec.run, experiment, planned, True, self._log)
                 self.spec = replace(spec, shrunk=experiment != self._requested)
                 if self.spec.shrunk:
-                    self.spec.run.shrunk.write_text(experiment.to_toml())
+                    write_atomically(self.spec.run.shrunk, experiment.to_toml())
             return self.spec, experiment
         raise PlacementError(
             f"{devices} devices are left, and no plan of {self._requested.name} fits them; when more devices are back, "
@@ -278,13 +281,13 @@ class CurrentRun:
     def write_plan(self) -> None:
         """Writes the plan of the requested experiment to the run's folder."""
         run, plan = self.spec.run, self._first_plan
-        run.plan.write_text("\n".join(plan.lines()) + "\n")
+        write_atomically(run.plan, "\n".join(plan.lines()) + "\n")
         record = plan.as_dict() | {
             "pipeline": self._requested.pipeline.model_dump(mode="json"),
             "max_live_graphs": plan.plan.schedule_config.max_live_graphs,
             "timeline": plan.plan.timeline.as_lists(),
         }
-        run.plan_record.write_text(json.dumps(record) + "\n")
+        write_atomically(run.plan_record, json.dumps(record) + "\n")
 
 
 def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, log: Log) -> AttemptSpec:
@@ -324,7 +327,7 @@ def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
 
 
 def _summarise(run: RunFolder, planned: PlanReport, console: Console) -> None:
-    record = json.loads(run.record.read_text())
+    record = read_json(run.record) or {}
     unit = record["unit"]
     traced = [trace.timeline for trace in read_traces(run.traces) if trace.replica == 0]
     hint = f", recorded offline; to upload it: {sync_command(run)}" if unsynced_parts(run) else ""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from experiments.base.experiment import Experiment
 from launch.runs.store import RunFolder, resume_command
+from suite.paths import read_json
 
 
 def finished_record(run: RunFolder, chosen: Experiment) -> dict[str, Any] | None:
-    """Returns the record of a run that has nothing left to train, None for any other run."""
-    record: dict[str, Any] = json.loads(run.record.read_text()) if run.record.exists() else {}
+    """Returns the record of a run that has nothing left to train, None for any other run. Raises RunFileError for a
+    damaged record."""
+    record = read_json(run.record)
     return record if record and chosen.is_finished(record) else None
 
 

@@ -20,14 +20,15 @@ LONGEST_NAME = 120
 """Characters of a page's file name; more runs than fit are named by a digest."""
 
 
-def comparison(runs: Sequence[RunData]) -> Page:
-    """Returns the page. Raises SettingError for runs of different tasks."""
+def comparison(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> Page:
+    """Returns the page. ``left_out`` are sentences about runs that cannot be read. Raises SettingError for runs of
+    different tasks."""
     _check_same_task(runs)
     labels = short_labels([run.name for run in runs])
     differing = _differing(runs, labels)
     same = "" if differing.rows else "All settings of these runs are equal."
     sections = [
-        Section("Results", tables=[_results(runs, labels)]),
+        Section("Results", left_out, tables=[_results(runs, labels)]),
         Section("Settings that differ", [same] if same else [], [] if same else [differing]),
         Section("Curves", pictures=overlays(runs, labels)),
         Section("Pages of the runs", links=[(run.name, f"{run.name}/report.html") for run in runs if _has_page(run)]),

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from experiments.base.experiment import Experiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from launch.runs.store import RUNS, RunFolder
 from launch.watching.run_state import RunState, read_state
 from suite.errors import SettingError
-from suite.training.jsonl import read_lines
-from suite.training.metrics import STEP, read_steps
+from suite.paths import read_json
+from suite.training.metrics import STEP, read_history
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class RunData:
     experiment: Experiment
     state: RunState
     steps: Sequence[dict[str, Any]]
-    """The metrics of each step."""
+    """The metrics of each step, of a long run of a part of them (``suite.training.metrics.read_history``)."""
     validations: Sequence[dict[str, Any]]
     """The metrics of each validation."""
     record: dict[str, Any]
@@ -105,34 +103,33 @@ class RunData:
 def read_run(run: RunFolder, holds_lock: bool = False) -> RunData:
     """Reads a run. ``holds_lock`` is whether the caller holds its lock.
 
-    Raises SettingError for a run without a finished step, and for one of an older version.
+    Raises SettingError for a run without a finished step, and for one of an older version; RunFileError for one with a
+    damaged file.
     """
-    experiment = read_experiment(run.experiment.read_text())
-    steps = read_steps(run.metrics)
+    experiment = read_experiment_file(run.experiment)
+    history = read_history(run.metrics)
+    steps = history.steps
     if not steps:
         raise SettingError(
             f"run {run_name(run)} has not finished a step, so there is nothing to report; its logs are in "
             f"{run.path / 'logs'}"
         )
-    record = _read(run.record)
+    record = read_json(run.record) or {}
     if record.get("steps", 0) < int(steps[-1][STEP]):
         record = {}  # of before it was resumed to train longer
-    validations = [line for line in read_lines(run.metrics) if any(name.startswith("valid/") for name in line)]
     return RunData(
-        run, experiment, read_state(run, holds_lock), steps, validations, record, _read(run.plan_record),
-        _read(run.scores),
-    )  # fmt: skip
+        run,
+        experiment,
+        read_state(run, holds_lock),
+        steps,
+        history.validations,
+        record,
+        read_json(run.plan_record) or {},
+        read_json(run.scores) or {},
+    )
 
 
 def run_name(run: RunFolder) -> str:
     """Returns a run's name and id, or its folder if it is not below the folder of all runs."""
     name = os.path.relpath(run.path, RUNS.resolve())
     return str(run.path) if name.startswith("..") else name
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):  # not written yet
-        return {}
-    return record

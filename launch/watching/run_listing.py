@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,12 @@ from rich.table import Table
 
 from experiments.base.experiment import Experiment
 from experiments.planning.plan_report import in_figures
-from experiments.registry import TASKS
+from experiments.registry import TASKS, read_settings
 from experiments.sweeps.members.base import read_record
 from launch.runs.store import RUNS, RunFolder, closest_runs, find_run, known_runs, resume_command
 from launch.watching.run_data import run_name
-from launch.watching.run_state import RunState, read_state
-from suite.errors import SettingError
+from launch.watching.run_state import RunState, damage, read_state
+from suite.errors import RunFileError, SettingError
 from suite.training.jsonl import last_line_with
 from suite.training.metrics import LOSS, units_per_s
 
@@ -42,6 +41,13 @@ class RunSummary:
     """The metrics of the last step; empty before the first."""
     validation: dict[str, Any]
     """The last validation; empty before the first."""
+    damage: str
+    """Which of its small files is damaged, and why; empty without one."""
+
+    @property
+    def state_name(self) -> str:
+        """The name of its state; ``damaged`` with a damaged file, because a resume is then refused."""
+        return "damaged" if self.damage else self.state.name
 
     @property
     def task(self) -> type[Experiment]:
@@ -56,6 +62,8 @@ class RunSummary:
     @property
     def validation_metric(self) -> str:
         """The last validation."""
+        if self.settings.get("task") not in TASKS:
+            return "-"
         name = self.task.criterion.name
         value = _shown(self.validation.get(f"valid/{name}"))
         return value if value == "-" else f"{name} {value}"
@@ -63,6 +71,8 @@ class RunSummary:
     @property
     def speed(self) -> str:
         """Tokens or images per second of the last step."""
+        if self.settings.get("task") not in TASKS:
+            return "-"
         value = self.last.get(units_per_s(self.task.unit))
         return "-" if value is None else f"{in_figures(value)} {self.task.unit}/s"
 
@@ -102,25 +112,26 @@ def print_runs(requested: str, console: Console) -> None:
 def summary_of(run: RunFolder) -> RunSummary:
     """Reads a run."""
     try:
-        settings = tomllib.loads(run.experiment.read_text())
-    except (OSError, tomllib.TOMLDecodeError):  # it is being written, or damaged: the rest can still be shown
+        settings = read_settings(run.experiment)
+    except RunFileError:  # the rest can still be shown
         settings = {}
     last = last_line_with(run.metrics, LOSS) or {}
     metric = TASKS[settings["task"]].criterion.name if settings.get("task") in TASKS else ""
-    return RunSummary(run, read_state(run), settings, last, last_line_with(run.metrics, f"valid/{metric}") or {})
+    validation = last_line_with(run.metrics, f"valid/{metric}") or {}
+    return RunSummary(run, read_state(run), settings, last, validation, damage(run))
 
 
 def described(summary: RunSummary) -> Iterator[str]:
     """Yields a run in a few lines, and the commands that make sense next."""
     run, state, settings = summary.run, summary.state, summary.settings
     pipeline = settings.get("pipeline", {})
-    yield f"{run_name(run)}: {state.name}" + (f", {state.cause}" if state.cause else "")
+    yield f"{run_name(run)}: {summary.state_name}" + "".join(f", {why}" for why in (state.cause, summary.damage) if why)
     yield (
         f"  {settings.get('name')} at scale {settings.get('scale')}; K = {pipeline.get('stages')}, "
         f"M = {pipeline.get('micro_batches')}, R = {pipeline.get('replicas')}"
     )
     yield (f"  step {summary.steps}, loss {summary.loss}, validation {summary.validation_metric}, {summary.speed}")
-    if state.last is not None:
+    if state.attempts:
         began = state.attempts[0].fields["began"]
         restarts = f", {len(state.attempts)} attempts" if len(state.attempts) > 1 else ""
         yield f"  started {_clock(began)}, last changed {_clock(summary.changed)} ({_ago(summary.changed)}){restarts}"
@@ -129,13 +140,16 @@ def described(summary: RunSummary) -> Iterator[str]:
     if steps:
         yield f"  checkpoints of steps {', '.join(map(str, steps))}"
     yield f"  folder: {run.path}"
-    yield "  next:"
+    if not summary.damage:
+        yield "  next:"
     for command in _commands(summary):
         yield f"    {command}"
 
 
 def _commands(summary: RunSummary) -> Iterator[str]:
     run, name = summary.run, run_name(summary.run)
+    if summary.damage:
+        return
     if summary.state.name == "training":
         yield f"make watch RUN={name}"
     elif summary.state.name != "finished":
@@ -164,7 +178,7 @@ def _print_table(summaries: list[RunSummary], console: Console) -> None:
         rows.add_column(heading, justify=justify, no_wrap=heading != "run", overflow="fold")
     for summary in summaries:
         rows.add_row(
-            run_name(summary.run), str(summary.settings.get("scale", "?")), summary.state.name, summary.steps,
+            run_name(summary.run), str(summary.settings.get("scale", "?")), summary.state_name, summary.steps,
             summary.loss, summary.validation_metric, summary.speed, _ago(summary.changed),
         )  # fmt: skip
     # a file or a pipe gets whole names, however long
@@ -172,7 +186,9 @@ def _print_table(summaries: list[RunSummary], console: Console) -> None:
         console.width = Measurement.get(console, console.options.update(max_width=1000), rows).maximum
     console.print(rows)
     for summary in summaries:
-        if summary.state.cause:
+        if summary.damage:
+            console.print(f"{run_name(summary.run)} is damaged: {summary.damage}")
+        elif summary.state.cause:
             console.print(f"{run_name(summary.run)} failed: {summary.state.cause}")
 
 

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from experiments.registry import read_settings
 from launch.runs.store import RunFolder, is_locked
+from launch.supervision.attempts import read_attempt_lines
 from launch.supervision.watchdog import FRESH_S
 from launch.worker.heartbeat import ENDED, Heartbeat, read_heartbeat
-from suite.training.jsonl import read_lines
+from suite.errors import RunFileError
+from suite.paths import read_json
 
 StateName = Literal["training", "finished", "interrupted", "failed"]
 
@@ -82,7 +85,8 @@ class RunState:
 def read_state(run: RunFolder, holds_lock: bool = False) -> RunState:
     """Returns the state of a run. Reads only small files. ``holds_lock`` is whether the caller holds the run's lock."""
     attempts = read_attempts(run)
-    outcome = attempts[-1].outcome if attempts else ""
+    recorded = [*read_attempt_lines(run.attempts).values()]
+    outcome = str(recorded[-1].get("outcome", "")) if recorded else ""
     starting = outcome in _OVER and run.experiment.with_suffix(".draft").exists()  # of a run that is being resumed
     if not holds_lock and is_locked(run.path) and (outcome not in _OVER or starting):
         return RunState("training", attempts)
@@ -93,11 +97,21 @@ def read_state(run: RunFolder, holds_lock: bool = False) -> RunState:
 
 
 def read_attempts(run: RunFolder) -> tuple[Attempt, ...]:
-    """Returns the attempts of a run, in order."""
-    merged: dict[int, dict[str, Any]] = {}
-    for line in read_lines(run.attempts):
-        merged.setdefault(int(line["attempt"]), {}).update(line)
-    return tuple(Attempt(number, merged[number]) for number in sorted(merged))
+    """Returns the attempts of a run, in order, without those whose start was not recorded."""
+    merged = read_attempt_lines(run.attempts)
+    return tuple(Attempt(number, fields) for number, fields in merged.items() if "began" in fields)
+
+
+def damage(run: RunFolder) -> str:
+    """Returns which small file of a run is damaged, why, and what to do; empty without one."""
+    try:
+        if run.experiment.exists():
+            read_settings(run.experiment)
+        for record in (run.record, run.plan_record, run.scores):
+            read_json(record)
+    except RunFileError as error:
+        return str(error)
+    return ""
 
 
 def read_heartbeats(run: RunFolder, attempt: Attempt) -> dict[tuple[int, int], Heartbeat]:

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from experiments.base.experiment import Experiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from launch import interrupts
 from launch.runs.store import RunFolder, find_run, resume_command
 from launch.supervision.stall_report import stall_report
@@ -25,7 +25,8 @@ from launch.tracking.follower import LogTail
 from launch.tracking.step_line import WIDTH, step_line, validation_line
 from launch.watching.run_data import run_name
 from launch.watching.run_state import Attempt, RunState, read_heartbeats, read_state
-from suite.errors import SettingError
+from suite.errors import RunFileError, SettingError
+from suite.paths import read_json
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import last_line_with
@@ -46,7 +47,7 @@ def watch(requested: str, console: Console) -> None:
     state = read_state(run)
     if state.name != "training":
         raise SettingError(f"run {run_name(run)} does not train now: {describe_end(run, state)}")
-    view = WatchView(run, read_experiment(run.experiment.read_text()))
+    view = WatchView(run, read_experiment_file(run.experiment))
     with interrupts.interrupt_message(lambda: f"run {run_name(run)} goes on"):
         state = _follow_live(view, console) if console.is_terminal else _follow_lines(view, console)
     console.print(f"run {run_name(run)}: {describe_end(run, state)}")
@@ -139,10 +140,9 @@ class WatchView:
 
 def _read_plan(run: RunFolder) -> dict[str, Any]:
     try:
-        plan: dict[str, Any] = json.loads(run.plan_record.read_text())
-    except (OSError, ValueError):  # it is written once the workers have started
+        return read_json(run.plan_record) or {}  # it is written once the workers have started
+    except RunFileError:
         return {}
-    return plan
 
 
 def _follow_live(view: WatchView, console: Console) -> RunState:

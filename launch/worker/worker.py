@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.base.experiment import Experiment
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from launch.runs.checkpoints import checkpoint_location, note_published
 from launch.runs.record import RunResult, peak_memory, write_record
 from launch.runs.store import RunFolder
@@ -35,6 +35,7 @@ from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.errors import FailureLocation, ProgramError, StallError, SuiteError
+from suite.paths import sync_folder
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.flops import StepFlops
@@ -105,7 +106,7 @@ class AttemptSpec:
         """The resolved experiment. While a resumed run starts, its draft; on fewer devices than requested, the shrunk
         experiment."""
         requested = self.draft if self.draft.exists() else self.run.experiment
-        return read_experiment((self.run.shrunk if self.shrunk else requested).read_text())
+        return read_experiment_file(self.run.shrunk if self.shrunk else requested)
 
     @property
     def draft(self) -> Path:
@@ -277,7 +278,8 @@ def _build_context(
         if spec.checkpoint_step is not None:
             continue_from(spec.run, experiment, spec.checkpoint_step)
         if spec.draft.exists():
-            spec.draft.rename(spec.run.experiment)
+            spec.draft.replace(spec.run.experiment)
+            sync_folder(spec.run.path)
         log(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
     system_metrics = SystemMetrics(spec.run.system, coord, spec.attempt, status, device)
     trackers, wandb = _trackers(spec, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)

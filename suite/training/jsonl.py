@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,19 +52,34 @@ class JsonLinesFile:
 
 
 def reopen(path: Path, start: int) -> JsonLinesFile:
-    """Opens a file to continue after step ``start``. Drops lines of later steps, which the resumed run repeats.
+    """Opens a file to continue after step ``start``. Drops lines of later steps, which the resumed run repeats, and
+    what a crash left after them. Reads the file from its end, to the last line that it keeps.
 
     Truncates in place, which needs no space on a full disk.
     """
-    keep_bytes = 0
-    for raw in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-        try:
-            if json.loads(raw)["step"] > start or not raw.endswith(b"\n"):
-                break
-        except ValueError:  # truncated by a crash
-            break
-        keep_bytes += len(raw)
-    return JsonLinesFile(path, keep_bytes)
+    for end, raw in _from_end(path):
+        line = parsed(raw) if raw.endswith(b"\n") else None
+        if line is not None and line.get("step", start + 1) <= start:
+            return JsonLinesFile(path, end)
+    return JsonLinesFile(path)
+
+
+def _from_end(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of a file with their newlines, the last first, and the byte at which each ends."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        begin, rest = file.seek(0, os.SEEK_END), b""
+        while begin > 0:
+            size = min(begin, _BLOCK)
+            begin -= size
+            file.seek(begin)
+            lines = (file.read(size) + rest).splitlines(keepends=True)
+            end = begin + sum(map(len, lines))
+            rest = lines.pop(0) if begin > 0 else b""
+            for raw in reversed(lines):
+                yield end, raw
+                end -= len(raw)
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
@@ -100,13 +116,17 @@ def last_line_with(path: Path, key: str) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the complete lines of a file. Skips a line truncated by a crash."""
+    """Returns the lines of a file. Skips damaged ones, such as one truncated by a crash."""
     if not path.exists():
         return []
-    lines = []
-    for line in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
+    with path.open("rb") as file:
+        return [line for raw in file if (line := parsed(raw)) is not None]
+
+
+def parsed(raw: bytes) -> dict[str, Any] | None:
+    """Returns the object of a line; None for a damaged one."""
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None

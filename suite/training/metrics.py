@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.errors import SettingError
-from suite.training.jsonl import read_lines
+from suite.errors import RunFileError, SettingError
+from suite.training.jsonl import parsed
 
 STEP = "step"
 """Steps done: the x axis of all others."""
@@ -69,12 +71,88 @@ def is_step(line: dict[str, Any]) -> bool:
     return LOSS in line
 
 
+MOST = 10_000
+"""A page has at least so many steps of a longer run, and fewer than twice as many."""
+
+_LOSS_KEY, _OLD_KEY, _VALID_KEY = f'"{LOSS}":'.encode(), f'"{_OLD_LOSS}":'.encode(), b'"valid/'
+
+
+@dataclass(frozen=True)
+class History:
+    """Steps and validations of a run, in order."""
+
+    steps: list[dict[str, Any]]
+    validations: list[dict[str, Any]]
+
+
+def read_history(path: Path) -> History:
+    """Returns the steps and validations in a ``metrics.jsonl``: of a short run all; of a longer one every second,
+    fourth, ... of both, the steps of these validations, and the last step. So the memory does not grow with the run.
+
+    Skips damaged lines. Raises SettingError for a file of an older version.
+    """
+    steps, validations, last = _Thinned(), _Thinned(), (0, b"")
+    for number, raw in enumerate(_raw_lines(path)):
+        if _LOSS_KEY in raw and raw.endswith(b"}\n"):
+            last = (number, raw)
+            steps.add(last)
+        if _VALID_KEY in raw:
+            validations.add((number, raw, last))
+    chosen = dict([*steps.kept, *(step for _, _, step in validations.kept), last])
+    return History(
+        [line for number in sorted(chosen) if (line := parsed(chosen[number])) is not None],
+        [line for _, raw, _ in validations.kept if (line := parsed(raw)) is not None],
+    )
+
+
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Returns the training steps in a ``metrics.jsonl``. Raises SettingError for one of an older version."""
-    lines = read_lines(path)
-    if any(_OLD_LOSS in line for line in lines):
-        raise SettingError(
-            f"{path} has the names of an older version of the suite, such as {_OLD_LOSS} for {LOSS}; read it and "
-            "resume its run with the version that wrote it, or start a new run"
-        )
-    return [line for line in lines if is_step(line)]
+    """Returns the steps of ``read_history``. Raises SettingError for a file of an older version."""
+    return read_history(path).steps
+
+
+def every_step(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields every step, one in memory at a time. Raises SettingError for a file of an older version."""
+    for raw in _raw_lines(path):
+        if _LOSS_KEY in raw and (line := parsed(raw)) is not None:
+            yield line
+
+
+def check_metrics(path: Path) -> None:
+    """Raises SettingError for a file of an older version, and RunFileError for a damaged line that is not the torn end
+    of the file: the run's record would lack its step."""
+    for number, raw in enumerate(_raw_lines(path), 1):
+        looks_whole = raw.startswith(b"{") and raw.endswith(b"}\n") and raw.isascii() and b"\0" not in raw
+        if not looks_whole and raw.endswith(b"\n") and parsed(raw) is None:
+            raise RunFileError(
+                f"line {number} of {path} is damaged; restore the file from a copy, or delete the line with `sed -i "
+                f"{number}d {path}`, after which the run's numbers lack this step"
+            )
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for raw in file:
+            if _OLD_KEY in raw:
+                raise SettingError(
+                    f"{path} has the names of an older version of the suite, such as {_OLD_LOSS} for {LOSS}; read it "
+                    "and resume its run with the version that wrote it, or start a new run"
+                )
+            yield raw
+
+
+class _Thinned:
+    """Keeps every item, or every second, fourth, ... once there are ``2 * MOST``."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self._every, self._seen = 1, 0
+
+    def add(self, item: Any) -> None:
+        """Adds the next item."""
+        if self._seen % self._every == 0:
+            self.kept.append(item)
+            if len(self.kept) == 2 * MOST:
+                self.kept, self._every = self.kept[::2], 2 * self._every
+        self._seen += 1

@@ -1,6 +1,9 @@
 """Paths from another node or an archive stay below the folder they are joined to; a write is whole or not at all."""
 
 import io
+import resource
+import subprocess
+import sys
 import tarfile
 
 import pytest
@@ -8,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.storage_sync.folder_delta import FileDelta, apply_delta
-from suite.errors import PathError
-from suite.paths import extract_files, safe_join, write_atomically
+from suite.errors import PathError, RunFileError
+from suite.paths import extract_files, read_json, safe_join, write_atomically
 
 BAD = ["../out", "{}/out", "a/../../out", "a/../b", "..", ".", "", "link/out", "link", "a\0b", "../root-other/x"]
 
@@ -88,16 +91,53 @@ def test_a_write_replaces_the_file_and_leaves_no_draft(tmp_path, content):
     assert files(tmp_path) == ["a.json"]
 
 
-def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_draft(tmp_path, monkeypatch):
+def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_draft(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("old")
-
-    def full(draft, data):
-        draft.open("wb").close()
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, "new")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_atomically(path, "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_text() == "old"
     assert files(tmp_path) == ["a.json"]
+
+
+ORDER = """
+import os, sys
+from pathlib import Path
+from suite.paths import write_atomically
+
+calls = []
+sys.addaudithook(lambda event, arguments: event == "os.rename" and calls.append(event))
+sync = os.fsync
+def recorded(file):
+    calls.append("fsync " + os.readlink(f"/proc/self/fd/{file}").partition(".draft")[0])
+    sync(file)
+os.fsync = recorded
+write_atomically(Path(sys.argv[1]), "new")
+print(*calls, sep="\\n")
+"""
+
+
+def test_a_write_is_on_the_disk_before_its_name_is_and_the_name_at_the_end(tmp_path):
+    path = tmp_path / "a.json"
+    done = subprocess.run([sys.executable, "-c", ORDER, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"fsync {path}", "os.rename", f"fsync {tmp_path}"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "it is empty"), (b"\0\0", "it is empty"), (b'{"a"', "it is not JSON"), (b"\xff", "it is not UTF-8"),
+     (b"[1]", "it has no JSON object")],
+)  # fmt: skip
+def test_a_damaged_file_is_named_with_its_reason(tmp_path, content, reason):
+    path = tmp_path / "a.json"
+    assert read_json(path) is None
+    path.write_bytes(b'{"a": 1}\n')
+    assert read_json(path) == {"a": 1}
+    path.write_bytes(content)
+    with pytest.raises(RunFileError, match=rf"a\.json is damaged: {reason}.*; delete it, or restore it"):
+        read_json(path)

@@ -6,7 +6,6 @@ runs/depth_width-laptop/report.html    the report
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.report.page import Page
 from experiments.report.table import Table
+from suite.errors import RunFileError
+from suite.paths import read_json
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,8 @@ def folder_name(name: str, scale: str) -> str:
 
 
 def read_record(folder: Path, name: str = "record.json") -> dict[str, Any] | None:
-    """Returns a run's record; None without one."""
+    """Returns a run's record; None without one and for a damaged one, which the report names."""
     try:
-        record: dict[str, Any] = json.loads((folder / name).read_text())
-    except (OSError, ValueError):
+        return read_json(folder / name)
+    except RunFileError:
         return None
-    return record

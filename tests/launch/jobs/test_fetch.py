@@ -9,6 +9,7 @@ from launch.jobs import remote_archive
 from launch.jobs.client import JobError
 from launch.jobs.fetch import read_archive, unpack
 from launch.runs.store import run_lock
+from suite.errors import RunFileError
 
 
 def archive(tmp_path, capsys):
@@ -39,8 +40,46 @@ def test_an_archive_has_all_files_but_checkpoints_and_weights(tmp_path, capsys):
         found = {str(path.relative_to(tmp_path / "runs")) for path in (tmp_path / "runs").rglob("*") if path.is_file()}
         assert found == {"t/1/record.json", "t/1/logs/stage-0-0.log", "t/1/fetched.json"}
     unpack(packed, head["folders"], tmp_path / "runs", source | {"job": "k"})  # that went on with the run
-    with pytest.raises(JobError, match="already exists and was not fetched from the cluster at b"):
+    with pytest.raises(JobError, match="already exists and was not fetched from the storage of this cluster, at b"):
         unpack(packed, head["folders"], tmp_path / "runs", source | {"address": "b"})
+
+
+def test_a_first_fetch_that_is_interrupted_can_be_repeated(tmp_path, capsys, monkeypatch):
+    head, packed = read_archive(archive(tmp_path, capsys))
+    source = {"job": "j", "address": "a"}
+
+    def killed(self, path, *arguments, **settings):
+        (path / "t/1/record.json").write_text("torn")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", killed)
+    with pytest.raises(KeyboardInterrupt):
+        unpack(packed, head["folders"], tmp_path / "runs", source)
+    monkeypatch.undo()
+    unpack(packed, head["folders"], tmp_path / "runs", source)
+    assert (tmp_path / "runs/t/1/record.json").read_text() == "record.json"
+
+
+def test_two_clusters_behind_one_address_are_told_apart_by_their_storage(tmp_path, capsys):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    (head, packed), (other_head, other) = (
+        read_archive(archive(tmp_path / name, capsys)) for name in ("one", "two")
+    )  # fmt: skip
+    here = {"job": "j", "address": "http://127.0.0.1:8265"}
+    unpack(packed, head["folders"], tmp_path / "runs", here | {"storage": head["storage"]})
+    with pytest.raises(JobError, match="was not fetched from the storage of this cluster"):
+        unpack(other, other_head["folders"], tmp_path / "runs", here | {"storage": other_head["storage"]})
+    again = {"job": "j", "address": "http://127.0.0.1:9000", "storage": head["storage"]}
+    unpack(packed, head["folders"], tmp_path / "runs", again)  # another tunnel to the same cluster
+
+
+def test_a_damaged_note_of_a_fetch_is_named(tmp_path, capsys):
+    head, packed = read_archive(archive(tmp_path, capsys))
+    (tmp_path / "runs/t/1").mkdir(parents=True)
+    (tmp_path / "runs/t/1/fetched.json").write_text("")
+    with pytest.raises(RunFileError, match=r"fetched\.json is damaged: it is empty"):
+        unpack(packed, head["folders"], tmp_path / "runs", {"job": "j", "address": "a"})
 
 
 def test_storage_behind_a_symbolic_link_is_packed_with_relative_names(tmp_path, capsys):

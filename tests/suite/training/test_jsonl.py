@@ -79,3 +79,22 @@ def test_the_last_line_with_a_key_is_found_from_the_end_across_blocks(tmp_path):
     assert last_line_with(path, "valid/acc") is None
     path.write_text('{"valid/nll": 1.0}\n')
     assert last_line_with(path, "valid/nll") == {"valid/nll": 1.0}  # the first line
+
+
+def test_a_damaged_line_in_the_middle_does_not_cost_those_after_it(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [b'{"step": 1}\n', b'{"step": "\xff"}\n', b"\0\0\n", b'{"step": 2}\n', b'{"step": 3}\n', b'{"step": 4}\n']
+    path.write_bytes(b"".join(lines) + b'{"step"')
+    reopen(path, 3).close()
+    assert path.read_bytes() == b"".join(lines[:5])
+    reopen(path, 0).close()
+    assert path.read_bytes() == b""
+
+
+@given(st.lists(st.integers(1, 3000), max_size=200), st.integers(0, 210))
+def test_reopening_keeps_all_lines_up_to_the_step(tmp_path_factory, sizes, start):
+    path = tmp_path_factory.getbasetemp() / "layers.jsonl"
+    lines = [json.dumps({"step": step, "text": "x" * size}) + "\n" for step, size in enumerate(sizes, 1)]
+    path.write_text("".join(lines) + '{"step": 1')
+    reopen(path, start).close()
+    assert path.read_text() == "".join(lines[:start])

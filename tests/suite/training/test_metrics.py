@@ -1,11 +1,14 @@
 """How metrics.jsonl is read."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from suite.errors import SettingError
-from suite.training.metrics import read_steps
+from suite.errors import RunFileError, SettingError
+from suite.training.jsonl import last_line
+from suite.training.metrics import MOST, check_metrics, read_history, read_steps
 
 
 def written(path, *lines):
@@ -23,3 +26,57 @@ def test_a_run_of_an_older_version_is_refused_in_one_sentence(tmp_path):
     path = written(tmp_path / "metrics.jsonl", {"step": 1, "loss": 2.0, "seconds": 1.0})
     with pytest.raises(SettingError, match=r"names of an older version .*, such as loss for train/loss; read it"):
         read_steps(path)
+
+
+# a child's ru_maxrss begins at its parent's
+READ = r"""
+import re, sys, time
+from pathlib import Path
+from suite.training.jsonl import last_line_with, reopen
+from suite.training.metrics import check_metrics, read_history
+
+path = Path(sys.argv[1])
+for read in (
+    lambda: (check_metrics(path), reopen(path, 999_990).close()),
+    lambda: read_history(path),
+    lambda: last_line_with(path, "train/loss"),
+):
+    begin = time.process_time()
+    read()
+    print(time.process_time() - begin)
+print(1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]))
+"""
+
+
+def test_a_resume_a_page_and_a_list_read_a_million_steps_quickly_in_little_memory(tmp_path):
+    row = {"train/loss": 5.123456789, "train/nll": 4.987654321, "train/tokens": 123456789, "throughput/step_s": 0.1}
+    rest, path, validated = json.dumps(row)[1:] + "\n", tmp_path / "metrics.jsonl", 777_777
+    with path.open("w") as file:
+        file.writelines(f'{{"step": {step}, {rest}' for step in range(1, validated + 1))
+        file.write(f'{{"step": {validated}, "valid/nll": 4.0}}\n')
+        file.writelines(f'{{"step": {step}, {rest}' for step in range(validated + 1, 1_000_001))
+    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True)
+    *seconds, peak_bytes = map(float, done.stdout.split())
+    assert max(seconds) < 4, seconds  # twice what a machine with nothing else to do takes at most
+    assert peak_bytes < 200 * 2**20
+    assert last_line(path)["step"] == 999_990
+    history = read_history(path)
+    numbers = [step["step"] for step in history.steps]
+    assert MOST <= len(numbers) < 2 * MOST + 2
+    assert numbers == sorted(set(numbers))
+    assert (numbers[0], numbers[-1]) == (1, 999_990)
+    assert validated in numbers
+    assert history.validations == [{"step": validated, "valid/nll": 4.0}]
+
+
+def test_a_damaged_line_is_named_but_not_the_torn_end(tmp_path):
+    path = written(tmp_path / "metrics.jsonl", {"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.0})
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"step": 3')
+    check_metrics(path)
+    for line in (b'{"step": 0, "train/loss": "\xff"}\n', b"\0\0\0\n", b'{"step"{"step": 0}\n', b'{"\0": 1}\n'):
+        path.write_bytes(line + whole)
+        assert [step["step"] for step in read_steps(path)] == [1, 2]
+        if b'{"step"{' not in line:
+            with pytest.raises(RunFileError, match=r"line 1 of .*metrics.jsonl is damaged; .*sed -i 1d"):
+                check_metrics(path)

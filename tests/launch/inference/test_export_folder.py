@@ -1,0 +1,62 @@
+"""The folder of an export: a new export replaces its own files, and nothing is lost when it is killed."""
+
+import pytest
+
+from launch.inference.export import _complete
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def write(folder, **files):
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def export(folder, **files):
+    with _complete(folder) as draft:
+        write(draft, **files)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An export that its user keeps in git."""
+    folder = tmp_path / "huggingface"
+    export(folder, config_json="old", **{"model-1_safetensors": "old", "model_safetensors_index_json": "old"})
+    write(folder, _git__HEAD="main", _gitattributes="lfs", notes_md="mine")
+    return folder
+
+
+def test_a_second_export_keeps_what_is_the_users(folder):
+    export(folder, config_json="new", model_safetensors="new")
+    assert tree(folder) == {
+        "config.json": "new", "model.safetensors": "new", ".git/HEAD": "main", ".gitattributes": "lfs",
+        "notes.md": "mine",
+    }  # fmt: skip
+    assert [path.name for path in folder.parent.iterdir()] == ["huggingface"]
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2, 3, 4, 5])
+def test_an_export_that_is_killed_loses_nothing(folder, monkeypatch, renames):
+    before, done = tree(folder), []
+    rename = type(folder).rename
+
+    def killed(path, target):
+        if len(done) == renames:
+            raise KeyboardInterrupt
+        done.append(path)
+        return rename(path, target)
+
+    monkeypatch.setattr("pathlib.Path.rename", killed)
+    try:
+        export(folder, config_json="new", model_safetensors="new")
+    except KeyboardInterrupt:
+        everything = {name.partition("/")[2]: text for name, text in tree(folder.parent).items()}
+        assert before.items() - {("config.json", "old")} <= everything.items()
+    monkeypatch.undo()
+    export(folder, config_json="newest", model_safetensors="newest")
+    kept = {"config.json": "newest", "model.safetensors": "newest"}
+    assert tree(folder) == kept | {".git/HEAD": "main", ".gitattributes": "lfs", "notes.md": "mine"}

@@ -1,0 +1,137 @@
+"""Small files of a run that a power cut left empty or broken: other runs are not affected, and the file is named."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from experiments.base.cluster import Cluster
+from experiments.registry import find
+from experiments.sweeps.registry import SWEEPS
+from launch import cli
+from launch.runs.store import RUNS, RunFolder
+from launch.sweeps.command import report
+from launch.sweeps.pending import pending_work
+from launch.watching.run_listing import print_runs
+
+NOT_UTF8 = b'{"step": 2, "train/loss": "\xff\xfe"}\n'
+
+DAMAGE = {
+    "experiment.toml": [b"", b"name = ", b"\xff\xfe", b"\0\0\0"],
+    "record.json": [b"", b'{"steps"', b"\xff\xfe", b"[1]"],
+    "plan.json": [b"", b'{"K"', b"\xff\xfe"],
+}
+CASES = [(name, content) for name, contents in DAMAGE.items() for content in contents]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def make_run(id, name="t12_400m", settings="pipeline.schedule=auto"):
+    """Writes the folder of a run of two steps that was interrupted."""
+    run = RunFolder((RUNS / name / id).resolve())
+    run.path.mkdir(parents=True)
+    run.experiment.write_text(find(name).with_settings(settings).to_toml())
+    run.metrics.write_text("".join(json.dumps({"step": at, "train/loss": 5.0 / at}) + "\n" for at in (1, 2)))
+    run.attempts.write_text('{"attempt": 1, "began": 1.0, "K": 2, "R": 1, "M": 2}\n')
+    return run
+
+
+def listed(requested=""):
+    """Returns what ``make runs`` prints."""
+    out = io.StringIO()
+    print_runs(requested, Console(file=out, soft_wrap=True, markup=False, highlight=False))
+    return out.getvalue()
+
+
+def gpipe(*arguments):
+    """Runs the command line in a process; returns its exit code and what it prints."""
+    command = [sys.executable, "-m", "launch.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("name", "content"), CASES)
+def test_a_damaged_file_is_one_bad_row_and_its_reason(name, content):
+    make_run("good")
+    (make_run("bad").path / name).write_bytes(content)
+    shown = listed()
+    assert re.search(r"t12_400m/good +\S+ +interrupted +2/", shown)
+    assert re.search(r"t12_400m/bad +\S+ +damaged ", shown)
+    assert re.search(rf"t12_400m/bad is damaged: \S+{name} is damaged: .*; ", shown)
+    assert f"{name} is damaged" in listed("bad")
+
+
+@pytest.mark.parametrize("line", [b'{"attempt": 1, "outcome": "\xff"}', b"5", b"{}", b"\0\0\0\0", b'{"attempt": null}'])
+def test_a_bad_line_of_the_attempts_is_left_out(line):
+    run = make_run("one")
+    begin = run.attempts.read_bytes()
+    end = b'{"attempt": 1, "ended": 2.0, "outcome": "done"}'
+    for lines in ((line, begin.strip(), end), (begin.strip(), end, line)):
+        run.attempts.write_bytes(b"\n".join(lines) + b"\n")
+        assert re.search(r"t12_400m/one +\S+ +finished +2/", listed())
+        assert ": finished" in listed("one")
+    run.attempts.write_bytes(end + b"\n")  # a full disk rejected its begin
+    assert ": finished" in listed("one")
+
+
+def test_a_bad_line_of_the_metrics_is_left_out():
+    run = make_run("one")
+    run.metrics.write_bytes(run.metrics.read_bytes() + NOT_UTF8 + b"null\n")
+    assert re.search(r"t12_400m/one +\S+ +interrupted +2/", listed())
+
+
+@pytest.mark.parametrize(("name", "content"), CASES)
+def test_a_resume_names_the_damaged_file(name, content, monkeypatch, capsys):
+    (make_run("bad").path / name).write_bytes(content)
+    monkeypatch.setattr(sys, "argv", ["gpipe", "resume", "bad", "--launcher", "spawn"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    printed = capsys.readouterr()
+    assert end.value.code == 2
+    assert re.search(rf"{name} is damaged: .*; (restore it|delete it)", printed.out + printed.err)
+
+
+def test_a_resume_names_the_damaged_line_of_the_metrics():
+    run = make_run("bad")
+    run.metrics.write_bytes(NOT_UTF8 + run.metrics.read_bytes())
+    code, printed = gpipe("resume", "bad", "--launcher", "spawn")
+    assert code == 2
+    assert re.search(r"line 1 of \S+metrics.jsonl is damaged; .*sed -i 1d \S+metrics.jsonl", printed)
+    assert "Traceback" not in printed
+
+
+def test_a_comparison_leaves_a_damaged_run_out():
+    make_run("good")
+    make_run("better")
+    make_run("bad").record.write_text("")
+    code, printed = gpipe("report", "--run", "good better bad")
+    assert code == 0, printed
+    assert re.search(r"t12_400m/bad is left out: \S+record.json is damaged: it is empty", printed)
+    (page,) = RUNS.glob("compare-*.html")
+    assert "record.json is damaged" in page.read_text()
+    code, printed = gpipe("report", "--run", "bad")
+    assert code == 2
+    assert "record.json is damaged" in printed
+
+
+def test_a_sweep_names_the_damaged_files_of_its_members():
+    members = SWEEPS["depth_width"].members("tiny", Cluster(2, 2**30, "cpu"), RUNS.resolve())
+    for member, name in zip(members, ("record.json", "experiment.toml"), strict=False):
+        (RUNS / member.folder).mkdir(parents=True)
+        (RUNS / member.folder / "record.json").write_text("{}")
+        (RUNS / member.folder / name).write_text("")
+        assert not pending_work(member).trained
+    out = io.StringIO()
+    report("depth_width", "tiny", Console(file=out, soft_wrap=True))
+    page = (RUNS / "depth_width-tiny" / "report.md").read_text()
+    for text in (out.getvalue(), page):
+        assert re.search(rf"{members[0].folder}/record.json is damaged: it is empty", text)
+        assert re.search(rf"{members[1].folder}/experiment.toml is damaged: it is empty", text)
