@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.base.experiment import Experiment
+from experiments.custom.experiment import CustomExperiment
 from experiments.registry import read_experiment
 from launch.runs.store import RUNS, RunFolder
 from launch.watching.run_state import RunState, read_state
 from suite.errors import SettingError
 from suite.training.jsonl import read_lines
-from suite.training.metrics import STEP, read_steps
+from suite.training.metrics import STEP, read_steps, train_metric
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class RunData:
     @property
     def metric(self) -> str:
         """The metric of a validation: nll, accuracy."""
+        if isinstance(self.experiment, CustomExperiment):  # its ``metric_name`` would import somebody else's code
+            return "metric" if train_metric("metric") in self.steps[-1] else "loss"
         return self.record.get("measure") or self.experiment.metric_name
 
     def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:
