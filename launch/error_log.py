@@ -12,13 +12,14 @@ from pathlib import Path
 
 from launch.runs.store import CACHE
 from suite.errors import SuiteError, first_line
+from suite.paths import hide_secrets
 
 
 def log_error(error: BaseException) -> Path | None:
     """Appends the traceback to ``errors.log`` in the cache, or in the temporary folder if the cache is not writable;
     returns its path, or None if neither is."""
     trace = "".join(traceback.format_exception(error))
-    entry = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(sys.argv)[:1000]}\n{trace}\n"
+    entry = hide_secrets(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(sys.argv)[:1000]}\n{trace}\n")
     for folder in (CACHE, Path(tempfile.gettempdir())):
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +33,7 @@ def log_error(error: BaseException) -> Path | None:
 def describe_error(error: BaseException) -> tuple[str, int]:
     """Returns the error message of an exception, and the exit code."""
     if isinstance(error, SuiteError):
-        return str(error), 2
+        return hide_secrets(str(error)), 2
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return f"{error.filename or 'a file'} cannot be written: {error.strerror}; free space and try again", 2
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
@@ -41,4 +42,4 @@ def describe_error(error: BaseException) -> tuple[str, int]:
         return f"{str(error.filename)[:60]}... is too long for a file name; give a shorter one", 2
     log = log_error(error)
     where = f"the traceback is in {log}" if log else "the traceback could not be written to a log"
-    return f"{type(error).__name__}: {first_line(error)[:300]}; this is a defect of the suite, {where}", 1
+    return f"{type(error).__name__}: {hide_secrets(first_line(error))[:300]}; this is a defect of the suite, {where}", 1

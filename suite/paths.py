@@ -1,12 +1,30 @@
-"""Safe paths and writes: paths from other machines and archives are checked, and files are written atomically."""
+"""Safe paths and writes: paths from other machines and archives are checked, files are written atomically, and URLs
+are shown without their secrets."""
 
 from __future__ import annotations
 
+import re
 import tarfile
 from pathlib import Path
 from uuid import uuid4
 
 from suite.errors import PathError
+
+_URL = re.compile(
+    r"""(?<![\w+.-])([A-Za-z][A-Za-z0-9+.-]*://)"""
+    r"""([^\s/?#"'<>]*@|[^\s/:@"'<>]*:(?!\d*(?:[/?#\s"'<>]|$))[^\s@"'<>]*@)?"""  # the second: a password with / or ?
+    r"""([^\s?#"'<>]*)([?#][^\s"'<>]*)?"""
+)
+
+
+def hide_secrets(text: str) -> str:
+    """Returns a text with ``***`` for the user and password and for the query of each URL in it, for everything that
+    people read. A run itself needs the URL as it was given."""
+
+    def shown(url: re.Match[str]) -> str:
+        return url[1] + ("***@" if url[2] else "") + url[3] + ("?***" if url[4] else "")
+
+    return _URL.sub(shown, text)
 
 
 def safe_join(root: Path, path: str) -> Path:

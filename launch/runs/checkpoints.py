@@ -13,6 +13,7 @@ from experiments.registry import read_experiment
 from launch.runs.store import RunFolder, find_run
 from suite.errors import CheckpointError
 from suite.log import Log
+from suite.paths import hide_secrets
 from suite.training.checkpoint import (
     Audit,
     Checkpoint,
@@ -97,7 +98,8 @@ def print_checkpoints(name: str, console: Console) -> bool:
     run = find_run(name)
     location = checkpoint_location_of_run(run.path)
     audits = list(audit(Storage(location)))
-    console.print(_table(location, audits) if audits else f"no checkpoints in {location} yet")
+    shown = hide_secrets(location)
+    console.print(_table(shown, audits) if audits else f"no checkpoints in {shown} yet")
     return any(not checkpoint.faults for checkpoint in audits)
 
 

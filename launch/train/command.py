@@ -41,6 +41,7 @@ from launch.worker.precision import with_available_precision
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError, first_line
 from suite.log import Log
+from suite.paths import hide_secrets
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.timeline import text
@@ -209,7 +210,7 @@ class _Session:
         """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers
         have started: a resume that cannot start changes nothing."""
         spec, chosen = state.spec, state.experiment
-        spec.draft.write_text(chosen.to_toml())
+        _write_experiment(spec.draft, chosen)
         if not spec.resume:
             check_unused(checkpoint_location(spec.run, chosen))
             spec.draft.rename(spec.run.experiment)
@@ -262,7 +263,7 @@ class CurrentRun:
                 spec = _attempt_spec(self.spec.run, experiment, planned, True, self._log)
                 self.spec = replace(spec, shrunk=experiment != self._requested)
                 if self.spec.shrunk:
-                    self.spec.run.shrunk.write_text(experiment.to_toml())
+                    _write_experiment(self.spec.run.shrunk, experiment)
             return self.spec, experiment
         raise PlacementError(
             f"{devices} devices are left, and no plan of {self._requested.name} fits them; when more devices are back, "
@@ -279,6 +280,16 @@ class CurrentRun:
             "timeline": plan.plan.timeline.as_lists(),
         }
         run.plan_record.write_text(json.dumps(record) + "\n")
+
+
+def _write_experiment(path: Path, experiment: Experiment) -> None:
+    """Writes an experiment with the URL as it was given, which a resume needs. If the URL has a secret, only this user
+    can read the file."""
+    text = experiment.to_toml()
+    path.write_text("")
+    if hide_secrets(text) != text:
+        path.chmod(0o600)
+    path.write_text(text)
 
 
 def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, log: Log) -> AttemptSpec:

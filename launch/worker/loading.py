@@ -11,6 +11,7 @@ from experiments.base.experiment import Experiment
 from launch.runs.checkpoints import checkpoint_location_of_run
 from suite.errors import CheckpointError
 from suite.log import Log
+from suite.paths import hide_secrets
 from suite.pipeline.runtime.stage import Stage
 from suite.training import checkpoint
 
@@ -20,7 +21,7 @@ def load_to_resume(location: str, stage: Stage, count: int, log: Log, step: int 
     them."""
     if step is None:
         return checkpoint.newest_valid(location, stage.indices, count, log)
-    select = partial(checkpoint.in_order, choice=step, place=location)
+    select = partial(checkpoint.in_order, choice=step, place=hide_secrets(location))
     loaded = checkpoint.newest_valid(location, stage.indices, count, log, select)
     if dist.get_rank() == 0:
         try:

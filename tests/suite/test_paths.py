@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from launch.storage_sync.folder_delta import FileDelta, apply_delta
 from suite.errors import PathError
-from suite.paths import extract_files, safe_join, write_atomically
+from suite.paths import extract_files, hide_secrets, safe_join, write_atomically
 
 BAD = ["../out", "{}/out", "a/../../out", "a/../b", "..", ".", "", "link/out", "link", "a\0b", "../root-other/x"]
 
@@ -101,3 +101,22 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_draft(tmp_path, mon
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert files(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("sftp://me:pass@host/runs", "sftp://***@host/runs"),
+        ("sftp://me:pa@ss@host:22/runs", "sftp://***@host:22/runs"),
+        ("sftp://me:pa/s?s#word@host/runs", "sftp://***@host/runs"),
+        ("https://h:443/c?sig=a%2Bb@c:d", "https://h:443/c?***"),
+        ("https://h?sig=a@b", "https://h?***"),
+        ("cannot write to az://c/x?sig=abc (403)", "cannot write to az://c/x?*** (403)"),
+        ('{"a": "sftp://u:p@h/x", "b": "http://h/?k=v"}', '{"a": "sftp://***@h/x", "b": "http://h/?***"}'),
+        ("user@host", "user@host"),
+        ("/a/folder?x", "/a/folder?x"),
+        ("s3://bucket/runs/a@b:c and http://head:8265/x@y", "s3://bucket/runs/a@b:c and http://head:8265/x@y"),
+    ],
+)
+def test_urls_are_shown_without_secrets(text, shown):
+    assert hide_secrets(text) == shown
