@@ -32,8 +32,7 @@ def run(
     """
     import json
 
-    from rich.console import Console
-
+    from launch.terminal import Terminal
     from launch.train.command import start
     from suite.errors import SettingError, nearest
 
@@ -41,7 +40,7 @@ def run(
     if launcher not in launchers:
         raise SettingError(f"unknown launcher {launcher!r}; {nearest(launcher, launchers)}")
     with _not_while_imported():
-        console = Console(markup=False, highlight=False, soft_wrap=True)
+        console = Terminal()
         folder = start(_source_of(function), "auto", settings, launcher, console)
     return FinishedRun(folder.path, json.loads(folder.record.read_text()))
 

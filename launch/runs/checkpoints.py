@@ -11,6 +11,7 @@ from rich.table import Table
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment
 from launch.runs.store import RunFolder, find_run
+from launch.terminal import Terminal
 from suite.errors import CheckpointError
 from suite.log import Log
 from suite.paths import hide_secrets
@@ -72,7 +73,7 @@ def described_checkpoint(step: int, kind: str) -> str:
 
 def stderr_console() -> Console:
     """Returns a console for messages of commands whose standard output has only their results."""
-    return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    return Terminal(stderr=True)
 
 
 def print_checkpoint_used(run: RunFolder, experiment: Experiment, step: int) -> None:
