@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import tempfile
 import time
 import traceback
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from launch.runs.store import CACHE
@@ -16,18 +18,30 @@ from suite.paths import hide_secrets
 
 
 def log_error(error: BaseException) -> Path | None:
-    """Appends the traceback to ``errors.log`` in the cache, or in the temporary folder if the cache is not writable;
-    returns its path, or None if neither is."""
+    """Appends the traceback to ``errors.log`` in the cache, or, if that is not writable, to a new file in the temporary
+    folder; returns its path, or None if neither is."""
     trace = "".join(traceback.format_exception(error))
     entry = hide_secrets(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(sys.argv)[:1000]}\n{trace}\n")
-    for folder in (CACHE, Path(tempfile.gettempdir())):
+    for place in (_cache_log, _temporary_log):
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder.resolve() / "errors.log"
+            path = place()
             with path.open("a", errors="backslashreplace") as file:
                 file.write(entry)
             return path
     return None
+
+
+def _cache_log() -> Path:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    return CACHE.resolve() / "errors.log"
+
+
+@cache
+def _temporary_log() -> Path:
+    """Returns a file of this process's own: another user could have made one of a known name, or a link."""
+    file, path = tempfile.mkstemp(prefix="gpipe-errors-", suffix=".log")
+    os.close(file)
+    return Path(path)
 
 
 def describe_error(error: BaseException) -> tuple[str, int]:
