@@ -30,8 +30,7 @@ def run(
     Call it below ``if __name__ == "__main__":``, because workers import the file. Raises a SuiteError for any error
     that the user can fix.
     """
-    from rich.console import Console
-
+    from launch.terminal import Terminal
     from launch.train.command import start
     from suite.errors import SettingError, nearest
     from suite.paths import read_json
@@ -40,7 +39,7 @@ def run(
     if launcher not in launchers:
         raise SettingError(f"unknown launcher {launcher!r}; {nearest(launcher, launchers)}")
     with _not_while_imported():
-        console = Console(markup=False, highlight=False, soft_wrap=True)
+        console = Terminal()
         folder = start(_source_of(function), "auto", settings, launcher, console)
     return FinishedRun(folder.path, read_json(folder.record) or {})
 

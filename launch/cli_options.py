@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, get_args
 
 import typer
-from rich.console import Console
 
 from launch.completion import complete_settings, experiment_names
+from launch.terminal import Terminal
 from suite.errors import SettingError, nearest
 
-console = Console(markup=False, highlight=False, soft_wrap=True)
-error_console = Console(stderr=True, style="red", markup=False, highlight=False, soft_wrap=True)
+console = Terminal()
+error_console = Terminal(stderr=True, style="red")
 
 
 def choice(option: str, kind: Any, help: str) -> Any:

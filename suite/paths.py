@@ -1,16 +1,33 @@
-"""Safe paths, writes and reads: paths from other machines and archives are checked; small files are written so that
-they survive a power cut, and one that is damaged all the same is named."""
+"""Safe paths, writes, reads and texts: paths from other machines and archives are checked; small files are written so
+that they survive a power cut, and one that is damaged all the same is named; URLs are shown without their secrets."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from suite.errors import PathError, RunFileError
+
+_URL = re.compile(
+    r"""(?<![\w+.-])([A-Za-z][A-Za-z0-9+.-]*://)"""
+    r"""([^\s/?#"'<>]*@|[^\s/:@"'<>]*:(?!\d*(?:[/?#\s"'<>]|$))[^\s@"'<>]*@)?"""  # the second: a password with / or ?
+    r"""([^\s?#"'<>]*)([?#][^\s"'<>]*)?"""
+)
+
+
+def hide_secrets(text: str) -> str:
+    """Returns a text with ``***`` for the user and password and for the query of each URL in it, for everything that
+    people read. A run itself needs the URL as it was given."""
+
+    def shown(url: re.Match[str]) -> str:
+        return url[1] + ("***@" if url[2] else "") + url[3] + ("?***" if url[4] else "")
+
+    return _URL.sub(shown, text)
 
 
 def safe_join(root: Path, path: str) -> Path:
@@ -44,11 +61,12 @@ def check_files(archive: tarfile.TarFile, root: Path) -> None:
             raise PathError(f"{member.name!r} in the archive is not a regular file")
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file so that readers see its old content or all of the new one, also after a power cut. Raises
-    OSError."""
+def write_atomically(path: Path, content: str | bytes, private: bool = False) -> None:
+    """Writes a file so that readers see its old content or all of the new one, also after a power cut; only this user
+    can read a ``private`` one. Raises OSError."""
     draft = path.with_name(f"{path.name}.draft-{uuid4().hex}")  # several processes may write the same file
     try:
+        draft.touch(0o600 if private else 0o666)
         with draft.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()

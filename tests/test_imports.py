@@ -30,6 +30,7 @@ ORDER = [
     "launch/interrupts",
     "launch/error_log",
     "launch/runs",
+    "launch/terminal",
     "experiments/custom_sweeps",
     "experiments/registry",
     "experiments/sweeps",

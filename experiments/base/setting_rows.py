@@ -14,6 +14,7 @@ from annotated_types import Unit
 from pydantic import BaseModel
 
 from experiments.base import overrides
+from suite.paths import hide_secrets
 
 REQUIRED = "required"
 
@@ -34,9 +35,9 @@ def describe_settings(record: type[BaseModel]) -> list[Setting]:
 
 
 def values(record: BaseModel) -> dict[str, str]:
-    """Returns the value of every setting of a record, as ``SET=`` takes it."""
+    """Returns the value of every setting of a record, as ``SET=`` takes it; URLs without their secrets."""
     sections = record.model_dump()
-    return {path: overrides.as_typed(_value(sections, path)) for path in overrides.paths(type(record))}
+    return {path: hide_secrets(overrides.as_typed(_value(sections, path))) for path in overrides.paths(type(record))}
 
 
 def _value(sections: dict[str, Any], path: str) -> Any:

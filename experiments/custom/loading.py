@@ -12,8 +12,9 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -55,6 +56,9 @@ def is_source(name: str) -> bool:
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that this code runs from: a checkout, or a job's copy of it on any node."""
+
+RUN_FILES = ("experiment.toml", "fetched.json")
+"""Files that mark the folder of a run, and one that ``make fetch`` copied from a cluster."""
 
 
 def absolute(name: str) -> str:
@@ -176,12 +180,36 @@ def _is_file(place: str) -> bool:
     return place.endswith(".py") or "/" in place
 
 
+def _check_outside_runs(place: str) -> None:
+    """Raises SettingError for code in a run's folder: the folder may come from another machine, with its settings."""
+    for path in [ROOT / place] if _is_file(place) else _paths_of_module(place):
+        for folder in (path.resolve(), *path.resolve().parents):
+            if any((folder / file).exists() for file in RUN_FILES):
+                raise SettingError(
+                    f"{place} is in the run folder {folder}, and code in run folders is never executed, because they "
+                    "may come from another machine; copy it elsewhere and start a new run of it"
+                )
+
+
+def _paths_of_module(name: str) -> Iterator[Path]:
+    """Yields the files and folders that an import of a module would execute or search; imports nothing."""
+    search = None
+    for part in name.split("."):
+        found = PathFinder.find_spec(part, search)
+        if found is None:
+            return
+        search = list(found.submodule_search_locations or ())
+        yield from map(Path, [*([found.origin] if found.origin else []), *search])
+
+
 @lru_cache(maxsize=16)
 def _module(place: str) -> ModuleType:
     """Imports a file or a module. A file's own folder is searched first for what it imports, as by ``python file``."""
     try:
         if not _is_file(place):
             sys.path.append("")  # the current folder, as for ``python -m``
+        _check_outside_runs(place)
+        if not _is_file(place):
             return importlib.import_module(place)
         path = ROOT / place
         if str(path.parent) not in sys.path:
@@ -193,6 +221,8 @@ def _module(place: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # for pickle and dataclasses, which look a class's module up
         spec.loader.exec_module(module)
+    except SuiteError:
+        raise
     except (Exception, SystemExit) as error:
         raise SettingError(f"{place} cannot be imported{_line_of(error, place)}: {_described(error)}") from error
     return module

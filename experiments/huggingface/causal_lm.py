@@ -181,15 +181,22 @@ def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[in
     of the other files of their own folder.
 
     ``read`` returns a layer's values by name; only one layer's are in memory at a time. Raises SettingError for other
-    layers.
+    layers, and for a link in their folder to a file outside of it.
     """
     origins = [getattr(layer, "reset_parameters", None) for layer in layers]
     stored = [origin for origin in origins if isinstance(origin, StoredValues)]
     if len(stored) < len(layers):
         raise SettingError("only a model whose layers all come from load_causal_lm can be written back")
     folder.mkdir(parents=True)
-    for other in stored[0].folder.iterdir():
+    own = stored[0].folder.resolve()
+    blobs = own.parent.parent / "blobs"  # the cache of Hugging Face links to it
+    for other in own.iterdir():
         if other.is_file() and not other.name.startswith(("model", "pytorch_model", "optimizer")):
+            if other.resolve().parent not in (own, blobs):
+                raise SettingError(
+                    f"{other} is a symbolic link to {other.resolve()}, outside of the model's folder, and the export "
+                    "would have a copy of that file; replace the link by the file, or remove it"
+                )
             shutil.copy(other, folder)
     places: dict[str, str] = {}
     total = 0

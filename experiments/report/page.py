@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -46,6 +47,13 @@ class Section:
     """Heading and text of what opens on a click, in HTML only."""
     links: Sequence[tuple[str, str]] = ()
     """Text and relative address, in HTML only."""
+
+    @property
+    def safe_links(self) -> Iterator[tuple[str, str]]:
+        """The links' texts and addresses. Of an address that could run code in the page only the text."""
+        for text, address in self.links:
+            is_safe = ":" not in address or re.match("/|(https?|file|s3|gs)://", address)
+            yield text, address if is_safe else ""
 
     @property
     def is_empty(self) -> bool:

@@ -16,6 +16,7 @@ from experiments.images.experiment import ImageExperiment
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.translation.experiment import TranslationExperiment
 from suite.errors import SettingError
+from suite.paths import hide_secrets
 from suite.settings import DocumentSettings, ImageSettings, OptimizerSettings, Remat, ScheduleName
 
 
@@ -382,4 +383,6 @@ def changes(before: Experiment, after: Experiment) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if value is None else str(value)
+    return (
+        f"{value:g}" if isinstance(value, float) else str(value).lower() if value is None else hide_secrets(str(value))
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
 VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 """Environment variables of gloo and NCCL. NCCL treats a plain name as a prefix; "=" makes it exact. Values that the
@@ -32,3 +33,15 @@ def interface_of(address: str) -> str | None:
         if any(entry.family in families and entry.address.partition("%")[0] == address for entry in entries):
             return str(name)
     return None
+
+
+def open_store(host: str) -> Any:
+    """Opens torch's rendezvous store at an address of this machine and a free port. It asks for no token, so it listens
+    on that address alone; on all of them only if no interface has it, as behind a translated address."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if interface_of(host) is None:
+        return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port = listener.getsockname()[1]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from launch.backends import secrets
-from launch.backends.network_interface import use_interface_of
+from launch.backends.network_interface import open_store, use_interface_of
 from launch.backends.processes import run_processes, run_worker
 from launch.backends.ray_dispatcher import Attempt, Report
 from launch.ray_nodes import own_node
@@ -48,10 +48,8 @@ def serve(config: dict[str, Any]) -> None:
 
 def _open_store(dispatcher: Any) -> Any:
     """Opens the rendezvous store for the workers of all attempts. The agent keeps it, so its port stays the same."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
     host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    store = open_store(host)
     ray.get(dispatcher.set_store.remote(f"{host} {store.port}"))
     return store
 

@@ -13,6 +13,7 @@ from launch.diagnostics.finding import Finding, fault, ok, warning
 from launch.diagnostics.ports import CHOSEN, NODE, OF_RAY, Endpoint, connect_check, listen, web_check
 from launch.diagnostics.probes import Node, Probes
 from launch.storage_sync import storage_marker
+from suite.paths import hide_secrets
 from suite.settings import TrackingSettings
 from suite.training.wandb_run import wandb_mode
 
@@ -28,6 +29,7 @@ WANDB = "https://api.wandb.ai"
 
 def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Finding]:
     """Checks that all nodes can write to a folder or store, and that each reads what the others wrote."""
+    shown = hide_secrets(location)
     mark = f".doctor-{uuid4().hex[:12]}"
     texts = {node: f"{node.name} {uuid4().hex}" for node in nodes}
     files = {node: f"{mark}/from-{at}" for at, node in enumerate(nodes)}
@@ -38,21 +40,19 @@ def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Findin
     )
     _, failed = probes.ask(nodes, storage_marker.write, lambda n: (location, files[n], texts[n]), ANSWER_S)
     found = [
-        fault("storage", f"{node.name} cannot write to {location}: {why}", f"{shared}, writable for this user")
+        fault("storage", f"{node.name} cannot write to {shown}: {why}", f"{shared}, writable for this user")
         for node, why in failed.items()
     ]
     writers = [node for node in nodes if node not in failed]
     expected = {files[node]: texts[node] for node in writers}
     by_file = {files[node]: node.name for node in nodes}
     read, unread = probes.ask(writers, storage_marker.unread, lambda n: (location, expected), ANSWER_S)
-    found += [
-        fault("storage", f"{node.name} cannot read from {location}: {why}", shared) for node, why in unread.items()
-    ]
+    found += [fault("storage", f"{node.name} cannot read from {shown}: {why}", shared) for node, why in unread.items()]
     for node, missing in read.items():
         if missing:
             whose = ", ".join(sorted(by_file[name] for name in missing))
             found.append(
-                fault("storage", f"{node.name} does not see in {location} what {whose} wrote: "
+                fault("storage", f"{node.name} does not see in {shown} what {whose} wrote: "
                       f"{next(iter(missing.values()))}",
                       "STORAGE must be one folder shared by all nodes, or a store such as s3://bucket/runs")
             )  # fmt: skip
@@ -60,7 +60,7 @@ def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Findin
     if found:
         return found
     who = "this node writes and reads" if len(nodes) == 1 else f"{len(nodes)} nodes write, and each reads the others'"
-    return [ok("storage", f"{location}: {who}")]
+    return [ok("storage", f"{shown}: {who}")]
 
 
 def clocks(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
@@ -134,11 +134,12 @@ def wandb(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
     if mode != "online":
         return [ok("wandb", f"{mode}: runs stay in their folders, no connection is needed")]
     url = os.environ.get("WANDB_BASE_URL", WANDB)
+    shown = hide_secrets(url)
     _, failed = probes.ask(nodes, web_check, lambda n: (url,), ANSWER_S)
     if not failed:
-        return [ok("wandb", f"{url} answers on {len(nodes)} node{'s' * (len(nodes) > 1)}")]
+        return [ok("wandb", f"{shown} answers on {len(nodes)} node{'s' * (len(nodes) > 1)}")]
     return [
-        warning("wandb", f"a key is set, but {node.name} does not reach {url}: {why}",
+        warning("wandb", f"a key is set, but {node.name} does not reach {shown}: {why}",
                 "allow HTTPS to it, set WANDB_BASE_URL or HTTPS_PROXY, or use WANDB_MODE=offline and make sync later")
         for node, why in failed.items()
     ]  # fmt: skip

@@ -13,6 +13,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
 from suite.errors import SuiteError, first_line, nearest
+from suite.paths import hide_secrets
 
 CONNECT_S = 5.0
 """Seconds for a running machine to accept a connection."""
@@ -82,12 +83,14 @@ class JobClient(JobSubmissionClient):
 
     def __init__(self, address: str) -> None:
         """Raises UnreachableError when nothing answers, JobError for a missing or wrong token or Ray version."""
-        self.address = address_of(address)
-        os.environ["RAY_API_SERVER_ADDRESS"] = self.address  # Ray's client prefers it to its argument
+        url = address_of(address)
+        self.address = hide_secrets(url)
+        """As people see it."""
+        os.environ["RAY_API_SERVER_ADDRESS"] = url  # Ray's client prefers it to its argument
         # Ray's heads and drivers use any token they find; its job client does not
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         try:
-            super().__init__(self.address)
+            super().__init__(url)
         except AuthenticationError:  # RAY_AUTH_MODE=token, and there is no token
             raise JobError(_no_token(self.address)) from None
         except (RuntimeError, ValueError, KeyError, requests.RequestException) as error:
@@ -124,7 +127,7 @@ class JobClient(JobSubmissionClient):
     def asks_for_token(self) -> bool:
         """Returns whether the cluster requires a token. Raises UnreachableError when it does not answer."""
         try:
-            response = requests.get(f"{self.address}/api/version", timeout=(CONNECT_S, ANSWER_S))
+            response = requests.get(f"{self._address}/api/version", timeout=(CONNECT_S, ANSWER_S))
         except requests.RequestException as error:
             raise UnreachableError(
                 f"cannot find out whether the cluster at {self.address} requires a token ({_short(error)}); try again"

@@ -15,6 +15,7 @@ from launch.jobs.remote_script import run_script
 from launch.jobs.requirements import pinned_requirements
 from launch.jobs.source_package import checkout
 from launch.runs.store import CACHE
+from suite.paths import hide_secrets
 
 DEADLINE_S = 60.0 + remote_probe.NODE_S
 """Seconds from the probe's submission to its answer."""
@@ -84,7 +85,7 @@ def check_probe_report(
     folder = str(report["home"] if url or not report["storage"] else report["storage"])
     where = f"storage: {folder}"
     if url:
-        where += f" on the head, copied to {url}; checkpoints are written there directly"
+        where += f" on the head, copied to {hide_secrets(url)}; checkpoints are written there directly"
     elif not storage:
         where += ", on the only node; it outlives the job"
     python = "python" if install else str(report["executable"])
@@ -108,7 +109,7 @@ def _check_python(nodes: list[dict[str, Any]], own_python: str) -> None:
 
 
 def _check_storage(report: dict[str, Any], storage: str) -> None:
-    nodes, location = report["nodes"], report["storage"]
+    nodes, location = report["nodes"], hide_secrets(report["storage"] or "")
     if not location:
         raise JobError(
             f"the cluster has {len(nodes)} nodes, and a run needs storage shared by all of them: give STORAGE=, a "

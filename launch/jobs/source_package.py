@@ -38,13 +38,15 @@ def checkout() -> Path:
 def pack(root: Path, archive: Path, limit: int = MAX_BYTES) -> Package:
     """Packs the tracked files of a checkout. Equal files give equal archives, byte for byte.
 
-    Raises JobError outside of a git checkout, and for an archive above ``limit`` bytes, naming its largest files.
+    Raises JobError outside of a git checkout, for a tracked link to a file that git does not track, and for an archive
+    above ``limit`` bytes, naming its largest files.
     """
     tracked = [path for path in _git_paths(root, "ls-files", "-z") if (root / path).is_file()]
     if not tracked:
         raise JobError(
             f"git tracks no file in {root}, and only tracked files are packed: git add the files that a run needs"
         )
+    _check_links(root, tracked)
     commit = _git(root, "rev-parse", "--short", "HEAD", fails=True).strip()
     changed = _git_paths(root, "diff", "--name-only", "--relative", "-z", "HEAD") if commit else tracked
     sizes = _write(root, tracked, archive)
@@ -58,6 +60,19 @@ def pack(root: Path, archive: Path, limit: int = MAX_BYTES) -> Package:
     if changed:
         lines.append(f"{len(changed)} of them have uncommitted changes, which are included: {_first_names(changed)}")
     return Package(archive, len(tracked), commit, (*lines, *_untracked(root)))
+
+
+def _check_links(root: Path, tracked: list[str]) -> None:
+    """Raises JobError if a tracked path leads to a file that git does not track, such as a key in the home folder."""
+    real = root.resolve()
+    known = {real / path for path in tracked}
+    for path in tracked:
+        target = (root / path).resolve()
+        if target not in known:
+            raise JobError(
+                f"{path} is a symbolic link to {target}, which git does not track, and a job would get that file; "
+                "replace the link by the file, or git rm --cached it"
+            )
 
 
 def is_tracked(root: Path, path: str) -> bool:

@@ -33,6 +33,7 @@ from launch.jobs.source_package import Package, checkout, is_tracked, pack
 from launch.runs.store import COPIES, JOB, SHARED_CACHE
 from launch.tracking.progress import FOLLOWED
 from suite.errors import PlacementError, SettingError, nearest
+from suite.paths import hide_secrets
 from suite.pipeline.planning.devices import GIB
 from suite.training.checkpoint.object_store import check_url
 
@@ -216,7 +217,7 @@ def _send(
                     METADATA_KEY: " ".join(command.arguments[:2]),
                     "storage": environment.storage,
                     "extra_folders": " ".join(command.extra_folders),
-                    "set": command.settings,
+                    "set": hide_secrets(command.settings),
                     "commit": package.commit,
                 },
             )

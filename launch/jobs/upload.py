@@ -15,6 +15,7 @@ from launch.error_log import log_error
 from launch.jobs.remote_archive import list_files
 from launch.runs.store import COPIES, JOB, RUNS, STORAGE, job_notes
 from suite.errors import SuiteError
+from suite.paths import hide_secrets
 from suite.training.checkpoint.object_store import open_store
 from suite.training.periodic import PeriodicThread
 
@@ -104,7 +105,7 @@ def uploading(log: Callable[[str], None]) -> Iterator[None]:
         yield
         return
     copies = UploadThread(RUNS, job_notes(Path(STORAGE), os.environ[JOB]), url)
-    failed = False
+    failed, shown = False, hide_secrets(url)
 
     def copy_and_log() -> None:
         nonlocal failed
@@ -113,7 +114,8 @@ def uploading(log: Callable[[str], None]) -> Iterator[None]:
             failed = False
         except Exception as error:
             if not failed:
-                log(f"could not copy all of the run to {url} ({error}); retrying every {INTERVAL_S:.0f} s")
+                reason = hide_secrets(str(error))
+                log(f"could not copy all of the run to {shown} ({reason}); retrying every {INTERVAL_S:.0f} s")
             failed = True
 
     thread = PeriodicThread(copy_and_log, INTERVAL_S, "copies", log_error)
@@ -124,6 +126,7 @@ def uploading(log: Callable[[str], None]) -> Iterator[None]:
         thread.end(INTERVAL_S)
         try:
             copies.copy()
-            log(f"copied to {url}/runs; checkpoints are in {url}/checkpoints")
+            log(f"copied to {shown}/runs; checkpoints are in {shown}/checkpoints")
         except Exception as error:
-            log(f"could not copy all of the run to {url} ({error}); its files are in {RUNS} on the head")
+            reason = hide_secrets(str(error))
+            log(f"could not copy all of the run to {shown} ({reason}); its files are in {RUNS} on the head")

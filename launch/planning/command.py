@@ -25,6 +25,7 @@ from experiments.translation.experiment import TranslationExperiment
 from launch.backends.select import LocalBackend, cluster_backend
 from launch.planning.layer_costs import cost_model
 from launch.runs.store import CACHE
+from launch.terminal import Terminal
 from launch.tracking.progress import log_when_long
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
@@ -37,7 +38,7 @@ def print_plan(name: str, cluster: str, scale: RequestedScale, settings: str, fo
 
     Raises SettingError for invalid arguments, PlanError when the run does not fit.
     """
-    log_console = Console(stderr=True) if form == "json" else console
+    log_console = Terminal(stderr=True) if form == "json" else console
     planned = make_named(name, cluster, scale, settings, lambda text: log_console.print(text))
     if form == "json":
         print(json.dumps(planned.as_dict(), indent=1, allow_nan=False))

@@ -12,8 +12,10 @@ from rich.table import Table
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment_file
 from launch.runs.store import RunFolder, find_run
+from launch.terminal import Terminal
 from suite.errors import CheckpointError
 from suite.log import Log
+from suite.paths import hide_secrets
 from suite.training.checkpoint import (
     Audit,
     Checkpoint,
@@ -65,8 +67,8 @@ def check_published(run: RunFolder, location: str) -> None:
     if folder_of(step) not in found:
         others = f"only {', '.join(found)}" if found else "no checkpoint"
         raise CheckpointError(
-            f"run {run.path} has published a checkpoint of step {step}, and {location} has {others}; mount that disk "
-            "or restore that folder" + ("; or choose another one with CHECKPOINT=" if found else "")
+            f"run {run.path} has published a checkpoint of step {step}, and {hide_secrets(location)} has {others}; "
+            "mount that disk or restore that folder" + ("; or choose another one with CHECKPOINT=" if found else "")
         )
 
 
@@ -99,7 +101,7 @@ def described_checkpoint(step: int, kind: str) -> str:
 
 def stderr_console() -> Console:
     """Returns a console for messages of commands whose standard output has only their results."""
-    return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    return Terminal(stderr=True)
 
 
 def print_checkpoint_used(run: RunFolder, experiment: Experiment, step: int) -> None:
@@ -125,7 +127,8 @@ def print_checkpoints(name: str, console: Console) -> bool:
     run = find_run(name)
     location = checkpoint_location_of_run(run.path)
     audits = list(audit(Storage(location)))
-    console.print(_table(location, audits) if audits else f"no checkpoints in {location} yet")
+    shown = hide_secrets(location)
+    console.print(_table(shown, audits) if audits else f"no checkpoints in {shown} yet")
     return any(not checkpoint.faults for checkpoint in audits)
 
 

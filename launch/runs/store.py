@@ -13,6 +13,7 @@ from pathlib import Path
 import filelock
 
 from suite.errors import SettingError, nearest
+from suite.paths import hide_secrets
 
 STORAGE = os.environ.get("GPIPE_STORAGE", "")
 """The folder that all nodes of a cluster share, for submitted runs; empty on a single machine."""
@@ -246,7 +247,7 @@ def in_job() -> bool:
 
 def job_storage() -> str:
     """Returns the storage and address arguments of ``make submit``; the user fills in the address."""
-    return f"STORAGE={os.environ.get(COPIES) or STORAGE} ADDRESS="
+    return f"STORAGE={hide_secrets(os.environ.get(COPIES) or STORAGE)} ADDRESS="
 
 
 def find_run(requested: str) -> RunFolder:

@@ -31,6 +31,7 @@ from launch.inference.score import score_run
 from launch.runs.checkpoints import checkpoint_location_of_run
 from launch.runs.store import RUNS, RunFolder, named_run, run_lock
 from launch.sweeps.retries import decide_retry, message_of
+from launch.terminal import Terminal
 from launch.train.command import resume, run_experiment
 from suite.errors import CheckpointError, SuiteError
 from suite.paths import write_atomically
@@ -113,7 +114,7 @@ def score(spec: MemberSpec, console: Console) -> None:
 
 def log_console(file: Any) -> Console:
     """Returns a console that writes to a log file."""
-    return Console(file=file, width=120, markup=False, highlight=False, soft_wrap=True)
+    return Terminal(file=file, width=120)
 
 
 def main() -> None:

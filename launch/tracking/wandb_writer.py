@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.runs.store import RunFolder
+from suite.paths import hide_secrets
 from suite.training.metrics import STEP
 from suite.training.wandb_run import Identity, open_run
 
@@ -32,7 +33,11 @@ def _add_end(run: RunFolder, wandb_run: Any) -> None:
         artifact = wandb.Artifact(f"{kind}-{wandb_run.id}", type=kind)
         existing = [file for file in files if file.exists()]
         for file in existing:
-            artifact.add_file(str(file))
+            if file == run.experiment:
+                with artifact.new_file(file.name) as copy:
+                    copy.write(hide_secrets(file.read_text()))
+            else:
+                artifact.add_file(str(file))
         if existing:
             wandb_run.log_artifact(artifact)
 

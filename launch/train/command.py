@@ -45,7 +45,7 @@ from launch.worker.precision import with_available_precision
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError, first_line
 from suite.log import Log
-from suite.paths import read_json, sync_folder, write_atomically
+from suite.paths import hide_secrets, read_json, sync_folder, write_atomically
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.timeline import text
@@ -217,7 +217,7 @@ class _Session:
         """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers
         have started: a resume that cannot start changes nothing."""
         spec, chosen = state.spec, state.experiment
-        write_atomically(spec.draft, chosen.to_toml())
+        _write_experiment(spec.draft, chosen)
         if not spec.resume:
             check_unused(checkpoint_location(spec.run, chosen))
             spec.draft.replace(spec.run.experiment)
@@ -271,7 +271,7 @@ class CurrentRun:
                 spec = _attempt_spec(self.spec.run, experiment, planned, True, self._log)
                 self.spec = replace(spec, shrunk=experiment != self._requested)
                 if self.spec.shrunk:
-                    write_atomically(self.spec.run.shrunk, experiment.to_toml())
+                    _write_experiment(self.spec.run.shrunk, experiment)
             return self.spec, experiment
         raise PlacementError(
             f"{devices} devices are left, and no plan of {self._requested.name} fits them; when more devices are back, "
@@ -288,6 +288,13 @@ class CurrentRun:
             "timeline": plan.plan.timeline.as_lists(),
         }
         write_atomically(run.plan_record, json.dumps(record) + "\n")
+
+
+def _write_experiment(path: Path, experiment: Experiment) -> None:
+    """Writes an experiment with the URL as it was given, which a resume needs. If the URL has a secret, only this user
+    can read the file."""
+    text = experiment.to_toml()
+    write_atomically(path, text, private=hide_secrets(text) != text)
 
 
 def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, log: Log) -> AttemptSpec:

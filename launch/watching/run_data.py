@@ -9,12 +9,13 @@ from functools import cached_property
 from typing import Any
 
 from experiments.base.experiment import Experiment
+from experiments.custom.experiment import CustomExperiment
 from experiments.registry import read_experiment_file
 from launch.runs.store import RUNS, RunFolder
 from launch.watching.run_state import RunState, read_state
 from suite.errors import SettingError
 from suite.paths import read_json
-from suite.training.metrics import STEP, read_history
+from suite.training.metrics import STEP, read_history, train_metric
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class RunData:
     @property
     def metric(self) -> str:
         """The metric of a validation: nll, accuracy."""
+        if isinstance(self.experiment, CustomExperiment):  # its ``metric_name`` would import somebody else's code
+            return "metric" if train_metric("metric") in self.steps[-1] else "loss"
         return self.record.get("measure") or self.experiment.metric_name
 
     def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:

@@ -23,6 +23,7 @@ from launch.watching.run_figures import (
     worker_name,
 )
 from launch.watching.translation_samples import score_section
+from suite.paths import hide_secrets
 from suite.pipeline.schedule.timeline import Timeline
 from suite.training.jsonl import read_lines
 from suite.training.metrics import LOSS, MFU, STEP, STEP_S, units_done, units_per_s
@@ -211,7 +212,7 @@ def _request(run: RunData) -> Section:
     tables = (
         [Table("shrunk", "Changed from the paper's run", ("setting", "paper", "here"), rows, notes)] if rows else []
     )
-    folded = [("all settings (experiment.toml)", run.experiment.to_toml())]
+    folded = [("all settings (experiment.toml)", hide_secrets(run.experiment.to_toml()))]
     if run.run.plan.exists():
         folded.append(("the plan as printed (plan.txt)", run.run.plan.read_text()))
     return Section("Settings", tables=tables, folded=folded)
@@ -220,7 +221,7 @@ def _request(run: RunData) -> Section:
 def _links(run: RunData) -> list[tuple[str, str]]:
     """Returns the files of the run that exist, and its checkpoints."""
     folder = run.run
-    location = checkpoint_location(folder, run.experiment)
+    location = hide_secrets(checkpoint_location(folder, run.experiment))
     best = run.best[0] if run.best is not None else None
     if location != str(folder.checkpoints):
         checkpoints = [(f"checkpoints: {location}", location)]

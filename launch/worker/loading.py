@@ -10,6 +10,7 @@ from launch.runs.checkpoints import check_published, checkpoint_location, checkp
 from launch.runs.store import RunFolder
 from suite.errors import CheckpointError
 from suite.log import Log
+from suite.paths import hide_secrets
 from suite.pipeline.runtime.stage import Stage
 from suite.training import checkpoint
 
@@ -22,7 +23,7 @@ def load_to_resume(
 
     def select(checkpoints: list[checkpoint.Checkpoint]) -> list[checkpoint.Checkpoint]:
         if step is not None:
-            return checkpoint.in_order(checkpoints, step, location)
+            return checkpoint.in_order(checkpoints, step, hide_secrets(location))
         check_published(run, location)
         return checkpoint.current(checkpoints)
 

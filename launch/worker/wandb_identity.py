@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from experiments.base.experiment import Experiment
 from launch.runs.store import RunFolder
+from suite.paths import hide_secrets
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.wandb_run import Identity
 
@@ -52,4 +54,5 @@ def wandb_config(
     max_live_graphs = [min(limit, experiment.pipeline.micro_batches) for limit in schedule_config.max_live_graphs]
     plan = asdict(schedule_config) | {"cells": list(cells), "max_live_graphs": max_live_graphs, "step_s": step_s}
     del plan["rows"], plan["transport"], plan["pairs"]  # the experiment, its devices and its model determine them
-    return experiment.model_dump(mode="json") | {"plan": plan}
+    settings: dict[str, Any] = json.loads(hide_secrets(experiment.model_dump_json()))
+    return settings | {"plan": plan}

@@ -27,7 +27,7 @@ def cached(folder: Path, build: Callable[[Path], None], log: Log) -> None:
     Raises DataError when another process holds the lock too long, and whatever ``build`` raises; then nothing is left.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder.with_suffix(".lock"))
+    lock = shared_lock(folder.with_suffix(".lock"))
     try:
         with lock.acquire(timeout=_LOCK_SECONDS):
             if not _is_valid(folder, log):
@@ -37,6 +37,11 @@ def cached(folder: Path, build: Callable[[Path], None], log: Log) -> None:
             f"another process has been preparing {folder} for more than {_LOCK_SECONDS:.0f} s; "
             "end it or wait for it, and run again"
         ) from None
+
+
+def shared_lock(path: Path, timeout_s: float = -1) -> filelock.BaseFileLock:
+    """Returns the lock ``path``, for all users who may write to its folder. ``timeout_s`` below zero waits for ever."""
+    return filelock.FileLock(path, timeout_s, mode=path.parent.stat().st_mode & 0o666 | 0o600)
 
 
 def fingerprint(folder: Path) -> list[tuple[str, int, int]]:

@@ -12,6 +12,7 @@ import json
 import netrc
 import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from suite.log import Log
-from suite.paths import write_atomically
+from suite.paths import hide_secrets, write_atomically
 from suite.settings import TrackingSettings
 from suite.training.metrics import NAMESPACES, STEP
 from suite.training.trackers import Values
@@ -83,6 +84,7 @@ def open_run(folder: Path, mode: str, identity: Identity, config: dict[str, Any]
 
     # an inherited wandb service process may still hold the run whose writer was killed
     os.environ.pop("WANDB_SERVICE", None)
+    sys.argv[1:] = map(hide_secrets, sys.argv[1:])  # wandb records them
     run = wandb.init(
         dir=str(folder), project=identity.project, name=identity.name, group=identity.group, job_type="train",
         tags=identity.tags, id=identity.id or secrets.token_hex(6), resume="allow", mode=mode, config=config,  # type: ignore[arg-type]

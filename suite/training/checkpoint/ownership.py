@@ -33,6 +33,6 @@ def check_owner(storage: Storage, owner: str) -> None:
         found = "an unreadable record"
     if found != owner:
         raise OSError(
-            f"{storage.location} belongs to another driver of this run ({found}, not {owner}); nothing is written; end "
-            "one of the two"
+            f"{storage.shown('')} belongs to another driver of this run ({found}, not {owner}); nothing is written; "
+            "end one of the two"
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from suite.errors import CheckpointError, StorageError
 from suite.log import Log
+from suite.paths import hide_secrets
 from suite.pipeline.runtime.stage import Stage
 from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest, layer_file
 from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST
@@ -183,8 +184,8 @@ def list_checkpoints(location: str | Path, log: Log) -> list[Checkpoint]:
 def _none_usable(location: str | Path, bad: list[str]) -> CheckpointError:
     none = f"none of the {len(bad)} checkpoints can" if len(bad) > 1 else "the only checkpoint cannot"
     return CheckpointError(
-        f"{none} be used ({'; '.join(sorted(bad, reverse=True))}); restore these files, or move {location} away "
-        "to train from step 0"
+        f"{none} be used ({'; '.join(sorted(bad, reverse=True))}); restore these files, or move "
+        f"{hide_secrets(str(location))} away to train from step 0"
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from suite.errors import CheckpointError
+from suite.paths import hide_secrets
 from suite.training.checkpoint.object_store import open_store
 
 MANIFEST = "manifest.json"
@@ -41,12 +42,12 @@ class Storage:
         try:
             self._files, self._root = open_store(self.location)
         except (ImportError, ValueError, OSError) as error:
-            raise CheckpointError(f"cannot store checkpoints at {self.location}: {error}") from None
+            raise CheckpointError(f"cannot store checkpoints at {self.shown('')}: {hide_secrets(str(error))}") from None
         self._local = isinstance(self._files, LocalFileSystem)
 
     def shown(self, path: str) -> str:
-        """Returns a file's name for messages."""
-        return f"{self.location.rstrip('/')}/{path}".rstrip("/")
+        """Returns a file's name for messages, without secrets of the URL."""
+        return f"{hide_secrets(self.location).rstrip('/')}/{path}".rstrip("/")
 
     def folders(self) -> list[str]:
         """Returns the entries named like a checkpoint, newest step first.
@@ -54,7 +55,7 @@ class Storage:
         Raises OSError when the location is a file, or a link to a folder that does not exist.
         """
         if self._local and os.path.lexists(self._root) and not os.path.isdir(self._root):
-            raise OSError(f"{self.location} is not a folder, or a link to one that does not exist")
+            raise OSError(f"{self.shown('')} is not a folder, or a link to one that does not exist")
         names = [name for name in self.names("") if re.fullmatch(r"\d{8}|[1-9]\d{8,11}", name)]
         return sorted(names, key=int, reverse=True)
 
@@ -154,4 +155,5 @@ class Storage:
             raise
         except Exception as error:
             message = error.strerror if isinstance(error, OSError) else None
-            raise OSError(f"{self.shown(path)}: {message or f'{type(error).__name__}: {error}'}") from error
+            reason = message or hide_secrets(f"{type(error).__name__}: {error}")
+            raise OSError(f"{self.shown(path)}: {reason}") from error

@@ -191,9 +191,9 @@ class Saver:
     def _check_failures(self) -> None:
         if self._failures >= LIMIT:
             raise CheckpointError(
-                f"{self._failures} checkpoints in a row could not be written to {self._storage.location}, the limit is "
-                f"{LIMIT}; {self._newest_text()}; the last fault: {self._last_fault}; fix the storage, such as by "
-                "freeing space, and resume"
+                f"{self._failures} checkpoints in a row could not be written to {self._storage.shown('')}, "
+                f"the limit is {LIMIT}; {self._newest_text()}; the last fault: {self._last_fault}; "
+                "fix the storage, such as by freeing space, and resume"
             )
 
 

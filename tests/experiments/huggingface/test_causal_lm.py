@@ -1,5 +1,7 @@
 """Causal language models of transformers: cut into layers, read from a folder layer by layer, and written back."""
 
+import shutil
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -118,3 +120,20 @@ def test_blocks_that_differ_only_in_their_index_are_measured_once(saved):
     assert keys[1] == keys[2] == keys[3]
     model.config.hidden_act = model.config.activation_function = "relu"
     assert structure_key(causal_lm_layers(model)[1]) != keys[1], "another activation, another function"
+
+
+def test_a_link_out_of_the_models_folder_is_not_copied(saved, tmp_path):
+    own = tmp_path / "models--a" / "snapshots" / "1"
+    shutil.copytree(saved[1], own)
+    blobs = tmp_path / "models--a" / "blobs"
+    blobs.mkdir()
+    (own / "config.json").rename(blobs / "abc")
+    (own / "config.json").symlink_to("../../blobs/abc")  # as in the cache of Hugging Face
+    (tmp_path / "key").write_text("secret")
+    layers = load_causal_lm(own)
+    values = [dict(layer.named_parameters()) for layer in on_cpu(layers)]
+    save_causal_lm(tmp_path / "out", layers, values.__getitem__)
+    assert (tmp_path / "out" / "config.json").is_file()
+    (own / "notes").symlink_to(tmp_path / "key")
+    with pytest.raises(SettingError, match=r"notes is a symbolic link to .*key, outside of the model's folder"):
+        save_causal_lm(tmp_path / "more", layers, values.__getitem__)

@@ -44,7 +44,7 @@ def dashboard():
         thread.start()
         served.append((server, thread))
         client = object.__new__(JobClient)  # its constructor would keep a token in this process
-        client.address = f"http://127.0.0.1:{server.server_port}"
+        client.address = client._address = f"http://127.0.0.1:{server.server_port}"
         return client
 
     yield answering
@@ -85,7 +85,7 @@ def test_over_plain_http_no_key_goes_to_another_machine(dashboard, monkeypatch):
 
 def test_a_cluster_that_does_not_say_whether_it_asks_gets_no_key(dashboard):
     client = dashboard(200)
-    client.address = "http://127.0.0.1:9"
+    client.address = client._address = "http://127.0.0.1:9"
     with pytest.raises(UnreachableError, match=r"cannot find out whether .* requires a token"):
         check_safe(client)
 

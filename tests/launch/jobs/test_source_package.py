@@ -75,3 +75,18 @@ def test_only_dependencies_of_a_run_are_pinned():
     assert pins["torch"] == "2.13.0"
     assert "aiohttp" in pins  # a dependency of ray[default], not of plain ray
     assert not {"pytest", "mypy", "ruff"} & set(pins)
+
+
+def test_a_link_to_a_file_that_git_does_not_track_is_not_packed(tree, tmp_path):
+    (tree / "c.py").symlink_to("a.py")
+    git(tree, "add", "-A")
+    with zipfile.ZipFile(pack(tree, tmp_path / "one.zip").archive) as file:
+        assert file.read("c.py") == b"a = 1\n"
+    (tmp_path / "key").write_text("secret")
+    for target in (tmp_path / "key", "big.log"):
+        (tree / "link").unlink(missing_ok=True)
+        (tree / "link").symlink_to(target)
+        git(tree, "add", "-A")
+        with pytest.raises(JobError, match=r"link is a symbolic link to .*(key|big.log), which git does not track"):
+            pack(tree, tmp_path / "two.zip")
+    assert not (tmp_path / "two.zip").exists()

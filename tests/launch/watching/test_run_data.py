@@ -2,11 +2,15 @@
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
+from experiments.custom.loading import ROOT
 from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.watching.report import update_page
@@ -138,3 +142,40 @@ def test_watch_tells_validations_from_steps_because_on_a_terminal_only_the_last_
 def test_a_run_without_an_attempt_never_started(tmp_path):
     run = folder(tmp_path, [])
     assert describe_end(run, read_state(run)).startswith("it never started; make resume RUN=")
+
+
+HOSTILE = """
+format = 3
+name = "t"
+scale = "laptop"
+task = "custom"
+source = "{source}"
+layer_count = 2
+pipeline = {{stages = 1}}
+optimizer = {{}}
+train = {{steps = 2}}
+"""
+
+
+@pytest.mark.parametrize(
+    "command", ["report --run", "runs", "watch", "resume --launcher spawn", "checkpoints", "export"]
+)
+def test_no_command_executes_code_in_a_run_folder(tmp_path, monkeypatch, command):
+    """A run folder may come from another machine: a report reads its records, a resume refuses it."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "runs" / "t" / "1"
+    path.mkdir(parents=True)
+    run = folder(path, [step(1) | {"train/metric": 0.5}, {"step": 1, "valid/metric": 0.4, "valid/loss": 4.0}])
+    (path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    run.experiment.write_text(HOSTILE.format(source=f"{path}/evil.py:f"))
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.cli", *command.split(), "t/1"], capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "executed").exists(), done
+    assert done.returncode == {"report --run": 0, "runs": 0, "checkpoints": 1}.get(command, 2), done
+    if command == "export" or command.startswith("resume"):
+        assert "code in run folders is never executed" in " ".join(done.stderr.split())
+    if command == "report --run":
+        assert "validation metric" in run.report.read_text()

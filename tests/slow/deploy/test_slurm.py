@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -66,6 +67,7 @@ def test_a_run_over_two_nodes_and_ray_is_gone_with_it(allocation):
     job = allocation.start(*RUN, f"{SMALL} train.steps=6 pipeline.stages=2 tracking.wandb=disabled")
     assert job.wait(200) == 0, allocation.printed
     assert "Ray is up on 2 nodes" in allocation.printed
+    assert stat.S_IMODE(Path(f"/tmp/ray-{allocation.id}").stat().st_mode) == 0o700
     assert len(losses(only_run(allocation.folder))) == 6
     assert allocation.rays() == []
     head, other = (allocation.folder / "calls").read_text().splitlines()
@@ -94,3 +96,12 @@ def test_a_job_whose_time_is_up_ends_the_run_so_that_it_can_go_on(allocation):
     assert job.wait(60) == 130, allocation.printed
     assert "interrupted; make resume RUN=" in allocation.printed
     assert allocation.rays() == []
+
+
+def test_a_folder_that_other_users_can_enter_is_refused(allocation):
+    folder = Path(f"/tmp/ray-{allocation.id}")
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert allocation.start("true").wait(100) != 0
+    assert f"error: {folder} is not a folder of this user alone; remove it on " in allocation.printed
+    assert list(folder.iterdir()) == []

@@ -1,0 +1,32 @@
+"""Consoles that print what they are given and never obey it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+_COLOUR_OR_CURSOR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
+
+
+class Terminal(Console):
+    """A console without markup that obeys no escape sequence in a text: logs, names and messages may come from another
+    machine or another user. Colours are left out; any other control character is shown by its code."""
+
+    def __init__(self, **options: Any) -> None:
+        """``options`` are those of rich's Console."""
+        super().__init__(markup=False, highlight=False, soft_wrap=True, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yields the segments of anything that is printed; rich's own control segments stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=_printable(segment.text))
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else _COLOUR_OR_CURSOR.sub("", text).translate(_CONTROL)

@@ -1,0 +1,64 @@
+"""Escape sequences in logs and records do not reach the terminal, and addresses that run code are no links."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from experiments.report.page import Page, Section
+from launch.terminal import Terminal
+from launch.tracking.progress import Bar, Update
+
+TITLE, CLIPBOARD, RED, UP = "\x1b]0;title\x07", "\x1b]52;c;ZXZpbA==\x1b\\", "\x1b[31m", "\x1b[2A"
+
+
+def test_a_terminal_obeys_no_escape_sequence_of_a_text():
+    out = io.StringIO()
+    console = Terminal(file=out, force_terminal=True, color_system=None, width=60)
+    table = Table("run" + TITLE)
+    table.add_row(f"name{UP}")
+    console.print(f"log {TITLE}{CLIPBOARD}{RED}line\x1b\x9b", table)
+    bar = Bar(console)
+    bar.start()
+    bar.show(Update(1, 2, ((0, f"loss{TITLE}"),), 1.0))
+    bar.log(f"from a job{CLIPBOARD}")
+    bar.stop()
+    printed = out.getvalue()
+    assert r"log \x1b]0;title" in printed  # as text
+    assert r"line\x1b\x9b" in printed
+    assert "from a job" in printed
+    for sequence in (TITLE, CLIPBOARD, RED, UP, "\x9b", "\x1b]"):
+        assert sequence not in printed
+
+
+def test_runs_prints_no_escape_sequence_of_a_record(tmp_path):
+    run = tmp_path / "runs" / "t" / "1"
+    run.mkdir(parents=True)
+    (run / "experiment.toml").write_text('name = "t"\ntask = "translation"\nscale = "\\u001B]0;title\\u0007small"\n')
+    attempts = [
+        {"attempt": 1, "began": 1.0, "K": 1, "R": 1},
+        {"attempt": 1, "ended": 2.0, "outcome": "failed", "cause": f"cause{TITLE}", "message": f"cause{CLIPBOARD}"},
+    ]
+    (run / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in attempts))
+    parent, child = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.cli", "runs"], cwd=tmp_path, stdout=child, stderr=child, check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm"},
+    )  # fmt: skip
+    printed = os.read(parent, 10**5).decode()
+    assert done.returncode == 0, printed
+    assert "t/1 failed: cause" in printed
+    assert "\x1b]" not in printed
+
+
+@pytest.mark.parametrize("address", ["javascript://x%0aalert(1)", " JavaScript:alert(1)", "java\nscript:1", "data:x,y"])
+def test_an_address_that_runs_code_is_no_link(address):
+    page = Page("t", [Section("s", links=[("good", "logs/a.log"), ("web", "https://h/x"), ("bad", address)])]).html()
+    assert page.count("href=") == 2
+    assert "<li>bad</li>" in page
