@@ -205,10 +205,10 @@ def _paths_of_module(name: str) -> Iterator[Path]:
 @lru_cache(maxsize=16)
 def _module(place: str) -> ModuleType:
     """Imports a file or a module. A file's own folder is searched first for what it imports, as by ``python file``."""
+    if not _is_file(place):
+        sys.path.append("")  # the current folder, as for ``python -m``
+    _check_outside_runs(place)
     try:
-        if not _is_file(place):
-            sys.path.append("")  # the current folder, as for ``python -m``
-        _check_outside_runs(place)
         if not _is_file(place):
             return importlib.import_module(place)
         path = ROOT / place
@@ -221,8 +221,6 @@ def _module(place: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # for pickle and dataclasses, which look a class's module up
         spec.loader.exec_module(module)
-    except SuiteError:
-        raise
     except (Exception, SystemExit) as error:
         raise SettingError(f"{place} cannot be imported{_line_of(error, place)}: {_described(error)}") from error
     return module

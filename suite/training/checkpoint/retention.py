@@ -43,20 +43,21 @@ def rotate(storage: Storage, step: int) -> None:
     names = {at: storage.names(name) for at, name in folders.items()}
     finished = [at for at in folders if at <= step and MANIFEST in names[at] and ABANDONED not in names[at]]
     good, best = ([at for at in finished if mark in names[at]] for mark in (KEEP_GOOD, KEEP_BEST))
-    kept = steps_to_keep(finished, good, best)
+    kept = steps_to_keep({*finished, step}, good, best)  # that of ``step`` also where a listing does not show it yet
     for at, name in folders.items():
         if at not in kept:
             storage.remove_folder(name)
 
 
 def abandon_later(storage: Storage, step: int) -> None:
-    """Marks the checkpoints after ``step`` as abandoned, and no others: the run continues there."""
-    for name in storage.folders():
-        if not storage.is_folder(name):
-            continue
+    """Marks the checkpoints after ``step`` as abandoned, and no others: the run continues there. If it is interrupted,
+    the newest checkpoint that is not abandoned is the one before, or that of ``step``, and none between."""
+    folders = [name for name in storage.folders() if storage.is_folder(name)]
+    for name in reversed(folders):  # the newest last
         if int(name) > step:
             storage.write(f"{name}/{ABANDONED}", b"")
-        elif ABANDONED in storage.names(name):
+    for name in folders:  # the newest first
+        if int(name) <= step and ABANDONED in storage.names(name):
             storage.remove(f"{name}/{ABANDONED}")
 
 

@@ -71,6 +71,7 @@ def test_a_sweep_of_ones_own_is_trained_reported_and_continued(folder):
     for path in (runs / "narrow-0/checkpoints").iterdir():
         if path.name.lstrip("0") == "6":
             shutil.rmtree(path)
+    (runs / "narrow-0/published.json").write_text('{"step": 3}')
     shutil.rmtree(runs / "narrow-1")
     report("own.py:widths", "auto", Console(quiet=True))
     assert (

@@ -1,0 +1,17 @@
+"""A run over a store that fails at some call loses no published checkpoint."""
+
+from collections import Counter
+
+from launch.backends.processes import run_processes
+from tests.suite.training.checkpoint.storage_model import WAYS, fail_everywhere
+
+
+def test_a_store_that_fails_at_every_twentieth_call_loses_nothing():
+    """All calls: ``tests/slow/checkpoint/test_storage_failures.py``."""
+    ((calls, outcomes),) = run_processes(fail_everywhere, 1, 20)
+    assert calls > 150
+    lives = Counter(way for (way, _), count in outcomes.items() for _ in range(count))
+    assert lives == dict.fromkeys(WAYS, len(range(1, calls + 1, 20)))
+    assert outcomes["crash", "crashed"] == lives["crash"]
+    assert outcomes["once", "whole"] > 0
+    assert outcomes["for ever", "ended with an error"] > 0
