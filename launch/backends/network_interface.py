@@ -35,7 +35,7 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def open_store(host: str) -> Any:
+def rendezvous_store(host: str) -> Any:
     """Opens torch's rendezvous store at an address of this machine and a free port. It asks for no token, so it listens
     on that address alone; on all of them only if no interface has it, as behind a translated address."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from launch.backends import secrets
-from launch.backends.network_interface import open_store, use_interface_of
+from launch.backends.network_interface import rendezvous_store, use_interface_of
 from launch.backends.processes import run_processes, run_worker
 from launch.backends.ray_dispatcher import Attempt, Report
 from launch.ray_nodes import own_node
@@ -49,7 +49,7 @@ def serve(config: dict[str, Any]) -> None:
 def _open_store(dispatcher: Any) -> Any:
     """Opens the rendezvous store for the workers of all attempts. The agent keeps it, so its port stays the same."""
     host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    store = open_store(host)
+    store = rendezvous_store(host)
     ray.get(dispatcher.set_store.remote(f"{host} {store.port}"))
     return store
 

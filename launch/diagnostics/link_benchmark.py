@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from launch.backends.network_interface import open_store, use_interface_of
+from launch.backends.network_interface import rendezvous_store, use_interface_of
 from launch.backends.processes import run_processes
 from launch.diagnostics.finding import Finding, fault, warning
 from launch.diagnostics.probes import Node
@@ -119,7 +119,7 @@ class LinkActor:
     def ready(self) -> int:
         """Opens a store, which keeps its port open for this worker, and returns the port."""
         use_interface_of(self._address)
-        self._store = open_store(self._address)
+        self._store = rendezvous_store(self._address)
         self._store.set_timeout(TIMEOUT)
         return int(self._store.port)
 

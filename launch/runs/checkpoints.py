@@ -13,9 +13,9 @@ from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment_file
 from launch.runs.store import RunFolder, find_run
 from launch.terminal import Terminal
-from suite.errors import CheckpointError
+from suite.errors import CheckpointError, RunFileError
 from suite.log import Log
-from suite.paths import hide_secrets
+from suite.paths import hide_secrets, read_json, write_atomically
 from suite.training.checkpoint import (
     Audit,
     Checkpoint,
@@ -49,20 +49,19 @@ def checkpoint_location_of_run(folder: Path) -> str:
 
 def note_published(run: RunFolder, step: int) -> None:
     """Records in the run's folder that the checkpoint of ``step`` is published. Raises OSError."""
-    Storage(run.path).write(run.published.name, json.dumps({"step": step}).encode())
+    write_atomically(run.published, json.dumps({"step": step}))
 
 
 def check_published(run: RunFolder, location: str) -> None:
     """Raises CheckpointError when the last published checkpoint is not at ``location``: that is no run without
     checkpoints, but one whose folder was moved or whose disk is missing."""
     try:
-        step = json.loads(run.published.read_text())["step"]
-    except FileNotFoundError:  # nothing was published, or by an older version
+        published = read_json(run.published)
+    except RunFileError as error:  # all workers expect this one
+        raise CheckpointError(str(error)) from None
+    if published is None:  # nothing was published, or by an older version
         return
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{run.published} cannot be read: {error}; choose a checkpoint with CHECKPOINT="
-        ) from None
+    step: int = published["step"]
     found = folders_of(Storage(location))
     if folder_of(step) not in found:
         others = f"only {', '.join(found)}" if found else "no checkpoint"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from experiments.base.experiment import Experiment
@@ -61,6 +62,8 @@ class Supervisor:
         self._start: int | None = None
         """First step of the latest attempt."""
         self._failed_at: float | None = None
+        self._earlier_record: bytes | None = None
+        """The record of later steps, where the attempt continues from an earlier one."""
 
     def run(self) -> None:
         """Runs the job to its end.
@@ -89,6 +92,7 @@ class Supervisor:
             fault_plan=self._fault_plan,
             checkpoint_step=self._checkpoint_step,
         )
+        self._earlier_record = _content(spec.run.record) if spec.checkpoint_step is not None else None
         outcome, failure = "interrupted", None
         watchdog = Watchdog(spec, self._experiment, self._on_first_step)
         try:
@@ -118,9 +122,9 @@ class Supervisor:
 
     def _on_first_step(self) -> None:
         """Records the recovery time when an attempt has finished its first step. A run that continues from an earlier
-        step is no longer finished."""
-        if self._spec.checkpoint_step is not None:
-            self._spec.run.record.unlink(missing_ok=True)
+        step is no longer finished, unless a short attempt has already written its own record."""
+        if self._earlier_record is not None and _content(self._spec.run.record) == self._earlier_record:
+            self._spec.run.record.unlink()
         if self._failed_at is not None:
             seconds = time.monotonic() - self._failed_at
             self._attempts.recovered(self._spec.attempt, seconds)
@@ -163,6 +167,10 @@ class Supervisor:
                 f"R {before.replicas} -> {now.replicas}, M {before.micro_batches} -> {now.micro_batches}; "
                 "the mini-batch is unchanged"
             )
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 def _as_suite_error(error: Exception) -> SuiteError:

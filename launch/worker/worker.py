@@ -281,6 +281,8 @@ def _build_context(
             spec.draft.replace(spec.run.experiment)
             sync_folder(spec.run.path)
         log(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
+    if spec.checkpoint_step is not None and coord.is_metrics_rank:
+        spec.run.record.unlink(missing_ok=True)  # of later steps; a driver elsewhere removes its own copy
     system_metrics = SystemMetrics(spec.run.system, coord, spec.attempt, status, device)
     trackers, wandb = _trackers(spec, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)
     run_id = _broadcast_run_id(wandb.run_id if wandb else None, coord)

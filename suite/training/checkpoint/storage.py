@@ -18,7 +18,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from suite.errors import CheckpointError
-from suite.paths import hide_secrets
+from suite.paths import hide_secrets, sync_folder
 from suite.training.checkpoint.object_store import open_store
 
 MANIFEST = "manifest.json"
@@ -100,11 +100,7 @@ class Storage:
         if self._local:
             with self._naming(folder):
                 for path in (Path(self._at(folder)), Path(self._root)):
-                    handle = os.open(path, os.O_RDONLY)
-                    try:
-                        os.fsync(handle)
-                    finally:
-                        os.close(handle)
+                    sync_folder(path)
 
     def remove(self, path: str) -> None:
         """Removes a file if it exists."""

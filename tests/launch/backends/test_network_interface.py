@@ -1,15 +1,15 @@
-"""The rendezvous store of the workers listens on the address that they are told, and on no other."""
+"""The store where workers meet listens on the address it is given, and on no other."""
 
 from datetime import timedelta
 
 import psutil
 from torch.distributed import TCPStore
 
-from launch.backends.network_interface import open_store
+from launch.backends.network_interface import rendezvous_store
 
 
 def test_the_store_listens_on_one_address():
-    store = open_store("127.0.0.1")
+    store = rendezvous_store("127.0.0.1")
     listening = [
         connection.laddr.ip
         for connection in psutil.Process().net_connections()

@@ -1,7 +1,10 @@
 """A short version of tests/slow: a run with injected faults recovers, with the same result as without faults."""
 
+from dataclasses import replace
+
 import pytest
 
+from launch.supervision.supervisor import Supervisor
 from suite.errors import WorkerError
 from tests.slow.trial import Trials, assert_same
 
@@ -51,3 +54,19 @@ def test_an_exception_in_a_layer_is_reported_with_the_layer_and_retried_once(tri
     ):
         assert words in str(struck.error)
     assert [line["kind"] for line in struck.ends] == ["program", "program"]
+
+
+@pytest.mark.parametrize(("written", "left"), [(None, False), ('{"steps": 6}', True)], ids=["running", "finished"])
+def test_a_record_of_later_steps_goes_with_the_first_step_and_one_of_this_attempt_stays(trials, written, left):
+    """A short attempt can be finished before its first step is noticed."""
+    job, experiment = trials.job(STEPS)
+    job.run.record.write_text('{"steps": 8}')
+
+    class Finishing:
+        def run(self, spec, experiment, watchdog):
+            if written is not None:
+                spec.run.record.write_text(written)
+            watchdog._on_first_step()
+
+    Supervisor(replace(job, resume=True, checkpoint_step=4), experiment, Finishing(), None, print).run()
+    assert job.run.record.exists() == left

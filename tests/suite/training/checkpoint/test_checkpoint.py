@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from launch.backends.processes import run_processes
@@ -21,28 +20,9 @@ from tests.suite.pipeline.build import CPU, join
 from tests.suite.pipeline.toy import toy_layers
 from tests.suite.training.checkpoint.fuzz import flip_bytes, fuzz
 from tests.suite.training.checkpoint.seal import seal_again
-from tests.suite.training.work import run, three_checkpoints
+from tests.suite.training.work import three_checkpoints
 
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """Three checkpoints were due, at 20, 40 and 60; the newest two are kept."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    run_processes(run, 1, 1, 1, 60, str(folder))
-    return folder
-
-
-@pytest.fixture
-def folder(written, tmp_path):
-    return shutil.copytree(written, tmp_path / "copy")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone(tmp_path_factory):
-    """This process is a worker without others."""
-    join(0, 1, f"file://{tmp_path_factory.mktemp('meeting')}/rendezvous", torch.get_num_threads())
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def newest(folder):

@@ -5,38 +5,16 @@ import json
 import shutil
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from launch.backends.processes import run_processes
-from suite.errors import CheckpointError, StorageError
-from suite.training.checkpoint import Storage, abandon_later, audit, in_order, list_checkpoints, newest_valid, storage
-from suite.training.checkpoint.ownership import OWNER, claim
+from suite.errors import StorageError
+from suite.training.checkpoint import Storage, abandon_later, audit, in_order, list_checkpoints, newest_valid
+from suite.training.checkpoint.ownership import OWNER, check_owner, claim
 from suite.training.checkpoint.retention import mark_best, rotate
 from tests.suite.pipeline.build import join
 from tests.suite.training.checkpoint.saves import LAYERS, Counting
-from tests.suite.training.work import run
 
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """Checkpoints of steps 40 and 60."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    run_processes(run, 1, 1, 1, 60, str(folder))
-    return folder
-
-
-@pytest.fixture
-def folder(written, tmp_path):
-    return shutil.copytree(written, tmp_path / "copy")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone(tmp_path_factory):
-    """This process is a worker without others."""
-    join(0, 1, f"file://{tmp_path_factory.mktemp('meeting')}/rendezvous", torch.get_num_threads())
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def newest(folder):
@@ -155,16 +133,9 @@ def test_nothing_is_written_where_a_disk_was(tmp_path):
 
 
 def test_an_unreadable_record_of_the_owner_is_another_owner(folder):
-    from suite.training.checkpoint.ownership import check_owner
-
     claim(Storage(folder), "me")
     check_owner(Storage(folder), "me")
     for text in ("", "[]", json.dumps({"owner": "you"})):
         (folder / OWNER).write_text(text)
         with pytest.raises(OSError, match="another driver"):
             check_owner(Storage(folder), "me")
-
-
-def test_storage_errors_end_a_command_as_other_faults_of_checkpoints_do():
-    assert issubclass(StorageError, CheckpointError)
-    assert storage.PAUSES_S
