@@ -9,7 +9,11 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import time
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
@@ -23,6 +27,9 @@ from suite.errors import ForkserverError, SuiteError, WorkerDiedError, WorkerErr
 
 PRELOAD = ["ray._private.workers.default_worker"]
 """The main module of an agent's process: multiprocessing imports it again in each worker."""
+
+SEND_S = 0.5
+"""Seconds between two heartbeats that are sent: a thousand agents then make two thousand calls a second."""
 
 STORE_S = 300
 """Seconds for a worker to connect to the rendezvous store."""
@@ -41,9 +48,35 @@ def serve(config: dict[str, Any]) -> None:
     while (following := ray.get(dispatcher.next_attempt.remote(number))) is not None:
         attempt, address = following
         number = attempt.number
-        report = _run_worker(dispatcher, rank, attempt, address)
+        with TemporaryDirectory(prefix="gpipe-heartbeats-", ignore_cleanup_errors=True) as folder:
+            heartbeats = HeartbeatSender(dispatcher, rank, number, Path(folder))
+            report = _run_worker(dispatcher, rank, attempt, address, heartbeats)
+            heartbeats.send(last=True)
         ray.get(dispatcher.report.remote(rank, number, report))
     del store
+
+
+class HeartbeatSender:
+    """Sends a worker's heartbeats to the dispatcher."""
+
+    def __init__(self, dispatcher: Any, rank: int, number: int, folder: Path) -> None:
+        """``number`` is the attempt's. The worker writes its heartbeat into ``folder``."""
+        self.folder = folder
+        self._dispatcher, self._rank, self._number = dispatcher, rank, number
+        self._sent, self._sending, self._due = b"", None, 0.0
+
+    def send(self, last: bool = False) -> None:
+        """Sends the heartbeat if it has changed, and if SEND_S have passed and the previous one has arrived; the
+        ``last`` one always."""
+        if not last and (time.monotonic() < self._due or not self._has_arrived()):
+            return
+        for path in self.folder.glob("*.json"):
+            if (heartbeat := path.read_bytes()) != self._sent:
+                self._sent, self._due = heartbeat, time.monotonic() + SEND_S
+                self._sending = self._dispatcher.heartbeat.remote(self._rank, self._number, heartbeat)
+
+    def _has_arrived(self) -> bool:
+        return self._sending is None or bool(ray.wait([self._sending], timeout=0)[0])
 
 
 def _open_store(dispatcher: Any) -> Any:
@@ -54,14 +87,19 @@ def _open_store(dispatcher: Any) -> Any:
     return store
 
 
-def _run_worker(dispatcher: Any, rank: int, attempt: Attempt, address: str) -> Report:
+def _run_worker(dispatcher: Any, rank: int, attempt: Attempt, address: str, heartbeats: HeartbeatSender) -> Report:
     """Runs the worker of a rank in a new process, until it ends or the attempt is over; returns how it ended."""
     over = dispatcher.over.remote(attempt.number)
     device = _device() if attempt.use_gpu else None
+
+    def is_over() -> bool:
+        heartbeats.send()
+        return bool(ray.wait([over], timeout=0)[0])
+
     try:
         run_processes(
-            _work, 1, rank, address, attempt, device, own_node(), deadline_s=365 * 86400.0,
-            should_stop=lambda: bool(ray.wait([over], timeout=0)[0]), preload=PRELOAD,
+            _work, 1, rank, address, attempt, device, own_node(), heartbeats.folder, deadline_s=365 * 86400.0,
+            should_stop=is_over, preload=PRELOAD,
         )  # fmt: skip
     except WorkerDiedError as error:
         return WorkerDiedError(rank, error.how)
@@ -81,11 +119,15 @@ def _device() -> int:
     return int(get_device().index)
 
 
-def _work(_: int, __: int, ___: str, rank: int, address: str, attempt: Attempt, device: int | None, node: str) -> None:
+def _work(
+    _: int, __: int, ___: str, rank: int, address: str, attempt: Attempt, device: int | None, node: str,
+    heartbeats: Path,
+) -> None:  # fmt: skip
     """Entry point of the worker's process."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     host, port = address.split()
     # a prefix per attempt, so that keys of earlier attempts are not found
     store = PrefixStore(str(attempt.number), TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
-    run_worker(rank, attempt.workers, store, pickle.loads(attempt.spec), device, node)
+    spec = replace(pickle.loads(attempt.spec), heartbeats=heartbeats)
+    run_worker(rank, attempt.workers, store, spec, device, node)

@@ -1,7 +1,7 @@
-"""The dispatcher between the driver and its agents: an actor that hands out attempts and collects the workers' reports.
+"""The dispatcher between the driver and its agents: an actor that hands out attempts and collects what workers send.
 
 driver --begin, stop--> dispatcher --next_attempt, over--> agents, one per device, which start the workers
-driver <----reports---- dispatcher <-------report--------- agents
+driver <-----news------ dispatcher <--heartbeat, report--- agents
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class Dispatcher:
         self._stopped: bool | None = False
         """Whether the current attempt must end; None after the last attempt."""
         self._reports: dict[int, Report] = {}
+        self._heartbeats: dict[int, bytes] = {}
         self._changed = asyncio.Condition()
 
     async def begin(self, attempt: Attempt) -> None:
         """Starts an attempt on all agents."""
         async with self._changed:
-            self._attempt, self._stopped, self._reports = attempt, False, {}
+            self._attempt, self._stopped, self._reports, self._heartbeats = attempt, False, {}, {}
             self._changed.notify_all()
 
     async def stop(self, last: bool = False) -> None:
@@ -52,9 +53,11 @@ class Dispatcher:
             self._stopped = None if last else True
             self._changed.notify_all()
 
-    async def reports(self) -> dict[int, Report]:
-        """Returns the reports of the current attempt's workers that have ended, by rank."""
-        return self._reports
+    async def news(self) -> tuple[dict[int, Report], dict[int, bytes]]:
+        """Returns of the current attempt's workers, by rank, the reports of those that have ended, and the heartbeats
+        that have come since the last call."""
+        heartbeats, self._heartbeats = self._heartbeats, {}
+        return self._reports, heartbeats
 
     async def set_store(self, address: str) -> None:
         """Sets the address of the rendezvous store. The first attempt waits for it."""
@@ -70,6 +73,11 @@ class Dispatcher:
     async def over(self, number: int) -> None:
         """Waits until an attempt's workers must be ended."""
         await self._until(lambda: self._stopped is not False or self._number != number)
+
+    async def heartbeat(self, rank: int, number: int, heartbeat: bytes) -> None:
+        """Records a worker's heartbeat."""
+        if number == self._number:
+            self._heartbeats[rank] = heartbeat
 
     async def report(self, rank: int, number: int, report: Report) -> None:
         """Records how a worker ended."""

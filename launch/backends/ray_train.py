@@ -94,8 +94,7 @@ class RayTrainLauncher:
         return self._agents
 
     def _can_reuse_agents(self, workers: int) -> bool:
-        """Whether there are ``workers`` live agents, and the files of all their nodes are still copied: without a
-        node's heartbeats every attempt would report its worker as stalled."""
+        """Whether there are ``workers`` live agents, and the files of all their nodes are still copied."""
         agents, mirror = self._agents, self._mirror
         if agents is None or mirror is None:
             return False
@@ -168,8 +167,7 @@ class RayTrainLauncher:
 
         If a worker is dead, stalled or timed out, checks whether a node is lost, since that is not the program's fault.
         Ray needs up to half a minute to notice a machine without power. A machine cut off from the others may still
-        reach the run's folder and write heartbeats; then all workers wait for one another, and the one that waits
-        longest may be on another node.
+        reach this one; then all workers wait for one another, and the one that waits longest may be on another node.
         """
         cause, lost_rank = root_cause(error), None
         verdict = watchdog.verdict

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from experiments.benchmark.cases import Case
 from experiments.benchmark.peers.peer import Entrant
+from launch.backends.network_interface import rendezvous_store
 from launch.backends.processes import run_processes
 from suite.errors import WorkerError
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -78,7 +77,7 @@ class EntrantProcesses:
         """What each worker found, by entrant."""
 
     def __enter__(self) -> Self:
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = rendezvous_store("127.0.0.1")
         self._threads = ThreadPoolExecutor(len(self._groups), "entrants")
         try:
             for index, group in enumerate(self._groups):

@@ -16,7 +16,7 @@ import uuid
 from contextlib import suppress
 from typing import Any, NoReturn
 
-EXCLUDED = {"checkpoints", "ray-train", "heartbeats", "lock", ".shared", "fetched.json"}
+EXCLUDED = {"checkpoints", "ray-train", "heartbeats.json", "lock", ".shared", "fetched.json"}
 """Folders and files of a run that are not packed."""
 
 EXCLUDED_SUFFIXES = (".safetensors", ".bin", ".pt", ".lock")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from experiments.base.experiment import Experiment
 from launch.runs.store import RunFolder
+from suite.exchange import gather
 from suite.paths import write_atomically
 from suite.pipeline.model.layers import count_parameters
 from suite.training.loop import Progress
@@ -130,6 +130,4 @@ def _utilization(sums: _StepSums, peak: Peak | None) -> dict[str, Any]:
 def peak_memory(device: torch.device) -> list[int]:
     """Returns the peak memory of each worker (``suite.training.system_metrics.peak_bytes``). All workers must call
     it."""
-    peaks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(peaks, peak_bytes(device))
-    return peaks
+    return gather(peak_bytes(device))

@@ -126,8 +126,8 @@ class RunFolder:
 
     @property
     def heartbeats(self) -> Path:
-        """One file per worker: its current action."""
-        return self.path / "heartbeats"
+        """What each worker does now."""
+        return self.path / "heartbeats.json"
 
     @property
     def system(self) -> Path:

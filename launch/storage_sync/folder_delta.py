@@ -1,7 +1,7 @@
 """Changes of a folder, with which a run's folder on one node is kept equal to that on another.
 
 node b   metrics.jsonl        |-- known --|-- new --|  -> FileDelta("metrics.jsonl", at=known, data=new)
-         heartbeats/0-1.json  |------ changed ------|  -> FileDelta("heartbeats/0-1.json", at=0, data=whole file)
+         gpu/0-1-1.json       |------ changed ------|  -> FileDelta("gpu/0-1-1.json", at=0, data=whole file)
          messages.log         |-- known --|-- new --|  -> FileDelta("messages.log", at=END, data=new): written by all
 """
 
@@ -25,8 +25,8 @@ GROWING = frozenset({".jsonl", ".log", ".wandb"})
 MARKER = ".shared"
 """Name of the file that shows another node whether the folder is shared."""
 
-EXCLUDED = ("checkpoints", "ray-train", "lock", MARKER)
-"""Files and folders that are not copied: too large, or specific to one node."""
+EXCLUDED = ("checkpoints", "ray-train", "heartbeats.json", "lock", MARKER)
+"""Files and folders that are not copied: too large, or only the driver's."""
 
 LOCK = ".lock"
 """Suffix of lock files, which are not copied."""
@@ -80,8 +80,6 @@ class FolderDelta:
     def _file_delta(self, path: Path, name: str) -> FileDelta | None:
         status, known = path.stat(), self._states.get(name)
         if known is not None and (status.st_size, status.st_mtime_ns) == (known.size, known.changed_ns):
-            if name.startswith("heartbeats/"):  # a write to mapped memory does not always change the time
-                return self._whole_file(path, name, status.st_mtime_ns)
             return None
         with path.open("rb") as file:
             if known is not None and status.st_size >= known.size and path.suffix in GROWING:

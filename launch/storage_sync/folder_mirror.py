@@ -1,6 +1,6 @@
 """Mirrors a run's folder on nodes that do not share it: copied there before an attempt, and back while it runs.
 
-driver's node    runs/<name>/<id>/   experiment.toml  metrics.jsonl  heartbeats/  logs/ ...
+driver's node    runs/<name>/<id>/   experiment.toml  metrics.jsonl  logs/ ...
                      |  everything, once            ^  changes, twice a second
 node b           the same path, its own disk -------+      (checkpoints go to a URL, never this way)
 

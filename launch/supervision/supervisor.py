@@ -97,7 +97,7 @@ class Supervisor:
         watchdog = Watchdog(spec, self._experiment, self._on_first_step)
         try:
             with watchdog:
-                self._launcher.run(spec, self._experiment, watchdog)
+                self._launcher.run(replace(spec, heartbeats=watchdog.folder), self._experiment, watchdog)
             outcome = "done"
         except Exception as error:
             if interrupts.was_interrupted():  # the error is a consequence of the interrupt

@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from experiments.base.experiment import Experiment
 from launch.error_log import log_error
 from launch.supervision.stall_report import stall_report
-from launch.worker.heartbeat import ENDED, Heartbeat, read_heartbeat
+from launch.worker.heartbeat import ENDED, Heartbeat, read_heartbeat, write_heartbeats
 from launch.worker.worker import AttemptSpec, metrics_rank_logger
 from suite.errors import WorkerError
 from suite.pipeline.model.topology import RankCoord
@@ -129,7 +131,7 @@ def _ended(heartbeat: Heartbeat | None) -> bool:
 
 
 class Watchdog:
-    """A context in which a thread watches an attempt's workers."""
+    """A context in which a thread watches an attempt's workers, and notes in the run's folder what they do."""
 
     def __init__(
         self, spec: AttemptSpec, experiment: Experiment, on_first_step: Callable[[], None] = lambda: None
@@ -149,8 +151,11 @@ class Watchdog:
         """While true, there is no verdict: workers are still being placed."""
         self._on_first_step: Callable[[], None] | None = on_first_step
         self._detector = StallDetector(self.coords)
-        self._checked_at = 0.0
-        """Time of the last check; monotonic clock."""
+        self._checked_at = self._note_due = 0.0
+        """Times of the last check, and of the next note; monotonic clock."""
+        self._folder = TemporaryDirectory(prefix="gpipe-heartbeats-", ignore_cleanup_errors=True)
+        self.folder = Path(self._folder.name)
+        """Where the workers' heartbeats are read; the launcher brings them here from other machines."""
         self._thread = PeriodicThread(self._check_heartbeats, PERIOD_S, "watch", self._log_failure)
 
     def __enter__(self) -> Watchdog:
@@ -160,8 +165,9 @@ class Watchdog:
 
     def __exit__(self, *exception: object) -> None:
         self._thread.end()
-        with suppress(OSError):  # a failure of the storage
-            self.read_heartbeats()
+        self.read_heartbeats()
+        self._note_heartbeats()
+        self._folder.cleanup()
 
     def stall_report(self) -> str:
         """Returns where each stage was last seen."""
@@ -171,12 +177,21 @@ class Watchdog:
     def read_heartbeats(self) -> None:
         """Reads the workers' latest heartbeats."""
         for coord in self.coords:
-            heartbeat = read_heartbeat(self._spec.run.heartbeats, coord.replica, coord.stage, self._spec.attempt)
+            heartbeat = read_heartbeat(self.folder, coord.replica, coord.stage, self._spec.attempt)
             if heartbeat is not None:
                 self.heartbeats[coord.rank] = heartbeat
         if self._on_first_step is not None and any(heartbeat.steps_done for heartbeat in self.heartbeats.values()):
             on_first_step, self._on_first_step = self._on_first_step, None
             on_first_step()
+
+    def _note_heartbeats(self) -> None:
+        """Writes the heartbeats to the run's folder, and keeps at least nine tenths of the time for watching."""
+        if not self.heartbeats:
+            return
+        start = time.monotonic()
+        with suppress(OSError):  # a full disk, which the run survives
+            write_heartbeats(self._spec.run.heartbeats, self.heartbeats.values())
+        self._note_due = time.monotonic() + 9 * (time.monotonic() - start)
 
     @property
     def first_step(self) -> int | None:
@@ -214,6 +229,8 @@ class Watchdog:
         if self.verdict is not None:
             return
         self.read_heartbeats()
+        if time.monotonic() >= self._note_due:
+            self._note_heartbeats()
         before, self._checked_at = self._checked_at, time.monotonic()
         if self.paused:
             return

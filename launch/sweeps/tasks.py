@@ -6,7 +6,6 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,8 +43,8 @@ class SweepTasks:
         self._processes = ProcessPool()
         self._runs: dict[str, tuple[RunFolder, int]] = {}
         """The run and its number of steps, by training task."""
-        self._heartbeats_before: dict[str, set[int]] = {}
-        """Heartbeat times from before a task's start."""
+        self._heartbeat_before: dict[str, int] = {}
+        """Time of the last heartbeat before a task's start."""
         self._waiting_since: float | None = None
         self.failures: list[str] = []
         """One sentence for each failed task."""
@@ -65,7 +64,7 @@ class SweepTasks:
     def started(self, task: Task) -> None:
         """Shows a task in the progress display."""
         if task.name in self._runs:
-            self._heartbeats_before[task.name] = _heartbeat_times(self._runs[task.name][0])
+            self._heartbeat_before[task.name] = _heartbeat_time(self._runs[task.name][0])
         run, steps = self._runs.get(task.name, (None, 1))
         self._display.begin(task.name, run, steps)
         if not self._console.is_terminal:
@@ -132,7 +131,7 @@ class SweepTasks:
         return self._logs / f"{folder.replace('/', '-')}.log"
 
     def _has_new_heartbeat(self, task: str) -> bool:
-        return bool(_heartbeat_times(self._runs[task][0]) - self._heartbeats_before.get(task, set()))
+        return _heartbeat_time(self._runs[task][0]) != self._heartbeat_before.get(task, 0)
 
     def _worker(self, spec: MemberSpec, variables: dict[str, str]) -> Callable[[tuple[int, ...]], None]:
         log_file = self._log_path(spec.folder)
@@ -148,13 +147,12 @@ class SweepTasks:
         return work
 
 
-def _heartbeat_times(run: RunFolder) -> set[int]:
-    """Returns the times of the last heartbeats of a run's workers, by the clock of the disk."""
-    times = set()
-    for path in run.heartbeats.glob("*.json"):
-        with suppress(FileNotFoundError):
-            times.add(path.stat().st_mtime_ns)
-    return times
+def _heartbeat_time(run: RunFolder) -> int:
+    """Returns the time of the last heartbeat of a run's workers, by the clock of the disk; 0 without one."""
+    try:
+        return run.heartbeats.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def cuda_visible_devices(devices: Sequence[int]) -> str:

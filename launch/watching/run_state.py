@@ -8,8 +8,8 @@ interrupted    ended by a signal, or the process that supervised it is gone
 
 from __future__ import annotations
 
-import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from experiments.registry import read_settings
 from launch.runs.store import RunFolder, is_locked
 from launch.supervision.attempts import read_attempt_lines
 from launch.supervision.watchdog import FRESH_S
-from launch.worker.heartbeat import ENDED, Heartbeat, read_heartbeat
+from launch.worker.heartbeat import ENDED, read_heartbeats
 from suite.errors import RunFileError
 from suite.paths import read_json
 
@@ -90,7 +90,7 @@ def read_state(run: RunFolder, holds_lock: bool = False) -> RunState:
     starting = outcome in _OVER and run.experiment.with_suffix(".draft").exists()  # of a run that is being resumed
     if not holds_lock and is_locked(run.path) and (outcome not in _OVER or starting):
         return RunState("training", attempts)
-    if attempts and not outcome and any(_is_fresh(path) for path in run.heartbeats.glob("*.json")):
+    if attempts and not outcome and _is_fresh(run.heartbeats, attempts[-1].number):
         return RunState("training", attempts)
     ended: dict[str, StateName] = {"done": "finished", "failed": "failed"}
     return RunState(ended.get(outcome, "interrupted"), attempts)
@@ -114,22 +114,9 @@ def damage(run: RunFolder) -> str:
     return ""
 
 
-def read_heartbeats(run: RunFolder, attempt: Attempt) -> dict[tuple[int, int], Heartbeat]:
-    """Returns the latest heartbeat of each worker of an attempt by replica and stage."""
-    found = {}
-    for replica in range(int(attempt.fields["R"])):
-        for stage in range(int(attempt.fields["K"])):
-            heartbeat = read_heartbeat(run.heartbeats, replica, stage, attempt.number)
-            if heartbeat is not None:
-                found[replica, stage] = heartbeat
-    return found
-
-
-def _is_fresh(path: Path) -> bool:
-    """Whether a worker wrote its heartbeat just now and has not ended."""
-    try:
-        if time.time() - path.stat().st_mtime > FRESH_S:
-            return False
-        return json.loads(path.read_bytes().partition(b"}")[0] + b"}")["action"] not in ENDED
-    except (OSError, ValueError):
-        return False
+def _is_fresh(heartbeats: Path, attempt: int) -> bool:
+    """Whether the heartbeats were noted just now, and a worker has not ended."""
+    with suppress(OSError):
+        if time.time() - heartbeats.stat().st_mtime <= FRESH_S:
+            return any(heartbeat.action not in ENDED for heartbeat in read_heartbeats(heartbeats, attempt))
+    return False

@@ -24,7 +24,8 @@ from launch.supervision.stall_report import stall_report
 from launch.tracking.follower import LogTail
 from launch.tracking.step_line import WIDTH, step_line, validation_line
 from launch.watching.run_data import run_name
-from launch.watching.run_state import Attempt, RunState, read_heartbeats, read_state
+from launch.watching.run_state import Attempt, RunState, read_state
+from launch.worker.heartbeat import read_heartbeats
 from suite.errors import RunFileError, SettingError
 from suite.paths import read_json
 from suite.pipeline.model.topology import RankCoord
@@ -84,6 +85,8 @@ class WatchView:
 
     def _new_metrics(self) -> Iterator[tuple[str, bool]]:
         first_step = self._first_step()
+        if first_step is None:  # an attempt starts: which lines are its own is known in a moment
+            return
         for raw in self._metrics.lines():
             try:
                 line = json.loads(raw)
@@ -96,10 +99,12 @@ class WatchView:
             elif line.get(STEP, 0) > first_step and (text := validation_line(line)):
                 yield text, False
 
-    def _first_step(self) -> int:
-        if self.state.last is None:
-            return 0
-        return max((beat.first_step or 0 for beat in read_heartbeats(self.run, self.state.last).values()), default=0)
+    def _first_step(self) -> int | None:
+        """Returns the first step of the last attempt; None while it trains and no worker has reported it."""
+        attempt = self.state.last
+        heartbeats = read_heartbeats(self.run.heartbeats, attempt.number) if attempt is not None else []
+        reported = [heartbeat.first_step for heartbeat in heartbeats if heartbeat.first_step is not None]
+        return max(reported, default=None if self.state.name == "training" else 0)
 
     @property
     def has_ended(self) -> bool:
@@ -122,9 +127,9 @@ class WatchView:
             return "  workers are starting"
         stages, replicas = int(attempt.fields["K"]), int(attempt.fields["R"])
         coords = [RankCoord(rank, stages, replicas) for rank in range(stages * replicas)]
-        latest = read_heartbeats(self.run, attempt)
         heartbeats = {
-            coord.rank: latest[coord.replica, coord.stage] for coord in coords if (coord.replica, coord.stage) in latest
+            coords[0].rank_of(heartbeat.replica, heartbeat.stage): heartbeat
+            for heartbeat in read_heartbeats(self.run.heartbeats, attempt.number)
         }
         return stall_report(self._schedule(attempt), coords, int(attempt.fields["M"]), heartbeats, {})
 

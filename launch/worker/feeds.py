@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from experiments.base.experiment import Experiment
@@ -27,6 +26,7 @@ from suite.data.text.text import TextData
 from suite.errors import DataError
 from suite.evaluation.ngram import ngram_nll
 from suite.evaluation.unigram import unigram_entropy
+from suite.exchange import broadcast, gather
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
@@ -280,9 +280,7 @@ class CustomSource:
     def check(self, notes: dict[str, Any]) -> str:
         """Compares what the function returns on all workers, which each call it themselves; returns a warning if its
         file has changed since the checkpoint."""
-        own = self._batches.digest() if self._batches is not None else None
-        digests: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(digests, own)
+        digests = gather(self._batches.digest() if self._batches is not None else None)
         if len({each for each in digests if each is not None}) > 1:
             raise DataError(
                 f"{self._experiment.source} returned different data in different workers; it must return the same in "
@@ -315,10 +313,7 @@ def _check_vocabulary(notes: dict[str, Any], vocabulary: str | None) -> None:
 
 def _as_many(batches: Sequence[MiniBatch] | None, by_group: bool = False) -> HeldOut:
     """Returns the mini-batches, or as many None as the first stage has mini-batches, and the names of their groups."""
-    shared: list[Any] = [None]
-    if batches is not None:
-        names = {name for batch in batches for name, _ in batch.groups} if by_group else set()
-        shared = [(len(batches), tuple(sorted(names)))]
-    dist.broadcast_object_list(shared, src=0)
-    count, groups = shared[0]
-    return HeldOut(batches if batches is not None else [None] * count, groups)
+    own = batches or ()
+    names = {name for batch in own for name, _ in batch.groups} if by_group else set()
+    count, groups = broadcast([len(own), sorted(names)])  # rank 0 is a first stage
+    return HeldOut(batches if batches is not None else [None] * count, tuple(groups))

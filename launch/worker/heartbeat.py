@@ -1,9 +1,11 @@
-"""Heartbeats: each worker writes its status to a small file.
+"""Heartbeats: each worker writes its status to a small file on its own machine.
 
-    runs/<name>/<id>/heartbeats/0-2.json   replica 0, stage 2: process, node, step, action, elapsed time, wait reason
+worker   0-2.json (replica 0, stage 2) ---+--> watchdog, in the driver --> runs/<name>/<id>/heartbeats.json --> watch
+agent    sends it where Ray starts workers +
 
 The file is rewritten every second. In addition its tail is mapped into memory and updated at every action, at
-negligible cost, so the last action of a killed process is known.
+negligible cost, so the last action of a killed process is known. It lies in a temporary folder, not in the run's: a
+thousand small files on a network file system take seconds to read.
 
 A suspended process sends no heartbeats. One that is stuck in a layer sends them, but its action does not change. While
 a host runs ahead of its GPU, the heartbeat says where the GPU is.
@@ -16,6 +18,7 @@ import mmap
 import os
 import socket
 import struct
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -72,6 +75,7 @@ class Heartbeat:
 
 
 _HEARTBEAT = TypeAdapter(Heartbeat)
+_HEARTBEATS = TypeAdapter(list[Heartbeat])
 
 
 class HeartbeatWriter:
@@ -84,7 +88,6 @@ class HeartbeatWriter:
         self._thread = PeriodicThread(self._write_heartbeat, PERIOD_S, "heartbeats")
 
     def __enter__(self) -> HeartbeatWriter:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._write_heartbeat(bytes(_CURRENT.size))
         self._map_current()
         self._thread.start()
@@ -147,19 +150,11 @@ class HeartbeatWriter:
         # overwritten in place with a fixed size, because that still works on a full disk
         text = json.dumps(asdict(heartbeat)).encode().ljust(_SIZE) + tail
         with suppress(OSError):  # the next one may succeed; otherwise the watchdog finds the worker silent
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
             try:
-                self._write(text)
-            except FileNotFoundError:  # the folder was removed
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._write(text[:_SIZE] + bytes(_CURRENT.size))
-                self._map_current()
-
-    def _write(self, text: bytes) -> None:
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            os.pwrite(file, text, 0)
-        finally:
-            os.close(file)
+                os.pwrite(file, text, 0)
+            finally:
+                os.close(file)
 
 
 def path_of(folder: Path, replica: int, stage: int) -> Path:
@@ -177,6 +172,22 @@ def read_heartbeat(folder: Path, replica: int, stage: int, attempt: int) -> Hear
     if heartbeat.attempt != attempt:
         return None
     return _with_current_action(heartbeat, data[_SIZE:])
+
+
+def write_heartbeats(path: Path, heartbeats: Iterable[Heartbeat]) -> None:
+    """Writes the latest heartbeats of all workers to one file. Raises OSError."""
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(_HEARTBEATS.dump_json(list(heartbeats)))  # not synced: it is of no use after a power cut
+    draft.replace(path)
+
+
+def read_heartbeats(path: Path, attempt: int) -> list[Heartbeat]:
+    """Returns the latest heartbeats of an attempt's workers; an empty list without a readable file."""
+    try:
+        heartbeats = _HEARTBEATS.validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return []
+    return [heartbeat for heartbeat in heartbeats if heartbeat.attempt == attempt]
 
 
 def _with_current_action(heartbeat: Heartbeat, tail: bytes) -> Heartbeat:

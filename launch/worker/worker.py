@@ -35,6 +35,7 @@ from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.errors import FailureLocation, ProgramError, StallError, SuiteError
+from suite.exchange import broadcast
 from suite.paths import sync_folder
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
@@ -91,6 +92,8 @@ class AttemptSpec:
     """Step of the checkpoint to resume from; later ones are abandoned. None: the newest valid one."""
     owner: str = ""
     """The driver, by a text that no other has (``suite.training.checkpoint.ownership``)."""
+    heartbeats: Path | None = None
+    """The folder for its heartbeat, on the worker's machine; None if nobody watches."""
 
     @property
     def run(self) -> RunFolder:
@@ -136,7 +139,7 @@ def train_stage(spec: AttemptSpec, rank: int, node: str = "") -> None:
     coord = RankCoord(rank, experiment.pipeline.stages, experiment.pipeline.replicas)
     log_to(spec.run.log(coord.replica, coord.stage))
     status = WorkerStatus(Deadline(spec.timeout_s), action_timeout_s=spec.timeout_s)
-    with HeartbeatWriter(spec.run.heartbeats, coord, spec.attempt, status, node):
+    with HeartbeatWriter(spec.heartbeats, coord, spec.attempt, status, node) if spec.heartbeats else nullcontext():
         try:
             if spec.fault_plan:
                 inject_faults(spec.fault_plan, coord, spec.attempt, spec.run.checkpoints, status)
@@ -342,9 +345,8 @@ def _trackers(
 
 def _broadcast_run_id(run_id: str | None, coord: RankCoord) -> str | None:
     """Sends the metrics rank's wandb run id to all workers: rank 0 writes it into the manifest."""
-    shared: list[Any] = [run_id]
-    dist.broadcast_object_list(shared, src=coord.rank_of(0, coord.stages - 1))
-    return shared[0]  # type: ignore[no-any-return]
+    shared: str | None = broadcast(run_id, src=coord.rank_of(0, coord.stages - 1))
+    return shared
 
 
 def metrics_rank_logger(messages: Path) -> Callable[[str], None]:

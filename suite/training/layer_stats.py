@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from suite.exchange import gather
 from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.schedule.action import Action
@@ -73,11 +73,10 @@ class LayerStats:
         """Gathers and writes the record of a step; ``norms`` are the gradient norms of all layers."""
         if not self.due(step):
             return
-        per_worker: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(per_worker, {index: float(value) for index, value in self._kurtosis.items()})
+        per_worker = gather([(index, float(value)) for index, value in self._kurtosis.items()])
         if self._lines is None:
             return
-        per_layer = {index: value for values in per_worker for index, value in values.items()}
+        per_layer = {index: value for pairs in per_worker for index, value in pairs}
         self._lines.write({
             "step": step + 1, "norms": [_finite(norm) for norm in norms],
             "kurtosis": [_finite(per_layer.get(index)) for index in range(len(norms))],

@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-import torch.distributed as dist
+from dataclasses import asdict, dataclass
+from typing import Protocol
 
 from suite.device import is_host, module_of
 from suite.errors import NonFiniteError
+from suite.exchange import gather
 from suite.log import Log
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.runtime.executor import Executor
-from suite.pipeline.runtime.nonfinite import find_nonfinite
+from suite.pipeline.runtime.nonfinite import NonFiniteRecord, find_nonfinite
 from suite.settings import LoopSettings
 from suite.training import metrics
 from suite.training.layer_stats import LayerStats
@@ -195,12 +194,11 @@ def _find_nonfinite(worker: TrainingSetup, batch: MiniBatch | None, step: int, r
     worker.executor.recorder = None
     with find_nonfinite(worker.executor) as records:
         worker.executor.train(batch, step)
-    per_worker: list[Any] = [None] * dist.get_world_size()
     worker.executor.status.begin("look", step)
     with worker.executor.status.waiting_for("the other workers' search for non-finite numbers"):
         worker.optimizer.forget()
-        dist.all_gather_object(per_worker, min(records, default=None))
-    first = min((record for record in per_worker if record is not None), default=None)
+        found = gather([asdict(record) for record in sorted(records)[:1]])
+    first = min((NonFiniteRecord(**record) for records in found for record in records), default=None)
     if first is not None:
         origin = f"the first non-finite number was at {first}"
     else:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from suite.exchange import broadcast
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.schedule.timeline import Span, Timeline
@@ -103,11 +104,9 @@ def clock_offset() -> float:
     Processes on one host share a clock. Hosts read it after a barrier, so the error is about one message latency.
     """
     dist.barrier()
-    local: Any = (socket.gethostname(), time.monotonic())
-    clocks: list[Any] = [local]
-    dist.broadcast_object_list(clocks, src=0)
-    host, seconds = clocks[0]
-    return 0.0 if host == local[0] else float(seconds - local[1])
+    own_host, own_seconds = socket.gethostname(), time.monotonic()
+    host, seconds = broadcast([own_host, own_seconds])
+    return 0.0 if host == own_host else float(seconds - own_seconds)
 
 
 @dataclass(frozen=True)

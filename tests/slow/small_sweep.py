@@ -18,7 +18,7 @@ from experiments.sweeps.registry import SWEEPS
 from launch import cli, interrupts
 from tests.slow.trial import TINY
 
-STEPS = 1000
+STEPS = 3000
 """Enough that one twin still runs when the other, which may start seconds later, has saved."""
 SETTINGS = f"pipeline.stages=1 train.steps={STEPS} train.checkpoint_every=10"
 

@@ -16,6 +16,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from suite.errors import CheckpointError, StorageError
+from suite.exchange import broadcast, gather
 from suite.log import Log
 from suite.paths import hide_secrets
 from suite.pipeline.runtime.stage import Stage
@@ -226,8 +227,7 @@ def newest_valid(
             checkpoint.layers.update((layer, checkpoint.read(layer)) for layer in layers)
         except CheckpointError as error:
             fault, unanswered = str(error), isinstance(error, StorageError)
-        faults: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(faults, (fault, unanswered))
+        faults = gather([fault, unanswered])
         if errors := sorted(line for line, is_unanswered in faults if is_unanswered):
             raise StorageError(errors[0])
         messages = sorted({line for line, _ in faults if line})
@@ -247,23 +247,22 @@ def _candidates(
 ) -> tuple[list[tuple[str, Manifest, int | None]], list[str]]:  # fmt: skip
     """Returns the checkpoints that rank 0 lists, each with the step of the best one up to it, and the faults of
     finished but unusable ones. An error of rank 0 is raised on all workers."""
-    shared: list[Any] = [None]
+    found: list[tuple[str, dict[str, Any], int | None]] = []
+    bad: list[str] = []
+    fault, unanswered = "", False
     if dist.get_rank() == 0:
-        bad: list[str] = []
         try:
             listed = _with_manifest(storage, log, bad)
             bests = [checkpoint.step for checkpoint in listed if checkpoint.best]
-            found = [
-                (checkpoint.folder, checkpoint.manifest, next((at for at in bests if at <= checkpoint.step), None))
-                for checkpoint in select(listed)
-            ]
-            shared = [(found, bad)]
+            for checkpoint in select(listed):
+                best_step = next((at for at in bests if at <= checkpoint.step), None)
+                found.append((checkpoint.folder, checkpoint.manifest.model_dump(mode="json"), best_step))
         except CheckpointError as error:
-            shared = [error]
-    dist.broadcast_object_list(shared, src=0)
-    if isinstance(shared[0], CheckpointError):
-        raise shared[0]
-    return shared[0]
+            fault, unanswered = str(error), isinstance(error, StorageError)
+    found, bad, fault, unanswered = broadcast([found, bad, fault, unanswered])
+    if fault:
+        raise StorageError(fault) if unanswered else CheckpointError(fault)
+    return [(folder, Manifest.model_validate(manifest), best_step) for folder, manifest, best_step in found], bad
 
 
 def _tensors(data: bytes) -> dict[str, Tensor]:

@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from suite.errors import CheckpointError
+from suite.exchange import broadcast, gather
 from suite.log import Log
 from suite.training.checkpoint.async_save import AsyncSave, ManifestJob, Snapshot, folder_of
 from suite.training.checkpoint.ownership import check_owner, claim
@@ -114,10 +114,8 @@ class Saver:
             own_fault = self._save.wait_ended(self._deadline_s)
             self._save.give_up()
             faults = "" if self._save.published else faults or self._with_rank(own_fault)
-        shared = [faults]
-        dist.broadcast_object_list(shared, src=0)
-        if shared[0]:
-            self._failed(step, shared[0])
+        if faults := broadcast(faults):
+            self._failed(step, faults)
         else:
             self._newest, self._failures = step, 0
 
@@ -147,9 +145,7 @@ class Saver:
             except OSError as error:
                 fault = str(error)
         faults = self._gather(fault)
-        save_ids = [uuid.uuid4().hex[:12]]
-        dist.broadcast_object_list(save_ids, src=0)
-        self._save_id = save_ids[0]
+        self._save_id = broadcast(uuid.uuid4().hex[:12])
         return faults
 
     def _snapshot(self) -> Snapshot:
@@ -167,9 +163,7 @@ class Saver:
 
     def _gather(self, fault: str | None) -> str:
         """Returns the faults of all workers with their ranks; empty without faults."""
-        faults: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(faults, self._with_rank(fault))
-        return "; ".join(filter(None, faults))
+        return "; ".join(filter(None, gather(self._with_rank(fault))))
 
     def _with_rank(self, fault: str | None) -> str:
         return f"{self._coord}: {fault}" if fault else ""

@@ -33,6 +33,18 @@ def manifest(name):
     return yaml.safe_load(text(f"launch/deploy/kuberay/{name}.yaml"))
 
 
+def test_pods_are_reached_by_one_another_and_else_only_where_ray_asks_for_the_token():
+    policy = manifest("network")
+    assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
+    spec, (among, jobs) = policy["spec"], policy["spec"]["ingress"]
+    assert spec["policyTypes"] == ["Ingress"]
+    (label,) = spec["podSelector"]["matchExpressions"]
+    assert among == {"from": [{"podSelector": spec["podSelector"]}]}
+    assert jobs == {"ports": [{"port": 8265, "protocol": "TCP"}]}
+    assert label["operator"] == "Exists"
+    assert all(label["key"] in group["labels"] for cluster in clusters() for group in groups(cluster))
+
+
 def clusters():
     """Every Ray cluster that the manifests make."""
     return [manifest("raycluster")["spec"], manifest("rayjob")["spec"]["rayClusterSpec"]]

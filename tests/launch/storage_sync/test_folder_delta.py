@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from launch.storage_sync import folder_delta
 from launch.storage_sync.folder_delta import FolderDelta, apply_delta
 
-NAMES = ("metrics.jsonl", "logs/a.log", "heartbeats/0-0.json", "experiment.toml", "wandb/run/x.wandb")
+NAMES = ("metrics.jsonl", "logs/a.log", "gpu/0-0.json", "experiment.toml", "wandb/run/x.wandb")
 ACTIONS = st.tuples(st.sampled_from(NAMES), st.sampled_from(["add", "cut", "anew", "none"]), st.binary(max_size=200))
 
 
@@ -82,18 +82,9 @@ def test_messages_of_all_nodes_are_appended_and_none_is_overwritten(tmp_path):
     assert (here / "messages.log").read_text() == "both\nsaid here\nsaid there\n"
 
 
-def test_a_heartbeat_is_sent_even_if_the_files_time_does_not_change(tmp_path):
-    beat = tmp_path / "heartbeats" / "0-0.json"
-    beat.parent.mkdir()
-    beat.write_bytes(b"a")
-    changes, before = FolderDelta(tmp_path), beat.stat()
-    beat.write_bytes(b"b")
-    os.utime(beat, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert [delta.data for delta in changes.take()] == [b"b"]
-
-
-def test_checkpoints_and_the_lock_are_not_copied(tmp_path):
-    for name in ("checkpoints/5/manifest.json", "lock", "huggingface.lock", "ray-train/1/x", "plan.txt"):
+def test_checkpoints_the_drivers_heartbeats_and_the_lock_are_not_copied(tmp_path):
+    excluded = ("checkpoints/5/manifest.json", "heartbeats.json", "lock", "huggingface.lock", "ray-train/1/x")
+    for name in (*excluded, "plan.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     assert list(contents(tmp_path)) == ["plan.txt"]

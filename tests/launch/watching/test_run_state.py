@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from launch.runs.store import RunFolder, is_locked, run_lock
 from launch.supervision.attempts import Attempts
 from launch.supervision.failure import Cause
 from launch.watching.run_state import read_state
-from launch.worker.heartbeat import HeartbeatWriter
+from launch.worker.heartbeat import HeartbeatWriter, write_heartbeats
 from suite.errors import SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import WorkerStatus
@@ -94,9 +95,12 @@ def test_a_run_whose_driver_was_killed_is_interrupted(run):
 
 
 def test_workers_that_send_heartbeats_train_whoever_holds_the_lock(run, attempts):
-    number = begin(attempts)
-    with HeartbeatWriter(run.heartbeats, RankCoord(0, 1, 1), number, WorkerStatus()):
-        assert read_state(run).name == "training"  # on another machine, say
+    writer = HeartbeatWriter(run.path, RankCoord(0, 1, 1), begin(attempts), WorkerStatus())
+    write_heartbeats(run.heartbeats, [writer.current()])
+    assert read_state(run).name == "training"  # on another machine, say
+    write_heartbeats(run.heartbeats, [replace(writer.current(), attempt=7)])
+    assert read_state(run).name == "interrupted"
+    write_heartbeats(run.heartbeats, [replace(writer.current(), action="finished")])
     assert read_state(run).name == "interrupted"  # the worker has ended, and nobody noted it
 
 

@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
-from tests.launch.train.test_end_to_end import environment
+from tests.launch.train.test_end_to_end import command, environment
 from tests.slow.supervision import test_nodes
 from tests.slow.supervision.test_nodes import Driver, losses
 
@@ -92,6 +92,22 @@ def test_a_run_over_nodes_that_share_nothing_is_whole_and_survives_a_kill(
     assert (run / "record.json").exists()
     assert {path.name for path in (run / "logs").iterdir()} == {"stage-0-0.log", "stage-0-1.log"}
     assert (run / "timeline.png").exists()
+
+
+def test_a_resumed_run_outlives_the_heartbeats_of_the_earlier_one(apart, drive, tmp_path, monkeypatch):
+    """Files of the first attempt lie on both nodes; the second one lasts longer than a worker may be silent."""
+    driver = drive(apart, f"train.checkpoint_dir=file://{tmp_path}/checkpoints")
+    driver.wait(300)
+    pauses = [{"fault": "sleep", "stage": 1, "step": step, "action": "B1", "seconds": 5} for step in (42, 44, 46)]
+    variables = {"RAY_ADDRESS": apart.cluster.address, "GPIPE_FAULTS": json.dumps(pauses)}
+    start = time.monotonic()
+    subprocess.run(
+        command("resume", str(driver.run), "--set", f"train.steps={STEPS + 10}"), cwd=driver.folder,
+        env=environment() | variables, check=True, timeout=300,
+    )  # fmt: skip
+    assert time.monotonic() - start > 15
+    outcomes = [line["outcome"] for line in driver.attempts() if "outcome" in line]
+    assert outcomes == ["done", "done"], driver.attempts()
 
 
 def test_without_a_place_for_checkpoints_it_is_refused_by_node(apart, drive):

@@ -3,7 +3,6 @@
 Needs root, for network namespaces. A host is cut off at the switch: nobody is told, packets to and from it are lost.
 """
 
-import json
 import os
 import secrets
 import subprocess
@@ -106,13 +105,6 @@ class HostDriver(Driver):
             stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def heartbeats(self):
-        found = {}
-        for path in (self.run / "heartbeats").glob("*.json"):
-            one = json.loads(path.read_bytes().split(b"}")[0] + b"}")
-            found[one["replica"], one["stage"]] = one
-        return found
-
 
 @pytest.fixture
 def drive(tmp_path):
@@ -141,7 +133,7 @@ def test_three_hosts_train_to_the_bit_as_one_node_does(over_hosts, drive, undist
     machines = over_hosts(3)
     driver = drive(machines)
     driver.until(lambda: driver.training(5), BEGINS_S)
-    hosts = {place: machines.host_of(beat["pid"]) for place, beat in driver.heartbeats().items()}
+    hosts = {place: machines.host_of(beat.pid) for place, beat in driver.heartbeats().items()}
     print(f"(replica, stage) on hosts: {hosts}")
     driver.wait(BEGINS_S)
     assert sorted(hosts.values()) == [0, 0, 1, 1, 2, 2]
@@ -169,7 +161,7 @@ def test_three_simulated_nodes_train_to_the_bit_as_one_node_does(tmp_path, undis
 
 def cut_off(machines, driver):
     """Cuts off a host that holds workers and not the head; returns the moment."""
-    hosts = {machines.host_of(beat["pid"]) for beat in driver.heartbeats().values()}
+    hosts = {machines.host_of(beat.pid) for beat in driver.heartbeats().values()}
     host = max(hosts - {0})
     machines.hosts.cut_off(host)
     return time.time()

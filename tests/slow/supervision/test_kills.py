@@ -14,7 +14,7 @@ import pytest
 
 from experiments.report.table import Table
 from launch.runs.store import RunFolder
-from launch.worker.heartbeat import read_heartbeat
+from launch.worker.heartbeat import read_heartbeats
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.slow.trial import assert_same
 
@@ -74,7 +74,7 @@ def test_a_killed_forkserver_is_named_and_costs_no_bit(trials, undisturbed, monk
     def strike(run):
         while not run.metrics.exists() or len(run.metrics.read_text().splitlines()) < STEP:
             time.sleep(0.01)
-        struck.extend(read_heartbeat(run.heartbeats, 0, stage, 1).pid for stage in range(3))
+        struck.extend(heartbeat.pid for heartbeat in read_heartbeats(run.heartbeats, 1))
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
         struck.append(time.time())
 

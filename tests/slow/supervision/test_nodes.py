@@ -13,7 +13,9 @@ import ray
 from ray.cluster_utils import Cluster as RayCluster
 
 from experiments.registry import read_experiment
-from launch.worker.heartbeat import Heartbeat
+from launch.runs.store import RunFolder
+from launch.watching.run_state import read_attempts
+from launch.worker.heartbeat import read_heartbeats
 from suite.training.metrics import read_steps
 from tests.launch.train.test_end_to_end import SMALL_1F1B, environment
 
@@ -89,12 +91,10 @@ class Driver:
         return bool(files) and len(files[0].read_text().splitlines()) > step
 
     def heartbeats(self):
-        found = {}
-        for path in (self.run / "heartbeats").glob("*.json"):
-            text = path.read_bytes().split(b"}")[0] + b"}"
-            heartbeat = Heartbeat(**json.loads(text))
-            found[heartbeat.stage] = heartbeat
-        return found
+        """Returns those of the last attempt, by replica and stage."""
+        run = RunFolder(self.run)
+        found = read_heartbeats(run.heartbeats, read_attempts(run)[-1].number)
+        return {(heartbeat.replica, heartbeat.stage): heartbeat for heartbeat in found}
 
     def attempts(self):
         return [json.loads(line) for line in (self.run / "attempts.jsonl").read_text().splitlines()]
@@ -156,7 +156,7 @@ def test_a_lost_node_is_replaced_by_a_spare(machines, drive, undisturbed):
     driver = drive(cluster, "")
     driver.until(lambda: driver.training(12), 180)
     begin = time.monotonic()
-    cluster.remove(driver.heartbeats()[1].node)
+    cluster.remove(driver.heartbeats()[0, 1].node)
     seconds = gone_on(driver, begin)
     failure = first_failure(driver)
     print(f"a node lost, a spare at hand: training again after {seconds:.1f} s")
@@ -171,7 +171,7 @@ def test_without_a_spare_an_elastic_run_goes_on_with_another_k(machines, drive, 
     driver = drive(cluster, "train.elastic=true")
     driver.until(lambda: driver.training(12), 180)
     begin = time.monotonic()
-    cluster.remove(driver.heartbeats()[1].node)
+    cluster.remove(driver.heartbeats()[0, 1].node)
     seconds = gone_on(driver, begin)
     print(f"a node lost, none to spare: training again at K = 1 after {seconds:.1f} s")
     assert seconds < GOES_ON_S
@@ -189,7 +189,7 @@ def test_without_a_spare_a_rigid_run_ends_with_one_sentence(machines, drive):
     cluster = machines(2)
     driver = drive(cluster, "")
     driver.until(lambda: driver.training(12), 180)
-    cluster.remove(driver.heartbeats()[1].node)
+    cluster.remove(driver.heartbeats()[0, 1].node)
     driver.wait(GOES_ON_S, code=2)
     printed = driver.printed.replace("\n", " ")
     assert "The run needs 2 devices; 1 are left" in printed
@@ -223,7 +223,7 @@ def test_what_starts_a_worker_is_replaced_and_no_bit_is_lost(machines, drive, un
     """An agent of Ray Train starts a forkserver, which starts a worker for each attempt."""
     driver = drive(machines(2), "")
     driver.until(lambda: driver.training(12), 180)
-    forkserver = psutil.Process(driver.heartbeats()[1].pid).parent()
+    forkserver = psutil.Process(driver.heartbeats()[0, 1].pid).parent()
     begin = time.monotonic()
     (forkserver if struck == "forkserver" else forkserver.parent()).kill()
     seconds = gone_on(driver, begin)

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.worker.heartbeat import HeartbeatWriter, read_heartbeat
+from launch.worker.heartbeat import HeartbeatWriter, read_heartbeats, write_heartbeats
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
@@ -87,13 +87,10 @@ def is_saving(folder):
 
 def is_validating(folder):
     """Returns whether a worker validates: by its heartbeat it runs a forward without a step, after the last step."""
-    heartbeats = [
-        read_heartbeat(path, 0, stage, 1) for path in folder.glob("runs/*/*/heartbeats") for stage in range(2)
-    ]
     return any(
         heartbeat.steps_done == 30 and heartbeat.step is None and re.fullmatch(r"open|F\d+.*", heartbeat.action)
-        for heartbeat in heartbeats
-        if heartbeat is not None
+        for path in folder.glob("runs/*/*/heartbeats.json")
+        for heartbeat in read_heartbeats(path, 1)
     )
 
 
@@ -107,15 +104,18 @@ def test_signs_of_a_save_and_of_the_validation(tmp_path):
     (save / MANIFEST).touch()
     assert not is_saving(tmp_path)
     status, validating = WorkerStatus(), []
-    with HeartbeatWriter(run / "heartbeats", RankCoord(1, 2, 1), 1, status):
-        status.begin(Action("F", 0), 29)
+    writer = HeartbeatWriter(tmp_path, RankCoord(1, 2, 1), 1, status)
+
+    def begin(what, step):
+        status.begin(what, step)
+        write_heartbeats(run / "heartbeats.json", [writer.current()])
         validating.append(is_validating(tmp_path))
-        status.steps_done = 30
-        for what in ("save", "end", "open", Action("F", 2), "close"):
-            status.begin(what, None)
-            validating.append(is_validating(tmp_path))
+
+    begin(Action("F", 0), 29)
+    status.steps_done = 30
+    for what in ("save", "end", "open", Action("F", 2), "close"):
+        begin(what, None)
     assert validating == [False, False, False, True, True, False]
-    assert not is_validating(tmp_path)
 
 
 def has_reached(command, part):

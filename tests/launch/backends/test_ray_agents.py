@@ -1,0 +1,110 @@
+"""How heartbeats come from the agents to the watchdog, with plain calls in place of Ray's."""
+
+import asyncio
+import threading
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from experiments.registry import find
+from launch.backends import ray_agents
+from launch.backends.ray_agent import HeartbeatSender
+from launch.backends.ray_agents import Agents
+from launch.backends.ray_dispatcher import Dispatcher
+from launch.supervision.watchdog import Watchdog
+from launch.worker.heartbeat import HeartbeatWriter, read_heartbeats
+from launch.worker.worker import AttemptSpec
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.worker_status import WorkerStatus
+from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.config import ScheduleConfig
+
+
+class Calls:
+    """A handle of a dispatcher: a call is answered at once, and counted."""
+
+    def __init__(self):
+        self.actor, self.count = Dispatcher(), 0
+
+    def __getattr__(self, method):
+        return SimpleNamespace(remote=partial(self.call, method))
+
+    def call(self, method, *arguments):
+        self.count += 1
+        return asyncio.run(getattr(self.actor, method)(*arguments))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    made = Calls()
+    monkeypatch.setattr(ray, "get", lambda answer, timeout=None: answer)
+    monkeypatch.setattr(ray, "wait", lambda answers, timeout: (answers, []))
+    monkeypatch.setattr(ray_agents, "start_on", lambda *_, **__: made)
+    monkeypatch.setattr(ray_agents, "own_node", str)
+    monkeypatch.setattr(ray_agents, "POLL_S", 0.0)
+    monkeypatch.setattr(ray_agents, "_trainer", lambda *_: SimpleNamespace(fit=lambda: threading.Event().wait(60)))
+    return made
+
+
+@pytest.fixture
+def experiment():
+    return find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
+
+
+def attempt(folder, number, watchdog=None):
+    heartbeats = watchdog.folder if watchdog is not None else None
+    return AttemptSpec(
+        folder, folder, (1, 1), ScheduleConfig(), False, False, attempt=number, heartbeats=heartbeats
+    )  # fmt: skip
+
+
+def sender(calls, folder, rank, number):
+    (own := folder / f"node-{rank}-{number}").mkdir()
+    return HeartbeatSender(calls, rank, number, own)
+
+
+def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlier_attempt(calls, experiment, tmp_path):
+    agents = Agents(attempt(tmp_path, 1), experiment, ["a", "b"])
+    with Watchdog(attempt(tmp_path, 1), experiment) as watchdog:
+        agents.begin(attempt(tmp_path, 1, watchdog))
+        late, status = sender(calls, tmp_path, 1, 1), WorkerStatus()
+        with HeartbeatWriter(late.folder, RankCoord(1, 2, 1), 1, status):
+            late.send()
+            agents.reports()
+            watchdog.read_heartbeats()
+            assert watchdog.heartbeats[1].attempt == 1
+    assert [heartbeat.stage for heartbeat in read_heartbeats(tmp_path / "heartbeats.json", 1)] == [1]
+    with Watchdog(attempt(tmp_path, 2), experiment) as watchdog:
+        agents.begin(attempt(tmp_path, 2, watchdog))
+        late.send(last=True)  # the first attempt's agent ends after the second has begun
+        agents.reports()
+        watchdog.read_heartbeats()
+        assert not watchdog.heartbeats
+        now = sender(calls, tmp_path, 1, 2)
+        with HeartbeatWriter(now.folder, RankCoord(1, 2, 1), 2, WorkerStatus()):
+            now.send()
+            late.send(last=True)
+            agents.reports()
+            watchdog.read_heartbeats()
+        assert watchdog.heartbeats[1].attempt == 2
+
+
+def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment, tmp_path):
+    agents, status = Agents(attempt(tmp_path, 1), experiment, ["a", "b"]), WorkerStatus()
+    with Watchdog(attempt(tmp_path, 1), experiment) as watchdog:
+        agents.begin(attempt(tmp_path, 1, watchdog))
+        sending = sender(calls, tmp_path, 0, 1)
+        writer = HeartbeatWriter(sending.folder, RankCoord(0, 2, 1), 1, status)
+        with writer:
+            sending.send()
+            before = calls.count
+            for micro_batch in range(100):
+                status.begin(Action("B", micro_batch), 17)
+                sending.send()  # too early: they are sent twice a second
+            assert calls.count == before
+            sending.send(last=True)
+            agents.reports()
+            watchdog.read_heartbeats()
+            assert watchdog.heartbeats[0].at == "B99 of step 17"
