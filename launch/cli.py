@@ -98,6 +98,10 @@ def resume(
     from launch.train.command import resume as resume_run
     from suite.training.checkpoint import parse_choice
 
+    if "GPIPE_JOB" in os.environ:
+        from launch.jobs.upload import restore
+
+        restore(run, console.print)
     resume_run(run, settings, launcher, console, parse_choice(checkpoint))
 
 

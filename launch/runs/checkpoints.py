@@ -24,7 +24,6 @@ from suite.training.checkpoint import (
     audit,
     best_of,
     current,
-    folder_of,
     folders_of,
     in_order,
     list_checkpoints,
@@ -63,7 +62,7 @@ def check_published(run: RunFolder, location: str) -> None:
         return
     step: int = published["step"]
     found = folders_of(Storage(location))
-    if folder_of(step) not in found:
+    if not any(int(folder) >= step for folder in found):  # a copy of the run's folder may know an earlier one
         others = f"only {', '.join(found)}" if found else "no checkpoint"
         raise CheckpointError(
             f"run {run.path} has published a checkpoint of step {step}, and {hide_secrets(location)} has {others}; "

@@ -29,8 +29,9 @@ MARK = "@gpipe-progress "
 FOLLOWED = "GPIPE_FOLLOWED"
 """Environment variable: 1 if the output is a job's log that is followed from another machine."""
 
-EVERY_S = 2.0
-"""Minimum seconds between two marked lines, because the log is stored, and reread from its start."""
+EVERY_S, EVERY_S_AT_MOST = 2.0, 60.0
+"""Minimum seconds between two marked lines: a thousandth of the time so far, within these bounds. The log is stored,
+and reread from its start."""
 
 _BAR_WIDTH, _BESIDE = 20, 18
 """Columns of the bar; of the word step, the elapsed time and the gaps beside it."""
@@ -177,7 +178,7 @@ class MarkedLines(ProgressView):
         self._next = 0.0
 
     def show(self, update: Update) -> None:
-        """Prints the update, at most every ``EVERY_S`` seconds; the last one always."""
+        """Prints the update if the last one is long enough ago; the last one of the run always."""
         if time.monotonic() >= self._next or update.step == update.steps:
-            self._next = time.monotonic() + EVERY_S
+            self._next = time.monotonic() + min(max(EVERY_S, update.elapsed_s / 1000), EVERY_S_AT_MOST)
             self._console.print(update.line())

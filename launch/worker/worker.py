@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 import time
@@ -53,6 +54,7 @@ from suite.training import checkpoint
 from suite.training.layer_stats import LayerStats
 from suite.training.loop import DEADLINE_STEPS, Progress, TrainingSetup, train
 from suite.training.loss_spikes import LossSpikes
+from suite.training.periodic import PeriodicThread
 from suite.training.profiling import step_profiler
 from suite.training.system_metrics import SystemMetrics
 from suite.training.trace import TraceWriter
@@ -126,6 +128,9 @@ def threads_of(experiment: Experiment) -> int:
 LOAD_TIMEOUT_S = 1800.0
 """Seconds for all workers to read a checkpoint; each may be GROUP_TIMEOUT_S behind another."""
 
+LOG_BYTES, ROTATE_S = 2**24, 60.0
+"""Size of a worker's log above which it is rotated, and the seconds between two looks: a user's layers may print."""
+
 STALL_REPORT_DELAY_S = 2.0
 """Seconds by which a worker that lost its neighbour delays its report, so that the root cause is reported first."""
 
@@ -137,7 +142,9 @@ def train_stage(spec: AttemptSpec, rank: int, node: str = "") -> None:
     """
     experiment = spec.experiment()
     coord = RankCoord(rank, experiment.pipeline.stages, experiment.pipeline.replicas)
-    log_to(spec.run.log(coord.replica, coord.stage))
+    log_file = spec.run.log(coord.replica, coord.stage)
+    log_to(log_file)
+    PeriodicThread(partial(rotate, log_file), ROTATE_S, "log").start()
     status = WorkerStatus(Deadline(spec.timeout_s), action_timeout_s=spec.timeout_s)
     with HeartbeatWriter(spec.heartbeats, coord, spec.attempt, status, node) if spec.heartbeats else nullcontext():
         try:
@@ -361,6 +368,14 @@ def metrics_rank_logger(messages: Path) -> Callable[[str], None]:
                 print(f"{text} ({error})", file=sys.stderr, flush=True)
 
     return log
+
+
+def rotate(log_file: Path) -> None:
+    """Moves the content of a large log to ``<name>.1``, in place of that file's. The processes that append to the log
+    go on. Raises OSError."""
+    if log_file.stat().st_size > LOG_BYTES:
+        shutil.copyfile(log_file, f"{log_file}.1")
+        os.truncate(log_file, 0)
 
 
 def log_to(log_file: Path) -> None:

@@ -2,6 +2,8 @@
 
     runs/<name>/<id>/system/0-2.jsonl     replica 0, stage 2: one line every ten seconds, and one at the end
 
+After half a day the lines become rarer, so that a month has 4 MB and a year 6.
+
 The metrics rank reads the other workers' last lines from these files, so training steps send no messages for them. On a
 GPU only the stream waits for other stages' tensors, not the process, so the device utilization replaces the waits.
 """
@@ -26,6 +28,9 @@ from suite.training.periodic import PeriodicThread
 
 PERIOD = 10.0
 
+MOST_LINES = 5000
+"""A line comes once a share of 1 / MOST_LINES of the time so far has passed, and not before PERIOD."""
+
 
 class SystemMetrics:
     """A context in which a worker records its use of its machine.
@@ -43,6 +48,7 @@ class SystemMetrics:
         self._start = status.first_step or 0
         self._lines = reopen(path_of(folder, coord.replica, coord.stage), self._start)
         self._device, self._queries_driver = device, not is_host(device)
+        self._began = self._due = time.monotonic()
         self._process = psutil.Process()
         self._sampled_at, self._waited_s = time.monotonic(), status.deadline.total_waited_s()
         self._newest: dict[str, float] = {}
@@ -77,6 +83,9 @@ class SystemMetrics:
         return newest
 
     def _write_and_sample(self) -> None:
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + (now - self._began) / MOST_LINES - PERIOD / 2  # half: calls come a little late or early
         self._write()
         if self._coord.is_metrics_rank:
             self.sample()

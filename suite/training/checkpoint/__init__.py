@@ -1,12 +1,12 @@
 """Checkpoints that any K, R and schedule can read: one file per layer, and a manifest that is written last.
 
-    checkpoints/00000050/layer-0000.safetensors     value/<name>: parameters and buffers
-                         layer-0001.safetensors     state/<parameter>/<name>: full optimizer state
-                         manifest.json              step, size and digest of all layer files, a seal of itself
-                         good                       written after a finite step from this state
-                         best                       no validation before was better
-                         abandoned                  the run continued from an earlier one
-                owner.json                          the driver that writes them
+    checkpoints/00000050/layer-0000.<save>.safetensors     value/<name>: parameters and buffers
+                         layer-0001.<save>.safetensors     state/<parameter>/<name>: full optimizer state
+                         manifest.json                     step, size and digest of all layer files, a seal of itself
+                         good                              written after a finite step from this state
+                         best                              no validation before was better
+                         abandoned                         the run continued from an earlier one
+                owner.json                                 the driver that writes them
 
 A folder without a manifest that matches its files is not a checkpoint: it is logged, and the previous one is used.
 """

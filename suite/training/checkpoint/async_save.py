@@ -2,8 +2,8 @@
 
 Each stage of the first replica writes a start marker, its layers, and then its file list: names, sizes and digests of
 the layers. Rank 0 waits for all file lists, publishes the manifest and removes the markers. A folder with a marker and
-no manifest is an interrupted save; a folder with neither has lost its manifest. The name of a file list has an id that
-all workers agreed on when the save began, so files of an earlier attempt are never mistaken for it.
+no manifest is an interrupted save; a folder with neither has lost its manifest. The names of layers and file lists have
+an id that all workers agreed on when the save began, so files of another save are never mistaken for it.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class ManifestJob:
     """Who must own the checkpoints (``ownership``)."""
     on_published: Callable[[int], None]
     """Called with the step before older checkpoints are removed."""
+    stale: frozenset[str]
+    """Folders of steps after the one that the run resumed from."""
 
 
 class AsyncSave:
@@ -114,7 +116,7 @@ class AsyncSave:
         self._storage.write(self._start_marker(self._stage), b"")
         for layer in sorted(self._snapshot):
             data = save(self._snapshot.pop(layer))
-            name = layer_file(layer)
+            name = layer_file(layer, self._save_id)
             self._storage.write(f"{self._folder}/{name}", data)
             files[name] = File(bytes=len(data), sha256=digest(data))
         if self._manifest_job is None:
@@ -160,7 +162,7 @@ class AsyncSave:
                 self._storage.remove(path)
             if manifest_job.good_step is not None:
                 mark_good(self._storage, folder_of(manifest_job.good_step))
-            rotate(self._storage, self.step)
+            rotate(self._storage, self.step, manifest_job.stale)
         except OSError as error:
             with suppress(OSError):
                 manifest_job.log(f"old checkpoints could not be removed: {error}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from suite.errors import CheckpointError
-from suite.training.checkpoint.manifest import Manifest, layer_file
+from suite.training.checkpoint.manifest import Manifest
 from suite.training.checkpoint.reading import Checkpoint, iter_checkpoints
 from suite.training.checkpoint.retention import KEEP_BEST, KEEP_GOOD
 from suite.training.checkpoint.storage import Storage
@@ -49,7 +49,7 @@ def _faults(checkpoint: Checkpoint) -> Iterator[str]:
     except CheckpointError as error:
         yield str(error)
     for layer in range(count):
-        if layer_file(layer) in checkpoint.manifest.files:
+        if checkpoint.manifest.file_of(layer) is not None:
             try:
                 checkpoint.read(layer)
             except CheckpointError as error:

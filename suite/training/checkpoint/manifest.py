@@ -1,6 +1,6 @@
 """The manifest: the files of a checkpoint, with their sizes and digests.
 
-    {"files": {"layer-0000.safetensors": {"bytes": 1184, "sha256": "9f..."}, ...},
+    {"files": {"layer-0000.5f0c82d1b3aa.safetensors": {"bytes": 1184, "sha256": "9f..."}, ...},
      "format": 2, "notes": {...}, "step": 50, "written": 1760000000.0,
      "seal": SHA-256 of all the rest}
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -19,6 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from suite.errors import CheckpointError
 
 FORMAT = 2
+
+_LAYER_FILE = re.compile(r"(layer-\d{4,})(?:\.\w+)?\.safetensors")
+"""Format 2 began without the id of the save."""
 
 LARGEST = 2**26
 """Largest manifest in bytes: enough for half a million layers."""
@@ -61,6 +66,14 @@ class Manifest(_Record):
             raise ValueError(f"wandb_run is {run!r}, not a name")
         return notes
 
+    def file_of(self, layer: int) -> str | None:
+        """Returns the name of a layer's file; None if it has none."""
+        return self._by_layer.get(f"layer-{layer:04d}")
+
+    @cached_property
+    def _by_layer(self) -> dict[str, str]:
+        return {found[1]: name for name in self.files if (found := _LAYER_FILE.fullmatch(name))}
+
     def encode(self) -> bytes:
         """Returns the manifest's unique encoding."""
         return _sealed(self.model_dump(mode="json"))
@@ -93,9 +106,10 @@ def decode(data: bytes, name: str) -> Manifest:
         raise DamagedError(f"its field {place}: {first['msg']}") from None
 
 
-def layer_file(layer: int) -> str:
-    """Returns the file name of one layer."""
-    return f"layer-{layer:04d}.safetensors"
+def layer_file(layer: int, save_id: str) -> str:
+    """Returns the name of one layer's file. It has the id of the save: a driver that is late overwrites no file of the
+    one that followed it."""
+    return f"layer-{layer:04d}.{save_id}.safetensors"
 
 
 def digest(data: bytes) -> str:

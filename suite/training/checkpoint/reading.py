@@ -20,7 +20,7 @@ from suite.exchange import broadcast, gather
 from suite.log import Log
 from suite.paths import hide_secrets
 from suite.pipeline.runtime.stage import Stage
-from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest, layer_file
+from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest
 from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 from suite.training.optimizer import StageOptimizer, State
@@ -69,8 +69,8 @@ class Checkpoint:
         Raises CheckpointError, naming the file, when it does not match the manifest, and StorageError when it cannot be
         read now.
         """
-        name = layer_file(layer)
-        path = f"{self.folder}/{name}"
+        name = self.manifest.file_of(layer)
+        path = f"{self.folder}/{name or f'the file of layer {layer}'}"
         try:
             return _tensors(self._bytes(name, path))
         except DamagedError as error:
@@ -80,10 +80,10 @@ class Checkpoint:
         except OSError as error:
             raise _unanswered(error) from None
 
-    def _bytes(self, name: str, path: str) -> bytes:
-        expected = self.manifest.files.get(name)
-        if expected is None:
+    def _bytes(self, name: str | None, path: str) -> bytes:
+        if name is None:
             raise DamagedError("not in the manifest")
+        expected = self.manifest.files[name]
         size = self.storage.size(path)
         if size != expected.bytes:
             raise DamagedError(f"it has {size} bytes, the manifest says {expected.bytes}")
@@ -94,8 +94,9 @@ class Checkpoint:
 
     def check_layers(self, count: int) -> None:
         """Raises CheckpointError unless it has exactly the layers of a model of ``count`` layers."""
-        expected = {layer_file(layer) for layer in range(count)}
-        missing, extra = sorted(expected - self.manifest.files.keys()), sorted(self.manifest.files.keys() - expected)
+        found = {layer: self.manifest.file_of(layer) for layer in range(count)}
+        missing = [f"layer {layer}" for layer, name in found.items() if name is None]
+        extra = sorted(self.manifest.files.keys() - set(found.values()))
         differences = [f"{names[0]}{' to ' + names[-1] if names[1:] else ''} {word}"
                for word, names in (("missing", missing), ("extra", extra)) if names]  # fmt: skip
         if differences:

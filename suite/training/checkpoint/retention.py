@@ -33,17 +33,19 @@ def steps_to_keep(finished: Collection[int], good: Collection[int], best: Collec
     return {*sorted(finished)[-KEEP_LATEST:], *(step for steps in last for step in steps)}
 
 
-def rotate(storage: Storage, step: int) -> None:
+def rotate(storage: Storage, step: int, stale: Collection[str] = ()) -> None:
     """Removes old checkpoints after the one of ``step`` is published.
 
-    Also removes abandoned ones, all beyond ``step``, and unfinished ones without a manifest. A plain file that is named
-    like a checkpoint is not ours and stays.
+    Also removes abandoned and unfinished ones, and the ``stale`` folders: those beyond the step at which the run was
+    resumed, which it could not use. Others beyond ``step`` stay: another driver has published them. A plain file that
+    is named like a checkpoint is not ours and stays.
     """
     folders = {int(name): name for name in storage.folders() if storage.is_folder(name)}
     names = {at: storage.names(name) for at, name in folders.items()}
-    finished = [at for at in folders if at <= step and MANIFEST in names[at] and ABANDONED not in names[at]]
-    good, best = ([at for at in finished if mark in names[at]] for mark in (KEEP_GOOD, KEEP_BEST))
-    kept = steps_to_keep({*finished, step}, good, best)  # that of ``step`` also where a listing does not show it yet
+    finished = {at for at in folders if MANIFEST in names[at] and ABANDONED not in names[at]}
+    ours = {at for at in finished if at <= step} | {step}  # also where a listing does not show it yet
+    good, best = ([at for at in ours & finished if mark in names[at]] for mark in (KEEP_GOOD, KEEP_BEST))
+    kept = steps_to_keep(ours, good, best) | (finished - ours - set(map(int, stale)))
     for at, name in folders.items():
         if at not in kept:
             storage.remove_folder(name)
@@ -56,14 +58,17 @@ def abandon_later(storage: Storage, step: int) -> None:
     for name in reversed(folders):  # the newest last
         if int(name) > step:
             storage.write(f"{name}/{ABANDONED}", b"")
+            storage.settle(name)  # in a power cut the marks must not be lost that keep these from being the newest
     for name in folders:  # the newest first
         if int(name) <= step and ABANDONED in storage.names(name):
             storage.remove(f"{name}/{ABANDONED}")
+            storage.settle(name)
 
 
 def mark_good(storage: Storage, folder: str) -> None:
     """Marks a checkpoint as good: a finite step followed it."""
     storage.write(f"{folder}/{KEEP_GOOD}", b"")
+    storage.settle(folder)  # before earlier good ones are removed
 
 
 def mark_best(storage: Storage, folder: str) -> None:

@@ -24,7 +24,8 @@ from suite.exchange import broadcast, gather
 from suite.log import Log
 from suite.training.checkpoint.async_save import AsyncSave, ManifestJob, Snapshot, folder_of
 from suite.training.checkpoint.ownership import check_owner, claim
-from suite.training.checkpoint.storage import Storage
+from suite.training.checkpoint.retention import ABANDONED
+from suite.training.checkpoint.storage import MANIFEST, Storage
 from suite.training.optimizer import StageOptimizer
 
 LIMIT = 3
@@ -62,7 +63,7 @@ class Saver:
         self._last_step: int | None = None
         """Known once it is saved, as often as it takes."""
         self._stale: set[str] = set()
-        """Folders of steps after the resumed one. Each is removed before it is written again."""
+        """Folders of steps after the resumed one. A checkpoint there is removed before it is written again."""
         if self._coord.rank == 0:
             try:
                 self._stale = {name for name in storage.folders() if int(name) > start}
@@ -97,8 +98,9 @@ class Saver:
             if self._coord.rank == 0:
                 good_step = self._newest if 0 < self._newest < self._last_finite else None
                 manifest_job = ManifestJob(
-                    self._coord.stages, self._notes(units), good_step, best, self._log, self._owner, self._on_published
-                )
+                    self._coord.stages, self._notes(units), good_step, best, self._log, self._owner, self._on_published,
+                    frozenset(self._stale),
+                )  # fmt: skip
             self._save = AsyncSave(self._storage, step, self._save_id, snapshot, self._coord.stage, manifest_job)
 
     def wait(self) -> None:
@@ -140,7 +142,8 @@ class Saver:
             try:
                 check_owner(self._storage, self._owner)
                 if folder in self._stale:
-                    self._storage.remove_folder(folder)
+                    if {MANIFEST, ABANDONED} & self._storage.names(folder):  # not what a late driver may yet publish
+                        self._storage.remove_folder(folder)
                     self._stale.discard(folder)
             except OSError as error:
                 fault = str(error)

@@ -72,8 +72,8 @@ def folder_of_runs(tmp_path_factory):
         files, storage = {}, Storage(Path("runs/t12_400m/made/checkpoints").resolve())
         for index, layer in enumerate(made_layers(experiment)):
             values = {f"value/{name}": tensor for name, tensor in layer.state_dict().items()}
-            files[layer_file(index)] = File(bytes=len(save(values)), sha256=digest(save(values)))
-            storage.write(f"00000007/{layer_file(index)}", save(values))
+            files[layer_file(index, "save")] = File(bytes=len(save(values)), sha256=digest(save(values)))
+            storage.write(f"00000007/{layer_file(index, 'save')}", save(values))
         notes = {"vocabulary": data.digest}
         manifest = Manifest(step=7, written=time.time(), files=files, notes=notes)
         storage.write("00000007/manifest.json", manifest.encode())

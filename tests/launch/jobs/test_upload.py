@@ -2,11 +2,15 @@
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from launch.jobs.upload import CopyError, UploadThread
+from launch.jobs import upload
+from launch.jobs.upload import CopyError, UploadThread, restore
+from launch.runs.store import COPIES
 
 
 def test_a_file_is_copied_again_only_if_it_changed(tmp_path):
@@ -83,7 +87,8 @@ def test_refused_files_do_not_prevent_the_copy_of_others(tmp_path):
     assert copies.copy() == 2
 
 
-def test_three_refusals_in_a_row_end_a_copy_and_refused_files_go_last(tmp_path):
+def test_three_refusals_in_a_row_end_a_copy_and_refused_files_go_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(upload, "AT_ONCE", 1)
     copies, there = refusing_store(tmp_path, "abcdef", "abce")
     with pytest.raises(CopyError, match=r"refused 3 of its files: .*/a: .*; the rest waits for the next copy"):
         copies.copy()
@@ -92,3 +97,92 @@ def test_three_refusals_in_a_row_end_a_copy_and_refused_files_go_last(tmp_path):
         copies.copy()
     assert (there / "d").is_file()
     assert (there / "f").is_file()
+
+
+class CountedStore(LocalFileSystem):
+    """Counts the files that are put, and answers as late as a store on the network."""
+
+    protocol = "counted"
+    cachable = False
+    puts = 0
+
+    def put_file(self, path1, path2, **options):
+        CountedStore.puts += 1
+        time.sleep(0.005)
+        super().put_file(path1, path2, **options)
+
+
+def test_a_copy_of_a_run_of_1024_workers_takes_few_requests_a_minute(tmp_path, monkeypatch):
+    """Each minute the files of the run itself, every ten minutes those of each worker, 16 at once."""
+    run, notes = tmp_path / "runs/t/1", tmp_path / "notes"
+    notes.write_text(f"{run}\n")
+
+    def work():
+        for name in ("metrics.jsonl", "messages.log", "attempts.jsonl"):
+            with (run / name).open("a") as file:
+                file.write("line\n")
+        for worker in range(1024):
+            for name in (f"system/0-{worker}.jsonl", f"logs/stage-0-{worker}.log"):
+                with (run / name).open("a") as file:
+                    file.write("line\n")
+
+    for folder in ("system", "logs"):
+        (run / folder).mkdir(parents=True)
+    monkeypatch.setattr(CountedStore, "puts", 0)
+    monkeypatch.setattr(upload, "open_store", lambda url: (CountedStore(), str(tmp_path / "there")))
+    copies, counts = UploadThread(tmp_path / "runs", notes, "counted://there"), []
+    for minute in range(11):
+        monkeypatch.setattr(upload.time, "monotonic", lambda now=60.0 * minute: 1e6 + now)
+        work()
+        counts.append(copies.copy(last=False))
+    assert counts == [2051] + 9 * [3] + [2051]
+    work()
+    assert copies.copy() == 2051
+    assert CountedStore.puts == 3 * 2051 + 9 * 3
+
+
+def test_a_run_is_restored_from_its_url_on_a_head_that_does_not_have_it(tmp_path, monkeypatch):
+    first, second, url = tmp_path / "first", tmp_path / "second", f"file://{tmp_path}/there"
+    run = first / "t/1"
+    (run / "logs").mkdir(parents=True)
+    for name in ("experiment.toml", "metrics.jsonl", "logs/stage-0-0.log"):
+        (run / name).write_text(name)
+    (tmp_path / "notes").write_text(f"{run}\n")
+    UploadThread(first, tmp_path / "notes", url).copy()
+    said = []
+    second.mkdir()
+    monkeypatch.setattr(upload, "RUNS", second)
+    restore("t/1", said.append)  # without a URL
+    monkeypatch.setenv(COPIES, url)
+    restore("t/2", said.append)  # which the URL does not have
+    assert (list(second.iterdir()), said) == ([], [])
+    restore("t/1", said.append)
+    assert said == [f"copied run t/1 from {url}/runs/t/1"]
+    files = {str(path.relative_to(second)): path.read_text() for path in second.rglob("*") if path.is_file()}
+    assert files == {f"t/1/{name}": name for name in ("experiment.toml", "metrics.jsonl", "logs/stage-0-0.log")}
+    (second / "t/1/metrics.jsonl").write_text("newer")
+    restore("t/1", said.append)
+    assert (second / "t/1/metrics.jsonl").read_text() == "newer"
+
+
+def test_a_restore_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "there/runs/t/1").mkdir(parents=True)
+    for name in "ab":
+        (tmp_path / "there/runs/t/1" / name).write_text(name)
+
+    class Failing(LocalFileSystem):
+        cachable = False
+
+        def get_file(self, path1, path2, **options):
+            if path1.endswith("b"):
+                raise OSError(5, "Input/output error")
+            super().get_file(path1, path2, **options)
+
+    monkeypatch.setattr(upload, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(upload, "open_store", lambda url: (Failing(), str(tmp_path / "there/runs/t/1")))
+    monkeypatch.setenv(COPIES, "s3://bucket/x")
+    with pytest.raises(
+        CopyError, match=r"run t/1 is not on this head, and could not be copied from s3://bucket/x/runs"
+    ):
+        restore("t/1", print)
+    assert list((tmp_path / "runs/t").iterdir()) == []

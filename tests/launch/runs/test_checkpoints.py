@@ -21,6 +21,7 @@ from launch.runs.checkpoints import (
 from suite.errors import CheckpointError, SettingError
 from suite.training.checkpoint import Storage, parse_choice
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
+from tests.suite.training.checkpoint.saves import layer_path
 
 
 @pytest.fixture
@@ -36,8 +37,8 @@ def write(place, step, notes=None):
     storage, files = Storage(place), {}
     for layer in range(2):
         data = save({"value/weight": torch.full((3,), float(step))})
-        files[layer_file(layer)] = File(bytes=len(data), sha256=digest(data))
-        storage.write(f"{step:08d}/{layer_file(layer)}", data)
+        files[layer_file(layer, "save")] = File(bytes=len(data), sha256=digest(data))
+        storage.write(f"{step:08d}/{layer_file(layer, 'save')}", data)
     manifest = Manifest(step=step, written=time.time() - 600, files=files, notes=notes or {})
     storage.write(f"{step:08d}/manifest.json", manifest.encode())
 
@@ -56,7 +57,7 @@ def test_checkpoints_are_listed_with_what_is_wrong(run, monkeypatch, capsys):
     for step in (10, 20, 30):
         write(run.checkpoints, step)
     (run.checkpoints / "00000010/good").touch()
-    (run.checkpoints / "00000030/layer-0001.safetensors").write_bytes(b"")
+    layer_path(run.checkpoints / "00000030", 1).write_bytes(b"")
     (run.checkpoints / "00000040").mkdir()
     (run.checkpoints / "00000050").mkdir()
     (run.checkpoints / "00000050/begun-0").touch()
@@ -70,7 +71,7 @@ def test_checkpoints_are_listed_with_what_is_wrong(run, monkeypatch, capsys):
     rows = rows[2:]
     assert [row[4] for row in rows] == ["not yet", "not yet", "not yet", "yes"]
     assert [row[3] for row in rows[1:]] == ["10", "10", "10"]
-    assert "00000030/layer-0001.safetensors: it has 0 bytes, the manifest says" in rows[1][6]
+    assert "00000030/layer-0001.save.safetensors: it has 0 bytes, the manifest says" in rows[1][6]
     assert [row[6] for row in rows[2:]] == ["valid", "valid"]
     assert {row[5] for row in rows} == {""}
 
@@ -108,10 +109,10 @@ def test_without_validation_there_is_no_best_checkpoint(run):
 def test_no_valid_checkpoint_is_exit_code_1(run, monkeypatch, capsys):
     assert listed(run, monkeypatch, capsys) == (1, [])
     write(run.checkpoints, 10)
-    (run.checkpoints / "00000010/layer-0000.safetensors").unlink()
+    layer_path(run.checkpoints / "00000010", 0).unlink()
     code, rows = listed(run, monkeypatch, capsys)
     assert code == 1
-    assert "layer-0000.safetensors: missing" in rows[0][6]
+    assert "layer-0000.save.safetensors: missing" in rows[0][6]
 
 
 def test_another_checkpoint_location_has_subfolders_by_name_and_id(run, tmp_path, monkeypatch, capsys):

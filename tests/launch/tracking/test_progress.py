@@ -98,6 +98,19 @@ def test_a_followed_job_is_shown_like_a_local_run():
     assert json.loads(remote.getvalue().splitlines()[-1].partition(" ")[2])["elapsed_s"] == 1.5
 
 
+def test_the_log_of_a_long_job_stays_small(monkeypatch):
+    """A line every two seconds in the first half hour, and one a minute after the first day."""
+    now, printed = 0.0, []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    marked = MarkedLines(Console(file=io.StringIO()))
+    monkeypatch.setattr(marked._console, "print", lambda line: printed.append(len(line)))
+    days = 30
+    for step in range(0, days * 86400, 2):
+        now = float(step)
+        marked.show(Update(step, 10**9, ((0, "loss 1"),), now))
+    assert 60 * 24 * days < len(printed) < 60 * 24 * days + 7000
+
+
 def test_a_resumed_run_prints_only_multiples_of_the_interval_and_the_last_step():
     printed = io.StringIO()
     bar = Bar(Console(file=printed, width=200))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def test_a_damaged_layer_is_named_and_a_checkpoint_is_removed():
     place = f"{BUCKET}/damaged"
     check_store(place)
     storage = Storage(place)
-    layer = "00000003/layer-0001.safetensors"
+    layer = next(f"00000003/{name}" for name in storage.names("00000003") if name.startswith("layer-0001."))
     data = storage.read(layer, storage.size(layer))
     storage.write(layer, data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CheckpointError, match=layer):
@@ -154,6 +155,15 @@ def test_a_run_is_submitted_with_the_store_as_its_storage_and_resumed(tmp_path, 
         )
         assert printed.splitlines()[-1] == "job second is done"
         assert checkpoints.folders()[0] == "00000009"
+        (there,) = tmp_path.rglob(run)
+        shutil.rmtree(there)  # as on a new head
+        printed = head.gpipe(
+            "submit", "", "--run", run, *options, "--set", "train.steps=12", "--job", "third", seconds=500
+        )
+        assert f"copied run {run} from {place}/runs/{run}" in printed
+        assert printed.splitlines()[-1] == "job third is done"
+        assert checkpoints.folders()[0] == "00000012"
+        assert len(losses(there)) == 12
     finally:
         head.end()
 

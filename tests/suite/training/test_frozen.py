@@ -18,6 +18,7 @@ from tests.suite.pipeline.build import join, mini_batch, parameters_of, whole
 from tests.suite.pipeline.build import run as run_layers
 from tests.suite.pipeline.freezing import FREEZES, freeze
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
+from tests.suite.training.checkpoint.saves import layer_path
 from tests.suite.training.work import SETTINGS, merge, trained
 
 STEPS, MIDDLE = 6, 3
@@ -137,7 +138,7 @@ def test_a_checkpoint_with_frozen_parameters_resumes_at_another_k_and_r(sharded,
 @pytest.mark.parametrize("name", SAVED)
 def test_it_has_all_values_and_only_the_state_of_what_is_trained(sharded, folder, name):
     for index, layer in enumerate(freeze(toy_layers(), FREEZES[name])):
-        with safe_open(folder / name / f"{MIDDLE:08d}" / f"layer-{index:04d}.safetensors", "pt") as file:
+        with safe_open(layer_path(folder / name / f"{MIDDLE:08d}", index), "pt") as file:
             keys = list(file.keys())
         own = dict(layer.named_parameters())
         assert {key.removeprefix("value/") for key in keys if key.startswith("value/")} == own.keys()

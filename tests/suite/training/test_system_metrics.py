@@ -89,3 +89,16 @@ def test_a_torn_file_tells_nothing(tmp_path, torn):
         path_of(tmp_path, 0, 0).write_text(torn)
     speaker.sample()
     assert {name.split("/")[1] for name in speaker.latest()} == {"stage.0.1"}
+
+
+def test_the_lines_of_a_long_run_become_rarer(tmp_path, monkeypatch):
+    now, written = 0.0, []
+    monkeypatch.setattr(system_metrics.time, "monotonic", lambda: now)
+    writer = gauged(tmp_path, 0)
+    monkeypatch.setattr(writer, "_write", lambda: written.append(now))
+    while now < 30 * 86400:
+        now += system_metrics.PERIOD
+        writer._write_and_sample()
+    assert written[:4000] == [10.0 * (at + 1) for at in range(4000)]
+    assert 20_000 < len(written) < 30_000
+    assert written[-1] - written[-2] < 600

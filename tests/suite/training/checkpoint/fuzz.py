@@ -21,6 +21,7 @@ from suite.training.optimizer import StageOptimizer
 from tests.suite.pipeline.build import build, join
 from tests.suite.pipeline.toy import SumLoss, toy_layers
 from tests.suite.training.checkpoint.mutations import bytes_harmed, header_harmed, manifest_harmed
+from tests.suite.training.checkpoint.saves import layer_path
 
 LAYERS, GROWTH_KIB = 6, 200 * 1024
 
@@ -52,7 +53,7 @@ class Reader:
 
 
 def files_of(folder):
-    return {index: load_file(folder / f"layer-{index:04d}.safetensors") for index in range(LAYERS)}
+    return {index: load_file(layer_path(folder, index)) for index in range(LAYERS)}
 
 
 def same(one, other):

@@ -2,6 +2,7 @@
 
 import multiprocessing as mp
 import random
+import re
 import tempfile
 import time
 
@@ -42,6 +43,17 @@ class Counting:
             parts = {name: torch.full_like(parameter, step) for name in ("exp_avg", "exp_avg_sq")}
             self.update.load_state(key, {"step": torch.tensor(float(step)), **parts})
         self.saver.on_step_end(step, True)
+
+
+def layer_path(checkpoint, layer):
+    """Returns the file of a layer in the folder of a checkpoint."""
+    (path,) = checkpoint.glob(f"layer-{layer:04d}.*.safetensors")
+    return path
+
+
+def without_save_id(text):
+    """Returns a text about layers' files in which every save has the same name for a layer."""
+    return re.sub(r"\.\w{12}\.safetensors", ".safetensors", text)
 
 
 def restored(folder):

@@ -1,28 +1,38 @@
-"""A store that fails at a chosen call, and the life of a run over it: saves, a resume, a fork, a second driver.
+"""The life of a run over a store that fails at a chosen call: saves, a resume, a fork, a second driver.
 
-Each life is lived once for each call of the store that an undisturbed one makes, which then fails in one of five ways.
-Afterwards the store is healthy, and the next resume must find a published checkpoint, never an older one than it may.
+Each life is lived once for each call that an undisturbed one makes:
+
+- of an object store, which fails there in one of five ways, or where a second driver comes and takes the run over;
+- of a disk, where the power is cut: what was not synced is lost, or only a part of it.
+
+Afterwards all is healthy, and the next resume must find the checkpoint that was published last.
 """
 
+import shutil
 import tempfile
 import threading
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from launch.runs.checkpoints import check_published, note_published
 from launch.runs.store import RunFolder
 from suite.errors import CheckpointError
-from suite.training.checkpoint import Saver, Storage, abandon_later, current, in_order, newest_valid, storage
+from suite.training.checkpoint import Saver, Storage, abandon_later, current, folder_of, in_order, newest_valid, storage
 from tests.suite.training.checkpoint.saves import LAYERS, Counting
 
 WAYS = ("once", "retries", "for ever", "hidden", "crash")
 """A call fails once, or until the third try, or as all later ones; or a listing lacks its newest entry; or the process
 ends there."""
 
+LEFT = ("nothing", "writes", "removals", "all")
+"""What a power cut leaves of the changes that were not synced."""
 
 DEADLINE_S = 0.3
 """How long a save point waits for a thread that has crashed."""
@@ -81,12 +91,98 @@ class FailingStorage(Storage):
         self._files = Failing(self._files, calls)
 
 
+class Meeting(Calls):
+    """Calls of a driver, before one of which a second driver does its work."""
+
+    def __init__(self, meet_at, second):
+        super().__init__()
+        self._meet_at, self._second, self.met_at = meet_at, second, ""
+
+    def next(self, what):
+        """Counts a call."""
+        with self._lock:
+            self.count += 1
+            meets = self.count == self._meet_at
+        if meets:
+            self.met_at = what
+            self._second()
+        return False
+
+
+class Disk:
+    """Two folders: what the processes see, and what a power cut leaves."""
+
+    def __init__(self, seen, kept, cut_at=None, left="nothing"):
+        self.seen, self.kept, self._cut_at, self._left = seen, kept, cut_at, left
+        self.count, self.crashed, self._changes = 0, False, []
+        kept.mkdir()
+
+    def next(self):
+        """Counts a call. Raises if the power is cut before it."""
+        self.count += 1
+        if self.crashed or self.count == self._cut_at:
+            if not self.crashed:
+                chosen = {"nothing": (), "writes": ("write",), "removals": ("remove",), "all": ("write", "remove")}
+                for kind, path in self._changes:
+                    if kind in chosen[self._left]:
+                        self._keep(kind, path)
+            self.crashed = True
+            raise Crash
+
+    def change(self, kind, path):
+        """Notes a change that is seen now and not synced."""
+        self._changes.append((kind, path))
+
+    def sync(self, folder):
+        """Keeps the changes of a folder's entries, and of the root's."""
+        for kind, path in self._changes:
+            if path.rpartition("/")[0] in (folder, ""):
+                self._keep(kind, path)
+        self._changes = [change for change in self._changes if change[1].rpartition("/")[0] not in (folder, "")]
+
+    def _keep(self, kind, path):
+        at = self.kept / path
+        if kind == "remove":
+            shutil.rmtree(at) if at.is_dir() else at.unlink(missing_ok=True)
+        elif (self.seen / path).exists():
+            at.parent.mkdir(exist_ok=True)
+            at.write_bytes((self.seen / path).read_bytes())
+
+
+class DiskStorage(Storage):
+    """A place on a disk whose power is cut. The content of a file is synced when it is written, its name is not."""
+
+    def __init__(self, disk, location):
+        super().__init__(location)
+        self._disk, files = disk, self._files
+        self._files = SimpleNamespace(**{name: getattr(files, name) for name in ("ls", "isdir", "info", "cat_file")})
+        self._files.rm_file = partial(self._removed, files.rm_file)
+        self._files.rm = partial(self._removed, files.rm)
+
+    def _removed(self, remove, path, **options):
+        self._disk.next()
+        remove(path, **options)
+        self._disk.change("remove", path.removeprefix(self._root).lstrip("/"))
+
+    def write(self, path, data):
+        self._disk.next()
+        super().write(path, data)
+        self._disk.change("write", path)
+
+    def settle(self, folder):
+        self._disk.next()
+        self._disk.sync(folder)
+
+
 class Life:
     """A run over a store. ``published`` are the steps that it has said to be published, since the last fork."""
 
-    def __init__(self, worker, location, calls, folder):
-        self.worker, self.location, self.storage = worker, location, FailingStorage(calls, location)
+    def __init__(self, worker, location, calls, folder, make_storage=FailingStorage):
+        self.worker, self.location, self.make_storage = worker, location, partial(make_storage, calls)
+        self.storage = self.make_storage(location)
         self.calls, self.published, self.run = calls, [], RunFolder(Path(folder))
+        self.saving = 0
+        """The step of the last save."""
         self.left = None
         """The newest step when the run continued from an earlier one."""
 
@@ -104,6 +200,7 @@ class Life:
         if self.calls.crashed:
             raise Crash
         self.worker.become(step)
+        self.saving = step
         saver.save(step, 0, best)
         saver.wait()
         if self.calls.crashed:
@@ -118,13 +215,20 @@ class Life:
             check_published(self.run, self.location)
             return current(checkpoints)
 
-        failing = partial(FailingStorage, self.calls)
         with (
-            patch("suite.training.checkpoint.reading.Storage", failing),
-            patch("launch.runs.checkpoints.Storage", failing),
+            patch("suite.training.checkpoint.reading.Storage", self.make_storage),
+            patch("launch.runs.checkpoints.Storage", self.make_storage),
         ):
             found = newest_valid(self.location, range(LAYERS), LAYERS, lambda text: None, select)
         return 0 if found is None else found.step
+
+    def go_on(self, least=0):
+        """Resumes, and saves two more steps. Raises AssertionError if a step before ``least`` is resumed."""
+        begin = self.load()
+        assert begin >= least, f"step {begin} after {least} was published"
+        saver = self.driver("b", begin)
+        for step in (begin + 1, begin + 2):
+            self.save(saver, step)
 
     def live(self):
         first = self.driver("a", 0)
@@ -133,7 +237,8 @@ class Life:
         begin = self.load()
         second = self.driver("b", begin)
         self.save(second, begin + 1)
-        fork = self.load(begin)
+        earlier = folder_of(begin - 1) in self.storage.folders()  # later steps then lie beyond its first checkpoint
+        fork = self.load(begin - 1 if earlier else begin)
         self.left, self.published = max(self.published), [fork]
         abandon_later(self.storage, fork)
         third = self.driver("c", fork)
@@ -142,7 +247,7 @@ class Life:
         second.save(begin + 2, 0)  # the driver that lost the checkpoints
         second.wait()
         assert self.published == before, "a driver that lost the checkpoints has published"
-        self.save(third, begin + 3)
+        self.save(third, fork + 1)
 
 
 def outcome(worker, location, fail_at=None, way="once"):
@@ -169,6 +274,124 @@ def outcome(worker, location, fail_at=None, way="once"):
             for name, value in found.read(layer).items():
                 assert bool((value == found.step).all()), (fail_at, way, found.step, name)
     return calls.count, ended
+
+
+def fail_twice_everywhere(rank, world, rendezvous, every):
+    """Ends the process at each ``every``-th call, and then fails once at each call of the resume that follows. Returns
+    how many such pairs there were."""
+    worker, pairs = Counting(rank, world, rendezvous, "memory://twice/first"), 0
+    storage.PAUSES_S = (0.0, 0.0)
+    threading.excepthook = lambda arguments: None
+    torch.set_num_threads(1)
+    total, _ = outcome(worker, "memory://twice/undisturbed")
+    for crash_at in range(1, total + 1, every):
+        begun = f"/twice/{crash_at}"
+        published = lived(worker, f"memory:/{begun}", Calls(crash_at, "crash"), Life.live)
+        calls, fail_at = 1, 0
+        while fail_at < calls:  # until a life has fewer calls
+            fail_at, pairs, again = fail_at + 1, pairs + 1, f"{begun}-{fail_at}"
+            if MemoryFileSystem().exists(begun):
+                MemoryFileSystem().copy(begun, again, recursive=True)
+            failing = Calls(fail_at, "once")
+            later = lived(worker, f"memory:/{again}", failing, partial(Life.go_on, least=max(published, default=0)))
+            calls = failing.count
+            found = newest_valid(f"memory:/{again}", range(LAYERS), LAYERS, lambda text: None)
+            step = 0 if found is None else found.step
+            assert step >= max([*published, *later], default=0), (crash_at, fail_at, step, published, later)
+            MemoryFileSystem().rm(again, recursive=True) if MemoryFileSystem().exists(again) else None
+    return pairs
+
+
+def lived(worker, location, calls, live):
+    """Lives a life, to its end or a failure; returns what it has published since its last fork."""
+    with tempfile.TemporaryDirectory() as folder:
+        life = Life(worker, location, calls, folder)
+        with suppress(CheckpointError, OSError, Crash):
+            live(life)
+    return life.published
+
+
+def meet(worker, location, saves, meet_at=None):
+    """Returns (calls made, who wrote the newest checkpoint): a driver saves three steps, and before one of its calls a
+    second one resumes its run and saves ``saves`` steps. Its values are half a step more. Raises AssertionError if the
+    second one's last checkpoint is lost."""
+    published = []
+
+    def second():
+        found = newest_valid(location, range(LAYERS), LAYERS, lambda text: None)
+        begin = 0 if found is None else found.step
+        saver = Saver(
+            Storage(location), worker.update, lambda units: {}, lambda text: None, begin, DEADLINE_S, owner="b",
+            on_published=published.append,
+        )  # fmt: skip
+        for step in range(begin + 1, begin + 1 + saves):
+            worker.become(step + 0.5)
+            saver.save(step, 0)
+            saver.wait()
+        worker.become(life.saving)
+
+    calls = Meeting(meet_at, second)
+    with tempfile.TemporaryDirectory() as folder, suppress(CheckpointError, OSError):
+        life = Life(worker, location, calls, folder)
+        first = life.driver("a", 0)
+        for step in (1, 2, 3):
+            life.save(first, step, best=step == 1)
+    found = newest_valid(location, range(LAYERS), LAYERS, lambda text: None)
+    (value,) = {float(number) for layer in range(LAYERS) for v in found.read(layer).values() for number in v.unique()}
+    assert value in (found.step, found.step + 0.5), (meet_at, calls.met_at, found.step, value)
+    # equal if the first one had looked who owns the checkpoints and was about to write its manifest of the same step;
+    # greater if it claims them only now
+    assert found.step >= max(published, default=0), (meet_at, calls.met_at, found.step, published)
+    return calls.count, "second" if value % 1 else "first"
+
+
+def meet_everywhere(rank, world, rendezvous, every):
+    """Lets a second driver come at each ``every``-th call, and save one to three steps. Returns how often each of the
+    two wrote the newest checkpoint."""
+    worker = Counting(rank, world, rendezvous, "memory://meet/first")
+    threading.excepthook = lambda arguments: None
+    torch.set_num_threads(1)
+    total, _ = meet(worker, "memory://meet/alone", 0)
+    return Counter(
+        meet(worker, f"memory://meet/{saves}-{meet_at}", saves, meet_at)[1]
+        for saves in (1, 2, 3)
+        for meet_at in range(1, total + 1, every)
+    )
+
+
+def cut(worker, folder, cut_at=None, left="nothing"):
+    """Returns how many calls a life on a disk made until the power was cut. Raises AssertionError if the disk then has
+    another newest checkpoint than the one published last, or the one that was being published."""
+    folder.mkdir()
+    (folder / "run").mkdir()
+    (folder / "seen").mkdir()
+    disk = Disk(folder / "seen", folder / "kept", cut_at, left)
+    life = Life(worker, str(disk.seen), disk, folder / "run", DiskStorage)
+    with suppress(Crash, CheckpointError):
+        life.live()
+    location = str(disk.kept if disk.crashed else disk.seen)
+    found = newest_valid(location, range(LAYERS), LAYERS, lambda text: None)
+    step, allowed = 0 if found is None else found.step, {life.published[-1] if life.published else 0, life.saving}
+    if life.left is not None and len(life.published) == 1:
+        allowed |= {life.left}  # the fork is not decided before its first checkpoint
+    assert step in allowed, f"call {cut_at} {left}: step {step}, and not one of {allowed}"
+    if found is not None:
+        assert all(bool((value == step).all()) for layer in range(LAYERS) for value in found.read(layer).values())
+    shutil.rmtree(folder)
+    return disk.count
+
+
+def cut_everywhere(rank, world, rendezvous, every):
+    """Cuts the power at each ``every``-th call, and leaves each part of what was not synced. Returns the calls."""
+    worker = Counting(rank, world, rendezvous, "memory://model/first")
+    threading.excepthook = lambda arguments: None  # a save's thread that ends with its process
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        total = cut(worker, Path(folder) / "undisturbed")
+        for left in LEFT:
+            for cut_at in range(1, total + 1, every):
+                cut(worker, Path(folder) / f"{left}-{cut_at}", cut_at, left)
+    return total
 
 
 def fail_everywhere(rank, world, rendezvous, every):

@@ -19,6 +19,7 @@ from suite.training.checkpoint.storage import BEGUN, Storage
 from tests.suite.pipeline.build import CPU, join
 from tests.suite.pipeline.toy import toy_layers
 from tests.suite.training.checkpoint.fuzz import flip_bytes, fuzz
+from tests.suite.training.checkpoint.saves import layer_path, without_save_id
 from tests.suite.training.checkpoint.seal import seal_again
 from tests.suite.training.work import three_checkpoints
 
@@ -45,17 +46,17 @@ def test_the_newest_is_taken_and_older_ones_were_removed(folder):
 
 
 def test_workers_that_read_half_of_the_layers_each_take_the_same(folder):
-    flip(folder / "00000060/layer-0004.safetensors")
+    flip(layer_path(folder / "00000060", 4))
     first, second = run_processes(_newest, 2, str(folder))
     assert first[0] == second[0] == 40
-    assert "layer-0004.safetensors: its SHA-256 does not match" in first[1][0]
+    assert "layer-0004.safetensors: its SHA-256 does not match" in without_save_id(first[1][0])
     assert second[1] == []  # the first speaks
 
 
 def test_a_checkpoint_holds_its_layers_its_manifest_and_the_proof_of_later_steps(folder):
     files = {f"layer-{layer:04d}.safetensors" for layer in range(6)} | {"manifest.json"}
-    assert {path.name for path in (folder / "00000060").iterdir()} == files
-    assert {path.name for path in (folder / "00000040").iterdir()} == files | {"good"}
+    assert {without_save_id(path.name) for path in (folder / "00000060").iterdir()} == files
+    assert {without_save_id(path.name) for path in (folder / "00000040").iterdir()} == files | {"good"}
 
 
 def flip(path):
@@ -67,9 +68,9 @@ def flip(path):
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda f: flip(f / "00000060/layer-0004.safetensors"), "layer-0004.safetensors: its SHA-256 does not match"),
-        (lambda f: (f / "00000060/layer-0001.safetensors").unlink(), "layer-0001.safetensors: missing"),
-        (lambda f: (f / "00000060/layer-0000.safetensors").write_bytes(b""), "layer-0000.safetensors: it has 0 bytes"),
+        (lambda f: flip(layer_path(f / "00000060", 4)), "layer-0004.safetensors: its SHA-256 does not match"),
+        (lambda f: layer_path(f / "00000060", 1).unlink(), "layer-0001.safetensors: missing"),
+        (lambda f: layer_path(f / "00000060", 0).write_bytes(b""), "layer-0000.safetensors: it has 0 bytes"),
         (lambda f: (f / "00000060/manifest.json").unlink(), "its manifest.json is missing"),
         (lambda f: interrupt_save(f / "00000060"), "no manifest, it was never finished"),
         (lambda f: (f / "00000060/manifest.json").write_text('{"step": 60'), "bad manifest: it is not a manifest"),
@@ -83,7 +84,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(folder, harm, sa
     harm(folder)
     step, messages = newest(folder)
     assert step == 40
-    assert any("0000006" in line and " is not used: " in line and said in line for line in messages), messages
+    lines = map(without_save_id, messages)
+    assert any("0000006" in line and " is not used: " in line and said in line for line in lines), messages
+
+
+def test_a_checkpoint_from_before_the_files_had_the_id_of_their_save_is_read(folder):
+    newer = folder / "00000060"
+    for layer in range(6):
+        layer_path(newer, layer).rename(newer / f"layer-{layer:04d}.safetensors")
+    seal_again(newer)
+    assert newest(folder) == (60, [])
 
 
 def test_a_manifest_with_another_step_than_was_written_is_refused(folder):
@@ -111,8 +121,8 @@ def test_a_run_whose_only_saves_were_interrupted_starts_at_step_0(folder):
 
 
 HARMS = {
-    "flipped": (lambda path: flip(path / "layer-0002.safetensors"), "layer-0002.safetensors: its SHA-256"),
-    "layer deleted": (lambda path: (path / "layer-0002.safetensors").unlink(), "layer-0002.safetensors: missing"),
+    "flipped": (lambda path: flip(layer_path(path, 2)), r"layer-0002\.\w+\.safetensors: its SHA-256"),
+    "layer deleted": (lambda path: layer_path(path, 2).unlink(), r"layer-0002\.\w+\.safetensors: missing"),
     "manifest flipped": (lambda path: flip(path / "manifest.json"), "bad manifest: its seal"),
     "manifest empty": (lambda path: (path / "manifest.json").write_bytes(b""), "bad manifest: it is not a manifest"),
     "manifest deleted": (lambda path: (path / "manifest.json").unlink(), "its manifest.json is missing"),
@@ -221,12 +231,12 @@ def test_a_manifest_whose_fields_a_run_cannot_use_is_damaged(folder, changes, sa
 
 
 def test_an_audit_names_every_fault(folder):
-    flip(folder / "00000060/layer-0004.safetensors")
-    (folder / "00000060/layer-0001.safetensors").unlink()
+    flip(layer_path(folder / "00000060", 4))
+    layer_path(folder / "00000060", 1).unlink()
     newer, older = audit(Storage(folder))
     assert [(one.step, one.good) for one in (newer, older)] == [(60, False), (40, True)]
     assert older.faults == ()
-    assert [fault.split("/")[-1] for fault in newer.faults] == [
+    assert [without_save_id(fault.split("/")[-1]) for fault in newer.faults] == [
         "layer-0001.safetensors: missing", "layer-0004.safetensors: its SHA-256 does not match the manifest",
     ]  # fmt: skip
 
@@ -254,8 +264,8 @@ def test_twenty_times_random_bytes_flipped_in_a_run_of_three_checkpoints(tmp_pat
 
 def test_missing_and_extra_layers_are_refused_by_name(folder):
     for count, said in (
-        (5, "has 6 layers, this model 5 .layer-0005.safetensors extra"),
-        (8, "0007.safetensors missing"),
+        (5, r"has 6 layers, this model 5 .layer-0005\.\w+\.safetensors extra"),
+        (8, "layer 6 to layer 7 missing"),
     ):
         with pytest.raises(CheckpointError, match=said):
             newest_valid(folder, range(5), count, print)
@@ -268,7 +278,7 @@ def stage():
 
 def changed(folder, change):
     """Returns the newest checkpoint, layer 1 of it changed and sealed again as its writer would."""
-    path = folder / "00000060/layer-0001.safetensors"
+    path = layer_path(folder / "00000060", 1)
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
@@ -293,7 +303,7 @@ def test_another_models_layer_is_refused_with_what_differs(folder, stage, change
 
 
 def test_a_tensor_of_no_known_kind_is_refused(folder):
-    with pytest.raises(CheckpointError, match=r"layer-0001.safetensors: it has unexpected tensors: other/x"):
+    with pytest.raises(CheckpointError, match=r"layer-0001\.\w+\.safetensors: it has unexpected tensors: other/x"):
         changed(folder, lambda tensors: tensors.update({"other/x": torch.ones(1)}))
 
 

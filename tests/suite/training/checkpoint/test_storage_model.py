@@ -3,7 +3,7 @@
 from collections import Counter
 
 from launch.backends.processes import run_processes
-from tests.suite.training.checkpoint.storage_model import WAYS, fail_everywhere
+from tests.suite.training.checkpoint.storage_model import WAYS, cut_everywhere, fail_everywhere, meet_everywhere
 
 
 def test_a_store_that_fails_at_every_twentieth_call_loses_nothing():
@@ -15,3 +15,15 @@ def test_a_store_that_fails_at_every_twentieth_call_loses_nothing():
     assert outcomes["crash", "crashed"] == lives["crash"]
     assert outcomes["once", "whole"] > 0
     assert outcomes["for ever", "ended with an error"] > 0
+
+
+def test_a_second_driver_at_every_fifth_call_loses_nothing_to_the_first():
+    """All calls: as above."""
+    (wrote,) = run_processes(meet_everywhere, 1, 5)
+    assert wrote["second"] > 10 * wrote["first"]
+
+
+def test_a_power_cut_at_every_twentieth_call_loses_nothing():
+    """All calls: as above."""
+    (calls,) = run_processes(cut_everywhere, 1, 20)
+    assert calls > 60
