@@ -12,6 +12,7 @@ from launch.runs.store import RunFolder, find_run
 from launch.watching.comparison import comparison, path_of
 from launch.watching.run_data import read_run, run_name
 from launch.watching.run_page import write_page
+from launch.watching.run_state import unexpected_content
 from suite.errors import RunFileError, SuiteError
 
 
@@ -23,13 +24,17 @@ def report_runs(requested: Sequence[str], console: Console) -> None:
     """
     folders = list(dict.fromkeys(find_run(name) for text in requested for name in split(text)))
     if len(folders) == 1:
-        write_page(folders[0])
+        with unexpected_content(folders[0]):
+            write_page(folders[0])
         console.print(f"report: {folders[0].report}")
         return
     runs, left_out = [], []
     for folder in folders:
         try:
-            runs.append(read_run(folder))
+            with unexpected_content(folder):
+                run = read_run(folder)
+                comparison([run])  # alone, so that what cannot be shown is known to be its own
+            runs.append(run)
         except RunFileError as error:
             left_out.append(f"{run_name(folder)} is left out: {error}")
             console.print(left_out[-1])

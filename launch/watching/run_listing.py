@@ -1,6 +1,6 @@
 """``make runs``: a table of the runs here, newest first, and one run in a few lines.
 
-Reads the end of each file of metrics, not the whole: there may be hundreds of runs.
+Reads the end of each file of metrics, not the whole, and only the newest runs: there may be thousands.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from experiments.registry import TASKS, read_settings
 from experiments.sweeps.members.base import read_record
 from launch.runs.store import RUNS, RunFolder, closest_runs, find_run, known_runs, resume_command
 from launch.watching.run_data import run_name
-from launch.watching.run_state import RunState, damage, read_state
+from launch.watching.run_state import RunState, damage, read_state, unexpected_content
 from suite.errors import RunFileError, SettingError
 from suite.training.jsonl import last_line_with
 from suite.training.metrics import LOSS, units_per_s
+
+MOST_ROWS = 1000
+"""Of the table."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +87,22 @@ class RunSummary:
     @property
     def changed(self) -> float:
         """When it last did something, in seconds since 1970."""
-        files = (self.run.experiment, self.run.metrics, self.run.attempts, self.run.record)
-        return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+        return last_changed(self.run)
 
 
 def print_runs(requested: str, console: Console) -> None:
     """Prints the run ``requested``, by its folder or id, or the table of all runs whose name contains the text.
 
-    Raises SettingError if there is no such run, and if several have the id.
+    Raises SettingError if there is no such run, and if several have the id; RunFileError if a file of the only one has
+    content that is not the suite's.
     """
     known = known_runs()
     exact = requested and (requested in {Path(name).name for name in known} or _is_run(requested))
     if exact:
-        for line in described(summary_of(find_run(requested))):
+        run = find_run(requested)
+        with unexpected_content(run):
+            lines = list(described(summary_of(run)))
+        for line in lines:
             console.print(line)
         return
     chosen = [name for name in known if requested in name]
@@ -105,8 +111,17 @@ def print_runs(requested: str, console: Console) -> None:
     if not chosen:
         console.print(_no_runs())
         return
-    summaries = [summary_of(RunFolder((RUNS / name).resolve())) for name in chosen]
-    _print_table(sorted(summaries, key=lambda summary: -summary.changed), console)
+    runs = sorted((RunFolder((RUNS / name).resolve()) for name in chosen), key=last_changed, reverse=True)
+    _print_table([_row(run) for run in runs[:MOST_ROWS]], console)
+    if len(runs) > MOST_ROWS:
+        older = len(runs) - MOST_ROWS
+        console.print(f"and {older:,} older runs; to see some of them, give a part of their names: make runs RUN=...")
+
+
+def last_changed(run: RunFolder) -> float:
+    """Returns when a run last did something, in seconds since 1970."""
+    files = (run.experiment, run.metrics, run.attempts, run.record)
+    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
 def summary_of(run: RunFolder) -> RunSummary:
@@ -170,26 +185,38 @@ def _commands(summary: RunSummary) -> Iterator[str]:
         yield f'{resume_command(run)} SET="{"train.patience=none" if early else f"train.steps={2 * steps}"}"'
 
 
-def _print_table(summaries: list[RunSummary], console: Console) -> None:
+def _row(run: RunFolder) -> tuple[list[str], str]:
+    """Returns a run's columns, and what is said about it below the table."""
+    name = run_name(run)
+    try:
+        with unexpected_content(run):
+            summary = summary_of(run)
+            columns = [
+                name, str(summary.settings.get("scale", "?")), summary.state_name, summary.steps,
+                summary.loss, summary.validation_metric, summary.speed, _ago(summary.changed),
+            ]  # fmt: skip
+    except RunFileError as error:
+        return [name, "?", "damaged", "-", "-", "-", "-", _ago(last_changed(run))], f"{name} is damaged: {error}"
+    if summary.damage:
+        return columns, f"{name} is damaged: {summary.damage}"
+    return columns, f"{name} failed: {summary.state.cause}" if summary.state.cause else ""
+
+
+def _print_table(runs: list[tuple[list[str], str]], console: Console) -> None:
     rows = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("run", "scale", "state", "step", "loss", "valid", "speed", "changed"):
         justify: Literal["left", "right"] = "right" if heading in ("step", "loss", "valid", "speed") else "left"
         # the name may fold, so that a narrow terminal shows all columns
         rows.add_column(heading, justify=justify, no_wrap=heading != "run", overflow="fold")
-    for summary in summaries:
-        rows.add_row(
-            run_name(summary.run), str(summary.settings.get("scale", "?")), summary.state_name, summary.steps,
-            summary.loss, summary.validation_metric, summary.speed, _ago(summary.changed),
-        )  # fmt: skip
+    for columns, _ in runs:
+        rows.add_row(*columns)
     # a file or a pipe gets whole names, however long
     if not console.is_terminal:
         console.width = Measurement.get(console, console.options.update(max_width=1000), rows).maximum
     console.print(rows)
-    for summary in summaries:
-        if summary.damage:
-            console.print(f"{run_name(summary.run)} is damaged: {summary.damage}")
-        elif summary.state.cause:
-            console.print(f"{run_name(summary.run)} failed: {summary.state.cause}")
+    for _, note in runs:
+        if note:
+            console.print(note)
 
 
 def _is_run(requested: str) -> bool:

@@ -9,17 +9,19 @@ interrupted    ended by a signal, or the process that supervised it is gone
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from experiments.registry import read_settings
+from launch.error_log import log_error
 from launch.runs.store import RunFolder, is_locked
 from launch.supervision.attempts import read_attempt_lines
 from launch.supervision.watchdog import FRESH_S
 from launch.worker.heartbeat import ENDED, read_heartbeats
-from suite.errors import RunFileError
+from suite.errors import RunFileError, SuiteError, first_line
 from suite.paths import read_json
 
 StateName = Literal["training", "finished", "interrupted", "failed"]
@@ -112,6 +114,21 @@ def damage(run: RunFolder) -> str:
     except RunFileError as error:
         return str(error)
     return ""
+
+
+@contextmanager
+def unexpected_content(run: RunFolder) -> Iterator[None]:
+    """A context that reads files of a run that somebody may have edited. Raises RunFileError when their content has
+    other types or fields than the suite writes."""
+    try:
+        yield
+    except SuiteError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RunFileError(
+            f"a file of run {run.path} has content that the suite does not write ({type(error).__name__}: "
+            f"{first_line(error)}); restore the folder from a copy; the traceback is in {log_error(error)}"
+        ) from error
 
 
 def _is_fresh(heartbeats: Path, attempt: int) -> bool:

@@ -17,6 +17,7 @@ from launch import cli
 from launch.runs.store import RUNS, RunFolder
 from launch.sweeps.command import report
 from launch.sweeps.pending import pending_work
+from launch.watching import run_listing
 from launch.watching.run_listing import print_runs
 
 NOT_UTF8 = b'{"step": 2, "train/loss": "\xff\xfe"}\n'
@@ -56,6 +57,18 @@ def gpipe(*arguments):
     command = [sys.executable, "-m", "launch.cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ, check=False)
     return done.returncode, done.stdout + done.stderr
+
+
+def test_of_many_runs_the_newest_are_read(monkeypatch):
+    monkeypatch.setattr(run_listing, "MOST_ROWS", 2)
+    for at, id in enumerate(("old", "newest", "new")):
+        run = make_run(id)
+        for path in (run.experiment, run.metrics, run.attempts):
+            os.utime(path, (1e9 if id == "old" else 2e9 - at,) * 2)
+    lines = listed().splitlines()
+    assert [line.split()[0] for line in lines if "t12_400m/" in line] == ["t12_400m/newest", "t12_400m/new"]
+    assert lines[-1].startswith("and 1 older runs; to see some of them, give a part of their names")
+    assert "t12_400m/old" in listed("400m/ol")
 
 
 @pytest.mark.parametrize(("name", "content"), CASES)
@@ -135,3 +148,28 @@ def test_a_sweep_names_the_damaged_files_of_its_members():
     for text in (out.getvalue(), page):
         assert re.search(rf"{members[0].folder}/record.json is damaged: it is empty", text)
         assert re.search(rf"{members[1].folder}/experiment.toml is damaged: it is empty", text)
+
+
+WRONG_TYPES = {
+    "metrics.jsonl": '{"step": 3, "train/loss": "\\u001b[31m", "throughput/step_s": "<script>"}\n',
+    "record.json": '{"steps": [], "wandb_run": {}, "seconds": "x"}',
+    "plan.json": '{"stages": 3, "K": "x", "seconds": []}',
+    "attempts.jsonl": '{"attempt": 1, "began": "x", "K": null, "R": [], "outcome": 3, "message": 7}\n',
+    "scores.json": '{"bleu": 3, "pairs": "x", "step": {}}',
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_content_of_other_types_is_one_bad_row_and_one_sentence(name, capsys, monkeypatch):
+    """Such as of an edited folder; it is no defect of the suite."""
+    make_run("good")
+    (make_run("bad").path / name).write_text(WRONG_TYPES[name])
+    out = listed()
+    assert "t12_400m/good" in out
+    assert "t12_400m/bad" in out
+    for arguments in (("runs", "bad"), ("report", "t12_400m/bad"), ("report", "t12_400m/bad", "t12_400m/good")):
+        code, printed = gpipe(*arguments)
+        assert code in (0, 2), printed
+        assert "defect" not in printed
+        assert "Traceback" not in printed
+        assert "\x1b[31m" not in printed
