@@ -28,8 +28,8 @@ from suite.errors import ForkserverError, SuiteError, WorkerDiedError, WorkerErr
 PRELOAD = ["ray._private.workers.default_worker"]
 """The main module of an agent's process: multiprocessing imports it again in each worker."""
 
-SEND_S = 0.5
-"""Seconds between two heartbeats that are sent: a thousand agents then make two thousand calls a second."""
+SEND_S, SENDS_PER_S = 0.5, 1000
+"""Least seconds between two heartbeats that an agent sends, and how many all agents send in a second."""
 
 STORE_S = 300
 """Seconds for a worker to connect to the rendezvous store."""
@@ -49,7 +49,7 @@ def serve(config: dict[str, Any]) -> None:
         attempt, address = following
         number = attempt.number
         with TemporaryDirectory(prefix="gpipe-heartbeats-", ignore_cleanup_errors=True) as folder:
-            heartbeats = HeartbeatSender(dispatcher, rank, number, Path(folder))
+            heartbeats = HeartbeatSender(dispatcher, rank, attempt, Path(folder))
             report = _run_worker(dispatcher, rank, attempt, address, heartbeats)
             heartbeats.send(last=True)
         ray.get(dispatcher.report.remote(rank, number, report))
@@ -59,20 +59,21 @@ def serve(config: dict[str, Any]) -> None:
 class HeartbeatSender:
     """Sends a worker's heartbeats to the dispatcher."""
 
-    def __init__(self, dispatcher: Any, rank: int, number: int, folder: Path) -> None:
-        """``number`` is the attempt's. The worker writes its heartbeat into ``folder``."""
+    def __init__(self, dispatcher: Any, rank: int, attempt: Attempt, folder: Path) -> None:
+        """The worker of ``rank`` writes its heartbeat into ``folder``."""
         self.folder = folder
-        self._dispatcher, self._rank, self._number = dispatcher, rank, number
+        self._dispatcher, self._rank, self._number = dispatcher, rank, attempt.number
+        self._pause_s = max(SEND_S, attempt.workers / SENDS_PER_S)
         self._sent, self._sending, self._due = b"", None, 0.0
 
     def send(self, last: bool = False) -> None:
-        """Sends the heartbeat if it has changed, and if SEND_S have passed and the previous one has arrived; the
-        ``last`` one always."""
+        """Sends the heartbeat if it has changed, after a pause and once the previous one has arrived; the ``last`` one
+        always."""
         if not last and (time.monotonic() < self._due or not self._has_arrived()):
             return
         for path in self.folder.glob("*.json"):
             if (heartbeat := path.read_bytes()) != self._sent:
-                self._sent, self._due = heartbeat, time.monotonic() + SEND_S
+                self._sent, self._due = heartbeat, time.monotonic() + self._pause_s
                 self._sending = self._dispatcher.heartbeat.remote(self._rank, self._number, heartbeat)
 
     def _has_arrived(self) -> bool:

@@ -83,7 +83,7 @@ class StallDetector:
         return Verdict(coord, heartbeats[coord.rank], message, "its process does not end")
 
     def _find_silent(self, working: Sequence[RankCoord], heartbeats: Mapping[int, Heartbeat]) -> Verdict | None:
-        alone = len(self._coords) == 1
+        fresh = {rank for rank, silence_s in self._silence_s.items() if silence_s < FRESH_S}
         for coord in sorted(working, key=lambda coord: -self._silence_s[coord.rank]):
             heartbeat, silence_s = heartbeats.get(coord.rank), self._silence_s[coord.rank]
             if heartbeat is None:
@@ -95,9 +95,7 @@ class StallDetector:
                 continue
             timeout_s = START_SILENCE_S if heartbeat.steps_done == 0 else heartbeat.action_timeout_s
             # if all are silent at once, the folder or this machine is more likely the cause
-            others_alive = alone or any(
-                self._silence_s[other.rank] < FRESH_S for other in self._coords if other != coord
-            )
+            others_alive = len(self._coords) == 1 or bool(fresh - {coord.rank})
             if silence_s > (timeout_s if others_alive else 3 * timeout_s):
                 message = (
                     f"{coord} on {heartbeat.host} has sent no heartbeat for {silence_s:.0f} s, last seen at "

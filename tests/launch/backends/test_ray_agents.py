@@ -12,7 +12,7 @@ from experiments.registry import find
 from launch.backends import ray_agents
 from launch.backends.ray_agent import HeartbeatSender
 from launch.backends.ray_agents import Agents
-from launch.backends.ray_dispatcher import Dispatcher
+from launch.backends.ray_dispatcher import Attempt, Dispatcher
 from launch.supervision.watchdog import Watchdog
 from launch.worker.heartbeat import HeartbeatWriter, read_heartbeats
 from launch.worker.worker import AttemptSpec
@@ -61,8 +61,9 @@ def attempt(folder, number, watchdog=None):
 
 
 def sender(calls, folder, rank, number):
-    (own := folder / f"node-{rank}-{number}").mkdir()
-    return HeartbeatSender(calls, rank, number, own)
+    own = folder / f"node-{rank}-{number}"
+    own.mkdir()
+    return HeartbeatSender(calls, rank, Attempt(number, 2, False, b""), own)
 
 
 def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlier_attempt(calls, experiment, tmp_path):
