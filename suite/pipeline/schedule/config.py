@@ -57,9 +57,9 @@ class ScheduleConfig:
 
     @property
     def defers_weight_grads(self) -> bool:
-        """Whether weight gradients are deferred."""
-        stages = len(self.rows) or 2
-        return any(action.kind == "W" for actions in self.without_recompute(stages, 1) for action in actions)
+        """Whether some weight gradients are deferred."""
+        schedule = parse_rows(self.rows) if self.rows else self.without_recompute(2, 1)
+        return any(action.kind == "W" for actions in schedule for action in actions)
 
     def flow_control(self, stages: int) -> FlowControl:
         """Returns what each of K stages posts when."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.schedule.config import WITH_VIRTUAL_STAGES, ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
+from suite.pipeline.schedule.schedules import one_forward_one_backward
 
 WIDTH = 3
 KINDS = ("output", "apart", "input", "signs")
@@ -86,7 +87,7 @@ class SquaredError(nn.Module):
 def draw_pipeline(seed: int, stages: int) -> Pipeline:
     """Returns the pipeline of a seed."""
     dice = random.Random(seed * 10 + stages)
-    schedule = dice.choice(["fill_drain", "1f1b", "zero_bubble", *(["interleaved"] if stages > 1 else [])])
+    schedule = dice.choice(["fill_drain", "1f1b", "zero_bubble", "csv", *(["interleaved"] if stages > 1 else [])])
     several = schedule in WITH_VIRTUAL_STAGES and stages > 1
     virtual_stages = dice.randint(2 if schedule == "interleaved" else 1, 4) if several else 1
     count = stages * virtual_stages
@@ -100,7 +101,23 @@ def draw_pipeline(seed: int, stages: int) -> Pipeline:
     parameters = [(at, parameter) for at in range(layers) for parameter in ("linear.weight", "linear.bias", "scale")]
     kept = dice.choice(parameters)  # with nothing to train a stage is refused
     frozen = frozenset(one for one in parameters if dice.random() < share and one != kept)
-    schedule_config = ScheduleConfig(schedule, graphs, virtual_stages)  # type: ignore[arg-type]
     cells = tuple(end - begin for begin, end in itertools.pairwise(cuts))
     examples = dice.randint(1, 9)
-    return Pipeline(seed, stages, schedule_config, cells, skips, frozen, examples, dice.randint(1, min(examples, 7)))
+    micro_batches = dice.randint(1, min(examples, 7))
+    rows = draw_rows(dice, stages, micro_batches) if schedule == "csv" else ()
+    schedule_config = ScheduleConfig(schedule, graphs, virtual_stages, rows)  # type: ignore[arg-type]
+    return Pipeline(seed, stages, schedule_config, cells, skips, frozen, examples, micro_batches)
+
+
+def draw_rows(dice: random.Random, stages: int, micro_batches: int) -> tuple[str, ...]:
+    """Returns a schedule as a file has it, in which some backwards are split: I where B was, W anywhere after it."""
+    rows = []
+    for stage, actions in enumerate(one_forward_one_backward(stages, micro_batches)):
+        row = [f"{stage}{action.kind}{action.micro_batch}" for action in actions]
+        for micro_batch in range(micro_batches):
+            if dice.random() < 0.5:
+                at = row.index(f"{stage}B{micro_batch}")
+                row[at] = f"{stage}I{micro_batch}"
+                row.insert(dice.randint(at + 1, len(row)), f"{stage}W{micro_batch}")
+        rows.append(" ".join(row))
+    return tuple(rows)

@@ -109,8 +109,12 @@ def puts_gradients_off(pipeline: Pipeline):
 
 
 @pytest.mark.parametrize(
-    "holds", [has_two_routes, has_a_staying_skip, puts_gradients_off, lambda pipeline: bool(pipeline.frozen)],
-    ids=["two routes of a pair of stages", "a skip that stays", "deferred weight gradients", "frozen parameters"],
+    "holds",
+    [
+        has_two_routes, has_a_staying_skip, puts_gradients_off, lambda pipeline: bool(pipeline.frozen),
+        lambda pipeline: bool(pipeline.schedule_config.rows),
+    ],
+    ids=["two routes of a pair", "a skip that stays", "deferred weight gradients", "frozen parameters", "a file"],
 )  # fmt: skip
 def test_the_pipelines_drawn_when_nothing_is_set_have_each_feature(holds):
     drawn = [draw_pipeline(seed, stages) for stages in STAGES for seed in range(DEFAULT // len(STAGES))]
