@@ -21,6 +21,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import read_lines
 from suite.training.metrics import is_step, read_steps
 from tests.suite.pipeline.build import parameters_of
+from tests.suite.training.checkpoint.saves import layer_files
 
 TINY = (
     "text.corpus=django text.vocabulary=600 text.max_length=24 model.layers=2 model.width=16 model.heads=2 "
@@ -71,8 +72,8 @@ class Trial:
     def state(self):
         """Weights and optimizer state of the newest checkpoint, by layer file and name."""
         newest = max(self.run.checkpoints.glob("[0-9]*"))
-        files = sorted(newest.glob("*.safetensors"))
-        return {(path.name, key): value for path in files for key, value in load_file(path).items()}
+        files = layer_files(newest)
+        return {(name, key): value for name, path in files.items() for key, value in load_file(path).items()}
 
 
 class Watched(ProcessLauncher):

@@ -17,6 +17,7 @@ from suite.pipeline.planning.partition import partition
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.metrics import read_steps
 from tests.suite.pipeline.build import parameters_of
+from tests.suite.training.checkpoint.saves import layer_files
 
 BASE = (
     "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.dropout=0.1 train.steps=20 "
@@ -50,7 +51,8 @@ def trained(tmp_path_factory):
                           ScheduleConfig.from_settings(experiment.pipeline), False, resume)  # fmt: skip
                 spawn.run_attempt(job, each, deadline_s=200)
             lines = read_steps(run.metrics)
-            files = {path.name: load_file(path) for path in sorted(run.checkpoints.glob("*/*.safetensors"))}
+            newest = max(run.checkpoints.glob("0*"))
+            files = {name: load_file(path) for name, path in layer_files(newest).items()}
             record = json.loads(run.record.read_text())
             done[settings, stop] = (
                 [(line["train/loss"], line["train/grad_norm"]) for line in lines],

@@ -9,6 +9,7 @@ from launch.worker.worker import metrics_rank_logger
 from suite.pipeline.runtime.fault_injection import VARIABLE
 from suite.training.jsonl import read_lines
 from tests.slow.trial import Trial
+from tests.suite.training.checkpoint.saves import layer_files
 
 SETTINGS = "train.steps=12 train.checkpoint_every=3 pipeline.stages=2"
 
@@ -16,7 +17,8 @@ SETTINGS = "train.steps=12 train.checkpoint_every=3 pipeline.stages=2"
 def test_a_run_continues_from_a_chosen_step_and_a_restart_does_not_return_to_the_later_ones(trials, monkeypatch):
     trial = trials.train(monkeypatch, SETTINGS)
     assert steps(trial) == [9, 12]
-    kept = {path.name: path.read_bytes() for path in (trial.run.checkpoints / "00000012").glob("*.safetensors")}
+    last = trial.run.checkpoints / "00000012"
+    kept = {name: path.read_bytes() for name, path in layer_files(last).items()}
     losses = trial.losses
     experiment = trials.experiment(SETTINGS)
     job = replace(trials.job_of(trial.run, experiment, resume=True), checkpoint_step=9)
@@ -35,8 +37,7 @@ def test_a_run_continues_from_a_chosen_step_and_a_restart_does_not_return_to_the
     assert [line["start"] for line in trial.ends] == [0, 9, 9]  # 12 was abandoned when the second attempt began
     again = Trial(trial.run, None, [])
     assert again.losses == losses
-    for name, data in kept.items():
-        assert (trial.run.checkpoints / "00000012" / name).read_bytes() == data
+    assert {name: path.read_bytes() for name, path in layer_files(last).items()} == kept
     assert json.loads(trial.run.record.read_text())["steps"] == 12
 
 

@@ -45,10 +45,14 @@ class Counting:
         self.saver.on_step_end(step, True)
 
 
+def layer_files(checkpoint):
+    """Returns the files of all layers in the folder of a checkpoint, by their names without the id of the save."""
+    return {path.name.partition(".")[0]: path for path in sorted(checkpoint.glob("*.safetensors"))}
+
+
 def layer_path(checkpoint, layer):
     """Returns the file of a layer in the folder of a checkpoint."""
-    (path,) = checkpoint.glob(f"layer-{layer:04d}.*.safetensors")
-    return path
+    return layer_files(checkpoint)[f"layer-{layer:04d}"]
 
 
 def without_save_id(text):
