@@ -91,7 +91,7 @@ def resume(
     launcher: LauncherOption = "ray",
     checkpoint: Annotated[
         str,
-        typer.Option(metavar="<best|latest|STEP>", help="empty: the latest; those after the chosen one are removed"),
+        typer.Option(metavar="<best|latest|STEP>", help="empty: the latest; those after the chosen one are abandoned"),
     ] = "",
 ) -> None:
     """Resume a run from its newest valid checkpoint, or from another one, with the same or another K and R."""

@@ -86,17 +86,21 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a JSON file; None without the file. Raises RunFileError for a damaged one."""
-    text = read_text(path, _DELETE)
+_DELETE = "delete it, or restore it from a copy, and run the command again"
+
+
+def read_json(path: Path, advice: str = _DELETE) -> dict[str, Any] | None:
+    """Returns the object in a JSON file; None without the file. Raises RunFileError, with what to do, for a damaged
+    one."""
+    text = read_text(path, advice)
     if text is None:
         return None
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise RunFileError(f"{path} is damaged: it is not JSON ({error}); {_DELETE}") from None
+        raise RunFileError(f"{path} is damaged: it is not JSON ({error}); {advice}") from None
     if not isinstance(content, dict):
-        raise RunFileError(f"{path} is damaged: it has no JSON object; {_DELETE}")
+        raise RunFileError(f"{path} is damaged: it has no JSON object; {advice}")
     return content
 
 
@@ -114,6 +118,3 @@ def read_text(path: Path, advice: str) -> str | None:
     if not text.strip("\0 \n"):
         raise RunFileError(f"{path} is damaged: it is empty; {advice}")
     return text
-
-
-_DELETE = "delete it, or restore it from a copy, and run the command again"

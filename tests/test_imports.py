@@ -62,6 +62,7 @@ ORDER = [
     "suite/pipeline/runtime",
     "suite/pipeline/schedule",
     "suite/pipeline/model",
+    "suite/exchange",
     "suite/settings",
     "suite/sweep_spec",
     "suite/train_spec",

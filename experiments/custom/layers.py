@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from experiments.custom.layer_trial import trial_error
 from suite.errors import SettingError, first_line
 from suite.pipeline.model.batchnorm import by_micro_batch
 from suite.pipeline.model.layers import Tensors, ties_of
-from suite.pipeline.runtime.skip import Stash, call
+from suite.pipeline.runtime.skip import Stash, call, pops_of
 from suite.train_spec import TrainSpec
 
 
@@ -26,6 +27,11 @@ def layers_of(spec: TrainSpec) -> list[nn.Module]:
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             raise SettingError(f"layer {index} is a {type(layer).__name__}; every layer must be an nn.Module")
+        if any(hasattr(module, "_orig_mod") for module in layer.modules()):
+            raise SettingError(
+                f"layer {index} is compiled by torch.compile, and a compiled module cannot be copied to its stage; "
+                "give the module itself"
+            )
     return layers
 
 
@@ -150,7 +156,8 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
                 return [f"{name} {wrong}"]
         except SettingError as fault:
             return [f"{name}: {fault}"]
-        real.register_forward_hook(_check_output)
+        check = real.register_forward_hook(_check_output)
+        popped = tuple(stash[name] for name in pops_of(real) if name in stash)
         try:
             with torch.no_grad():
                 outputs = call(real, tensors, stash)
@@ -163,7 +170,9 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
                 f"{name} changes its inputs in place, and a recompute would start from changed ones; use the operation "
                 "that returns a new tensor (for modules of torch inplace=False)"
             ]
-        if failure := _failure_on_meta(layer, tensors, outputs, meta_stash):
+        check.remove()
+        failure = _failure_on_meta(layer, tensors, outputs, meta_stash) or trial_error(real, (*tensors, *popped))
+        if failure:
             return [f"{name} {failure}"]
         tensors, before = outputs, f"what {name} returns"
     return _loss_errors(loss, tensors, targets)
@@ -194,6 +203,8 @@ def _parameter_error(layer: nn.Module) -> str:
                 f"trains {name} in {str(parameter.dtype).removeprefix('torch.')}, where most updates round to nothing; "
                 "convert the layer with .float() and set optimizer.precision=bf16"
             )
+        if parameter.is_complex():
+            return f"has the complex parameter {name}; keep its real and imaginary parts (torch.view_as_real)"
         if parameter.dim() == 0:
             return f"has the parameter {name} without an axis; use torch.ones(1) instead of torch.tensor(1.0)"
     return ""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.base.experiment import Experiment
 from launch.backends.ray_connection import END_S, POLL_S
 from launch.backends.ray_dispatcher import Attempt, Dispatcher, Report
 from launch.ray_nodes import own_node, start_on
-from launch.worker.heartbeat import path_of
+from launch.supervision.watchdog import Watchdog
 from launch.worker.worker import AttemptSpec, threads_of
 from suite.errors import WorkerError
-from suite.pipeline.model.topology import RankCoord
 
 START_DEADLINE = 180
 """Seconds for all agents to be placed and started."""
@@ -26,11 +24,9 @@ class Agents:
 
     def __init__(self, spec: AttemptSpec, experiment: Experiment, nodes: Sequence[str]) -> None:
         """Starts the agents. ``nodes`` has the node id of each rank; ``spec`` that of the first attempt."""
-        pipeline = experiment.pipeline
         self.workers = len(nodes)
-        self._coords = [RankCoord(rank, pipeline.stages, pipeline.replicas) for rank in range(self.workers)]
-        self._heartbeats = Path()
-        """The folder for those of the current attempt."""
+        self._watchdog: Watchdog | None = None
+        """That of the current attempt."""
         self._dispatcher = start_on(own_node(), Dispatcher, max_concurrency=8 + 4 * self.workers)
         self._failure: Exception | None = None
         # an event, because Thread.is_alive is wrong after an interrupted join
@@ -53,27 +49,27 @@ class Agents:
         """Whether Ray Train still runs them all."""
         return not self._ended.is_set()
 
-    def begin(self, spec: AttemptSpec) -> None:
-        """Starts an attempt; its number must be greater than the previous one's."""
+    def begin(self, spec: AttemptSpec, watchdog: Watchdog) -> None:
+        """Starts an attempt; its number must be greater than the previous one's. ``watchdog`` gets the heartbeats."""
         import ray
 
-        assert spec.heartbeats is not None
-        self._heartbeats = spec.heartbeats
+        self._watchdog = watchdog
         attempt = Attempt(spec.attempt, self.workers, spec.use_gpu, pickle.dumps(spec))
         ray.get(self._dispatcher.begin.remote(attempt), timeout=START_DEADLINE)
 
     def reports(self) -> dict[int, Report]:
-        """Waits POLL_S, writes the workers' new heartbeats where the watchdog reads them, and returns the reports of
-        the workers that have ended, by rank. Raises the error that ended the agents, if any."""
+        """Waits POLL_S, gives the watchdog the new heartbeats, and returns the reports of the workers that have ended,
+        by rank. Raises the error that ended the agents, if any."""
         import ray
 
         if self._ended.wait(POLL_S):
             raise self._failure or WorkerError("the Ray Train agents ended before their workers")
+        assert self._watchdog is not None
         reports: dict[int, Report]
+        self._watchdog.paused = True  # silence is no worker's while the dispatcher does not answer
         reports, heartbeats = ray.get(self._dispatcher.news.remote(), timeout=START_DEADLINE)
-        for rank, heartbeat in heartbeats.items():
-            coord = self._coords[rank]
-            path_of(self._heartbeats, coord.replica, coord.stage).write_bytes(heartbeat)
+        self._watchdog.receive(heartbeats)
+        self._watchdog.paused = False
         return reports
 
     def stop(self) -> bool:

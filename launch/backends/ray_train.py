@@ -71,7 +71,7 @@ class RayTrainLauncher:
             watchdog.paused = True
             agents = self._agents_for(spec, experiment)
             watchdog.paused = False
-            agents.begin(spec)
+            agents.begin(spec, watchdog)
             _wait_for_workers(agents, watchdog)
         except Exception as error:
             raise self._handle_failure(error, watchdog) from error

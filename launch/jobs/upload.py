@@ -12,8 +12,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from launch.error_log import log_error
@@ -26,6 +27,9 @@ from suite.training.periodic import PeriodicThread
 
 INTERVAL_S, FOLDERS_S = 60.0, 600.0
 """Seconds between two copies of the files in a run's folder, and of those in folders below it."""
+
+REMOVED = ("record.json", "experiment.draft", "shrunk.toml")
+"""Files of a run that it may remove; their copies must go too, because a restored run would be another one."""
 
 AT_ONCE = 16
 """Files that are copied at the same time."""
@@ -44,6 +48,8 @@ class UploadThread:
     def __init__(self, runs: Path, notes: Path, url: str) -> None:
         self._runs, self._notes, self._url = runs.resolve(), notes, f"{url.rstrip('/')}/runs"
         self._copied: dict[str, tuple[int, int]] = {}
+        self._gone: set[str] = set()
+        """REMOVED files that have no copy."""
         self._folders_due_s = 0.0
         """When files in folders are copied again; monotonic clock."""
         self._refused: dict[str, None] = {}
@@ -85,6 +91,7 @@ class UploadThread:
                     else:
                         self._copied[path] = states[path]
                         count, in_a_row = count + 1, 0
+        refused += self._remove_gone(files, root)
         failures = [f"{len(unread)} of its files cannot be read: {unread[0]}"] if unread else []
         if refused:
             failures.append(f"the store refused {len(refused)} of its files: {refused[0]}")
@@ -93,9 +100,28 @@ class UploadThread:
             raise CopyError(f"{'; '.join(failures)}; {rest}")
         return count
 
+    def _remove_gone(self, files: Any, root: str) -> list[str]:
+        """Removes the copies of REMOVED files that a run no longer has; returns why the store refused that."""
+        refused = []
+        for path in (f"{run}/{name}" for run in self._run_folders() for name in REMOVED):
+            if os.path.exists(path):
+                self._gone.discard(path)
+            elif path not in self._gone:
+                try:
+                    with suppress(FileNotFoundError):
+                        files.rm_file(f"{root}/{Path(path).relative_to(self._runs)}")
+                    self._gone.add(path)
+                    self._copied.pop(path, None)
+                except Exception as error:  # each store's library has its own errors
+                    refused.append(f"{path}: {error}")
+        return refused
+
+    def _run_folders(self) -> list[str]:
+        return list(dict.fromkeys(self._notes.read_text().splitlines())) if self._notes.exists() else []
+
     def _changed(self, last: bool) -> tuple[dict[str, tuple[int, int]], list[str]]:
         """Returns the size and time of each file to copy now, and why others cannot be read."""
-        runs = dict.fromkeys(self._notes.read_text().splitlines()) if self._notes.exists() else {}
+        runs = self._run_folders()
         with_folders = last or time.monotonic() >= self._folders_due_s
         if with_folders:
             self._folders_due_s = time.monotonic() + FOLDERS_S

@@ -51,16 +51,28 @@ def note_published(run: RunFolder, step: int) -> None:
     write_atomically(run.published, json.dumps({"step": step}))
 
 
+def read_published(run: RunFolder) -> int | None:
+    """Returns the step of the last published checkpoint; None if there was none, or by an older version. Raises
+    RunFileError for a damaged record: it is never taken as "none yet"."""
+    advice = (
+        'write {"step": N} into it with the step N of the newest checkpoint, or choose one with CHECKPOINT=, and run '
+        "the command again"
+    )
+    published = read_json(run.published, advice)
+    if published is not None and type(published.get("step")) is not int:
+        raise RunFileError(f"{run.published} is damaged: it has no number of a step; {advice}")
+    return None if published is None else published["step"]
+
+
 def check_published(run: RunFolder, location: str) -> None:
     """Raises CheckpointError when the last published checkpoint is not at ``location``: that is no run without
     checkpoints, but one whose folder was moved or whose disk is missing."""
     try:
-        published = read_json(run.published)
+        step = read_published(run)
     except RunFileError as error:  # all workers expect this one
         raise CheckpointError(str(error)) from None
-    if published is None:  # nothing was published, or by an older version
+    if step is None:
         return
-    step: int = published["step"]
     found = folders_of(Storage(location))
     if not any(int(folder) >= step for folder in found):  # a copy of the run's folder may know an earlier one
         others = f"only {', '.join(found)}" if found else "no checkpoint"
@@ -75,8 +87,10 @@ def checkpoints_to_use(run: RunFolder, experiment: Experiment, choice: Choice, l
 
     Raises CheckpointError for a run without a checkpoint, and when the chosen one is not there.
     """
-    checkpoints = list_checkpoints(checkpoint_location(run, experiment), log)
+    location = checkpoint_location(run, experiment)
+    checkpoints = list_checkpoints(location, log)
     if not checkpoints:
+        check_published(run, location)
         raise CheckpointError(
             f"run {run.path} has no valid checkpoint; train it to its first one with make resume RUN={run.path}"
         )
@@ -134,7 +148,7 @@ def _table(location: str, audits: list[Audit]) -> Table:
     rows = Table(title=f"checkpoints in {location}", title_justify="left")
     for heading in ("step", "layers", "MiB", "minutes ago", "good", "best", "state"):
         rows.add_column(heading, justify="left" if heading in ("good", "best", "state") else "right", overflow="fold")
-    best = next((checkpoint.step for checkpoint in audits if checkpoint.best and checkpoint.manifest), None)
+    best = next((each.step for each in audits if each.best and each.manifest and not each.abandoned), None)
     for checkpoint in audits:
         manifest = checkpoint.manifest
         rows.add_row(

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from experiments.base.experiment import Experiment
 from launch.error_log import log_error
 from launch.supervision.stall_report import stall_report
-from launch.worker.heartbeat import ENDED, Heartbeat, read_heartbeat, write_heartbeats
+from launch.worker.heartbeat import ENDED, Heartbeat, parse_heartbeat, read_heartbeat, write_heartbeats
 from launch.worker.worker import AttemptSpec, metrics_rank_logger
 from suite.errors import WorkerError
 from suite.pipeline.model.topology import RankCoord
@@ -146,17 +146,20 @@ class Watchdog:
         self.verdict_time: float | None = None
         """Seconds since 1970."""
         self.paused = False
-        """While true, there is no verdict: workers are still being placed."""
+        """While true, there is no verdict: workers are still being placed, or no heartbeat can arrive."""
         self._on_first_step: Callable[[], None] | None = on_first_step
         self._detector = StallDetector(self.coords)
         self._checked_at = self._note_due = 0.0
         """Times of the last check, and of the next note; monotonic clock."""
-        self._folder = TemporaryDirectory(prefix="gpipe-heartbeats-", ignore_cleanup_errors=True)
-        self.folder = Path(self._folder.name)
-        """Where the workers' heartbeats are read; the launcher brings them here from other machines."""
+        self.folder = Path()
+        """Where workers of this machine write their heartbeats, while it watches."""
+        self._received: dict[int, bytes] = {}
+        """Those of workers elsewhere, by rank."""
         self._thread = PeriodicThread(self._check_heartbeats, PERIOD_S, "watch", self._log_failure)
 
     def __enter__(self) -> Watchdog:
+        self._temporary = TemporaryDirectory(prefix="gpipe-heartbeats-", ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary.name)
         self._checked_at = time.monotonic()
         self._thread.start()
         return self
@@ -165,17 +168,25 @@ class Watchdog:
         self._thread.end()
         self.read_heartbeats()
         self._note_heartbeats()
-        self._folder.cleanup()
+        self._temporary.cleanup()
 
     def stall_report(self) -> str:
         """Returns where each stage was last seen."""
         remarks = {self.verdict.coord.rank: f"the root cause: {self.verdict.short}"} if self.verdict else {}
         return stall_report(self._spec.schedule_config, self.coords, self._micro_batches, self.heartbeats, remarks)
 
+    def receive(self, heartbeats: Mapping[int, bytes]) -> None:
+        """Takes the files of workers elsewhere, by rank."""
+        self._received |= heartbeats
+
     def read_heartbeats(self) -> None:
         """Reads the workers' latest heartbeats."""
+        attempt = self._spec.attempt
         for coord in self.coords:
-            heartbeat = read_heartbeat(self.folder, coord.replica, coord.stage, self._spec.attempt)
+            if (received := self._received.get(coord.rank)) is not None:
+                heartbeat = parse_heartbeat(received, attempt)
+            else:
+                heartbeat = read_heartbeat(self.folder, coord.replica, coord.stage, attempt)
             if heartbeat is not None:
                 self.heartbeats[coord.rank] = heartbeat
         if self._on_first_step is not None and any(heartbeat.steps_done for heartbeat in self.heartbeats.values()):
@@ -183,13 +194,13 @@ class Watchdog:
             on_first_step()
 
     def _note_heartbeats(self) -> None:
-        """Writes the heartbeats to the run's folder, and keeps at least nine tenths of the time for watching."""
+        """Writes the heartbeats to the run's folder; where that is slow, once a second."""
         if not self.heartbeats:
             return
         start = time.monotonic()
         with suppress(OSError):  # a full disk, which the run survives
             write_heartbeats(self._spec.run.heartbeats, self.heartbeats.values())
-        self._note_due = time.monotonic() + 9 * (time.monotonic() - start)
+        self._note_due = time.monotonic() + min(1.0, 9 * (time.monotonic() - start))
 
     @property
     def first_step(self) -> int | None:

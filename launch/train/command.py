@@ -41,6 +41,7 @@ from launch.train.finished import after_interrupt, finished_record, how_to_go_on
 from launch.train.step_check import StepCheck
 from launch.train.summary import describe_best, describe_losses, describe_scores, describe_step, describe_utilization
 from launch.watching.report import update_page
+from launch.watching.run_state import unexpected_content
 from launch.worker.precision import with_available_precision
 from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError, first_line
@@ -94,8 +95,10 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     finished, and when the chosen checkpoint is not there.
     """
     run = find_run(name)
-    before = read_experiment_file(run.experiment)
-    check_metrics(run.metrics)
+    with unexpected_content(run):
+        before = read_experiment_file(run.experiment)
+        check_metrics(run.metrics)
+        read_json(run.plan_record)
     chosen = before.with_settings(settings)
     changed = [section for section in before.fixed if getattr(chosen, section) != getattr(before, section)]
     if chosen.optimizer.name != before.optimizer.name:
@@ -110,7 +113,8 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
         step = checkpoints_to_use(run, before, choice, console.print)[0].step
     else:
         check_published(run, location)
-    record = finished_record(run, chosen)
+    with unexpected_content(run):
+        record = finished_record(run, chosen)
     if record is not None and (step is None or step >= record["steps"]):
         raise CheckpointError(how_to_go_on(run, chosen, record))
     as_planned = _with_planned_schedule(run, before, chosen)
@@ -240,7 +244,9 @@ class _Session:
             ):
                 Supervisor(spec, chosen, launcher, state.fit, log).run()
         finally:
-            if not spec.draft.exists():
+            if spec.draft.exists():  # the workers have not started
+                spec.draft.unlink()
+            else:
                 state.write_plan()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -120,8 +121,11 @@ def print_runs(requested: str, console: Console) -> None:
 
 def last_changed(run: RunFolder) -> float:
     """Returns when a run last did something, in seconds since 1970."""
-    files = (run.experiment, run.metrics, run.attempts, run.record)
-    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+    changed = 0.0
+    for path in (run.experiment, run.metrics, run.attempts, run.record):
+        with suppress(OSError):
+            changed = max(changed, path.stat().st_mtime)
+    return changed
 
 
 def summary_of(run: RunFolder) -> RunSummary:

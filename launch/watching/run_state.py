@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from experiments.registry import read_settings
 from launch.error_log import log_error
+from launch.runs.checkpoints import read_published
 from launch.runs.store import RunFolder, is_locked
 from launch.supervision.attempts import read_attempt_lines
 from launch.supervision.watchdog import FRESH_S
@@ -111,6 +112,7 @@ def damage(run: RunFolder) -> str:
             read_settings(run.experiment)
         for record in (run.record, run.plan_record, run.scores):
             read_json(record)
+        read_published(run)
     except RunFileError as error:
         return str(error)
     return ""
@@ -118,16 +120,17 @@ def damage(run: RunFolder) -> str:
 
 @contextmanager
 def unexpected_content(run: RunFolder) -> Iterator[None]:
-    """A context that reads files of a run that somebody may have edited. Raises RunFileError when their content has
-    other types or fields than the suite writes."""
+    """A context that reads files of a run that somebody may have edited. Raises RunFileError when one cannot be read,
+    and when their content has other types or fields than the suite writes."""
     try:
         yield
     except SuiteError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         raise RunFileError(
-            f"a file of run {run.path} has content that the suite does not write ({type(error).__name__}: "
-            f"{first_line(error)}); restore the folder from a copy; the traceback is in {log_error(error)}"
+            f"a file of run {run.path} cannot be read, or has content that the suite does not write "
+            f"({type(error).__name__}: {first_line(error)}); restore it from a copy; if nobody has edited it, this is "
+            f"a defect of the suite: the traceback is in {log_error(error)}"
         ) from error
 
 

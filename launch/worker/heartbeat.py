@@ -165,9 +165,16 @@ def path_of(folder: Path, replica: int, stage: int) -> Path:
 def read_heartbeat(folder: Path, replica: int, stage: int, attempt: int) -> Heartbeat | None:
     """Returns the latest heartbeat of an attempt's worker; None if there is none or it is only partly written."""
     try:
-        data = path_of(folder, replica, stage).read_bytes()
+        return parse_heartbeat(path_of(folder, replica, stage).read_bytes(), attempt)
+    except OSError:
+        return None
+
+
+def parse_heartbeat(data: bytes, attempt: int) -> Heartbeat | None:
+    """Returns the heartbeat in the bytes of a worker's file; None if it is of another attempt or damaged."""
+    try:
         heartbeat = _HEARTBEAT.validate_json(data[:_SIZE])
-    except (OSError, ValueError):
+    except ValueError:
         return None
     if heartbeat.attempt != attempt:
         return None

@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import torch.distributed as dist
+
 from experiments.base.experiment import Experiment
 from launch.runs.checkpoints import check_published, checkpoint_location, checkpoint_location_of_run
 from launch.runs.store import RunFolder
 from suite.errors import CheckpointError
+from suite.exchange import broadcast
 from suite.log import Log
 from suite.paths import hide_secrets
 from suite.pipeline.runtime.stage import Stage
@@ -30,14 +33,21 @@ def load_to_resume(
     return checkpoint.newest_valid(location, stage.indices, experiment.list_length, log, select)
 
 
-def continue_from(run: RunFolder, experiment: Experiment, step: int) -> None:
-    """Makes the checkpoint of ``step`` the one that the run continues from. Raises CheckpointError when that cannot be
-    written."""
-    location = checkpoint_location(run, experiment)
-    try:
-        checkpoint.abandon_later(checkpoint.Storage(location), step)
-    except OSError as error:
-        raise CheckpointError(f"the checkpoints after step {step} cannot be marked as abandoned: {error}") from None
+def take_over(run: RunFolder, experiment: Experiment, owner: str, step: int | None) -> None:
+    """Makes ``owner`` the owner of the checkpoints, and that of the chosen ``step``, if any, the one that the run
+    continues from. All workers must call it. Raises CheckpointError, on all workers, when that cannot be written."""
+    fault = ""
+    if dist.get_rank() == 0:
+        try:
+            storage = checkpoint.Storage(checkpoint_location(run, experiment))
+            checkpoint.claim(storage, owner)
+            if step is not None:
+                checkpoint.abandon_later(storage, step)
+        except (OSError, CheckpointError) as error:
+            marks = f", and those after step {step} not marked as abandoned" if step is not None else ""
+            fault = f"the checkpoints cannot be taken over{marks}: {error}"
+    if fault := broadcast(fault):
+        raise CheckpointError(fault)
 
 
 def initialize(experiment: Experiment, stage: Stage, log: Log) -> None:

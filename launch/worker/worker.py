@@ -30,7 +30,7 @@ from launch.worker.feed_processes import FeedProcesses, feed_process_count
 from launch.worker.feeds import DataSource, data_source
 from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
-from launch.worker.loading import continue_from, initialize, load_to_resume
+from launch.worker.loading import initialize, load_to_resume, take_over
 from launch.worker.peak import device_peak
 from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
@@ -275,7 +275,6 @@ def _build_context(
     engine = assemble(
         coord, model, device, experiment.optimizer, experiment.train.seed, load_weights, sync_batchnorm_stats, status
     )
-    status.first_step = engine.start
     utilization = None
     if coord.is_metrics_rank and spec.flops is not None:
         peak = device_peak(device, experiment.optimizer.precision, spec.costs)
@@ -284,9 +283,11 @@ def _build_context(
     if warning := source.check(engine.notes):
         log(warning)
     dist.barrier()  # every worker has read the experiment, and its checkpoint if it resumes
+    owner = f"{spec.owner}, attempt {spec.attempt}"
+    if spec.resume:
+        take_over(spec.run, experiment, owner, spec.checkpoint_step)  # before anything of later steps goes
+    status.first_step = engine.start
     if spec.resume and coord.rank == 0:
-        if spec.checkpoint_step is not None:
-            continue_from(spec.run, experiment, spec.checkpoint_step)
         if spec.draft.exists():
             spec.draft.replace(spec.run.experiment)
             sync_folder(spec.run.path)
@@ -309,7 +310,7 @@ def _build_context(
     saver = checkpoint.Saver(
         checkpoint.Storage(checkpoint_location(spec.run, experiment)), engine.optimizer,
         lambda units: {"units": units} | notes_of(validation) | fixed, log, engine.start,
-        on_failure=validation.forget if validation is not None else lambda step: None, owner=spec.owner,
+        on_failure=validation.forget if validation is not None else lambda step: None, owner=owner,
         on_published=partial(note_published, spec.run),
     )  # fmt: skip
     schedule_key = str((experiment.pipeline, spec.cells, spec.schedule_config))
@@ -374,7 +375,11 @@ def rotate(log_file: Path) -> None:
     """Moves the content of a large log to ``<name>.1``, in place of that file's. The processes that append to the log
     go on. Raises OSError."""
     if log_file.stat().st_size > LOG_BYTES:
-        shutil.copyfile(log_file, f"{log_file}.1")
+        older = Path(f"{log_file}.1")
+        try:
+            shutil.copyfile(log_file, older)
+        except OSError:  # a full disk, which the older lines would keep full
+            older.unlink(missing_ok=True)
         os.truncate(log_file, 0)
 
 

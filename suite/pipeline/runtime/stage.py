@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from suite.device import MULTIPLIES_BF16_INTO_FP32
 from suite.pipeline.model.batchnorm import RunningStats, by_micro_batch
+from suite.pipeline.model.changing_buffers import ChangingBuffers, Values, replaced
 from suite.pipeline.model.layers import Tensors, loss_of, materialize
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.runtime.boundary import CutSpec, cast_to_boundary
@@ -41,6 +42,8 @@ class CellMicroBatch:
     """Of the micro-batch in the whole mini-batch, for the seeds."""
     virtual_stage: int = 0
     output_edges: tuple[GradientEdge | None, ...] | None = None
+    buffers: Values = field(default_factory=list)
+    """What the buffers that its forward without graph changed were before it."""
 
 
 class Stage:
@@ -67,6 +70,7 @@ class Stage:
         self._mixed = precision == "bf16"
         layer_iterator = iter(self.layers)
         self._cells = [nn.ModuleList(next(layer_iterator) for _ in cell) for cell in cells]
+        self._buffers = [ChangingBuffers(cell) for cell in self._cells]
         self._shapes = [ShapeInference([layers[index] for index in cell], self._mixed) for cell in cells]
         self.current_layer: int | None = None
         """The layer whose forward runs now; error and stall reports name it."""
@@ -129,6 +133,12 @@ class Stage:
 
         Returns the output boundary's tensors and None; from the last cell the objective as a 1-tuple and the metric.
         """
+        if torch.is_grad_enabled() or not self.layers.training:
+            return self._forward(micro_batch, targets)
+        with self._buffers[micro_batch.virtual_stage].recorded(micro_batch.buffers):
+            return self._forward(micro_batch, targets)
+
+    def _forward(self, micro_batch: CellMicroBatch, targets: Tensors) -> tuple[Tensors, Tensor | None]:
         cell, output_boundary = self.cells[micro_batch.virtual_stage], micro_batch.output_boundary
         tensors, stash = micro_batch.input_boundary.unpack(micro_batch.inputs)
         self.running_stats.begin(micro_batch.index)
@@ -156,7 +166,7 @@ class Stage:
             tensor.detach().requires_grad_() if spec.needs_gradient else tensor
             for tensor, spec in zip(micro_batch.inputs, micro_batch.input_boundary.tensors, strict=True)
         )
-        with torch.enable_grad():
+        with torch.enable_grad(), replaced(micro_batch.buffers):
             outputs, metric = self.forward(micro_batch, targets)
             differentiable = outputs
             if micro_batch.output_boundary is not None:

@@ -14,6 +14,7 @@ A folder without a manifest that matches its files is not a checkpoint: it is lo
 from suite.training.checkpoint.async_save import folder_of
 from suite.training.checkpoint.audit import Audit, audit
 from suite.training.checkpoint.choice import Choice, best_of, in_order, parse_choice
+from suite.training.checkpoint.ownership import claim
 from suite.training.checkpoint.reading import (
     Checkpoint,
     current,
@@ -36,6 +37,7 @@ __all__ = [
     "abandon_later",
     "audit",
     "best_of",
+    "claim",
     "current",
     "folder_of",
     "folders_of",

@@ -21,9 +21,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from suite.log import Log
-from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
+from suite.training.checkpoint.manifest import LAYER, File, Manifest, digest, layer_file
 from suite.training.checkpoint.ownership import check_owner
-from suite.training.checkpoint.retention import mark_best, mark_good, rotate
+from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST, KEEP_GOOD, mark_best, mark_good, rotate
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 
 FIRST_POLL_S, LONGEST_POLL_S = 0.01, 1.0
@@ -128,7 +128,7 @@ class AsyncSave:
         if self._fault is not None or not self._wait_for([self._file_list(stage) for stage in others]):
             self._given_up.wait()  # others may still be writing; the next save point checks all of them
             check_owner(self._storage, manifest_job.owner)
-            self._storage.remove_folder(self._folder)
+            self._remove_failed()
             return
         for stage in others:
             path = self._file_list(stage)
@@ -139,11 +139,23 @@ class AsyncSave:
         self._storage.settle(self._folder)  # in a power cut the manifest must not survive without its files
         check_owner(self._storage, manifest_job.owner)
         self._storage.write(f"{self._folder}/{MANIFEST}", manifest.encode())
+        for mark in {ABANDONED, KEEP_GOOD, KEEP_BEST} & self._storage.names(self._folder):
+            if mark != KEEP_BEST or not manifest_job.best:
+                self._storage.remove(f"{self._folder}/{mark}")  # of the abandoned checkpoint that this one replaces
         self._storage.settle(self._folder)
         self.published = True
-        self._clean_up(
-            [*map(self._start_marker, range(manifest_job.stages)), *map(self._file_list, others)], manifest_job
-        )
+        temporary = [*map(self._start_marker, range(manifest_job.stages)), *map(self._file_list, others)]
+        self._clean_up(temporary, manifest, manifest_job)
+
+    def _remove_failed(self) -> None:
+        """Removes what was written of this save, and not the abandoned checkpoint that it was to replace."""
+        names = self._storage.names(self._folder)
+        if MANIFEST not in names:
+            self._storage.remove_folder(self._folder)
+            return
+        for name in names:
+            if name.startswith(BEGUN) or self._save_id in name:
+                self._storage.remove(f"{self._folder}/{name}")
 
     def _wait_for(self, paths: list[str]) -> bool:
         """Returns whether all files appeared before this save was given up."""
@@ -154,12 +166,15 @@ class AsyncSave:
             pause = min(2 * pause, LONGEST_POLL_S)
         return True
 
-    def _clean_up(self, temporary: list[str], manifest_job: ManifestJob) -> None:
+    def _clean_up(self, temporary: list[str], manifest: Manifest, manifest_job: ManifestJob) -> None:
         try:
             manifest_job.on_published(self.step)
             check_owner(self._storage, manifest_job.owner)
             for path in temporary:
                 self._storage.remove(path)
+            for name in self._storage.names(self._folder):
+                if name.startswith(LAYER) and name not in manifest.files:  # of another save
+                    self._storage.remove(f"{self._folder}/{name}")
             if manifest_job.good_step is not None:
                 mark_good(self._storage, folder_of(manifest_job.good_step))
             rotate(self._storage, self.step, manifest_job.stale)

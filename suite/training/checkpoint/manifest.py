@@ -22,7 +22,8 @@ from suite.errors import CheckpointError
 
 FORMAT = 2
 
-_LAYER_FILE = re.compile(r"(layer-\d{4,})(?:\.\w+)?\.safetensors")
+LAYER = "layer-"
+_LAYER_FILE = re.compile(rf"({LAYER}\d{{4,}})(?:\.\w+)?\.safetensors")
 """Format 2 began without the id of the save."""
 
 LARGEST = 2**26
@@ -68,7 +69,7 @@ class Manifest(_Record):
 
     def file_of(self, layer: int) -> str | None:
         """Returns the name of a layer's file; None if it has none."""
-        return self._by_layer.get(f"layer-{layer:04d}")
+        return self._by_layer.get(f"{LAYER}{layer:04d}")
 
     @cached_property
     def _by_layer(self) -> dict[str, str]:
@@ -109,7 +110,7 @@ def decode(data: bytes, name: str) -> Manifest:
 def layer_file(layer: int, save_id: str) -> str:
     """Returns the name of one layer's file. It has the id of the save: a driver that is late overwrites no file of the
     one that followed it."""
-    return f"layer-{layer:04d}.{save_id}.safetensors"
+    return f"{LAYER}{layer:04d}.{save_id}.safetensors"
 
 
 def digest(data: bytes) -> str:

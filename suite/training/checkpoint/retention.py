@@ -36,16 +36,16 @@ def steps_to_keep(finished: Collection[int], good: Collection[int], best: Collec
 def rotate(storage: Storage, step: int, stale: Collection[str] = ()) -> None:
     """Removes old checkpoints after the one of ``step`` is published.
 
-    Also removes abandoned and unfinished ones, and the ``stale`` folders: those beyond the step at which the run was
-    resumed, which it could not use. Others beyond ``step`` stay: another driver has published them. A plain file that
-    is named like a checkpoint is not ours and stays.
+    Also removes abandoned and unfinished ones, and the ``stale`` folders, wherever they are: those that the run found
+    beyond the step at which it was resumed, and could not use. Others beyond ``step`` stay: another driver has
+    published them. A plain file that is named like a checkpoint is not ours and stays.
     """
     folders = {int(name): name for name in storage.folders() if storage.is_folder(name)}
     names = {at: storage.names(name) for at, name in folders.items()}
-    finished = {at for at in folders if MANIFEST in names[at] and ABANDONED not in names[at]}
+    finished = {at for at in folders if MANIFEST in names[at] and ABANDONED not in names[at]} - set(map(int, stale))
     ours = {at for at in finished if at <= step} | {step}  # also where a listing does not show it yet
     good, best = ([at for at in ours & finished if mark in names[at]] for mark in (KEEP_GOOD, KEEP_BEST))
-    kept = steps_to_keep(ours, good, best) | (finished - ours - set(map(int, stale)))
+    kept = steps_to_keep(ours, good, best) | (finished - ours)
     for at, name in folders.items():
         if at not in kept:
             storage.remove_folder(name)

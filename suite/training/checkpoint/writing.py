@@ -63,11 +63,11 @@ class Saver:
         self._last_step: int | None = None
         """Known once it is saved, as often as it takes."""
         self._stale: set[str] = set()
-        """Folders of steps after the resumed one. A checkpoint there is removed before it is written again."""
+        """Folders of steps after the resumed one."""
         if self._coord.rank == 0:
             try:
+                claim(storage, owner)  # before the listing: what another driver publishes after it is not ours
                 self._stale = {name for name in storage.folders() if int(name) > start}
-                claim(storage, owner)
             except OSError as error:
                 raise CheckpointError(f"checkpoints cannot be listed or written: {error}") from None
 
@@ -142,7 +142,9 @@ class Saver:
             try:
                 check_owner(self._storage, self._owner)
                 if folder in self._stale:
-                    if {MANIFEST, ABANDONED} & self._storage.names(folder):  # not what a late driver may yet publish
+                    # a damaged or an unfinished one goes; an abandoned one stays until this save replaces it, and what
+                    # a late driver may yet publish stays
+                    if len({MANIFEST, ABANDONED} & self._storage.names(folder)) == 1:
                         self._storage.remove_folder(folder)
                     self._stale.discard(folder)
             except OSError as error:

@@ -53,11 +53,8 @@ def experiment():
     return find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
 
 
-def attempt(folder, number, watchdog=None):
-    heartbeats = watchdog.folder if watchdog is not None else None
-    return AttemptSpec(
-        folder, folder, (1, 1), ScheduleConfig(), False, False, attempt=number, heartbeats=heartbeats
-    )  # fmt: skip
+def attempt(folder, number):
+    return AttemptSpec(folder, folder, (1, 1), ScheduleConfig(), False, False, attempt=number)
 
 
 def sender(calls, folder, rank, number):
@@ -69,7 +66,7 @@ def sender(calls, folder, rank, number):
 def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlier_attempt(calls, experiment, tmp_path):
     agents = Agents(attempt(tmp_path, 1), experiment, ["a", "b"])
     with Watchdog(attempt(tmp_path, 1), experiment) as watchdog:
-        agents.begin(attempt(tmp_path, 1, watchdog))
+        agents.begin(attempt(tmp_path, 1), watchdog)
         late, status = sender(calls, tmp_path, 1, 1), WorkerStatus()
         with HeartbeatWriter(late.folder, RankCoord(1, 2, 1), 1, status):
             late.send()
@@ -78,7 +75,7 @@ def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlie
             assert watchdog.heartbeats[1].attempt == 1
     assert [heartbeat.stage for heartbeat in read_heartbeats(tmp_path / "heartbeats.json", 1)] == [1]
     with Watchdog(attempt(tmp_path, 2), experiment) as watchdog:
-        agents.begin(attempt(tmp_path, 2, watchdog))
+        agents.begin(attempt(tmp_path, 2), watchdog)
         late.send(last=True)  # the first attempt's agent ends after the second has begun
         agents.reports()
         watchdog.read_heartbeats()
@@ -95,7 +92,7 @@ def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlie
 def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment, tmp_path):
     agents, status = Agents(attempt(tmp_path, 1), experiment, ["a", "b"]), WorkerStatus()
     with Watchdog(attempt(tmp_path, 1), experiment) as watchdog:
-        agents.begin(attempt(tmp_path, 1, watchdog))
+        agents.begin(attempt(tmp_path, 1), watchdog)
         sending = sender(calls, tmp_path, 0, 1)
         writer = HeartbeatWriter(sending.folder, RankCoord(0, 2, 1), 1, status)
         with writer:

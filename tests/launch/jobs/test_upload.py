@@ -186,3 +186,22 @@ def test_a_restore_that_fails_leaves_nothing(tmp_path, monkeypatch):
     ):
         restore("t/1", print)
     assert list((tmp_path / "runs/t").iterdir()) == []
+
+
+def test_what_a_run_has_removed_is_not_restored(tmp_path, monkeypatch):
+    """Such as the record of a finished run that continues from an earlier step."""
+    run, there = tmp_path / "runs/t/1", tmp_path / "there/runs/t/1"
+    run.mkdir(parents=True)
+    for name in ("experiment.toml", "record.json"):
+        (run / name).write_text(name)
+    (tmp_path / "notes").write_text(f"{run}\n")
+    for copies in (UploadThread(tmp_path / "runs", tmp_path / "notes", f"file://{tmp_path}/there") for _ in range(2)):
+        (run / "record.json").write_text("record")
+        copies.copy()
+        assert (there / "record.json").exists()
+        (run / "record.json").unlink()
+        copies.copy()
+        assert [path.name for path in there.iterdir()] == ["experiment.toml"]
+    (there / "record.json").write_text("of another driver")
+    UploadThread(tmp_path / "runs", tmp_path / "notes", f"file://{tmp_path}/there").copy()
+    assert [path.name for path in there.iterdir()] == ["experiment.toml"]

@@ -3,9 +3,12 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from launch.backends.processes import ProcessLauncher
 from launch.supervision.supervisor import Supervisor
 from launch.worker.worker import metrics_rank_logger
+from suite.errors import CheckpointError
 from suite.pipeline.runtime.fault_injection import VARIABLE
 from suite.training.jsonl import read_lines
 from tests.slow.trial import Trial
@@ -47,3 +50,14 @@ def steps(trial):
 
 def last_step(trial):
     return read_lines(trial.run.metrics)[-1]["step"]
+
+
+def test_a_fork_that_cannot_mark_the_later_checkpoints_changes_nothing(trials, monkeypatch):
+    trial = trials.train(monkeypatch, SETTINGS)
+    run = trial.run
+    (run.checkpoints / "00000012" / "abandoned").mkdir()
+    before = {path: path.read_bytes() for path in (run.metrics, run.record, run.published, run.experiment)}
+    job = replace(trials.job_of(run, trials.experiment(SETTINGS), resume=True), checkpoint_step=9)
+    with pytest.raises(CheckpointError, match="those after step 9 not marked as abandoned"):
+        Supervisor(job, trials.experiment(SETTINGS), ProcessLauncher(), None, metrics_rank_logger(run.messages)).run()
+    assert {path: path.read_bytes() for path in before} == before

@@ -8,7 +8,7 @@ import pytest
 
 from launch.backends.processes import run_processes
 from suite.errors import StorageError
-from suite.training.checkpoint import Storage, abandon_later, audit, in_order, list_checkpoints, newest_valid
+from suite.training.checkpoint import Saver, Storage, abandon_later, audit, in_order, list_checkpoints, newest_valid
 from suite.training.checkpoint.ownership import OWNER, check_owner, claim
 from suite.training.checkpoint.retention import mark_best, rotate
 from tests.suite.pipeline.build import join
@@ -91,6 +91,56 @@ def test_abandoned_checkpoints_are_removed_once_the_next_one_is_published(folder
     (folder / "00000100" / "abandoned").unlink(missing_ok=True)
     rotate(Storage(folder), 100)
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["00000050", "00000100"]
+
+
+def test_a_damaged_checkpoint_that_was_skipped_counts_for_nothing(folder):
+    """It lies beyond the step of the resume, and later saves pass it."""
+    mark_best(Storage(folder), "00000040")
+    mark_best(Storage(folder), "00000060")  # the damaged one
+    for step in (50, 70):
+        shutil.copytree(folder / "00000040", folder / f"{step:08d}")
+        (folder / f"{step:08d}" / "best").unlink()
+        rotate(Storage(folder), step, stale={"00000060"})
+    assert sorted(path.name for path in folder.glob("0*")) == ["00000040", "00000050", "00000070"]
+
+
+class Refusing(Storage):
+    """Refuses manifests."""
+
+    def write(self, path, data):
+        if path.endswith("manifest.json"):
+            raise OSError("full")
+        super().write(path, data)
+
+
+def replace_abandoned(rank, world, rendezvous, location, storage_class):
+    """Saves step 2 in place of an abandoned checkpoint, after a resume from step 1."""
+    one = Counting(rank, world, rendezvous, location)
+    for step in (1, 2):
+        one.become(step)
+        one.saver.save(step, 0)
+        one.saver.wait()
+    abandon_later(Storage(location), 1)
+    later = Saver(storage_class(location), one.update, lambda units: {}, print, 1, 60.0, owner="b")
+    one.become(2.5)
+    later.save(2, 0)
+    later.wait()
+    checkpoints = list_checkpoints(location, print)
+    values = {float(v) for name, value in checkpoints[0].read(0).items() if "step" not in name for v in value.flatten()}
+    return (
+        [(found.step, found.abandoned) for found in checkpoints],
+        values,
+        len(list((location / "00000002").iterdir())),
+    )
+
+
+@pytest.mark.parametrize("storage_class", [Storage, Refusing])
+def test_an_abandoned_checkpoint_stays_until_a_save_of_its_step_replaces_it(tmp_path, storage_class):
+    ((steps, found, files),) = run_processes(replace_abandoned, 1, tmp_path, storage_class)
+    replaced = storage_class is Storage
+    assert steps == [(2, not replaced), (1, False)]
+    assert found == {2.5 if replaced else 2.0}
+    assert not replaced or files == LAYERS + 1  # and nothing of the other
 
 
 def test_a_loaded_checkpoint_knows_the_best_one_that_is_still_there(folder):

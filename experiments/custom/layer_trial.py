@@ -1,0 +1,82 @@
+"""Tries a layer of your own on a few rows: what would go wrong later, in a worker or without a word, is found here.
+
+forward without graph   from a seed, in training mode: as F
+forward with graph      from the same seed, and the buffers as they were: as R; must give the same bits
+backward                through it: no sparse gradients
+on fake tensors         no value decides what is computed: costs are counted so
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from suite.errors import first_line
+from suite.pipeline.model.changing_buffers import ChangingBuffers, Values, replaced
+from suite.pipeline.model.layers import Tensors, as_tuple
+from suite.pipeline.model.rng import seeded
+
+SEED = 1
+
+
+def trial_error(layer: nn.Module, inputs: Tensors) -> str:
+    """Returns what is wrong with a layer that takes ``inputs``; empty if nothing is. Its buffers are as before."""
+    layer.train()
+    before: Values = []
+    with torch.no_grad(), ChangingBuffers(layer).recorded(before):
+        first = _forward(layer, inputs)
+    complex_outputs = [str(output.dtype).removeprefix("torch.") for output in first if output.is_complex()]
+    if complex_outputs:
+        return f"returns {complex_outputs[0]}; tensors between layers must be real: return torch.view_as_real of it"
+    leaves = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in inputs)
+    with replaced([(module, name, value.clone()) for module, name, value in before]), torch.enable_grad():
+        second = _forward(layer, leaves)
+    try:
+        if not all(_equal(*pair) for pair in zip(first, second, strict=True)):
+            return (
+                "returns other values for the same inputs and seeds, so a recompute would not repeat its forward; keep "
+                "what it remembers in buffers, and draw from the default generators of torch, numpy or random"
+            )
+        return _backward_error(layer, second) or _error_on_fakes(layer, inputs)
+    finally:
+        for module, name, value in before:
+            module._buffers[name] = value
+
+
+def _forward(layer: nn.Module, inputs: Tensors) -> Tensors:
+    with seeded(SEED, torch.device("cpu")):
+        return as_tuple(layer(*inputs))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _backward_error(layer: nn.Module, outputs: Tensors) -> str:
+    sums = [output.float().sum() for output in outputs if output.requires_grad]
+    try:
+        if sums:
+            torch.autograd.backward(sums)
+    except Exception as error:
+        return f"has a backward that fails: {type(error).__name__}: {first_line(error)}"
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    for parameter in layer.parameters():
+        parameter.grad = None
+    sparse = [name for name, gradient in gradients.items() if gradient is not None and gradient.is_sparse]
+    if sparse:
+        return f"has sparse gradients of {sparse[0]}; build the embedding with sparse=False"
+    return ""
+
+
+def _error_on_fakes(layer: nn.Module, inputs: Tensors) -> str:
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            _forward(layer, tuple(mode.from_tensor(tensor.detach()) for tensor in inputs))
+    except Exception as error:
+        return (
+            "does not run on tensors without values, from which costs are estimated "
+            f"({type(error).__name__}: {first_line(error)}); what it computes must not depend on values: use "
+            "torch.where"
+        )
+    return ""

@@ -1,0 +1,73 @@
+"""Buffers that a layer's own forward changes, such as the vectors of ``spectral_norm``. A recompute starts from those
+of its forward, and leaves those of the last forward in place.
+
+    F0 (u0 -> u1)   F1 (u1 -> u2)   R0 (u0 -> u1, put aside)   R1 (u1 -> u2, put aside)   the next step begins with u2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+Values = list[tuple[nn.Module, str, Tensor]]
+"""Buffers by module and name."""
+
+
+class ChangingBuffers:
+    """Those of one cell. Its first forward shows which they are."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        self._places = [
+            (module, name)
+            for module in layers.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._changing = set(self._places)
+        self._is_first = True
+
+    @contextmanager
+    def recorded(self, values: Values) -> Iterator[None]:
+        """A context of a forward that is recomputed later. Adds to ``values`` what the changed buffers were before it.
+
+        Raises RuntimeError for a buffer that did not change in the first forward.
+        """
+        before = [(buffer := _get(place), buffer._version) for place in self._places]
+        copies = {place: _get(place).clone() for place in self._changing}
+        yield
+        changed = {
+            place
+            for place, (buffer, version) in zip(self._places, before, strict=True)
+            if _get(place) is not buffer or buffer._version != version
+        }
+        if self._is_first:
+            self._changing, self._is_first = changed, False
+        for module, name in changed - self._changing:
+            raise RuntimeError(
+                f"{type(module).__name__} changes its buffer {name} in some forwards and not in the first one, so a "
+                "recompute cannot start from its value; set pipeline.remat=never, or change it in each forward"
+            )
+        values += [(*place, copies[place]) for place in self._places if place in changed]
+
+
+@contextmanager
+def replaced(values: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
+    """A context of a recompute, in which buffers have these values. It exchanges the tensors: a graph may hold them."""
+    now = [(module, name, module._buffers[name]) for module, name, _ in values]
+    for module, name, value in values:
+        module._buffers[name] = value
+    try:
+        yield
+    finally:
+        for module, name, buffer in now:
+            module._buffers[name] = buffer
+
+
+def _get(place: tuple[nn.Module, str]) -> Tensor:
+    module, name = place
+    buffer = module._buffers[name]
+    assert isinstance(buffer, torch.Tensor)
+    return buffer

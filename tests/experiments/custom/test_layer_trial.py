@@ -1,0 +1,100 @@
+"""What a layer of one's own does that a pipeline cannot repeat or send is found before any worker starts."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from experiments.custom.layer_trial import trial_error
+from experiments.custom.layers import layers_of
+from suite import TrainSpec
+from suite.errors import SettingError
+
+WIDTH = 4
+X = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+class Layer(nn.Module):
+    """Computes ``forward(self, x)`` of a test."""
+
+    def __init__(self, function, **state):
+        super().__init__()
+        self.linear, self.function = nn.Linear(WIDTH, WIDTH), function
+        self.register_buffer("seen", torch.zeros(1))
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        return self.function(self, self.linear(x))
+
+
+def counts_in_a_buffer(self, x):
+    self.seen += 1
+    return x * self.seen
+
+
+def counts_in_an_attribute(self, x):
+    self.calls += 1
+    return x * self.calls
+
+
+def remembers(self, x):
+    before, self.last = self.last, x.detach()
+    return x + before.mean()
+
+
+def branches_on_values(self, x):
+    return x if x.is_meta or x.sum() > 0 else -x
+
+
+GOOD = {
+    "plain": Layer(lambda self, x: torch.tanh(x)),
+    "dropout": Layer(lambda self, x: nn.functional.dropout(x)),
+    "Python's random": Layer(lambda self, x: x if random.random() < 0.5 else -x),
+    "numpy's random": Layer(lambda self, x: x * float(np.random.rand())),
+    "a buffer": Layer(counts_in_a_buffer),
+    "spectral norm": spectral_norm(nn.Linear(WIDTH, WIDTH)),
+    "NaN": Layer(lambda self, x: x * torch.nan),
+    "integers": Layer(lambda self, x: (x > 0).long()),
+    "complex inside": Layer(lambda self, x: torch.fft.irfft(torch.fft.rfft(x), n=WIDTH)),
+}
+BAD = {
+    "a count in an attribute": (Layer(counts_in_an_attribute, calls=0), "would not repeat its forward"),
+    "a memory": (Layer(remembers, last=torch.zeros(1)), "would not repeat its forward"),
+    "a generator of its own": (
+        Layer(lambda self, x: x + torch.rand(1, generator=self.own), own=torch.Generator()), "would not repeat",
+    ),
+    "complex outputs": (Layer(lambda self, x: torch.fft.rfft(x)), "returns complex64; tensors between layers must be"),
+    "a branch on values": (Layer(branches_on_values), "what it computes must not depend on values"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_layers_that_a_pipeline_can_run_pass_and_keep_their_buffers(name):
+    layer = GOOD[name]
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    assert trial_error(layer, (X,)) == ""
+    assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
+    assert all(parameter.grad is None for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_layer_that_it_cannot_repeat_or_send_is_refused_with_the_reason(name):
+    layer, reason = BAD[name]
+    assert reason in trial_error(layer, (X,))
+
+
+def test_sparse_gradients_are_refused():
+    layer = nn.Embedding(10, WIDTH, sparse=True)
+    assert "has sparse gradients of weight; build the embedding with sparse=False" in trial_error(
+        layer, (torch.tensor([1, 2]),)
+    )
+
+
+def test_a_compiled_layer_is_refused():
+    spec = TrainSpec(layers=[torch.compile(nn.Linear(4, 4))], loss=nn.MSELoss(), train=[], batch_size=1, steps=1)
+    with pytest.raises(SettingError, match=r"layer 0 is compiled by torch\.compile"):
+        layers_of(spec)
