@@ -151,7 +151,7 @@ def _heartbeat_time(run: RunFolder) -> int:
     """Returns the time of the last heartbeat of a run's workers, by the clock of the disk; 0 without one."""
     try:
         return run.heartbeats.stat().st_mtime_ns
-    except FileNotFoundError:
+    except OSError:  # there is none, or the member's own process will say what is wrong with the folder
         return 0
 
 
