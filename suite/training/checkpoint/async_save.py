@@ -139,13 +139,16 @@ class AsyncSave:
         self._storage.settle(self._folder)  # in a power cut the manifest must not survive without its files
         check_owner(self._storage, manifest_job.owner)
         self._storage.write(f"{self._folder}/{MANIFEST}", manifest.encode())
-        for mark in {ABANDONED, KEEP_GOOD, KEEP_BEST} & self._storage.names(self._folder):
+        names = self._storage.names(self._folder)
+        for mark in {ABANDONED, KEEP_GOOD, KEEP_BEST} & names:
             if mark != KEEP_BEST or not manifest_job.best:
                 self._storage.remove(f"{self._folder}/{mark}")  # of the abandoned checkpoint that this one replaces
         self._storage.settle(self._folder)
         self.published = True
         temporary = [*map(self._start_marker, range(manifest_job.stages)), *map(self._file_list, others)]
-        self._clean_up(temporary, manifest, manifest_job)
+        if ABANDONED in names:  # otherwise other layers may be a late driver's, whose manifest is yet to come
+            temporary += [f"{self._folder}/{name}" for name in names - manifest.files.keys() if name.startswith(LAYER)]
+        self._clean_up(temporary, manifest_job)
 
     def _remove_failed(self) -> None:
         """Removes what was written of this save, and not the abandoned checkpoint that it was to replace."""
@@ -166,15 +169,12 @@ class AsyncSave:
             pause = min(2 * pause, LONGEST_POLL_S)
         return True
 
-    def _clean_up(self, temporary: list[str], manifest: Manifest, manifest_job: ManifestJob) -> None:
+    def _clean_up(self, temporary: list[str], manifest_job: ManifestJob) -> None:
         try:
             manifest_job.on_published(self.step)
             check_owner(self._storage, manifest_job.owner)
             for path in temporary:
                 self._storage.remove(path)
-            for name in self._storage.names(self._folder):
-                if name.startswith(LAYER) and name not in manifest.files:  # of another save
-                    self._storage.remove(f"{self._folder}/{name}")
             if manifest_job.good_step is not None:
                 mark_good(self._storage, folder_of(manifest_job.good_step))
             rotate(self._storage, self.step, manifest_job.stale)
