@@ -1,9 +1,9 @@
-"""Tries a layer of your own on a few rows: what would go wrong later, in a worker or without a word, is found here.
+"""Tries a layer of your own on a few rows, to find what would fail in a worker, or give wrong gradients silently.
 
 forward without graph   from a seed, in training mode: as F
 forward with graph      from the same seed, and the buffers as they were: as R; must give the same bits
 backward                through it: no sparse gradients
-on fake tensors         no value decides what is computed: costs are counted so
+on fake tensors         no value decides what is computed, because costs are counted on such tensors
 """
 
 from __future__ import annotations

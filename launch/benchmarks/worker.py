@@ -22,7 +22,7 @@ from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients, R
 from experiments.benchmark.peers.workload import BenchWorkload
 from launch.benchmarks.entrant_processes import DEADLINE_S, END, BenchInputs, Observation, turn_key
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
-from launch.worker.worker import log_to
+from launch.worker.log_file import log_to
 from models.synthetic import no_sleep
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.memory_tracker import MemoryTracker

@@ -28,6 +28,8 @@ from suite.training.checkpoint import (
     in_order,
     list_checkpoints,
 )
+from suite.training.checkpoint.retention import ABANDONED
+from suite.training.checkpoint.storage import MANIFEST
 from suite.training.validation import state_of
 
 
@@ -44,6 +46,15 @@ def checkpoint_location_of_run(folder: Path) -> str:
     if not run.experiment.exists():
         return str(run.checkpoints)
     return checkpoint_location(run, read_experiment_file(run.experiment))
+
+
+def steps_in_folder(run: RunFolder) -> list[int]:
+    """Returns the steps of the finished checkpoints in the run's own folder that are not abandoned, in order. It reads
+    no file."""
+    folders = (path.parent for path in run.checkpoints.glob(f"*/{MANIFEST}"))
+    return sorted(
+        int(folder.name) for folder in folders if folder.name.isdecimal() and not (folder / ABANDONED).exists()
+    )
 
 
 def note_published(run: RunFolder, step: int) -> None:

@@ -98,7 +98,6 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     with unexpected_content(run):
         before = read_experiment_file(run.experiment)
         check_metrics(run.metrics)
-        read_json(run.plan_record)
     chosen = before.with_settings(settings)
     changed = [section for section in before.fixed if getattr(chosen, section) != getattr(before, section)]
     if chosen.optimizer.name != before.optimizer.name:

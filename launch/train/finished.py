@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.base.experiment import Experiment
+from launch.runs.checkpoints import steps_in_folder
 from launch.runs.store import RunFolder, resume_command
 from suite.paths import read_json
 
@@ -37,8 +38,6 @@ def after_interrupt(run: RunFolder, chosen: Experiment) -> str:
         return f"the run is finished: {run.path}"
     if chosen.train.checkpoint_dir is not None:
         return f"{resume_command(run)} continues from its latest checkpoint, or from step 0 if it has none yet"
-    current = (path.parent for path in run.checkpoints.glob("*/manifest.json"))
-    folders = [folder.name for folder in current if not (folder / "abandoned").exists()]
-    steps = [int(name) for name in folders if name.isdecimal()]
-    start = f"the checkpoint of step {max(steps)}" if steps else "step 0, because it has no checkpoint yet"
+    steps = steps_in_folder(run)
+    start = f"the checkpoint of step {steps[-1]}" if steps else "step 0, because it has no checkpoint yet"
     return f"{resume_command(run)} continues from {start}"

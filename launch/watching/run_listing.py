@@ -22,6 +22,7 @@ from experiments.base.experiment import Experiment
 from experiments.planning.plan_report import in_figures
 from experiments.registry import TASKS, read_settings
 from experiments.sweeps.members.base import read_record
+from launch.runs.checkpoints import steps_in_folder
 from launch.runs.store import RUNS, RunFolder, closest_runs, find_run, known_runs, resume_command
 from launch.watching.run_data import run_name
 from launch.watching.run_state import RunState, damage, read_state, unexpected_content
@@ -154,9 +155,7 @@ def described(summary: RunSummary) -> Iterator[str]:
         began = state.attempts[0].fields["began"]
         restarts = f", {len(state.attempts)} attempts" if len(state.attempts) > 1 else ""
         yield f"  started {_clock(began)}, last changed {_clock(summary.changed)} ({_ago(summary.changed)}){restarts}"
-    names = [path.parent.name for path in run.checkpoints.glob("*/manifest.json")]
-    steps = sorted(int(name) for name in names if name.isdecimal())
-    if steps:
+    if steps := steps_in_folder(run):
         yield f"  checkpoints of steps {', '.join(map(str, steps))}"
     yield f"  folder: {run.path}"
     if not summary.damage:

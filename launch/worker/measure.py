@@ -14,7 +14,7 @@ import torch.distributed as dist
 from experiments.base.workload import Measurable
 from launch.worker.distributed import init_process_group, one_way_s
 from launch.worker.engine import PartitionedModel, assemble
-from launch.worker.worker import log_to
+from launch.worker.log_file import log_to
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.device import is_host, module_of
 from suite.pipeline.model.microbatch import MiniBatch

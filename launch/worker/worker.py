@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import sys
 import time
@@ -31,6 +29,7 @@ from launch.worker.feeds import DataSource, data_source
 from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
 from launch.worker.loading import initialize, load_to_resume, take_over
+from launch.worker.log_file import log_to
 from launch.worker.peak import device_peak
 from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
@@ -54,7 +53,6 @@ from suite.training import checkpoint
 from suite.training.layer_stats import LayerStats
 from suite.training.loop import DEADLINE_STEPS, Progress, TrainingSetup, train
 from suite.training.loss_spikes import LossSpikes
-from suite.training.periodic import PeriodicThread
 from suite.training.profiling import step_profiler
 from suite.training.system_metrics import SystemMetrics
 from suite.training.trace import TraceWriter
@@ -128,9 +126,6 @@ def threads_of(experiment: Experiment) -> int:
 LOAD_TIMEOUT_S = 1800.0
 """Seconds for all workers to read a checkpoint; each may be GROUP_TIMEOUT_S behind another."""
 
-LOG_BYTES, ROTATE_S = 2**24, 60.0
-"""Size of a worker's log above which it is rotated, and the seconds between two looks: a user's layers may print."""
-
 STALL_REPORT_DELAY_S = 2.0
 """Seconds by which a worker that lost its neighbour delays its report, so that the root cause is reported first."""
 
@@ -142,9 +137,7 @@ def train_stage(spec: AttemptSpec, rank: int, node: str = "") -> None:
     """
     experiment = spec.experiment()
     coord = RankCoord(rank, experiment.pipeline.stages, experiment.pipeline.replicas)
-    log_file = spec.run.log(coord.replica, coord.stage)
-    log_to(log_file)
-    PeriodicThread(partial(rotate, log_file), ROTATE_S, "log").start()
+    log_to(spec.run.log(coord.replica, coord.stage))
     status = WorkerStatus(Deadline(spec.timeout_s), action_timeout_s=spec.timeout_s)
     with HeartbeatWriter(spec.heartbeats, coord, spec.attempt, status, node) if spec.heartbeats else nullcontext():
         try:
@@ -369,25 +362,3 @@ def metrics_rank_logger(messages: Path) -> Callable[[str], None]:
                 print(f"{text} ({error})", file=sys.stderr, flush=True)
 
     return log
-
-
-def rotate(log_file: Path) -> None:
-    """Moves the content of a large log to ``<name>.1``, in place of that file's. The processes that append to the log
-    go on. Raises OSError."""
-    if log_file.stat().st_size > LOG_BYTES:
-        older = Path(f"{log_file}.1")
-        try:
-            shutil.copyfile(log_file, older)
-        except OSError:  # a full disk, which the older lines would keep full
-            older.unlink(missing_ok=True)
-        os.truncate(log_file, 0)
-
-
-def log_to(log_file: Path) -> None:
-    """Sends this process's standard output and error to its own log file."""
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with log_file.open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)

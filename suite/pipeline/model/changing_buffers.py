@@ -6,7 +6,7 @@ of its forward, and leaves those of the last forward in place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,16 +16,16 @@ Values = list[tuple[nn.Module, str, Tensor]]
 """Buffers by module and name."""
 
 
+def copies_of_buffers(layers: nn.Module) -> Values:
+    """Returns copies of all buffers."""
+    return [(*place, _get(place).clone()) for place in _places(layers)]
+
+
 class ChangingBuffers:
     """Those of one cell. Its first forward shows which they are."""
 
     def __init__(self, layers: nn.Module) -> None:
-        self._places = [
-            (module, name)
-            for module in layers.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
+        self._places = _places(layers)
         self._changing = set(self._places)
         self._is_first = True
 
@@ -54,8 +54,9 @@ class ChangingBuffers:
 
 
 @contextmanager
-def replaced(values: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
-    """A context of a recompute, in which buffers have these values. It exchanges the tensors: a graph may hold them."""
+def replaced(values: Values) -> Iterator[None]:
+    """A context in which buffers have these values, as for a recompute. It exchanges the tensors: a graph may hold
+    them."""
     now = [(module, name, module._buffers[name]) for module, name, _ in values]
     for module, name, value in values:
         module._buffers[name] = value
@@ -64,6 +65,12 @@ def replaced(values: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
     finally:
         for module, name, buffer in now:
             module._buffers[name] = buffer
+
+
+def _places(layers: nn.Module) -> list[tuple[nn.Module, str]]:
+    return [
+        (module, name) for module in layers.modules() for name, buffer in module._buffers.items() if buffer is not None
+    ]
 
 
 def _get(place: tuple[nn.Module, str]) -> Tensor:

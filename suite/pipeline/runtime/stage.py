@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from suite.device import MULTIPLIES_BF16_INTO_FP32
 from suite.pipeline.model.batchnorm import RunningStats, by_micro_batch
-from suite.pipeline.model.changing_buffers import ChangingBuffers, Values, replaced
+from suite.pipeline.model.changing_buffers import ChangingBuffers, Values, copies_of_buffers, replaced
 from suite.pipeline.model.layers import Tensors, loss_of, materialize
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.runtime.boundary import CutSpec, cast_to_boundary
@@ -205,7 +205,10 @@ class Stage:
         Parameters, gradients and buffers are as before, Python attributes that a layer sets itself are not. The
         micro-batch must be one that runs later, which then overwrites its BatchNorm statistics.
         """
-        buffers = [(buffer, buffer.clone()) for buffer in self.layers.buffers()]
+        with replaced(copies_of_buffers(self.layers)):
+            self._warm_up(micro_batch, targets, train)
+
+    def _warm_up(self, micro_batch: CellMicroBatch, targets: Tensors, train: bool) -> None:
         with torch.no_grad():
             self.forward(micro_batch, targets)
         boundary = micro_batch.output_boundary
@@ -221,9 +224,6 @@ class Stage:
         if train:
             for parameter in self.layers.parameters():
                 parameter.grad = None
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
     def backward_input(self, micro_batch: CellMicroBatch, gradients: Tensors) -> tuple[Tensors, DeferredGrads]:
         """As ``backward``, but defers weight gradients; also returns the calls that add them."""

@@ -1,14 +1,8 @@
 """A run over a store that fails at any call loses no published checkpoint."""
 
 from launch.backends.processes import run_processes
-from tests.suite.training.checkpoint.storage_model import (
-    LEFT,
-    WAYS,
-    cut_everywhere,
-    fail_everywhere,
-    fail_twice_everywhere,
-    meet_everywhere,
-)
+from tests.suite.training.checkpoint.power_cut_model import LEFT, cut_everywhere
+from tests.suite.training.checkpoint.storage_model import WAYS, fail_everywhere, fail_twice_everywhere, meet_everywhere
 
 
 def test_a_store_that_fails_at_any_call_loses_nothing():

@@ -3,7 +3,8 @@
 from collections import Counter
 
 from launch.backends.processes import run_processes
-from tests.suite.training.checkpoint.storage_model import WAYS, cut_everywhere, fail_everywhere, meet_everywhere
+from tests.suite.training.checkpoint.power_cut_model import cut_everywhere
+from tests.suite.training.checkpoint.storage_model import WAYS, fail_everywhere, meet_everywhere
 
 
 def test_a_store_that_fails_at_every_twentieth_call_loses_nothing():

@@ -1,11 +1,11 @@
 """A worker's log: it is rotated while processes append to it."""
 
-from launch.worker import worker
-from launch.worker.worker import rotate
+from launch.worker import log_file
+from launch.worker.log_file import rotate
 
 
 def test_a_large_log_is_rotated_and_its_writer_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "LOG_BYTES", 100)
+    monkeypatch.setattr(log_file, "MAX_BYTES", 100)
     log = tmp_path / "stage-0-0.log"
     with log.open("a") as file:
         for number in range(30):
