@@ -106,3 +106,17 @@ def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment
             agents.reports()
             watchdog.read_heartbeats()
             assert watchdog.heartbeats[0].at == "B99 of step 17"
+
+
+def test_no_worker_is_blamed_while_the_dispatcher_does_not_answer(calls, experiment, tmp_path, monkeypatch):
+    agents, paused = Agents(attempt(tmp_path, 1), experiment, ["a", "b"]), []
+    with Watchdog(attempt(tmp_path, 1), experiment) as watchdog:
+        agents.begin(attempt(tmp_path, 1), watchdog)
+
+        def answer(reply, timeout=None):
+            paused.append(watchdog.paused)
+            return reply
+
+        monkeypatch.setattr(ray, "get", answer)
+        agents.reports()
+        assert (paused, watchdog.paused) == ([True], False)
