@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:  # the command line imports this package
     from pathlib import Path
 
+    from torch import nn
+
     from suite import TrainSpec
 
 
@@ -20,6 +22,12 @@ class FinishedRun:
     folder: Path
     record: dict[str, Any]
     """``record.json``: losses, held-out score, speed, memory."""
+
+    def model(self, checkpoint: str | int | None = None) -> nn.Module:
+        """Returns the trained model, as ``suite.load`` does."""
+        from suite import load
+
+        return load(self.folder, checkpoint)
 
 
 def run(

@@ -147,6 +147,9 @@ class LoopSettings(FrozenRecord):
     """Seed of initial weights, dropout and the order of the data."""
     checkpoint_every: Annotated[int, Unit("steps")] = Field(50, ge=1)
     """Interval between checkpoints; the last step always writes one."""
+    init_from: str | None = None
+    """Run, by folder or id, whose weights this one starts from: the best checkpoint's where there is one, otherwise
+    the latest's. The last layer starts anew on images, and where its shapes differ."""
     checkpoint_dir: str | None = Field(None, pattern="^(/|[a-z0-9]+://)")
     """Absolute folder or URL, such as s3://bucket/runs, that holds the checkpoints of each run by its name and id;
     none: the run's own folder."""
@@ -218,9 +221,6 @@ class ImageTrainSettings(LoopSettings):
     """Held-out images of a validation; none: all."""
     sync_batchnorm_stats: bool = True
     """Whether BatchNorm's moving averages cover all replicas' images, not each replica's own."""
-    init_from: str | None = None
-    """Run folder whose weights this run starts from, except the last layer's: those of its best checkpoint where
-    validations chose one, otherwise of its latest."""
 
 
 class CustomTrainSettings(LoopSettings):

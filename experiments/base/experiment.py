@@ -59,7 +59,10 @@ class Experiment(FrozenRecord):
     """What decides which validation is the best."""
     fixed: ClassVar[tuple[str, ...]]
     """Sections that a resumed run cannot change: the model and the data."""
+    new_last_layer: ClassVar[bool] = False
+    """Whether ``train.init_from`` leaves the last layer out even where its shapes are equal."""
 
+    task: str
     name: str
     scale: Scale
     pipeline: PipelineSettings

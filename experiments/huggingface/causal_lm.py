@@ -186,7 +186,10 @@ def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[in
     origins = [getattr(layer, "reset_parameters", None) for layer in layers]
     stored = [origin for origin in origins if isinstance(origin, StoredValues)]
     if len(stored) < len(layers):
-        raise SettingError("only a model whose layers all come from load_causal_lm can be written back")
+        raise SettingError(
+            "only a model whose layers all come from load_causal_lm can be written back; suite.load(run) returns any "
+            "model in Python"
+        )
     folder.mkdir(parents=True)
     own = stored[0].folder.resolve()
     blobs = own.parent.parent / "blobs"  # the cache of Hugging Face links to it

@@ -23,6 +23,7 @@ class ImageExperiment(Experiment):
     metric_name: ClassVar[str] = "accuracy"
     criterion: ClassVar[Criterion] = Criterion("accuracy", higher_is_better=True)
     fixed: ClassVar[tuple[str, ...]] = ("model", "images")
+    new_last_layer: ClassVar[bool] = True
 
     task: Literal["classification"] = "classification"
     model: Annotated[AmoebaNetShape, BeforeValidator(checked_shape(AmoebaNetShape))]

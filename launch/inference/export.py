@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -21,12 +21,13 @@ from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.registry import read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
 from launch.inference.decode import find_text_run
+from launch.inference.model import from_first_valid
 from launch.inference.model_text import load_documents, load_text
-from launch.runs.checkpoints import checkpoints_to_use, described_checkpoint, kind_of_checkpoint
+from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
-from suite.errors import CheckpointError, SettingError, nearest
+from suite.errors import SettingError, nearest
 from suite.paths import read_json
-from suite.training.checkpoint import Checkpoint, Choice
+from suite.training.checkpoint import Checkpoint, Choice, values_of
 
 FORMATS = ("huggingface",)
 
@@ -119,10 +120,13 @@ def _all_layers(
 ) -> tuple[int, dict[int, dict[str, Tensor]]]:
     """Returns the step of the first valid checkpoint and the values of its layers."""
     layers = range(experiment.list_length)
-    return _from_first_valid(
-        run, experiment, console, choice,
-        lambda checkpoint: {layer: _values(checkpoint.read(layer)) for layer in layers},
-    )  # fmt: skip
+    return from_first_valid(
+        run,
+        experiment,
+        choice,
+        console.print,
+        lambda checkpoint: {layer: values_of(checkpoint.read(layer)) for layer in layers},
+    )
 
 
 def _export_causal_lm(
@@ -133,28 +137,8 @@ def _export_causal_lm(
 
     def write(checkpoint: Checkpoint) -> None:
         with _complete(folder) as draft:
-            save_causal_lm(draft, layers, lambda layer: _values(checkpoint.read(layer)))
+            save_causal_lm(draft, layers, lambda layer: values_of(checkpoint.read(layer)))
 
-    step, _ = _from_first_valid(run, experiment, console, choice, write)
+    step, _ = from_first_valid(run, experiment, choice, console.print, write)
     console.print(f"{described_checkpoint(step, kind_of_checkpoint(run, experiment, step))}: {folder}")
     return folder
-
-
-def _values(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns a layer's values among its stored tensors, by name."""
-    return {name.removeprefix("value/"): tensor for name, tensor in tensors.items() if name.startswith("value/")}
-
-
-def _from_first_valid(
-    run: RunFolder, experiment: Experiment, console: Console, choice: Choice, read: Callable[[Checkpoint], T]
-) -> tuple[int, T]:
-    """Returns the step of the first chosen checkpoint that ``read`` can read, and what it returns."""
-    reason = ""
-    for checkpoint in checkpoints_to_use(run, experiment, choice, console.print):
-        checkpoint.check_layers(experiment.list_length)
-        try:
-            return checkpoint.step, read(checkpoint)
-        except CheckpointError as error:
-            reason = str(error)
-            console.print(f"checkpoint {checkpoint} is not used: {error}")
-    raise CheckpointError(f"run {run.path} has no valid checkpoint: {reason}; make resume RUN={run.path} writes one")

@@ -28,7 +28,6 @@ from launch.runs.checkpoints import (
     check_published,
     check_unused,
     checkpoint_location,
-    checkpoint_location_of_run,
     checkpoints_to_use,
 )
 from launch.runs.store import CACHE, RunFolder, find_run, new_run, resume_command, run_lock, sync_command
@@ -154,21 +153,32 @@ def _prepare(chosen: Experiment, console: Console) -> Experiment:
     """
     data = prepare_data(chosen, CACHE, console.print)
     changed = chosen if data == chosen.data else chosen.with_data(data)
-    source = getattr(chosen.train, "init_from", None)
-    if source is None:
+    if chosen.train.init_from is None:
         return changed
-    if not list_checkpoints(checkpoint_location_of_run(Path(source)), console.print):
-        raise CheckpointError(f"{source} has no valid checkpoint; set train.init_from to a trained run")
-    before = read_experiment_file(Path(source) / "experiment.toml")
-    own, other = (asdict(experiment.model) for experiment in (changed, before))  # type: ignore[attr-defined]
-    may_differ = ("classes", "label_smoothing", "norm_decay")
-    differ = [name for name in own if name not in may_differ and own[name] != other.get(name)]
-    if differ:
-        differences = ", ".join(f"{name} is {other.get(name)} there and {own[name]} here" for name in differ)
-        raise CheckpointError(f"{source} has a different model: {differences}; make the settings equal")
+    source = find_run(chosen.train.init_from)
+    before = read_experiment_file(source.experiment)
+    if not list_checkpoints(checkpoint_location(source, before), console.print):
+        raise CheckpointError(f"{source.path} has no valid checkpoint; set train.init_from to a trained run")
+    if differences := _model_differences(changed, before):
+        raise CheckpointError(f"{source.path} has a different model: {differences}; make them equal")
     # workers may have another working directory
-    train = changed.train.model_copy(update={"init_from": str(Path(source).resolve())})
+    train = changed.train.model_copy(update={"init_from": str(source.path)})
     return changed.model_copy(update={"train": train})
+
+
+NO_SHAPE = ("classes", "label_smoothing", "norm_decay", "dropout", "logit_clip", "depth_scaled_init", "time")
+"""Fields of a model on which no parameter depends but those of its last layer."""
+
+
+def _model_differences(own: Experiment, other: Experiment) -> str:
+    """Returns why a run cannot start from another one's weights; empty if it can, as far as the settings tell."""
+    if own.task != other.task:
+        return f"its task is {other.task} there and {own.task} here"
+    if own.list_length != other.list_length:
+        return f"it has {other.list_length} layers there and {own.list_length} here"
+    here, there = (asdict(run.model) if hasattr(run, "model") else {} for run in (own, other))
+    differ = (name for name in here if name not in NO_SHAPE and here[name] != there.get(name))
+    return ", ".join(f"{name} is {there.get(name)} there and {here[name]} here" for name in differ)
 
 
 def _data_of(chosen: Experiment) -> Path:

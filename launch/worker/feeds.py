@@ -307,7 +307,7 @@ def _check_vocabulary(notes: dict[str, Any], vocabulary: str | None) -> None:
     if notes and vocabulary not in (None, notes.get("vocabulary")):
         raise DataError(
             "the checkpoint was trained with a different vocabulary than the prepared text, so its ids would stand "
-            "for other words; start a new run, or restore the cache that the run was trained with"
+            "for other words; restore the cache that it was trained with, or start a new run without it"
         )
 
 

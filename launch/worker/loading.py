@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -50,15 +51,20 @@ def take_over(run: RunFolder, experiment: Experiment, owner: str, step: int | No
         raise CheckpointError(fault)
 
 
-def initialize(experiment: Experiment, stage: Stage, log: Log) -> None:
-    """Loads the weights of the run ``train.init_from``, if set, into a new stage, except for the last layer."""
-    source = getattr(experiment.train, "init_from", None)
+def initialize(experiment: Experiment, stage: Stage, log: Log) -> dict[str, Any]:
+    """Loads the weights of the run ``train.init_from``, if set, into a new stage; returns the vocabulary of its
+    checkpoint, if it has one, to compare."""
+    source, last = experiment.train.init_from, experiment.list_length - 1
     if source is None:
-        return
-    indices = [index for index in stage.indices if index < experiment.list_length - 1]
+        return {}
+    indices = [index for index in stage.indices if index != last or not experiment.new_last_layer]
     location = checkpoint_location_of_run(Path(source))
     select = partial(checkpoint.in_order, choice=None, place=source)
     loaded = checkpoint.newest_valid(location, indices, experiment.list_length, log, select)
     if loaded is None:
         raise CheckpointError(f"{source} has no valid checkpoint; set train.init_from to a trained run")
+    if last in indices and (differences := checkpoint.layer_differences(stage.layer(last), loaded.layers[last])):
+        log(f"layer {last}, the last one, starts anew, because it is not that of {source}: {', '.join(differences)}")
+        indices.remove(last)
     checkpoint.load_values(loaded, stage, indices)
+    return {name: value for name, value in loaded.notes.items() if name == "vocabulary"}

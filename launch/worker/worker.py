@@ -252,6 +252,8 @@ def _build_context(
     set_logits_bytes(layers, spec.logits_bytes)
     device = torch.device("cuda", torch.cuda.current_device()) if spec.use_gpu else torch.device("cpu")
 
+    vocabulary: dict[str, Any] = {}
+
     def load_weights(stage: Stage) -> checkpoint.Checkpoint | None:
         loaded = None
         if spec.resume:
@@ -260,7 +262,7 @@ def _build_context(
         if loaded is not None:
             checkpoint.load_values(loaded, stage)
         else:
-            initialize(experiment, stage, log)
+            vocabulary.update(initialize(experiment, stage, log))
         return loaded
 
     model = PartitionedModel(layers, loss, cell_ranges(spec.cells, len(layers)), spec.schedule_config)
@@ -273,7 +275,7 @@ def _build_context(
         peak = device_peak(device, experiment.optimizer.precision, spec.costs)
         utilization = Utilization(spec.flops, peak, coord.stages * coord.replicas)
     source = data_source(experiment, spec.data, coord)
-    if warning := source.check(engine.notes):
+    if warning := source.check(engine.notes or vocabulary):
         log(warning)
     dist.barrier()  # every worker has read the experiment, and its checkpoint if it resumes
     owner = f"{spec.owner}, attempt {spec.attempt}"

@@ -19,10 +19,13 @@ from suite.training.checkpoint.reading import (
     Checkpoint,
     current,
     folders_of,
+    layer_differences,
     list_checkpoints,
+    load_layer,
     load_optimizer,
     load_values,
     newest_valid,
+    values_of,
 )
 from suite.training.checkpoint.retention import abandon_later
 from suite.training.checkpoint.storage import Storage
@@ -42,9 +45,12 @@ __all__ = [
     "folder_of",
     "folders_of",
     "in_order",
+    "layer_differences",
     "list_checkpoints",
+    "load_layer",
     "load_optimizer",
     "load_values",
     "newest_valid",
     "parse_choice",
+    "values_of",
 ]

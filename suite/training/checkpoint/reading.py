@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 from safetensors.torch import load
-from torch import Tensor
+from torch import Tensor, nn
 
 from suite.errors import CheckpointError, StorageError
 from suite.exchange import broadcast, gather
@@ -284,17 +284,31 @@ def load_values(checkpoint: Checkpoint, stage: Stage, indices: Sequence[int] | N
     Raises CheckpointError when they belong to another model.
     """
     for index, layer in zip(stage.indices, stage.layers, strict=True):
-        if indices is not None and index not in indices:
-            continue
-        stored = _part(checkpoint.layers[index], "value/")
-        own = layer.state_dict()
-        differences = _differences(stored, own)
-        if differences:
-            raise CheckpointError(
-                f"layer {index} of {checkpoint} does not match this model: {', '.join(differences)}; "
-                "resume with the settings of the run that wrote it"
-            )
-        layer.load_state_dict(stored)
+        if indices is None or index in indices:
+            load_layer(checkpoint, index, layer, checkpoint.layers[index])
+
+
+def load_layer(checkpoint: Checkpoint, index: int, layer: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Loads the parameters and buffers of one layer from what the checkpoint has of it.
+
+    Raises CheckpointError when they belong to another model.
+    """
+    if differences := layer_differences(layer, tensors):
+        raise CheckpointError(
+            f"layer {index} of {checkpoint} does not match this model: {', '.join(differences)}; "
+            "use the settings of the run that wrote it"
+        )
+    layer.load_state_dict(values_of(tensors))
+
+
+def layer_differences(layer: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Returns each difference between a layer and what a checkpoint has of it, in a few words."""
+    return _differences(values_of(tensors), layer.state_dict())
+
+
+def values_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns a layer's parameters and buffers among its stored tensors, by name."""
+    return _part(tensors, "value/")
 
 
 def load_optimizer(checkpoint: Checkpoint, optimizer: StageOptimizer) -> None:

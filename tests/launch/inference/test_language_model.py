@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import suite
 from experiments.base.cluster import Cluster
 from experiments.registry import find
 from experiments.scaling.scales import for_laptop
@@ -27,9 +28,9 @@ from launch.worker.worker import AttemptSpec
 from suite.data.documents.batches import RowBatches
 from suite.data.documents.prepare import folder_of_documents, prepare_documents
 from suite.data.documents.tokenizer import END_ID, encode_all
+from suite.errors import DataError
 from suite.evaluation.ngram import ngram_nll
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.training.checkpoint import list_checkpoints
 from tests.suite.data.documents.writing import write_folder
 
 QUIET = Console(quiet=True)
@@ -78,30 +79,16 @@ def opened(name="two"):
     return run, experiment, load_documents(run, experiment, QUIET)
 
 
-def trained_layers(run, experiment):
-    checkpoint = list_checkpoints(run.checkpoints, lambda _: None)[0]
-    layers, _ = experiment.build()
-    for at, layer in enumerate(layers):
-        layer.to_empty(device="cpu")
-        values = {name.removeprefix("value/"): tensor for name, tensor in checkpoint.read(at).items()}
-        layer.load_state_dict({name: values[name] for name in layer.state_dict()})
-        layer.eval()
-    return layers
-
-
 @torch.inference_mode()
-def logits_of(layers, ids):
-    x = torch.tensor([ids])
-    for layer in layers:
-        x = layer(x)
-    return x[0]
+def logits_of(model, ids):
+    return model(torch.tensor([ids]))[0]
 
 
-def greedy(layers, source, count):
+def greedy(model, source, count):
     """Continues by recomputing the whole prefix for each token."""
     ids = list(source)
     while len(ids) < len(source) + count:
-        token = int(logits_of(layers, ids)[-1].argmax())
+        token = int(logits_of(model, ids)[-1].argmax())
         if token == END_ID:
             break
         ids.append(token)
@@ -119,11 +106,11 @@ def test_a_run_resumed_at_two_stages_has_the_bits_of_one_at_one_stage():
 def test_the_record_has_the_scores_beside_those_of_n_grams_on_the_same_rows():
     run, experiment, data = opened()
     record = json.loads(run.record.read_text())
-    layers, nll, count, rows = trained_layers(run, experiment), 0.0, 0, []
+    model, nll, count, rows = suite.load(run.path), 0.0, 0, []
     for batch in RowBatches(data, experiment.text, experiment.train, 1, 3).held_out():
         for (ids,), (labels,) in zip(batch.inputs, batch.targets, strict=True):
             for own, following in zip(ids.tolist(), labels.tolist(), strict=True):
-                log_p = logits_of(layers, own).double().log_softmax(-1)
+                log_p = logits_of(model, own).double().log_softmax(-1)
                 nll -= float(log_p[range(len(own)), following].sum())
                 count += len(own)
                 rows.append([own[0], *following])
@@ -142,11 +129,11 @@ def test_the_record_has_the_scores_beside_those_of_n_grams_on_the_same_rows():
 
 def test_continuations_are_those_of_the_whole_prefix_at_every_k():
     run, experiment, data = opened()
-    layers = trained_layers(run, experiment)
+    model = suite.load(run.path)
     expected = []
     for prompt in PROMPTS:
         (ids,) = encode_all(data.tokenizer, [prompt])
-        expected.append(data.tokenizer.decode(ids + greedy(layers, [END_ID, *ids], 24 - len(ids))))
+        expected.append(data.tokenizer.decode(ids + greedy(model, [END_ID, *ids], 24 - len(ids))))
     for stages in (1, 2):
         assert continuations(run, experiment, data, PROMPTS, Request(), stages, QUIET)[0] == expected
     drawn = [
@@ -159,22 +146,33 @@ def test_continuations_are_those_of_the_whole_prefix_at_every_k():
 
 
 def test_the_exported_model_has_the_same_logits_and_greedy_tokens(modules_cache):
-    run, experiment, data = opened()
+    run, _, data = opened()
     folder = export("two", "huggingface", QUIET)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    layers = trained_layers(run, experiment)
+    loaded = suite.load(run.path)
     for prompt in PROMPTS[:2]:
         found = tokenizer(prompt, return_tensors="pt")
         ids = [END_ID, *encode_all(data.tokenizer, [prompt])[0]]
         assert found.input_ids[0].tolist() == ids
         with torch.inference_mode():
             logits = model(**found).logits[0]
-        torch.testing.assert_close(logits, logits_of(layers, ids), rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits, logits_of(loaded, ids), rtol=0, atol=1e-5)
         written = model.generate(**found, max_new_tokens=12, do_sample=False)[0].tolist()
-        assert [token for token in written[len(ids) :] if token != END_ID] == greedy(layers, ids, 12)
+        assert [token for token in written[len(ids) :] if token != END_ID] == greedy(loaded, ids, 12)
     with pytest.raises(ValueError, match="no padding at the left"):
         model(torch.tensor([[0, 1]]), attention_mask=torch.tensor([[0, 1]]))
+
+
+def test_a_run_starts_from_another_one_of_the_same_vocabulary(folder, tmp_path, monkeypatch):
+    start = f"pipeline.stages=1 optimizer.learning_rate=1e-12 train.init_from={folder}/runs/transformer_3/one "
+    run, before = train("from_one", start, (5,), stops=(1,)), suite.load("one").state_dict()
+    for name, value in suite.load(run.path).state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-6)
+    monkeypatch.chdir(tmp_path)
+    write_folder(Path("text"), count=30)
+    with pytest.raises(DataError, match="was trained with a different vocabulary"):
+        train("from_one", start, (5,), stops=(1,))
 
 
 @pytest.mark.parametrize(
