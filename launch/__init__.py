@@ -38,9 +38,16 @@ def run(
     Call it below ``if __name__ == "__main__":``, because workers import the file. Raises a SuiteError for any error
     that the user can fix.
     """
+    from pathlib import Path
+
+    from experiments.custom.own_imports import search_last
+    from suite.errors import SettingError, nearest
+
+    source = _source_of(function)
+    search_last(Path(source.rpartition(":")[0]).resolve().parent)  # Python puts a script's folder first
+
     from launch.terminal import Terminal
     from launch.train.command import start
-    from suite.errors import SettingError, nearest
     from suite.paths import read_json
 
     launchers = ("spawn", "ray")
@@ -48,7 +55,7 @@ def run(
         raise SettingError(f"unknown launcher {launcher!r}; {nearest(launcher, launchers)}")
     with _not_while_imported():
         console = Terminal()
-        folder = start(_source_of(function), "auto", settings, launcher, console)
+        folder = start(source, "auto", settings, launcher, console)
     return FinishedRun(folder.path, read_json(folder.record) or {})
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from experiments.custom.own_imports import ROOT, check_names, search_last
 from experiments.custom.seeding import seeded
 from suite.errors import SettingError, SuiteError, first_line, nearest
 from suite.sweep_spec import SweepRun, SweepSpec
@@ -53,9 +54,6 @@ def is_source(name: str) -> bool:
     """Whether a name stands for a function of a file or of a module, as no name of the registry does."""
     return ":" in name
 
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The folder that this code runs from: a checkout, or a job's copy of it on any node."""
 
 RUN_FILES = ("experiment.toml", "fetched.json")
 """Files that mark the folder of a run, and one that ``make fetch`` copied from a cluster."""
@@ -204,16 +202,15 @@ def _paths_of_module(name: str) -> Iterator[Path]:
 
 @lru_cache(maxsize=16)
 def _module(place: str) -> ModuleType:
-    """Imports a file or a module. A file's own folder is searched first for what it imports, as by ``python file``."""
-    if not _is_file(place):
-        sys.path.append("")  # the current folder, as for ``python -m``
+    """Imports a file, which may import what is in its own folder, or a module, also one of the current folder."""
+    path = ROOT / place
+    folder, file = (path.parent, path) if _is_file(place) else (Path.cwd(), None)
+    search_last(folder)
     _check_outside_runs(place)
+    check_names(folder, file, () if file else (place,))
     try:
-        if not _is_file(place):
+        if file is None:
             return importlib.import_module(place)
-        path = ROOT / place
-        if str(path.parent) not in sys.path:
-            sys.path.insert(0, str(path.parent))
         name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # other files have the same stem
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None

@@ -39,6 +39,9 @@ ROOT_CAUSE_DELAY_S = 5.0
 UNKNOWN = 255
 """multiprocessing's exit code for a process whose exit code is not known."""
 
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Keeps Python from searching the current folder for modules."""
+
 FORKSERVER_END_S = 1.0
 """Seconds from the end of the forkserver's pipes to its exit."""
 
@@ -103,11 +106,13 @@ def _start_resource_tracker() -> None:
 
 def _start_server() -> None:
     """Starts the forkserver with SIGINT blocked, which its workers inherit: Ctrl-C reaches them too, but this process
-    ends them."""
+    ends them. It imports nothing from the current folder, in which a user may have a ``datasets`` of their own."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.environ[SAFE_PATH] = "1"
     try:
         forkserver.ensure_running()
     finally:
+        del os.environ[SAFE_PATH]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -172,6 +177,7 @@ def _call(
     target: Callable[..., Any], rank: int, world: int, rendezvous: str, results: Any, args: tuple[Any, ...]
 ) -> None:
     end_with_parent()
+    os.environ.pop(SAFE_PATH, None)  # for the worker's own processes
     try:
         results.put((rank, target(rank, world, rendezvous, *args), None))
     except BaseException as error:

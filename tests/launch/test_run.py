@@ -48,6 +48,9 @@ def python(folder, name):
 
 def test_a_file_trains_what_it_defines(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
+    for name in ("datasets", "deepspeed", "safetensors"):  # packages of the environment, which workers import
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
     done = python(tmp_path, "own.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "caught: train.step is not a setting; did you mean train.steps" in done.stdout

@@ -1,0 +1,72 @@
+"""Imports of a user's file: its folder is searched last, so that nothing in it hides a package of the environment."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from suite.errors import SettingError
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that this code runs from: a checkout, or a job's copy of it on any node."""
+
+
+def search_last(folder: Path) -> None:
+    """Makes ``folder`` the last one in which Python looks for modules; Python itself puts a script's folder first."""
+    if folder == ROOT:  # a checkout, or a job's copy of it, must not give way to another installation
+        return
+    sys.path[:] = [*(place for place in sys.path if Path(place or ".").resolve() != folder), str(folder)]
+
+
+def check_names(folder: Path, file: Path | None, names: tuple[str, ...] = ()) -> None:
+    """Checks modules ``names`` and what ``file`` imports, and what those of them in ``folder`` import themselves.
+
+    Raises SettingError for a module that is both in the folder and in the environment.
+    """
+    waiting = [(str(file or folder), name) for name in (*names, *(_imported(file) if file else ()))]
+    seen = {name for _, name in waiting}
+    while waiting:
+        importer, name = waiting.pop()
+        own = list(_own_files(folder, name))
+        if own and _is_elsewhere(name.partition(".")[0], folder):
+            top = name.partition(".")[0]
+            raise SettingError(
+                f"{importer} imports {top}, and this name has both {own[0]} and a module of the suite's environment; "
+                f"rename {own[0].relative_to(folder).parts[0]}"
+            )
+        for path in own:
+            new = set(_imported(path)) - seen
+            seen |= new
+            waiting += [(str(path), other) for other in sorted(new)]
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """Yields the dotted names that a file may import, relative ones excluded."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # its import says what is wrong
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def _own_files(folder: Path, name: str) -> Iterator[Path]:
+    """Yields the files of ``folder`` that an import of a dotted name would execute."""
+    path = folder
+    for part in name.split("."):
+        path /= part
+        for file in (path.with_name(f"{part}.py"), path / "__init__.py"):
+            if file.is_file():
+                yield file
+
+
+def _is_elsewhere(name: str, folder: Path) -> bool:
+    places = [place for place in (*sys.path, str(ROOT)) if Path(place or ".").resolve() != folder]
+    found = PathFinder.find_spec(name, places)
+    return name in sys.stdlib_module_names or (found is not None and found.origin is not None)  # None: a mere folder

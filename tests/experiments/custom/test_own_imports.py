@@ -1,0 +1,64 @@
+"""Names that a user's folder shares with the environment."""
+
+import sys
+
+import pytest
+
+from experiments.custom.own_imports import check_names, search_last
+from suite.errors import SettingError
+
+
+def write(folder, **files):
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("importer", "files", "taken"),
+    [
+        ("own", {"own": "import datasets", "datasets": ""}, "datasets.py"),
+        ("own", {"own": "def f():\n    from models import net", "models__net": ""}, "models/net.py"),
+        ("own", {"own": "import models.net", "models__net": ""}, "models/net.py"),
+        ("helper", {"own": "import helper", "helper": "import random as r", "random": ""}, "random.py"),
+        ("parts/blocks", {"own": "from parts import blocks", "parts__blocks": "import torch", "torch": ""}, "torch.py"),
+    ],
+)
+def test_a_name_that_is_taken_is_refused(tmp_path, importer, files, taken):
+    write(tmp_path, **files)
+    name = taken.partition("/")[0]
+    with pytest.raises(SettingError) as error:
+        check_names(tmp_path, tmp_path / "own.py")
+    assert str(error.value) == (
+        f"{tmp_path}/{importer}.py imports {name.removesuffix('.py')}, and this name has both {tmp_path}/{taken} and a "
+        f"module of the suite's environment; rename {name}"
+    )
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"own": "import helper, torch", "helper": "import own, datasets"},
+        {"own": "import torch", "datasets": "", "models__net": "", "test": ""},  # not imported
+        {"own": "from datasets import load_dataset", "datasets__notes": ""},  # no package
+        {"own": "from . import datasets", "datasets": ""},
+        {"own": "import (", "datasets": ""},
+    ],
+)
+def test_other_names_are_not(tmp_path, files):
+    write(tmp_path, **files)
+    check_names(tmp_path, tmp_path / "own.py")
+
+
+def test_a_module_of_the_current_folder_is_checked_too(tmp_path):
+    write(tmp_path, models__net="")
+    with pytest.raises(SettingError, match="rename models"):
+        check_names(tmp_path, None, ("models.net",))
+
+
+def test_a_folder_is_searched_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    search_last(tmp_path)
+    assert sys.path.count(str(tmp_path)) == 1
+    assert sys.path[-1] == str(tmp_path)
