@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from suite.errors import PathError, RunFileError
+from suite.errors import PathError, RunFileError, SettingError
 
 _URL = re.compile(
     r"""(?<![\w+.-])([A-Za-z][A-Za-z0-9+.-]*://)"""
@@ -118,3 +118,17 @@ def read_text(path: Path, advice: str) -> str | None:
     if not text.strip("\0 \n"):
         raise RunFileError(f"{path} is damaged: it is empty; {advice}")
     return text
+
+
+SOCKET_BYTES = 107
+"""The longest path of a socket that Linux allows."""
+
+
+def check_socket_folder(folder: str, longest: str) -> None:
+    """Raises SettingError when ``longest``, the longest path of a socket in a temporary folder, is too long there."""
+    most = SOCKET_BYTES - len(longest)
+    if (count := len(os.fsencode(folder))) > most:
+        raise SettingError(
+            f"the folder of temporary files, {folder}, has a path of {count} bytes, and sockets in it allow {most}; "
+            "set TMPDIR to a shorter one, such as TMPDIR=/tmp"
+        )

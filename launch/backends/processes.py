@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from launch.worker.parent import end_with_parent
 from suite.errors import ForkserverError, NeighbourLostError, SuiteError, WorkerDiedError, WorkerError
+from suite.paths import check_socket_folder
 
 if TYPE_CHECKING:  # not needed to start processes
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -42,6 +43,9 @@ UNKNOWN = 255
 SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps Python from searching the current folder for modules."""
 
+SOCKET = "/pymp-12345678/listener-12345678"
+"""A path of the forkserver's socket in the folder of temporary files."""
+
 FORKSERVER_END_S = 1.0
 """Seconds from the end of the forkserver's pipes to its exit."""
 
@@ -60,6 +64,7 @@ def run_processes(
     Raises WorkerDiedError when a process dies, ForkserverError when the forkserver dies, WorkerError when the deadline
     passes or ``should_stop`` returns True.
     """
+    check_socket_folder(tempfile.gettempdir(), SOCKET)
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([*preload, *modules_to_preload()])
     _start_resource_tracker()

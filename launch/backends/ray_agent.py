@@ -131,4 +131,6 @@ def _work(
     # a prefix per attempt, so that keys of earlier attempts are not found
     store = PrefixStore(str(attempt.number), TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
     spec = replace(pickle.loads(attempt.spec), heartbeats=heartbeats)
+    if spec.working_dir is not None and spec.working_dir.is_dir():  # other machines may not have it
+        os.chdir(spec.working_dir)
     run_worker(rank, attempt.workers, store, spec, device, node)

@@ -14,11 +14,16 @@ from experiments.base.workload import Measurable
 from launch.supervision.supervisor import Launcher
 from launch.worker.devices import this_machine
 from launch.worker.worker import AttemptSpec
+from suite.paths import check_socket_folder
 from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Placement
 
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
+
+
+RAY_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+"""A path of Ray's sockets in the folder of temporary files, with the largest process id."""
 
 
 class Backend(ABC):
@@ -85,12 +90,16 @@ def measure_here(
 
 
 def select_backend(launcher: str) -> Backend:
-    """Returns the backend for the launcher ``ray`` or ``spawn``."""
+    """Returns the backend for the launcher ``ray`` or ``spawn``. Raises SettingError if the folder of temporary files
+    has too long a path for a local Ray."""
     if launcher == "spawn":
         return LocalBackend()
     from launch.backends.ray_cluster import RayBackend, RayClusterBackend
 
-    return RayClusterBackend() if os.environ.get("RAY_ADDRESS") else RayBackend()
+    if os.environ.get("RAY_ADDRESS"):
+        return RayClusterBackend()
+    check_socket_folder(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", RAY_SOCKET)
+    return RayBackend()
 
 
 def cluster_backend() -> Backend:

@@ -30,7 +30,7 @@ from launch.runs.checkpoints import (
     checkpoint_location,
     checkpoints_to_use,
 )
-from launch.runs.store import CACHE, RunFolder, find_run, new_run, resume_command, run_lock, sync_command
+from launch.runs.store import CACHE, RunFolder, find_run, in_job, new_run, resume_command, run_lock, sync_command
 from launch.supervision.supervisor import Supervisor
 from launch.tracking.follower import Follower
 from launch.tracking.progress import log_when_long
@@ -318,6 +318,7 @@ def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resum
         run.path, _data_of(chosen), plan.layers_per_cell, plan.schedule_config, planned.cluster.kind == "gpu", resumed,
         step_s=plan.timeline.seconds, flops=_step_flops(planned, log), costs=(CACHE / "costs").resolve(),
         logits_bytes=planned.cluster.logits_bytes, owner=owner,
+        working_dir=None if in_job() else Path.cwd(),
     )  # fmt: skip
 
 

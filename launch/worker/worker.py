@@ -92,6 +92,9 @@ class AttemptSpec:
     """Step of the checkpoint to resume from; later ones are abandoned. None: the newest valid one."""
     owner: str = ""
     """The driver, by a text that no other has (``suite.training.checkpoint.ownership``)."""
+    working_dir: Path | None = None
+    """The folder that the command was started in, for a file of a user's that reads relative paths; None for a job,
+    whose workers start in the job's own."""
     heartbeats: Path | None = None
     """The folder for its heartbeat, on the worker's machine; None if nobody watches."""
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from launch.backends.processes import PRELOAD, PRELOAD_LATE, modules_to_preload, run_processes
+from launch.backends.select import select_backend
 from suite.errors import ForkserverError, SettingError, WorkerError
 
 
@@ -39,6 +40,18 @@ def sleep(rank, world, rendezvous):
 
 def test_results_come_by_rank():
     assert run_processes(answer, 3, 10) == [(10, 3), (11, 3), (12, 3)]
+
+
+@pytest.mark.parametrize(
+    ("start", "most"), [(lambda: run_processes(answer, 1, 0), 75), (lambda: select_backend("ray"), 39)]
+)
+def test_a_temporary_folder_whose_sockets_have_too_long_paths_is_named(monkeypatch, start, most):
+    folder = "/" + most * "x"
+    monkeypatch.setattr("tempfile.tempdir", folder)
+    monkeypatch.setenv("TMPDIR", folder)
+    said = f"{folder}, has a path of {most + 1} bytes, and sockets in it allow {most}; set TMPDIR"
+    with pytest.raises(SettingError, match=said):
+        start()
 
 
 def test_a_worker_starts_with_its_modules_already_imported():
