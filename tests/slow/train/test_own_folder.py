@@ -1,6 +1,9 @@
 """A user's file in its own folder, through Ray: relative paths, and a folder with the name of a package."""
 
-from tests.launch.train.test_end_to_end import gpipe
+import subprocess
+import sys
+
+from tests.launch.train.test_end_to_end import environment
 
 OWN = """
 from pathlib import Path
@@ -19,4 +22,9 @@ def test_workers_start_in_the_folder_of_the_command_and_import_their_own_package
     for path, text in (("own.py", OWN), ("numbers/rows.txt", "8"), ("datasets/__init__.py", "")):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
-    assert "done: 2 steps" in gpipe(tmp_path, "experiment", "own.py:small", "--launcher", "ray")
+    command = [sys.executable, "-P", "-m", "launch.cli"]  # -P, as for gpipe: the current folder is not searched
+    command += ["experiment", "own.py:small", "--launcher", "ray"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert "done: 2 steps" in done.stdout, done.stdout + done.stderr
