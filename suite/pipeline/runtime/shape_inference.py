@@ -81,10 +81,13 @@ def _run_on(
     with torch.enable_grad():
         results, count = cast(as_tuple(layer(*tensors))), len(stashes_of(layer))
     outputs = results[: len(results) - count]
-    stashed = (
-        OpenSkip("", TensorSpec.of(skip), next((at for at, output in enumerate(outputs) if output is skip), None))
-        for skip in results[len(outputs) :]
-    )
+    stashed = []
+    for number, skip in enumerate(results[len(outputs) :], len(outputs)):
+        first = next(at for at, tensor in enumerate(results) if tensor is skip)
+        # of several skips that are one output, only the first counts as it (``skip.shared_as_views`` says why)
+        is_first = all(tensor is not skip for tensor in results[len(outputs) : number])
+        same_as_output = first if first < len(outputs) and is_first else None
+        stashed.append(OpenSkip("", TensorSpec.of(skip), same_as_output))
     return tuple(map(TensorSpec.of, outputs)), tuple(stashed)
 
 

@@ -7,6 +7,9 @@
 A skip goes directly from the stashing stage to the popping one, not through the stages between (as in torchgpipe). If
 it is the same tensor as an output that the next stage gets anyway, it is sent once. Between two cells of one stage it
 stays on the device.
+
+Wherever the cells end, the gradients of a tensor with several consumers are added in one order, so the sums have the
+same bits (``shared_as_views``).
 """
 
 from __future__ import annotations
@@ -42,10 +45,27 @@ def call(layer: nn.Module, tensors: Tensors, stash: Stash, bf16: bool = False) -
     outputs, stashes = as_tuple(layer(*tensors, *popped)), stashes_of(layer)
     if bf16:
         outputs = to_bf16(outputs)
+    outputs = shared_as_views(outputs, len(outputs) - len(stashes))
     if not stashes:
         return outputs
     stash.update(zip(stashes, outputs[-len(stashes) :], strict=True))
     return outputs[: -len(stashes)]
+
+
+def shared_as_views(tensors: Tensors, main: int) -> Tensors:
+    """Returns the tensors with a view in place of each occurrence of one that occurs several times.
+
+    A view adds up the gradients of one consumer. Autograd adds those of the views newest first: the first of the
+    ``main`` tensors, then skips, then what else is among ``main``. So a neighbour that gets the first two as one
+    tensor returns the beginning of that sum.
+    """
+    ids = [id(tensor) for tensor in tensors]
+    order = sorted(range(len(tensors)), key=lambda at: (at < main and ids.index(ids[at]) < at, at >= main, at))
+    views = list(tensors)
+    for at in reversed(order):
+        if tensors[at].requires_grad and ids.count(ids[at]) > 1:
+            views[at] = tensors[at].view_as(tensors[at])
+    return tuple(views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +131,7 @@ class CellBoundary:
     main: int
     """How many of them, from the first, are inputs of the first layer or outputs of the last one."""
     skips: tuple[tuple[str, int], ...]
-    """Name and index of each skip; two names may share an index, which may be one of the first ``main``."""
+    """Name and index of each skip, which may be one of the first ``main``."""
     peers: tuple[tuple[int, tuple[int, ...]], ...]
     """The other cells, and the indices of the tensors from or for each."""
 
@@ -135,7 +155,9 @@ class CellBoundary:
 
     def unpack(self, tensors: Tensors) -> tuple[Tensors, Stash]:
         """Returns the first layer's inputs, and the skips."""
-        return tensors[: self.main], {name: tensors[index] for name, index in self.skips}
+        indices = (*range(self.main), *(index for _, index in self.skips))
+        views = shared_as_views(tuple(tensors[index] for index in indices), self.main)
+        return views[: self.main], {name: view for (name, _), view in zip(self.skips, views[self.main :], strict=True)}
 
 
 class SkipLayout:

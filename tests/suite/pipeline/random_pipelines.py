@@ -15,6 +15,8 @@ from suite.pipeline.schedule.schedules import one_forward_one_backward
 WIDTH = 3
 KINDS = ("output", "apart", "input", "signs")
 """What a layer may give: its output itself, another tensor, what it got itself, integers that have no gradient."""
+SECOND = ("same", "apart")
+"""What the second output of a layer with two may be."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,18 @@ class Pipeline:
     frozen: frozenset[tuple[int, str]]
     examples: int
     micro_batches: int
+    seconds: tuple[tuple[int, str], ...] = ()
+    """(layer, kind) of the layers with a second output."""
 
     def layers(self) -> list[nn.Module]:
         """Returns the model's layers on the meta device, in fp64."""
-        made = []
+        made, seconds = [], dict(self.seconds)
         with torch.device("meta"):
             for at in range(sum(self.cells)):
                 takes = tuple(name(skip) for skip in self.skips if skip[1] == at)
                 given = [skip for skip in self.skips if skip[0] == at]
-                made.append(Mixing(takes, tuple(map(name, given)), tuple(kind for _, _, kind in given)).double())
+                kinds = tuple(kind for _, _, kind in given)
+                made.append(Mixing(takes, tuple(map(name, given)), kinds, seconds.get(at)).double())
         for at, parameter in self.frozen:
             made[at].get_parameter(parameter).requires_grad_(False)
         return made
@@ -58,9 +63,11 @@ def name(skip: tuple[int, int, str]) -> str:
 class Mixing(nn.Module):
     """Mixes its input with what it takes, and drops some of it."""
 
-    def __init__(self, pops: tuple[str, ...], stashes: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    def __init__(
+        self, pops: tuple[str, ...], stashes: tuple[str, ...], kinds: tuple[str, ...], second: str | None
+    ) -> None:
         super().__init__()
-        self.pops, self.stashes, self.kinds = pops, stashes, kinds
+        self.pops, self.stashes, self.kinds, self.second = pops, stashes, kinds, second
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.scale = nn.Parameter(torch.empty(WIDTH))
 
@@ -75,7 +82,8 @@ class Mixing(nn.Module):
         dropped = nn.functional.dropout(torch.tanh(self.linear(mixed)), 0.2, self.training)
         out = 0.7 * mixed + self.scale * dropped
         given = {"output": out, "apart": torch.sin(out), "input": x, "signs": (mixed > 0).to(torch.int64)}
-        return (out, *[given[kind] for kind in self.kinds])
+        seconds = [] if self.second is None else [out if self.second == "same" else torch.cos(out)]
+        return (out, *seconds, *[given[kind] for kind in self.kinds])
 
 
 class SquaredError(nn.Module):
@@ -106,7 +114,9 @@ def draw_pipeline(seed: int, stages: int) -> Pipeline:
     micro_batches = dice.randint(1, min(examples, 7))
     rows = draw_rows(dice, stages, micro_batches) if schedule == "csv" else ()
     schedule_config = ScheduleConfig(schedule, graphs, virtual_stages, rows)  # type: ignore[arg-type]
-    return Pipeline(seed, stages, schedule_config, cells, skips, frozen, examples, micro_batches)
+    two = [at for at in range(layers - 1) if dice.random() < 0.4]  # the last one ends with the loss
+    seconds = tuple((at, dice.choice(SECOND)) for at in two)
+    return Pipeline(seed, stages, schedule_config, cells, skips, frozen, examples, micro_batches, seconds)
 
 
 def draw_rows(dice: random.Random, stages: int, micro_batches: int) -> tuple[str, ...]:

@@ -5,10 +5,13 @@ RANDOM_PIPELINES=2000 pytest -n 0 --timeout 0 tests/suite/pipeline/runtime/test_
 instead of a few
 """
 
+import itertools
 import os
+import random
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -64,10 +67,15 @@ def differences(pipeline: Pipeline, rank: int) -> list[str]:
     if coord.is_last and not abs(sums.objective - objective) <= TOLERANCE * objective:
         found.append(f"the objective is {sums.objective}, not {objective}")
     dist.barrier()
+    leave(groups)
+    return found
+
+
+def leave(groups) -> None:
+    """Ends a pipeline's groups."""
     for group in {groups.replicas, groups.stages, *groups.activations, *groups.gradients}:
         if group != dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(group)
-    return found
 
 
 def compare(rank: int, world: int, rendezvous: str, pipelines: list[Pipeline]):
@@ -126,6 +134,55 @@ def check(pipelines, stages):
     assert [len(found) for found in results] == [len(pipelines)] * stages
     wrong = [(pipeline, found) for result in results for pipeline, found in result if found]
     assert not wrong, f"{len({pipeline.seed for pipeline, _ in wrong})} of {len(pipelines)}: {wrong[:3]}"
+
+
+def gradients_of_steps(rank: int, world: int, rendezvous: str, pipelines: list[Pipeline]):
+    """Trains each for a step; returns this stage's objective and gradients."""
+    join(rank, world, rendezvous)
+    found = []
+    for pipeline in pipelines:
+        layers = pipeline.layers()
+        coord, cells = RankCoord(rank, world, 1), cell_ranges(pipeline.cells, len(layers))
+        executor, _, named, groups = build(coord, layers, SquaredError(), pipeline.schedule_config, cells=cells)
+        sums = executor.train(pipeline.batch() if coord.is_first or coord.is_last else None, pipeline.seed)
+        grads = {key: parameter.grad.numpy() for key, parameter in named.items() if parameter.grad is not None}
+        found.append((sums.objective, grads))
+        dist.barrier()
+        leave(groups)
+    return found
+
+
+def any_stages(seed: int, stages: int) -> Pipeline:
+    """Returns the pipeline of a seed, with at least 8 layers, shared tensors and nothing frozen, cut at random."""
+    drawn = next(p for at in range(seed * 1000, seed * 1000 + 1000) if sum((p := draw_pipeline(at, 4)).cells) >= 8)
+    count, dice = sum(drawn.cells), random.Random(seed * 10 + stages)
+    cuts = [0, *sorted(dice.sample(range(1, count), stages - 1)), count]
+    cells = tuple(end - begin for begin, end in itertools.pairwise(cuts))
+    config = ScheduleConfig(("fill_drain", "1f1b")[seed % 2], (1,))
+    dice = random.Random(seed)
+    skips = tuple(
+        (giver, taker, dice.choice(("output", "output", "input", kind))) for giver, taker, kind in drawn.skips
+    )
+    return replace(drawn, stages=stages, cells=cells, schedule_config=config, frozen=NOBODY, skips=skips)
+
+
+def test_bits_do_not_depend_on_the_number_of_stages():
+    """With skips and several outputs, of which some are one tensor."""
+    count = max(8, COUNT // len(STAGES))
+    by_stages = {}
+    for stages in (1, 2, 4):
+        results = run_processes(
+            gradients_of_steps, stages, [any_stages(seed, stages) for seed in range(count)], deadline_s=7200.0
+        )
+        objectives = [objective for objective, _ in results[-1]]
+        gradients = [{key: grad for of in each for key, grad in of[1].items()} for each in zip(*results, strict=True)]
+        by_stages[stages] = objectives, gradients
+    objectives, gradients = by_stages[1]
+    for stages in (2, 4):
+        assert by_stages[stages][0] == objectives
+        for seed, (one, other) in enumerate(zip(gradients, by_stages[stages][1], strict=True)):
+            wrong = [key for key in one.keys() & other.keys() if not np.array_equal(one[key], other[key])]
+            assert not wrong, f"seed {seed}, K = {stages}: {sorted(wrong)}"
 
 
 NOBODY = frozenset()
