@@ -10,13 +10,15 @@ from typing import Literal
 from models.chunked_loss import CPU_LOGITS_BYTES, accelerator_logits_bytes
 from suite.errors import SettingError
 from suite.pipeline.model.topology import TransportName
-from suite.pipeline.planning.devices import DEVICES, GIB, Device, find_device
+from suite.pipeline.planning.devices import ASSUMED_SPEED, GIB, THIS_DEVICE, Device, find_device, known_devices
 from suite.pipeline.planning.placement import Node, Placement, place
 from suite.pipeline.planning.simulate import Link
 
 NETWORK = Link(latency_s=20e-6, bytes_per_s=25e9)
 """Network of a declared cluster: one 200 Gbit/s port per device (HDR InfiniBand). Our choice, between the 100 and 400
 Gbit/s that clusters have."""
+
+_COUNT = r"([1-9]\d{0,5})\s*[xX]\s*"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,14 @@ class Cluster:
         return place(self.nodes, stages, replicas) if self.nodes else None
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a plan says about a device of which only the memory is declared."""
+        if self.device is None or not self.device.name.endswith(ASSUMED_SPEED):
+            return ()
+        size = self.device.name.removesuffix(ASSUMED_SPEED)
+        return (f"only a size is declared: times are those of TPUv3 cores; A100:{size} has an A100's",)
+
+    @property
     def transport(self) -> TransportName:
         """What carries messages between its devices."""
         is_cuda = self.kind == "gpu" if self.device is None else self.device.is_cuda
@@ -70,22 +80,24 @@ class Cluster:
 
 
 def parse_cluster(text: str, this: Cluster) -> Cluster:
-    """Parses a cluster such as ``16x16GiB``, ``2x8xH100``, ``H200`` or ``8xthis``, where ``this`` is this machine.
+    """Parses a cluster such as ``16x16GiB``, ``2x8xH100``, ``4xA100-40GB``, ``H200`` or ``8xthis``, where ``this`` is
+    this machine.
 
-    Raises SettingError with the format and examples for anything else.
+    Raises SettingError with the format, and all devices, for anything else.
     """
-    *counts, name = re.split("[xX]", text)
-    form = "write [nodes x] devices x device, such as 16x16GiB, 2x8xH100 or 8xTPUv3"
-    if len(counts) > 2 or not all(re.fullmatch(r"[1-9]\d{0,5}", count.strip()) for count in counts):
-        raise SettingError(f"CLUSTER={text!r} is not a cluster; {form}")
-    if not name.strip():
-        raise SettingError(f"CLUSTER={text!r} has no device; {form}; devices are {', '.join(DEVICES)} or a size")
+    parts = re.fullmatch(rf"(?:{_COUNT})?(?:{_COUNT})?(.*)", text.strip(), re.DOTALL)
+    assert parts is not None, "everything matches"
+    numbers, name = [int(count) for count in parts.groups()[:2] if count], parts[3].strip()
     try:
-        device = find_device(name.strip(), this.bytes_per_device)
+        if not name:
+            raise SettingError(f"it has no device; {known_devices()}")
+        device = find_device(name, this.bytes_per_device)
     except SettingError as fault:
-        raise SettingError(f"CLUSTER={text!r} is not a cluster: {fault}; {form}") from None
-    numbers = [int(count) for count in counts]
-    kind = this.kind if name.strip().lower() == "this" else "gpu"
+        raise SettingError(
+            f"CLUSTER={text!r} is not a cluster: {fault}; write [nodes x] devices x device, such as 16x16GiB, 2x8xH100 "
+            "or 4xA100-40GB"
+        ) from None
+    kind = this.kind if name.lower() == THIS_DEVICE else "gpu"
     count = numbers[0] if len(numbers) == 2 else 1
     nodes = tuple(Node(str(at), f"node {at}", numbers[-1], numbers[-1]) for at in range(count)) if count > 1 else ()
     return Cluster(math.prod(numbers), device.memory_bytes, kind, nodes, device)

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 
 from suite.device import is_host, synchronize
-from suite.errors import SettingError, nearest
+from suite.errors import SettingError
 from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.simulate import Link, Links
 
@@ -84,44 +84,107 @@ class Machine:
 _gpu = partial(Device, process_bytes=GIB, is_cuda=True)
 _TPU_V3 = Device("TPUv3", 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA, "ICI")
 
+# Without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each, PCIe 4 at 24, PCIe 5
+# at 48. P100 and V100 have no bf16 products: they run at the fp32 rate. A B200 is one GPU of an HGX B200, a GB200 one
+# of the 72 of a GB200 NVL72: the system's numbers divided by its GPUs. An MI250 is one of the two dies of its module,
+# each of which ROCm shows as a GPU; fp32 of AMD is that of its matrix cores. Rates of RTX cards accumulate in fp32.
+# Sources: Google Cloud's pages of TPUs; NVIDIA's data sheets of P100, V100, A10, A100, L4, L40, L40S, H100, H200, HGX
+# B200, GB200 NVL72 and RTX 6000 Ada, its Ada and RTX Blackwell architecture papers; AMD's data sheets of MI250, MI250X
+# and MI300X. Where a sheet gives a rate with sparsity, half of it.
 DEVICES = {
     device.name: device
     for device in (
         Device("TPUv2", 8 * GIB, 22.5 * TERA, 22.5 * TERA, 300 * GIGA, 62 * GIGA, "ICI"),
         _TPU_V3,
-        # without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each
-        # neither of these two has bf16 products: they run at the fp32 rate
         _gpu("P100", int(15.75 * GIB), 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, "PCIe 3"),
         _gpu("V100", int(15.75 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2"),
+        _gpu("V100-32GB", int(31.7 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2"),
+        _gpu("A10", 22 * GIB, 31.2 * TERA, 125 * TERA, 600 * GIGA, 12 * GIGA, "PCIe 4"),
         _gpu("A100", 79 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, "NVLink 3"),
+        _gpu("A100-40GB", int(39.4 * GIB), 19.5 * TERA, 312 * TERA, 1555 * GIGA, 300 * GIGA, "NVLink 3"),
+        _gpu("L4", 22 * GIB, 30.3 * TERA, 121 * TERA, 300 * GIGA, 12 * GIGA, "PCIe 4"),
+        _gpu("L40", int(44.4 * GIB), 90.5 * TERA, 181 * TERA, 864 * GIGA, 12 * GIGA, "PCIe 4"),
+        _gpu("L40S", int(44.4 * GIB), 91.6 * TERA, 362 * TERA, 864 * GIGA, 12 * GIGA, "PCIe 4"),
+        _gpu("RTX 4090", int(23.5 * GIB), 82.6 * TERA, 165.2 * TERA, 1008 * GIGA, 12 * GIGA, "PCIe 4"),
+        _gpu("RTX 5090", int(31.3 * GIB), 104.8 * TERA, 209.5 * TERA, 1792 * GIGA, 24 * GIGA, "PCIe 5"),
+        _gpu("RTX 6000 Ada", int(47.4 * GIB), 91.1 * TERA, 364.2 * TERA, 960 * GIGA, 12 * GIGA, "PCIe 4"),
         _gpu("H100", 79 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, "NVLink 4"),
         _gpu("H200", 139 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, "NVLink 4"),
+        _gpu("B200", 178 * GIB, 75 * TERA, 2250 * TERA, 7700 * GIGA, 900 * GIGA, "NVLink 5"),
+        _gpu("GB200", 184 * GIB, 80 * TERA, 2500 * TERA, 8000 * GIGA, 900 * GIGA, "NVLink 5"),
+        _gpu("MI250", 64 * GIB, 45.3 * TERA, 181 * TERA, 1638 * GIGA, 50 * GIGA, "Infinity Fabric"),
+        _gpu("MI250X", 64 * GIB, 47.9 * TERA, 191.5 * TERA, 1638 * GIGA, 50 * GIGA, "Infinity Fabric"),
+        _gpu("MI300X", 191 * GIB, 163.4 * TERA, 1307.4 * TERA, 5300 * GIGA, 64 * GIGA, "Infinity Fabric"),
     )
 }
+
+NOMINAL_GB = {
+    "TPUv2": 8, "TPUv3": 16, "P100": 16, "V100": 16, "V100-32GB": 32, "A10": 24, "A100": 80, "A100-40GB": 40, "L4": 24,
+    "L40": 48, "L40S": 48, "RTX 4090": 24, "RTX 5090": 32, "RTX 6000 Ada": 48, "H100": 80, "H200": 141, "B200": 180,
+    "GB200": 186, "MI250": 64, "MI250X": 64, "MI300X": 192,
+}  # fmt: skip
+"""The size in a card's name, such as A100-80GB."""
 
 THIS_DEVICE = "this"
 """The name of a device with the measured rates of this machine."""
 
+ASSUMED_SPEED = " (speed of a TPUv3 core)"
+"""Ends the name of a device of which only the memory is given."""
+
+_SIZE = r"(\d{1,6}(?:\.\d{1,3})?)\s*(GiB|GB|G)"
+_WORDS_OF_MAKERS = {
+    "nvidia",
+    "tesla",
+    "geforce",
+    "amd",
+    "instinct",
+    "google",
+    "generation",
+    "sxm",
+    "sxm2",
+    "sxm3",
+    "sxm4",
+    "sxm5",
+}
+
 
 def find_device(name: str, memory: int) -> Device:
-    """Returns a declared device by name; ``this``; or, for a size such as 16GiB, a TPUv3 core with that memory.
+    """Returns a declared device by its name, which may end with a memory size, such as A100-40GB or A100:60GiB;
+    ``this``; or, for a size such as 16GiB alone, a TPUv3 core with that memory.
 
-    A size alone does not give a speed, so that of the paper's 16 GB accelerator is used. ``memory`` is the bytes of
-    each device of this machine. Raises SettingError for anything else.
+    A size in GB that the maker sells is that card, with what a process can use of it. ``memory`` is the bytes of each
+    device of this machine. Raises SettingError, with all known devices, for anything else.
     """
-    if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|GB|G)", name, re.IGNORECASE):
-        unit = 10**9 if size[2].upper() == "GB" else GIB
-        if float(size[1]) > 0:
-            return replace(
-                _TPU_V3, name=f"{size[1]}{size[2]} (speed of a TPUv3 core)", memory_bytes=int(float(size[1]) * unit)
-            )
-    known = {device.lower(): device for device in (*DEVICES, THIS_DEVICE)}
-    if name.lower() not in known:
-        raise SettingError(
-            f"no device is called {name!r}; {nearest(name, known.values())} or give its memory, such as 16GiB"
-        )
-    chosen = known[name.lower()]
-    return this_device(memory) if chosen == THIS_DEVICE else DEVICES[chosen]
+    parts = re.fullmatch(rf"(?:(.+?)[\s:_-]*)??(?:{_SIZE})?", name, re.I | re.S | re.A)
+    assert parts is not None, "everything matches"
+    card, amount, unit = parts[1] or "", float(parts[2] or 0), (parts[3] or "").upper()
+    size = int(amount * (10**9 if unit == "GB" else GIB))
+    if unit and not card and size:
+        return replace(_TPU_V3, name=f"{parts[2]}{parts[3]}{ASSUMED_SPEED}", memory_bytes=size)
+    if card.lower() == THIS_DEVICE and not unit:
+        return this_device(memory)
+    sold = [device for device in DEVICES.values() if _key(device.name.partition("-")[0]) == _key(card)]
+    if not sold or (unit and not size):
+        raise SettingError(f"no device is called {name!r}; {known_devices()}")
+    if not unit:
+        return sold[0]
+    for device in sold:
+        if unit != "GIB" and amount == NOMINAL_GB[device.name]:
+            return device
+    larger = [device for device in sold if NOMINAL_GB[device.name] * GIB >= size] or sold
+    closest = min(larger, key=lambda device: device.memory_bytes)
+    return replace(closest, name=f"{sold[0].name}:{parts[2]}{parts[3]}", memory_bytes=size)
+
+
+def known_devices() -> str:
+    """Returns what ``find_device`` takes."""
+    return f"devices are {', '.join(DEVICES)}, {THIS_DEVICE}, one with a memory, such as A100:60GiB, or a size alone"
+
+
+def _key(name: str) -> str:
+    """Returns what is compared of a card's name: no case, no separators, no words of its maker."""
+    words = re.split(r"[\s:_-]+", name.lower())
+    return "".join(word for word in words if word not in _WORDS_OF_MAKERS)
 
 
 CPU_PROCESS_BYTES = 2 * GIB // 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from experiments.base.cluster import NETWORK, Cluster, parse_cluster
@@ -21,6 +23,9 @@ THIS = Cluster(4, 3 * GIB, "cpu")
         ("2x8xH100", 16, 79 * GIB, 2),
         ("2xH100", 2, 79 * GIB, 1),
         ("H200", 1, 139 * GIB, 1),
+        ("4xA100:40GiB", 4, 40 * GIB, 1),
+        ("2x8xRTX 4090", 16, int(23.5 * GIB), 2),
+        ("8xMI300X", 8, 191 * GIB, 1),
         ("8xTPUv3", 8, 16 * GIB, 1),
         ("3x16GB", 3, 16 * 10**9, 1),
         ("1.5GiB", 1, 3 * GIB // 2, 1),
@@ -61,34 +66,83 @@ def test_this_has_the_size_and_kind_of_the_machines_devices() -> None:
     [
         ("", "has no device"),
         ("  ", "has no device"),
-        ("x", "is not a cluster"),
-        ("0x16GiB", "is not a cluster"),
-        ("-1xH100", "is not a cluster"),
-        ("1.5xH100", "is not a cluster"),
-        ("axH100", "is not a cluster"),
-        ("2x8x4xH100", "is not a cluster"),
+        ("x", "no device is called 'x'"),
+        ("0x16GiB", "no device is called '0x16GiB'"),
+        ("-1xH100", "no device is called"),
+        ("1.5xH100", "no device is called"),
+        ("axH100", "no device is called"),
+        ("2x8x4xH100", "no device is called '4xH100'"),
         ("3x", "has no device"),
         ("16x16", "no device is called '16'"),
         ("16x0GiB", "no device is called '0GiB'"),
-        ("8xH10", "did you mean"),
+        ("8xH10", "no device is called 'H10'"),
         ("16GiB,16GiB", "no device is called"),
     ],
 )
 def test_an_invalid_cluster_is_one_sentence_with_the_format(text: str, part: str) -> None:
     with pytest.raises(SettingError) as fault:
         parse_cluster(text, THIS)
-    message = str(fault.value)
-    assert message.startswith(f"CLUSTER={text!r}")
-    assert part in message
-    assert "write [nodes x] devices x device, such as 16x16GiB, 2x8xH100" in message
+    assert part in str(fault.value)
+    is_the_sentence(str(fault.value), text)
+
+
+def is_the_sentence(message: str, text: str) -> None:
+    """Checks that an error says what was given, what is known and how to write it, on one line."""
+    assert message.startswith(f"CLUSTER={text!r} is not a cluster: ")
+    assert "devices are TPUv2, TPUv3, P100, " in message
+    assert message.endswith("write [nodes x] devices x device, such as 16x16GiB, 2x8xH100 or 4xA100-40GB")
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("example", ["16x16GiB", "2x8xH100", "8xTPUv3"])
+PIECES = (
+    "x",
+    "X",
+    " ",
+    "\n",
+    "-",
+    ":",
+    "_",
+    "0",
+    "9" * 400,
+    "1e9",
+    "GiB",
+    "GB",
+    "TB",
+    "A100",
+    "\0",
+    "\u0661",
+    "\ud800",
+)
+VALID = ("16x16GiB", "2x8xH100", "4 x 2 x 12 GiB", "4xA100-40GB", "A100:40GiB", "4xRTX 4090", "2x8xMI300X", "1.5GB")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_mutated_cluster_works_or_is_refused_in_the_sentence(seed: int) -> None:
+    dice = random.Random(seed)
+    text = dice.choice(VALID)
+    for _ in range(dice.randint(1, 3)):
+        at = dice.randint(0, len(text))
+        text = text[:at] + dice.choice((*PIECES, "", "")) + text[at + dice.randint(0, 2) :]
+    try:
+        parsed = parse_cluster(text, THIS)
+    except SettingError as fault:
+        is_the_sentence(str(fault), text)
+    else:
+        assert parsed.devices > 0
+        assert parsed.bytes_per_device > 0
+
+
+def test_a_size_alone_is_said_to_have_the_speed_of_the_papers_core() -> None:
+    (note,) = parse_cluster("4x40GiB", THIS).notes
+    assert note == "only a size is declared: times are those of TPUv3 cores; A100:40GiB has an A100's"
+    assert parse_cluster("A100:40GiB", THIS).notes == parse_cluster("8xTPUv3", THIS).notes == THIS.notes == ()
+
+
+@pytest.mark.parametrize("example", ["16x16GiB", "2x8xH100", "4xA100-40GB"])
 def test_the_examples_of_that_sentence_are_valid(example: str) -> None:
     with pytest.raises(SettingError, match=example):
         parse_cluster("nonsense", THIS)
-    assert parse_cluster(example, THIS).devices >= 8
+    assert parse_cluster(example, THIS).devices >= 4
 
 
 def test_stages_of_one_node_stay_there_and_more_stages_go_over_the_network() -> None:

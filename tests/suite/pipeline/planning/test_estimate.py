@@ -16,7 +16,7 @@ from models.synthetic import SquareLoss
 from suite.errors import SettingError
 from suite.pipeline.planning import profile as profiling
 from suite.pipeline.planning.costs import LayerCost, check_costs
-from suite.pipeline.planning.devices import DEVICES, Device, find_device
+from suite.pipeline.planning.devices import DEVICES, NOMINAL_GB, Device, find_device
 from suite.pipeline.planning.estimate import OpCostMode, estimate
 from suite.pipeline.planning.profile import MicroBatch, Sample, profile
 from suite.pipeline.planning.simulate import Link
@@ -371,14 +371,39 @@ def test_a_size_is_the_papers_core_with_that_memory(name, memory):
     assert "TPUv3" in device.name
 
 
-def test_unknown_devices_are_told_the_nearest():
-    with pytest.raises(SettingError, match=r"no device is called 'H10'; did you mean .*H100.*such as 16GiB"):
-        find_device("H10", memory=1)
-    with pytest.raises(SettingError, match=r"'abacus'; known names: A100, .*, this or give its memory"):
-        find_device("abacus", memory=1)
-    for name in ("", "0GiB", "-1GiB", "16", "16TiB", "GiB", "A100 16GiB"):
-        with pytest.raises(SettingError, match="no device is called"):
+def test_unknown_devices_are_told_all_that_are_known():
+    for name in ("H10", "abacus", "", "0GiB", "-1GiB", "16", "16TiB", "GiB", "A100-0GB", "H100 PCIe", "x" * 99):
+        with pytest.raises(SettingError) as fault:
             find_device(name, memory=1)
+        assert str(fault.value).startswith(f"no device is called {name!r}; devices are TPUv2, ")
+        assert all(known in str(fault.value) for known in (*DEVICES, "this", "A100:60GiB"))
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "memory"),
+    [
+        ("A100-40GB", "A100-40GB", DEVICES["A100-40GB"].memory_bytes),
+        ("a100 80gb", "A100", DEVICES["A100"].memory_bytes),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB", DEVICES["A100-40GB"].memory_bytes),
+        ("Tesla V100-SXM2-32GB", "V100-32GB", DEVICES["V100-32GB"].memory_bytes),
+        ("A100:40GiB", "A100-40GB", 40 * 2**30),
+        ("A100:60GiB", "A100", 60 * 2**30),
+        ("A100:60GB", "A100", 60 * 10**9),
+        ("H200:500GiB", "H200", 500 * 2**30),
+        ("GeForce RTX 4090", "RTX 4090", DEVICES["RTX 4090"].memory_bytes),
+        ("rtx-4090", "RTX 4090", DEVICES["RTX 4090"].memory_bytes),
+        ("AMD Instinct MI300X", "MI300X", DEVICES["MI300X"].memory_bytes),
+    ],
+)
+def test_a_card_may_be_written_with_its_memory_and_as_its_maker_does(name, device, memory):
+    found = find_device(name, memory=1)
+    assert found == replace(DEVICES[device], name=found.name, memory_bytes=memory)
+
+
+def test_cards_have_the_size_they_are_sold_with():
+    assert NOMINAL_GB.keys() == DEVICES.keys()
+    for name, device in DEVICES.items():
+        assert 0.9 * NOMINAL_GB[name] <= device.memory_bytes / 2**30 <= NOMINAL_GB[name]
 
 
 def test_this_machine_has_rates_of_its_own():
