@@ -87,7 +87,7 @@ def _process_bytes(device: torch.device, anonymous_bytes: int) -> int:
     """
     if not is_host(device):
         free, total = module_of(device).mem_get_info(device)
-        return int(total - free - module_of(device).memory_reserved(device))
+        return max(0, int(total - free - module_of(device).memory_reserved(device)))
     return anonymous_bytes + _resident_bytes("RssFile") + _resident_bytes("RssShmem")
 
 

@@ -124,7 +124,7 @@ def _estimate(
         outputs = run()
         recompute_s, graph_peak = op_cost.seconds - start_s - forward_s, op_cost.peak - casts
         op_cost.settle()
-        activations = op_cost.alive - casts
+        activations = max(0, op_cost.alive - casts)
         before, gradients = _backward(outputs)
         op_cost.settle()
         base = op_cost.alive

@@ -168,8 +168,10 @@ class _LayerProfiler:
         return found | {"weight_grad_s": weight, "split_s": max(0.0, total_s[1] - total_s[0])}
 
     def bytes(self, make_update: Callable[[nn.Module], Update]) -> dict[str, int]:
-        """Returns the sizes of a ``LayerCost``; gradients and optimizer state are allocated beforehand."""
-        return self._stage(False).bytes(make_update) | {"deferred_bytes": self._stage(True).deferred_bytes()}
+        """Returns the sizes of a ``LayerCost``; gradients and optimizer state are allocated beforehand. A difference of
+        two measurements that vary may be below zero and then counts as none."""
+        sizes = self._stage(False).bytes(make_update) | {"deferred_bytes": self._stage(True).deferred_bytes()}
+        return {name: max(0, size) for name, size in sizes.items()}
 
 
 class _MeasuredLayer:
@@ -265,7 +267,7 @@ class _MeasuredLayer:
                 saved, gradients = self._recomputed()
                 self._backward(saved, gradients, deferred)
                 del saved, gradients
-        return max(0, standing.change)
+        return standing.change
 
     def _new_micro_batch(self) -> CellMicroBatch:
         return CellMicroBatch(self._inputs, self._arriving, self._leaving)

@@ -221,6 +221,26 @@ def test_what_leaves_a_layer_counts_whether_or_not_it_carries_a_gradient():
     assert (unmarked.boundary_bytes, unmarked.gradient_bytes) == (x + mark, 0)
 
 
+class Hoarding(Rectified):
+    """Keeps more after every forward; or frees what it kept after every second one."""
+
+    def __init__(self, grows: bool) -> None:
+        super().__init__()
+        self.grows, self.calls, self.kept = grows, 0, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.kept.append(torch.empty(2**12 * self.calls))
+        if not self.grows and self.calls % 2 == 0:
+            self.kept.clear()
+        return torch.relu(x)
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_no_measured_size_is_below_zero(grows):
+    measured(lambda: [Product(4), Hoarding(grows), Product(4), Rectified()], rows(2, 4))  # which checks the numbers
+
+
 def test_seconds_are_of_the_typical_and_bytes_of_the_largest_micro_batch():
     costs = measured(lambda: [Product(16), Rectified()], rows(3, 16), rows(40, 16))
     assert [cost.boundary_bytes for cost in costs] == [40 * 16 * FLOAT] * 2
