@@ -14,8 +14,10 @@ from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.language_model.workload import LanguageModel
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.workload import Translation
-from suite.data.documents.prepare import folder_of_documents, prepare_documents
+from suite.data.documents.prepare import check_documents, folder_of_documents, prepare_documents
 from suite.data.images.prepare import folder_of_images, prepare_images
+from suite.data.images.sets import check_source
+from suite.data.text.corpora import check_corpus
 from suite.data.text.prepare import folder_of, prepare
 from suite.log import Log
 
@@ -30,6 +32,16 @@ def workload(experiment: Experiment, data: Path | None = None) -> Workload:
         return Custom(experiment)
     assert isinstance(experiment, ImageExperiment), type(experiment)
     return Classification(experiment)
+
+
+def check_data(experiment: Experiment) -> None:
+    """Raises DataError for a text or image set that is no known name and no folder. Fetches nothing."""
+    if isinstance(experiment, TranslationExperiment):
+        check_corpus(experiment.data)
+    elif isinstance(experiment, LanguageModelExperiment):
+        check_documents(experiment.data)
+    elif isinstance(experiment, ImageExperiment):
+        check_source(experiment.data)
 
 
 def data_folder(experiment: Experiment, cache: Path) -> Path:

@@ -18,12 +18,12 @@ Change = tuple[Workload, str]
 
 
 def numbers_of_micro_batches(work: Workload) -> Iterator[Workload]:
-    """Yields the workload with K, 2K, 4K, ... and 64K micro-batches, as long as each has an example; at least one."""
-    pipeline = work.pipeline
-    for power in range(7):
-        count = pipeline.stages << power
-        if power and count * pipeline.replicas > work.examples:
-            return
+    """Yields the workload with K, 2K, 4K, ... micro-batches, as long as each has an example, and at last with the
+    largest multiple of K; if there are fewer than K examples, with one for each."""
+    pipeline, most = work.pipeline, max(1, work.examples // work.pipeline.replicas)
+    most = most // pipeline.stages * pipeline.stages or most
+    counts = [pipeline.stages << power for power in range((most // pipeline.stages).bit_length())]
+    for count in dict.fromkeys([*counts, most]):
         yield work.with_pipeline(pipeline.model_copy(update={"micro_batches": count}))
 
 

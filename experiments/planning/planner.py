@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
@@ -109,8 +110,9 @@ def _frozen_errors(work: Workload) -> list[str]:
 
 
 def _with_most_micro_batches(work: Workload) -> Workload:
-    """Returns the workload with a number of micro-batches: if the plan may choose it, with the smallest ones."""
-    return work if work.pipeline.micro_batches != AUTO else list(numbers_of_micro_batches(work))[-1]
+    """Returns the workload with a number of micro-batches: if the plan may choose it, with 64K or as many as there are
+    examples for. Plans nearby take minutes with more."""
+    return work if work.pipeline.micro_batches != AUTO else list(islice(numbers_of_micro_batches(work), 7))[-1]
 
 
 def _memory_note(work: Workload, cluster: Cluster) -> Iterator[str]:
@@ -125,7 +127,8 @@ def _memory_note(work: Workload, cluster: Cluster) -> Iterator[str]:
                 needs = f"at least {least * cluster.devices / GIB:.1f} GiB in total"
             else:
                 needs = f"devices of at least {least / GIB:.1f} GiB"
-            yield f"no setting was found that fits; with K = {pipeline.stages} the run needs {needs}"
+            shape = f"K = {pipeline.stages}, M = {pipeline.micro_batches:,}"
+            yield f"no setting was found that fits; with {shape} the run needs {needs}"
 
 
 def least_memory(work: Workload, cluster: Cluster) -> int | None:

@@ -20,7 +20,7 @@ from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import plan_workload
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
-from experiments.tasks import data_folder, workload
+from experiments.tasks import check_data, data_folder, workload
 from experiments.translation.experiment import TranslationExperiment
 from launch.backends.select import LocalBackend, cluster_backend
 from launch.planning.layer_costs import cost_model
@@ -58,7 +58,8 @@ def make_named(name: str, cluster: str, scale: RequestedScale, settings: str, lo
         with log_when_long(f"planning {name}", log) as set_part:
             request = _plan_request(name, devices, scale, settings)
             find_costs = cost_model(CACHE / "costs", log, backend, request.data)
-            return plan_workload(request.work, devices, find_costs, request.notes, request.settings, set_part)
+            notes = (*devices.notes, *request.notes)
+            return plan_workload(request.work, devices, find_costs, notes, request.settings, set_part)
 
 
 class _PlanRequest(NamedTuple):
@@ -84,7 +85,10 @@ def _check_name(name: str, scale: RequestedScale) -> None:
 def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
     network = find_amoebanet(name, cluster.devices)
     if network is not None:
-        return _PlanRequest(network.with_settings(settings), settings)
+        network = network.with_settings(settings)
+        check_data(network.experiment)
+        return _PlanRequest(network, settings)
+    check_data(find(name).with_settings(settings))
     return _experiment(name, cluster, scale, settings)
 
 

@@ -24,6 +24,15 @@ VERSION = 1
 """Version of reading, splitting and tokenizing. Raise it when one changes; otherwise old caches stay in use."""
 
 
+def check_documents(corpus: str) -> None:
+    """Raises DataError when ``corpus`` is neither a known name nor a folder."""
+    if corpus not in (DOCSTRINGS, DJANGO) and not Path(corpus).is_dir():
+        raise DataError(
+            f"there is no folder and no corpus {corpus!r}; {nearest(corpus, (DOCSTRINGS, DJANGO))}; text.corpus takes "
+            "a folder with files .txt, .md, .rst, .jsonl or .parquet"
+        )
+
+
 def prepare_documents(settings: DocumentSettings, cache: Path, log: Log) -> TokenData:
     """Returns the tokens for ``settings``; builds them unless the cache has a valid copy. ``log`` gets progress.
 
@@ -31,12 +40,7 @@ def prepare_documents(settings: DocumentSettings, cache: Path, log: Log) -> Toke
     used. Raises DataError for an unknown corpus, one that cannot be read, and one too short for a row; SettingError
     when the vocabulary does not fit the text.
     """
-    corpus = settings.corpus
-    if corpus not in (DOCSTRINGS, DJANGO) and not Path(corpus).is_dir():
-        raise DataError(
-            f"there is no folder and no corpus {corpus!r}; {nearest(corpus, (DOCSTRINGS, DJANGO))}; text.corpus takes "
-            "a folder with files .txt, .md, .rst, .jsonl or .parquet"
-        )
+    check_documents(settings.corpus)
     try:
         return _prepare(settings, cache, log)
     except UnreachableError as error:

@@ -58,7 +58,8 @@ def is_local(source: str) -> bool:
 
 def check_source(source: str) -> None:
     """Raises DataError with the closest names when ``source`` is not an image set."""
-    if not is_local(source) and "/" not in source:
+    is_missing = source.startswith(("/", ".")) and not Path(source).exists()
+    if is_missing or (not is_local(source) and "/" not in source):
         raise DataError(
             f"there is no image set {source!r}; {nearest(source, (FASHION, MNIST, DIGITS))}; "
             "a folder begins with / or ., a set on the hub is named owner/name, such as uoft-cs/cifar10"

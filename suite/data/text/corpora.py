@@ -25,7 +25,8 @@ REQUIREMENTS = Path(__file__).with_name("catalogues.txt")
 
 def check_corpus(name: str) -> None:
     """Raises DataError with the closest names when ``name`` is not a corpus."""
-    if name not in (CATALOGUES, DJANGO) and "/" not in name and not Path(name).is_dir():
+    is_hub_name = "/" in name and not name.startswith(("/", ".", "~"))
+    if name not in (CATALOGUES, DJANGO) and not is_hub_name and not Path(name).is_dir():
         raise DataError(
             f"there is no corpus {name!r}; {nearest(name, (CATALOGUES, DJANGO))} "
             "A folder of your own text must exist; a translation set on the hub is named owner/name, such as "

@@ -13,6 +13,7 @@ from torch import nn
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
 from experiments.language_model.workload import LanguageModel
+from experiments.planning.neighbours import numbers_of_micro_batches
 from experiments.planning.plan_report import LayerCosts
 from experiments.planning.planner import estimated_costs, least_memory, plan_workload, row_errors, try_plan
 from experiments.registry import find, resolve
@@ -354,3 +355,25 @@ def test_micro_batches_that_do_not_fit_are_not_chosen_and_if_none_fits_the_small
     assert planned.notes[-1].endswith("; fewer than 4 do not fit")
     fault = refused(work, replace(ROOMY, bytes_per_device=each[128] // 2))
     assert "does not fit" in str(fault) or "needs" in str(fault)
+
+
+def test_micro_batches_are_bounded_by_the_examples_alone() -> None:
+    def counts(settings: str) -> list[int]:
+        work = translation(f"pipeline.micro_batches=auto text.max_length=10 {settings}")
+        return [tried.pipeline.micro_batches for tried in numbers_of_micro_batches(work)]
+
+    assert counts("pipeline.stages=2 train.batch_tokens=10000") == [2 << power for power in range(9)] + [1000]
+    assert counts("pipeline.stages=4 pipeline.replicas=2 train.batch_tokens=320") == [4, 8, 16]
+    assert counts("pipeline.stages=4 train.batch_tokens=190") == [4, 8, 16]
+    assert counts("pipeline.stages=4 train.batch_tokens=30") == [3]
+
+
+def test_more_than_64_k_micro_batches_are_chosen_where_only_they_fit() -> None:
+    work = translation("pipeline.stages=1 pipeline.micro_batches=auto text.max_length=16 train.batch_tokens=4096")
+    needs = {
+        count: max(peaks(work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": count}))))
+        for count in (64, 128)
+    }
+    room = replace(ROOMY, bytes_per_device=int(sum(needs.values()) / 2 / 0.95))
+    planned = try_plan(work, room, estimated_costs)
+    assert planned.work.pipeline.micro_batches == 128

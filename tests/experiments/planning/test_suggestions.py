@@ -146,7 +146,9 @@ def test_where_no_setting_helps_the_memory_that_would_is_told() -> None:
     work = language(stages=4)
     fault = refused(work, Cluster(4, MIB, "gpu"))
     assert fault.remedies == ()
-    sentence = r"\(no setting was found that fits; with K = 4 the run needs devices of at least (\S+) GiB\)$"
+    sentence = (
+        r"\(no setting was found that fits; with K = 4, M = [0-9,]+ the run needs devices of at least (\S+) GiB\)$"
+    )
     (size,) = re.findall(sentence, str(fault))
     assert plan_workload(work, Cluster(4, int(float(size) * GIB), "gpu"), estimated_costs)
 
@@ -155,7 +157,7 @@ def test_where_workers_share_the_memory_of_one_machine_all_of_it_is_told() -> No
     work = language(stages=4)
     fault = refused(work, Cluster(2, MIB, "cpu"))
     assert fault.remedies == ()
-    sentence = r"\(no setting was found that fits; with K = 4 the run needs at least (\S+) GiB in total\)$"
+    sentence = r"\(no setting was found that fits; with K = 4, M = [0-9,]+ the run needs at least (\S+) GiB in total\)$"
     (size,) = re.findall(sentence, str(fault))
     assert plan_workload(work, Cluster(2, int(float(size) / 2 * GIB), "cpu"), estimated_costs)
     refused(work, Cluster(2, int((float(size) / 2 - 0.2) * GIB), "cpu"))
