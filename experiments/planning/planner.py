@@ -27,6 +27,9 @@ from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import check_memory, compare_schedules, least_limit, make_plan, retimed_step_s
 from suite.settings import AUTO, PipelineSettings
 
+LAUNCH_S = 1e-4
+"""What the kernels of a layer's forward take to start on a GPU: some ten of 10 us. Our choice; it is in no estimate."""
+
 TENTH = GIB // 10
 """Resolution in bytes of the search for the least memory of a plan."""
 
@@ -269,7 +272,8 @@ def _try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tu
 
 
 def _with_step_interval(report: PlanReport) -> PlanReport:
-    """Returns the plan with the seconds of a step at the highest and lowest efficiency of an estimated device."""
+    """Returns the plan with the seconds of a step at the highest and lowest efficiency of an estimated device, and with
+    what the estimate leaves out where that matters."""
     device, machine, keyed = report.layer_costs.device, report.layer_costs.machine, KeyedWork.of(report.work)
     if device is None:
         return report
@@ -279,7 +283,16 @@ def _with_step_interval(report: PlanReport) -> PlanReport:
         retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share), logits_bytes), each, machine)
         for share in reversed(device.efficiency_range)
     )
-    return replace(report, step_interval_s=(low, high))
+    report = replace(report, step_interval_s=(low, high))
+    costs = report.layer_costs.costs
+    mean_s = sum(cost.forward_s for cost in costs) / len(costs)
+    if not device.is_cuda or mean_s >= LAUNCH_S:
+        return report
+    note = (
+        f"the estimate leaves out the start of kernels, some {in_seconds(LAUNCH_S)} a layer, which computes "
+        f"{in_seconds(mean_s)} here: a real step takes longer"
+    )
+    return replace(report, notes=(*report.notes, note))
 
 
 def _on_one_host(machine: Machine, work: Workload, cluster: Cluster) -> Machine:

@@ -34,7 +34,7 @@ class CostRecord:
     measured: float
     """Time of the measurement; seconds since 1970."""
     doubted: bool = False
-    """Whether the first steps of a run disagreed with it: the next plan measures again."""
+    """Whether the first steps of a run disagreed with it: the plan of the next new run measures again."""
     confirmed: bool = False
     """Whether it was measured on an idle machine and agrees with the doubted one that it replaced: a further
     disagreement does not make it doubted."""
@@ -75,7 +75,7 @@ class CostRecord:
             return None
 
     def doubt(self, path: Path) -> None:
-        """Marks the record as doubted, so that the next plan measures again."""
+        """Marks the record as doubted, so that the plan of the next new run measures again."""
         replace(self, doubted=True).write(path)
 
 

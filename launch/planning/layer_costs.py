@@ -1,7 +1,7 @@
 """Layer costs: measured and cached, or estimated where they cannot be measured.
 
-Cached costs are measured again if the first steps of a run disagreed with them (``launch/train/step_check.py``), or if
-the environment variable REMEASURE is set.
+Cached costs are measured again for a new run if the first steps of another disagreed with them
+(``launch/train/step_check.py``), or if the environment variable REMEASURE is set.
 """
 
 from __future__ import annotations
@@ -43,23 +43,25 @@ MEASURE_TIMEOUT_S = 60.0
 
 
 def cost_model(
-    cache: Path, log: Callable[[str], None], backend: Backend | None = None, data: Path | None = None
-) -> CostModel:
+    cache: Path, log: Callable[[str], None], backend: Backend | None = None, data: Path | None = None,
+    keeps_doubted: bool = False,
+) -> CostModel:  # fmt: skip
     """Returns a function that finds the layer costs of a workload: estimated for a declared device, otherwise measured
-    on ``backend`` (by default this machine), with ``data`` if any, and cached in ``cache``."""
+    on ``backend`` (by default this machine), with ``data`` if any, and cached in ``cache``. ``keeps_doubted`` also uses
+    cached costs that the first steps of a run disagreed with: a resumed run has them in its plan already."""
     backend = backend or LocalBackend()
 
     def layer_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
         if cluster.device is not None:
             return estimated_costs(work, cluster)
-        return measure_costs(work, cluster, cache, log, backend, data, MEASURE_TIMEOUT_S)
+        return measure_costs(work, cluster, cache, log, backend, data, MEASURE_TIMEOUT_S, keeps_doubted)
 
     return layer_costs
 
 
 def measure_costs(
     work: Measurable, cluster: Cluster, cache: Path, log: Callable[[str], None], backend: Backend,
-    data: Path | None = None, timeout_s: float = MEASURE_TIMEOUT_S,
+    data: Path | None = None, timeout_s: float = MEASURE_TIMEOUT_S, keeps_doubted: bool = False,
 ) -> LayerCosts:  # fmt: skip
     """Returns costs measured on one node, in as many concurrent processes as the run has workers there.
 
@@ -74,7 +76,7 @@ def measure_costs(
     path = cache / f"{_digest(work.key(), device, workers, threads)}.json"
     where = f"{device}, {workers} processes, {threads} threads each"
     cached = CostRecord.read(path)
-    reason = _reason_to_remeasure(cached) if cached is not None else ""
+    reason = _reason_to_remeasure(cached, keeps_doubted) if cached is not None else ""
     if cached is not None and not reason:
         machine = replace(cached.machine, memory_limit_bytes=cluster.bytes_per_device)
         source = f"measured on {where}, {cached.conditions}; cached"
@@ -94,9 +96,9 @@ def measure_costs(
     return LayerCosts(costs, machine, f"measured on {where}, {record.conditions}", measured=True, file=path)
 
 
-def _reason_to_remeasure(cached: CostRecord) -> str:
+def _reason_to_remeasure(cached: CostRecord, keeps_doubted: bool) -> str:
     """Returns why cached costs must be measured again, as part of a sentence; empty if they are still good."""
-    if cached.doubted:
+    if cached.doubted and not keeps_doubted:
         return " again, because the first steps of a run disagreed with the cached costs,"
     requested = os.environ.get("REMEASURE", "0") not in ("", "0")
     return " again, because REMEASURE is set," if requested and cached.measured < STARTED else ""

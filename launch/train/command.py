@@ -122,7 +122,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
             f"run {run.path} was trained on {chosen.data}, which is not available now; it cannot resume on "
             f"{prepared}. Restore the cache or the network and resume again"
         )
-    session = _Session(select_backend(launcher), console)
+    session = _Session(select_backend(launcher), console, resumes=True)
     planned = session.plan(as_planned, settings)
     chosen = _with_planned_micro_batches(chosen, planned)
     session.train(run, chosen, planned, resumed=True, checkpoint_step=step)
@@ -191,12 +191,13 @@ class _Session:
 
     backend: Backend
     console: Console
+    resumes: bool = False
 
     def plan(self, chosen: Experiment, settings: str = "") -> PlanReport:
         """Plans a run on the available devices and prints the plan. Raises PlanError when it does not fit."""
         workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
         notes = [f"{chosen.name} at scale {chosen.scale}; {workers} workers, {threads} threads each"]
-        find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen))
+        find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen), self.resumes)
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work = workload(chosen, _data_of(chosen))
             planned = plan_workload(work, self.backend.cluster(), find_costs, tuple(notes), settings, set_part)

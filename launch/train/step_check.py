@@ -1,5 +1,5 @@
 """Compares the first steps of a run with its plan. If they disagree, the layer costs were measured under a different
-load: the check logs this, and the next plan measures them again.
+load: the check logs this, and the plan of the next new run measures them again.
 """
 
 from __future__ import annotations
@@ -49,4 +49,4 @@ class StepCheck:
             return
         assert file is not None
         record.doubt(file)
-        self._log(f"{difference}; the next plan measures them again")
+        self._log(f"{difference}; the next new run measures them again")

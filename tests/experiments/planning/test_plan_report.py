@@ -36,7 +36,7 @@ def test_the_record_is_whole_and_agrees_with_itself() -> None:
     assert found.keys() == KEYS
     stages = found["stages"]
     assert all(stage.keys() == STAGE_KEYS for stage in stages)
-    assert (found["name"], found["notes"], found["measured"]) == ("t12_400m", ["a note"], False)
+    assert (found["name"], found["notes"][0], found["measured"]) == ("t12_400m", "a note", False)
     assert (found["K"], found["R"], found["M"], found["remat"]) == (3, 2, 8, "except_last")
     assert (found["schedule"], found["virtual_stages"]) == ("fill_drain", 1)
     assert (found["recomputed"], found["forwards"]) == (3 * 7, 3 * 8)

@@ -377,3 +377,14 @@ def test_more_than_64_k_micro_batches_are_chosen_where_only_they_fit() -> None:
     room = replace(ROOMY, bytes_per_device=int(sum(needs.values()) / 2 / 0.95))
     planned = try_plan(work, room, estimated_costs)
     assert planned.work.pipeline.micro_batches == 128
+
+
+@pytest.mark.parametrize(
+    ("device", "batch", "matters"), [("H100", 64, True), ("TPUv3", 64, False), ("P100", 2**20, False)]
+)
+def test_an_estimate_says_that_it_leaves_out_the_start_of_kernels_where_that_matters(
+    device: str, batch: int, matters: bool
+) -> None:
+    work = translation(f"train.batch_tokens={batch} pipeline.micro_batches=1")
+    notes = plan_workload(work, parse_cluster(device, LAPTOP), estimated_costs).notes
+    assert any("leaves out the start of kernels" in note for note in notes) == matters

@@ -242,7 +242,8 @@ def test_costs_that_the_first_steps_disagree_with_are_measured_again(begun, meas
     assert begun(0.8) == []
     (logged_line,) = begun(factor)
     assert re.match(
-        r"a step takes .* \(median of 5\), the plan predicts .* load 3.5, spread 1.20; the next plan meas", logged_line
+        r"a step takes .* \(median of 5\), the plan predicts .* load 3.5, spread 1.20; the next new run meas",
+        logged_line,
     )
     other = LayerMeasurements(tuple(replace(cost, backward_s=9e-3) for cost in COSTS), Link(2e-4, 1.5e9), 0)
     monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: [other])
@@ -252,12 +253,12 @@ def test_costs_that_the_first_steps_disagree_with_are_measured_again(begun, meas
     )
     assert times == "they take 57.50 ms per micro-batch; before: 27.50 ms"
     assert begun(1.0) == []
-    assert "the next plan measures them again" in begun(factor)[0]
+    assert "the next new run measures them again" in begun(factor)[0]
 
 
 def test_costs_confirmed_on_an_idle_machine_are_not_measured_again(begun, measured, monkeypatch):
     begun(1.5)
-    assert begun(1.5)[2].endswith("the next plan measures them again")  # a load of 3.5 on two cores proves nothing
+    assert begun(1.5)[2].endswith("the next new run measures them again")  # a load of 3.5 on two cores proves nothing
     assert len(measured) == 2
     calm = LayerMeasurements(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=0.4)
     monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: [calm])
@@ -266,6 +267,15 @@ def test_costs_confirmed_on_an_idle_machine_are_not_measured_again(begun, measur
     assert logged_line.endswith("twice with the same result, so they are kept: the difference has another cause")
     monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: pytest.fail("measured once more"))
     assert "twice" in begun(1.5)[0]
+
+
+def test_a_resume_uses_the_costs_that_its_first_steps_disagreed_with(begun, measured, tmp_path):
+    begun(1.5)
+    said = []
+    resumed = layer_costs.cost_model(tmp_path / "costs", said.append, keeps_doubted=True)(work(), THIS)
+    assert (resumed.costs, said, len(measured)) == (COSTS, [], 1)
+    begun(1.0)
+    assert len(measured) == 2
 
 
 def test_metrics_from_before_a_resume_do_not_count_as_first_steps(begun, measured, tmp_path):
