@@ -289,8 +289,8 @@ def _with_step_interval(report: PlanReport) -> PlanReport:
     if not device.is_cuda or mean_s >= LAUNCH_S:
         return report
     note = (
-        f"the estimate leaves out the start of kernels, some {in_seconds(LAUNCH_S)} a layer, which computes "
-        f"{in_seconds(mean_s)} here: a real step takes longer"
+        f"the estimate leaves out the start of kernels, some {LAUNCH_S * 1e6:.0f} us a layer, which computes "
+        f"{mean_s * 1e6:.1f} us here: a real step takes longer"
     )
     return replace(report, notes=(*report.notes, note))
 
