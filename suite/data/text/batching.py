@@ -181,7 +181,7 @@ class TranslationBatches:
 
 def _with_marks(sentences: pa.ListArray, first: Integers | None = None) -> tuple[Integers, Integers]:
     """Returns sentences one after another, each with the end mark, and after its ``first`` token if there is one; and
-    their lengths."""
+    their lengths. Raises DataError for a sentence with an end mark of its own: the model would read two."""
     lengths = sentences.value_lengths().to_numpy() + (1 if first is None else MARKS)
     ends = np.cumsum(lengths)
     ids = np.full(ends[-1], END_ID, dtype=np.int64)
@@ -189,7 +189,10 @@ def _with_marks(sentences: pa.ListArray, first: Integers | None = None) -> tuple
     is_word[ends - 1] = False
     if first is not None:
         ids[ends - lengths], is_word[ends - lengths] = first, False
-    ids[is_word] = sentences.flatten().to_numpy()
+    words = sentences.flatten().to_numpy()
+    if (words == END_ID).any():
+        raise DataError(f"a sentence of the prepared text has the token {END_ID}, the end mark; prepare the text again")
+    ids[is_word] = words
     return ids, lengths
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from suite.data.text.batching import TranslationBatches
 from suite.data.text.prepare import folder_of
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import END_ID, PAD_ID
-from suite.errors import SettingError
+from suite.errors import DataError, SettingError
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.settings import TextSettings, TrainSettings
 from tests.suite.data.text import reference_batches as reference
@@ -221,3 +222,16 @@ def test_runs_on_other_languages_or_temperatures_validate_on_the_same_pairs(data
     assert alone["ga"] < everything == most
     directions = {source[0] for source, _ in everything}
     assert directions == {data.language_id("ga"), data.english_id}
+
+
+def test_an_end_mark_within_a_sentence_is_refused(data: TextData, settings: TextSettings, monkeypatch):
+    """The model would read two sentences, and no loss would show it."""
+    lists = data.id_lists
+
+    def with_end_mark(self, split, rows):
+        english, translation = lists(split, rows)
+        return pa.array([[*ids[:-1], END_ID] for ids in english.to_pylist()], english.type), translation
+
+    monkeypatch.setattr(TextData, "id_lists", with_end_mark)
+    with pytest.raises(DataError, match="a sentence of the prepared text has the token 3, the end mark"):
+        batches(data, settings, 1, 4).batch(3, 0)
