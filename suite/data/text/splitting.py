@@ -36,10 +36,12 @@ SHARES = {TEST: Share(0.12, 2000, 50), VALID: Share(0.04, 500, 16)}
 def group_key(english: str) -> str:
     """Returns a key that an English string shares with its variants.
 
-    It ignores case, placeholders, punctuation, word order, repeated words and plural endings.
+    It ignores case, placeholders, punctuation, word order, repeated words and plural endings. Strings without words
+    have one key if they have placeholders, and otherwise their own.
     """
-    words = _WORD.findall(PLACEHOLDER.sub(" ", english).casefold())
-    return " ".join(sorted({_singular(word) for word in words})) or english.casefold()
+    plain = PLACEHOLDER.sub(" ", english)
+    words = _WORD.findall(plain.casefold())
+    return " ".join(sorted({_singular(word) for word in words})) or ("%" if plain != english else english.casefold())
 
 
 def _singular(word: str) -> str:

@@ -30,6 +30,7 @@ def test_variants_of_one_string_have_one_key():
     assert {group_key(text) for text in variants} == {"delete user"}
     assert group_key("Delete cities") == group_key("city, Delete")
     assert len({group_key(text) for text in ["pass", "pas", "!", "?", "is"]}) == 5
+    assert len({group_key(text) for text in ["%s: %s", "%s - %d", "{name}", "(%s)"]}) == 1
 
 
 @given(CORPUS)
