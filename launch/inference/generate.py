@@ -10,7 +10,7 @@ from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.registry import read_experiment_file
 from launch.inference.decode import decode, stages_of
 from launch.inference.methods import Sampling
-from launch.inference.model_text import load_documents
+from launch.inference.model_text import encoded_lines, load_documents
 from launch.inference.translate import read_lines
 from launch.runs.checkpoints import print_checkpoint_used, stderr_console
 from launch.runs.store import RunFolder, find_run
@@ -49,20 +49,23 @@ class Request:
 
 
 def generate(requested: str, text: str, request: Request, console: Console, choice: Choice = None) -> None:
-    """Prints each prompt with its continuation: ``text``, or each line of standard input that is not empty.
+    """Prints each prompt with its continuation: ``text``, or each line of standard input that is not empty. Standard
+    error names the lines that are too long.
 
-    Raises SettingError for another kind of run, an empty or too long prompt and an impossible request, CheckpointError
-    for a run without a valid checkpoint or the chosen one.
+    Raises SettingError for another kind of run, no prompt, only too long ones and an impossible request,
+    CheckpointError for a run without a valid checkpoint or the chosen one.
     """
     request.check()
     run = find_run(requested)
     experiment = find_language_model_run(run)
     messages = stderr_console()
     data = load_documents(run, experiment, messages, choice)
-    prompts = [text] if text.strip() else [line for line in read_lines(messages) if line.strip()]
-    if not prompts:
+    lines = [text] if text.strip() else read_lines(messages)
+    given = {number: line for number, line in enumerate(lines) if line.strip()}
+    if not given:
         raise SettingError('the prompt is empty; give TEXT="..." or lines on standard input')
-    stages = stages_of(experiment, None)
+    rooms = encoded_lines(given, lambda prompt: _room(_source(data, prompt), experiment, request.tokens), messages)
+    prompts, stages = [given[number] for number in rooms], stages_of(experiment, None)
     texts, step = continuations(run, experiment, data, prompts, request, stages, messages, choice)
     for line in texts:
         console.print(line)
@@ -75,7 +78,7 @@ def continuations(
 ) -> tuple[list[str], int]:  # fmt: skip
     """Returns each prompt with its continuation, and the checkpoint's step. Raises SettingError for a prompt that
     leaves no room in a row."""
-    sources = [[END_ID, *ids] for ids in encode_all(data.tokenizer, prompts)]
+    sources = [_source(data, prompt) for prompt in prompts]
     method = Sampling(
         tuple(_room(source, experiment, request.tokens) for source in sources), END_ID, request.temperature,
         request.top_k, request.seed,
@@ -91,6 +94,10 @@ def find_language_model_run(run: RunFolder) -> LanguageModelExperiment:
     if not isinstance(experiment, LanguageModelExperiment):
         raise SettingError(f"run {run.path} is no language model ({experiment.data}); choose a run of transformer_<L>")
     return experiment
+
+
+def _source(data: TokenData, prompt: str) -> list[int]:
+    return [END_ID, *encode_all(data.tokenizer, [prompt])[0]]
 
 
 def _room(source: list[int], experiment: LanguageModelExperiment, tokens: int | None) -> int:

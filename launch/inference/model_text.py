@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +23,7 @@ from suite.errors import DataError, SettingError, nearest
 from suite.training.checkpoint import Choice
 
 Data = TypeVar("Data", TextData, TokenData)
+Encoded = TypeVar("Encoded")
 
 
 def load_text(
@@ -73,6 +74,28 @@ def language_of(requested: str, known: Sequence[str]) -> str:
         if code is not None and code in known:
             return code
     raise SettingError(f"the model does not know the language {requested!r}; {nearest(requested, known)}")
+
+
+def encoded_lines(lines: Mapping[int, str], encode: Callable[[str], Encoded], console: Console) -> dict[int, Encoded]:
+    """Returns what ``encode`` makes of each numbered line, and prints which lines it refuses and why.
+
+    Raises the first SettingError of ``encode`` if it refuses all lines.
+    """
+    found: dict[int, Encoded] = {}
+    errors: dict[int, SettingError] = {}
+    for number, line in lines.items():
+        try:
+            line.encode()
+            found[number] = encode(line)
+        except UnicodeEncodeError:
+            errors[number] = SettingError("the text has bytes that are not UTF-8; convert it first")
+        except SettingError as error:
+            errors[number] = error
+    if not found:
+        raise next(iter(errors.values()))
+    for number, reason in errors.items():
+        console.print(f"line {number + 1} is skipped: {reason}")
+    return found
 
 
 def source_of(text: str, target_language: str, data: TextData, max_length: int) -> list[int]:

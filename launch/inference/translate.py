@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 
 from launch.inference.decode import find_text_run, stages_of, translate_tokens
-from launch.inference.model_text import language_of, load_text, source_of, trained_languages
+from launch.inference.model_text import encoded_lines, language_of, load_text, source_of, trained_languages
 from launch.runs.checkpoints import print_checkpoint_used, stderr_console
 from launch.runs.store import find_run
 from suite.data.text.tokenizer import ENGLISH
@@ -18,7 +18,8 @@ from suite.training.checkpoint import Choice
 
 def translate(requested: str, target_language: str, text: str, console: Console, choice: Choice = None) -> None:
     """Prints the translation of each line of ``text``, or else of standard input, in order and as soon as it is done;
-    empty lines stay empty. The workers start once. Standard error says which checkpoint is used.
+    empty lines stay empty. The workers start once. Standard error says which checkpoint is used, and which lines are
+    too long; these give empty lines.
 
     Raises SettingError for an invalid text or language and for standard input that is not UTF-8, CheckpointError for a
     run without a valid checkpoint.
@@ -31,9 +32,13 @@ def translate(requested: str, target_language: str, text: str, console: Console,
     lines = lines_of(text) if text else read_lines(messages)
     if not any(line.strip() for line in lines):
         raise SettingError('the text to translate is empty; give TEXT="..." or lines on standard input')
-    numbers = [number for number, line in enumerate(lines) if line.strip()]
-    sources = [source_of(lines[number], language, data, experiment.text.max_length) for number in numbers]
-    pending_lines = {number: "" for number, line in enumerate(lines) if not line.strip()}
+    found = encoded_lines(
+        {number: line for number, line in enumerate(lines) if line.strip()},
+        lambda line: source_of(line, language, data, experiment.text.max_length),
+        messages,
+    )
+    numbers, sources = list(found), list(found.values())
+    pending_lines = {number: "" for number in range(len(lines)) if number not in found}
     printed = 0
 
     def print_in_order(at: int, tokens: list[int]) -> None:
@@ -65,7 +70,7 @@ def read_lines(console: Console) -> list[str]:
         console.print("type the lines; end with Ctrl-D")
     data = sys.stdin.buffer.read()
     try:
-        return lines_of(data.decode())
+        return lines_of(data.decode().removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SettingError(

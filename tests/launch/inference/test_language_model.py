@@ -145,6 +145,18 @@ def test_continuations_are_those_of_the_whole_prefix_at_every_k():
     assert drawn[0] != expected
 
 
+def test_a_prompt_that_is_too_long_is_named_and_the_others_are_continued(monkeypatch, capsys):
+    lines = f"{PROMPTS[0]}\n\n{'stage ' * 30}\n{PROMPTS[1]}\n"
+    monkeypatch.setattr(sys, "argv", ["gpipe", "generate", "one", ""])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO(lines.encode())))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    printed = capsys.readouterr()
+    assert end.value.code in (0, None)
+    assert "line 3 is skipped: the prompt has " in printed.err
+    assert all(prompt in printed.out for prompt in PROMPTS[:2])
+
+
 def test_the_exported_model_has_the_same_logits_and_greedy_tokens(modules_cache):
     run, _, data = opened()
     folder = export("two", "huggingface", QUIET)

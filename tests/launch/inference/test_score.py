@@ -384,6 +384,35 @@ def test_many_lines_are_translated_in_order_by_one_start_of_the_workers(monkeypa
     assert len(starts) == 2
 
 
+def test_a_line_that_is_too_long_is_named_and_gives_an_empty_line(monkeypatch, capsys):
+    def echo(run, sources, stages, console, on_sentence, choice):
+        for at, source in enumerate(sources):
+            on_sentence(at, source[1:-1])
+        return DecodeOutput([], 7, 1.0)
+
+    monkeypatch.setattr(translating, "translate_tokens", echo)
+    set_stdin(monkeypatch, b"\xef\xbb\xbfOpen\n\n" + b"Save the file " * 30 + b"\nDelete\n")
+    monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "de", ""])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    printed = capsys.readouterr()
+    assert (end.value.code or 0, printed.out) == (0, "Open\n\n\nDelete\n")
+    assert "line 3 is skipped: the text has " in printed.err
+    assert printed.err.count("skipped") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Save the file " * 30, "the text has .* tokens, two special ones"),
+        ("caf\udce9", "the text has bytes that are not"),
+    ],
+)
+def test_a_text_without_a_line_that_can_be_translated_is_refused(text, message):
+    with pytest.raises(SettingError, match=message):
+        translate("made", "de", f"{text}\n{text}", QUIET)
+
+
 def test_only_line_feeds_end_a_line():
     assert lines_of("a\u2028b\x0cc\x85d\r\n\ne\n") == ["a\u2028b\x0cc\x85d", "", "e"]
     assert lines_of("") == []
