@@ -44,12 +44,6 @@ def shared_lock(path: Path, timeout_s: float = -1) -> filelock.BaseFileLock:
     return filelock.FileLock(path, timeout_s, mode=path.parent.stat().st_mode & 0o666 | 0o600)
 
 
-def fingerprint(folder: Path) -> list[tuple[str, int, int]]:
-    """Returns name, size and time of each file of a source folder, so that a changed one is prepared anew."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-
-
 def _is_valid(folder: Path, log: Log) -> bool:
     if not folder.exists():
         return False

@@ -7,7 +7,6 @@ has its document under ``text``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,7 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from suite.errors import DataError, first_line
+from suite.data.user_files import log_ignored, naming, read_json_lines, read_text, text_of, visible_files
+from suite.errors import DataError
 from suite.log import Log
 
 TRAIN, VALID, TEST = "train", "valid", "test"
@@ -34,11 +34,9 @@ def read_folder(name: str, log: Log) -> dict[str | None, Documents]:
     Raises DataError for a folder without text, files that cannot be read, and train files without valid or test files.
     """
     folder = Path(name)
-    paths = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in _READERS and not any(p.startswith(".") for p in path.relative_to(folder).parts)
-    ]
+    files = visible_files(folder, log)
+    paths = [path for path in files if path.suffix.lower() in _READERS]
+    log_ignored(sorted({*files} - {*paths}), folder, f"files that are not {', '.join(_READERS)}", log)
     by_split: defaultdict[str | None, Documents] = defaultdict(list)
     for path in paths:
         texts = [text.replace("\r\n", "\n").strip() for text in _read(path)]
@@ -66,28 +64,17 @@ def _split_of(path: Path) -> str | None:
 
 
 def _read(path: Path) -> Iterator[str]:
-    try:
+    with naming(path):
         yield from _READERS[path.suffix.lower()](path)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 (byte {error.start}: {error.reason}); convert it") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _read_text(path: Path) -> Iterator[str]:
-    yield path.read_bytes().decode("utf-8-sig")
+    yield read_text(path)
 
 
 def _read_jsonl(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line) if line.strip() else {"text": ""}
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number} is not JSON: {error.msg}") from None
-            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                raise ValueError(f'line {number} has no text under "text"')
-            yield row["text"]
+    for where, row in read_json_lines(path):
+        yield text_of(row, "text", where)
 
 
 def _read_parquet(path: Path) -> Iterator[str]:

@@ -9,12 +9,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from suite.data.cache import cached, fingerprint
+from suite.data.cache import cached
 from suite.data.documents.docstrings import DJANGO, DOCSTRINGS, REQUIREMENTS, read_docstrings
 from suite.data.documents.folder import TRAIN, Documents, read_folder
 from suite.data.documents.splitting import split
 from suite.data.documents.tokenizer import train_tokenizer
 from suite.data.documents.tokens import INFO_FILE, TOKENIZER, TokenData, write_tokens
+from suite.data.user_files import fingerprint
 from suite.data.wheels import UnreachableError
 from suite.errors import DataError, nearest
 from suite.log import Log

@@ -13,7 +13,10 @@ from typing import Any
 from PIL import Image
 
 from suite.data.images.sets import TEST, TRAIN
-from suite.errors import DataError
+from suite.data.images.transforms import FILE
+from suite.data.user_files import log_ignored, visible_files
+from suite.errors import DataError, first_line
+from suite.log import Log
 
 _TEST_NAMES = (TEST, "val", "valid")
 
@@ -24,28 +27,42 @@ Files = list[tuple[Path, int]]
 def is_class_folder(source: str) -> bool:
     """Whether ``source`` is a folder with this layout."""
     folder = Path(source) / TRAIN
-    return source.startswith(("/", ".")) and folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
+    return source.startswith(("/", ".")) and folder.is_dir() and bool(_classes(folder))
 
 
-def read_class_folder(source: str, building: Path) -> dict[str, Any]:
-    """Returns both splits as tables of ``datasets`` that hold the files' bytes; ``building`` is a place for drafts.
+def read_class_folder(source: str, building: Path, log: Log) -> dict[str, Any]:
+    """Returns both splits as tables of ``datasets`` that hold the files' names and bytes; ``building`` is a place for
+    drafts. Logs which files are ignored.
 
     Raises DataError for a class without images, a test class that is not trained on, and a file that is no image.
     """
     import datasets
 
     folder = Path(source)
-    classes = sorted(path.name for path in (folder / TRAIN).iterdir() if path.is_dir())
-    files = {TRAIN: _files(folder / TRAIN, classes)}
-    held_out = next((folder / name for name in _TEST_NAMES if (folder / name).is_dir()), None)
-    if held_out is not None:
-        unknown = sorted({path.name for path in held_out.iterdir() if path.is_dir()} - {*classes})
-        if unknown:
-            raise DataError(f"{held_out} has the class {unknown[0]}, which {folder / TRAIN} does not have")
-        files[TEST] = _files(held_out, classes)
-    else:
-        files = _every_fifth_held_out(files[TRAIN])
-    columns = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)})
+    classes = _classes(folder / TRAIN)
+    labels = {name: label for label, name in enumerate(classes)}
+    held_out = next((name for name in _TEST_NAMES if (folder / name).is_dir()), None)
+    unknown = sorted({*_classes(folder / held_out)} - {*classes}) if held_out else []
+    if unknown:
+        raise DataError(f"{folder}/{held_out} has the class {unknown[0]}, which {folder / TRAIN} does not have")
+    found: dict[str | None, Files] = {TRAIN: [], held_out: []}
+    others = []
+    for path in visible_files(folder, log):
+        split, *inner = path.relative_to(folder).parts
+        if split in found and len(inner) > 1:
+            found[split].append((path, labels[inner[0]]))
+        else:
+            others.append(path)
+    log_ignored(others, folder, f"files in no class of {' or '.join(name for name in found if name)}", log)
+    empty = sorted({*labels} - {path.relative_to(folder).parts[1] for path, _ in found[TRAIN]})
+    if empty:
+        raise DataError(f"{folder / TRAIN / empty[0]} has no images; add some, or remove the folder")
+    for path, _ in (*found[TRAIN], *found[held_out]):
+        _check_image(path)
+    files = {TRAIN: found[TRAIN], TEST: found[held_out]} if held_out else _every_fifth_held_out(found[TRAIN])
+    columns = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=classes), FILE: datasets.Value("string")}
+    )
     return {
         name: datasets.Dataset.from_generator(
             _rows, features=columns, cache_dir=str(building / "draft"), gen_kwargs={"files": own}
@@ -54,20 +71,22 @@ def read_class_folder(source: str, building: Path) -> dict[str, Any]:
     }
 
 
-def _files(folder: Path, classes: list[str]) -> Files:
-    files: Files = []
-    for label, name in enumerate(classes):
-        own = sorted(path for path in (folder / name).rglob("*") if path.is_file()) if (folder / name).is_dir() else []
-        if not own and folder.name == TRAIN:
-            raise DataError(f"{folder / name} has no images; add some, or remove the folder")
-        for path in own:
-            try:
-                with Image.open(path) as image:
-                    image.verify()
-            except (OSError, SyntaxError, ValueError) as error:
-                raise DataError(f"{path} is no image that can be read ({error}); remove or replace it") from error
-        files += [(path, label) for path in own]
-    return files
+def _classes(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _check_image(path: Path) -> None:
+    """Raises DataError for a file that is no image, that is truncated, or that has more than 8 bits per value."""
+    try:
+        with Image.open(path) as image:
+            image.draft("L", (1, 1))  # reads all of a JPEG, and computes an eighth of its size
+            image.load()
+            image.getexif()
+            mode = image.mode
+    except Exception as error:  # Pillow's readers raise errors of many types
+        raise DataError(f"{path} is no image that can be read ({first_line(error)}); remove or replace it") from error
+    if mode.startswith(("I", "F")):
+        raise DataError(f"{path} is of mode {mode}, more than 8 bits per value; convert it to 8 bits first")
 
 
 def _every_fifth_held_out(files: Files) -> dict[str, Files]:
@@ -83,4 +102,4 @@ def _every_fifth_held_out(files: Files) -> dict[str, Files]:
 
 def _rows(files: Files) -> Iterator[dict[str, Any]]:
     for path, label in files:
-        yield {"image": {"bytes": path.read_bytes(), "path": None}, "label": label}
+        yield {"image": {"bytes": path.read_bytes(), "path": None}, "label": label, FILE: str(path)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.cache import cached, fingerprint, save_rows
+from suite.data.cache import cached, save_rows
 from suite.data.images.class_folder import is_class_folder, read_class_folder
 from suite.data.images.sets import (
     FASHION,
@@ -25,7 +25,8 @@ from suite.data.images.sets import (
     read_hub,
     read_images,
 )
-from suite.data.images.transforms import ImageData, ImageSetInfo, decode_images, fingerprints
+from suite.data.images.transforms import ImageData, ImageSetInfo, decode_images, fingerprints, image_name
+from suite.data.user_files import fingerprint
 from suite.data.wheels import UnreachableError
 from suite.errors import DataError
 from suite.log import Log
@@ -81,7 +82,7 @@ def _prepare(settings: ImageSettings, cache: Path, log: Log) -> ImageData:
 def _build(source: str, building: Path, cache: Path, log: Log) -> None:
     start = time.monotonic()
     if is_class_folder(source):
-        splits, image_column, label_column = read_class_folder(source, building), "image", "label"
+        splits, image_column, label_column = read_class_folder(source, building, log), "image", "label"
         for name, rows in splits.items():
             save_rows(rows, building / name)
         shutil.rmtree(building / "draft")
@@ -119,7 +120,7 @@ def _inspect(source: str, splits: dict[str, Any], image_column: str, label_colum
         if len(values) == 0:
             raise DataError(f"{source} has no {name} images; use another set")
     classes = 1 + max(int(values.max()) for values in labels.values())
-    sample = decode_images(splits[TRAIN], image_column, _spread(len(splits[TRAIN]), CHANNEL_SAMPLE), "train image")
+    sample = decode_images(splits[TRAIN], image_column, _spread(len(splits[TRAIN]), CHANNEL_SAMPLE), TRAIN)
     deep = [image.mode for image in sample if image.mode in ("I", "I;16", "F")]
     if deep:
         raise DataError(
@@ -174,12 +175,13 @@ def _sizes(rows: Any, column: str, split: str, size: int) -> list[str]:
     wrong = []
     for begin in range(0, len(rows), CHANNEL_SAMPLE):
         some = range(begin, min(len(rows), begin + CHANNEL_SAMPLE))
-        images = decode_images(rows, column, some, f"{split} image")
+        images = decode_images(rows, column, some, split)
         wrong += [(at, image.size) for at, image in zip(some, images, strict=True) if image.size != (size, size)]
     if not wrong:
         return []
     at, (width, height) = wrong[0]
+    name = image_name(rows, at, split)
     return [
-        f"{split} image {at} is {height} x {width} pixels, and {len(wrong) - 1} others are not {size} x {size}; "
+        f"{name} is {height} x {width} pixels, and {len(wrong) - 1} others are not {size} x {size}; "
         f"set images.size, or images.fit=resize to resize every image to {size} x {size}"
     ]

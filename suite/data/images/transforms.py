@@ -21,6 +21,8 @@ from suite.errors import DataError
 from suite.settings import ImageSettings
 
 INFO_FILE = "images.json"
+FILE = "file"
+"""The column of file names, where a set has one."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class ImageData:
 
         Raises DataError for an image that is damaged or has the wrong size.
         """
-        images = decode_images(self.splits[split], self.info.image_column, rows, f"{split} image")
+        images = decode_images(self.splits[split], self.info.image_column, rows, split)
         mode = "L" if self.info.channels == 1 else "RGB"
         arrays = []
         for at, image in enumerate(images):
@@ -104,19 +106,23 @@ def fingerprints(splits: dict[str, Any]) -> dict[str, str]:
     return {name: str(rows._fingerprint) for name, rows in splits.items()}
 
 
-def decode_images(table: Any, column: str, rows: Sequence[int], what: str) -> list[Image.Image]:
+def image_name(table: Any, row: int, split: str) -> str:
+    """Returns the file of an image, or its place in a set without file names."""
+    return table.select_columns([FILE])[row][FILE] if FILE in table.column_names else f"{split} image {row}"
+
+
+def decode_images(table: Any, column: str, rows: Sequence[int], split: str) -> list[Image.Image]:
     """Returns the images of a table's rows. Raises DataError naming the first damaged one."""
-    table = table.select_columns([column])
+    images = table.select_columns([column])
     try:
-        return list(table[list(rows)][column])
+        return list(images[list(rows)][column])
     except (OSError, SyntaxError, ValueError):
         for row in rows:
             try:
-                table[row]
+                images[row]
             except (OSError, SyntaxError, ValueError) as error:
-                raise DataError(
-                    f"{what} {row} is damaged ({error}); fetch the set again, or remove the image"
-                ) from error
+                name = image_name(table, row, split)
+                raise DataError(f"{name} is damaged ({error}); fetch the set again, or remove the image") from error
         raise
 
 

@@ -5,17 +5,16 @@
     train.de-en.jsonl                    {"de": "...", "en": "..."}, or these under "translation"
     train.de-en.parquet                  columns de and en, or a column translation with both
 
-Each pair has English on one side. ``valid`` (or dev, validation) and ``test`` are used as they are, and training pairs
-whose English side is in them are dropped; without such files ``splitting`` holds pairs out.
+Files of text may be compressed: train.de-en.tsv.gz. Each pair has English on one side. ``valid`` (or dev, validation)
+and ``test`` are used as they are, and training pairs whose English side is in them are dropped; without such files
+``splitting`` holds pairs out.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,12 @@ import pyarrow.parquet as pq
 from suite.data.text.cleaning import Sentences, clean
 from suite.data.text.languages import canonical
 from suite.data.text.splitting import TEST, TRAIN, VALID, group_key, split
-from suite.errors import DataError, first_line
+from suite.data.user_files import log_ignored, naming, read_json_lines, read_lines, text_of, visible_files
+from suite.errors import DataError
 from suite.log import Log
 
 _SPLIT_NAMES = {"train": TRAIN, "valid": VALID, "dev": VALID, "validation": VALID, "test": TEST}
-_FILE = re.compile(r"(train|valid|dev|validation|test)\.([A-Za-z_@]+)-([A-Za-z_@]+)\.(\w+)")
+_FILE = re.compile(rf"({'|'.join(_SPLIT_NAMES)})\.([\w@]+-[\w@-]+)\.([\w@-]+?)(\.gz)?")
 
 Texts = Iterator[tuple[str, str]]
 """(English, translation)."""
@@ -42,10 +42,8 @@ class _Part:
     path: Path
     sides: tuple[str, str]
     """Codes, in the order of the name."""
-
-    @property
-    def other(self) -> str:
-        return next(side for side in self.sides if side != "en")
+    kind: str
+    """Format, or the code of the side that the file has."""
 
 
 def is_parallel_folder(name: str) -> bool:
@@ -61,7 +59,7 @@ def read_parallel_folder(name: str, is_cleaned: bool, log: Log) -> dict[str, Sen
     Raises DataError for files that cannot be read, sides of unequal length, a pair without English, and a folder
     without training pairs or with only one of valid and test.
     """
-    parts = _parts(Path(name))
+    parts = _parts(Path(name), log)
     if (VALID in parts) != (TEST in parts):
         present, missing = (VALID, TEST) if VALID in parts else (TEST, VALID)
         raise DataError(
@@ -91,30 +89,59 @@ def read_parallel_folder(name: str, is_cleaned: bool, log: Log) -> dict[str, Sen
     if not train:
         raise DataError(f"no training pair of {name} is left; text.clean=false keeps all but empty and held-out ones")
     if not own:
-        return split(train)
-    known = {held: {language: texts for language, texts in of.items() if language in train} for held, of in own.items()}
-    return {TRAIN: train} | {held: {language: of.get(language, []) for language in train} for held, of in known.items()}
+        drawn = split(train)
+        counts = {name: sum(map(len, sentences.values())) for name, sentences in drawn.items()}
+        log(
+            f"no valid and test files: of all {sum(counts.values())} pairs {counts[VALID]} are held out for validation "
+            f"and {counts[TEST]} for the test, by their English side"
+        )
+        return drawn
+    for held, sentences in own.items():
+        if untrained := sorted({*sentences} - {*train}):
+            log(f"{held} pairs of languages without training pairs are not used: {', '.join(untrained)}")
+    return {TRAIN: train} | {held: {language: of.get(language, []) for language in train} for held, of in own.items()}
 
 
-def _parts(folder: Path) -> dict[str, dict[str, list[_Part]]]:
+def _parts(folder: Path, log: Log) -> dict[str, dict[str, list[_Part]]]:
     """Returns {split: {language: files}}, languages in sorted order; of two files of a pair the first side's."""
     parts: defaultdict[str, defaultdict[str, list[_Part]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(folder.iterdir()):
-        match = _FILE.fullmatch(path.name)
+    unused: list[Path] = []
+    for path in visible_files(folder, log):
+        match = _FILE.fullmatch(str(path.relative_to(folder)))
         if match is None:
+            unused.append(path)
             continue
-        split_name, first, second, kind = match.groups()
-        if kind not in (*_READERS, first, second):
+        sides, kind = _codes(match[2], path), match[3]
+        if kind not in (*_READERS, *sides):
             raise DataError(f"{path} has an unknown format; use one file a side, .tsv, .jsonl or .parquet")
-        if "en" not in (first, second):
-            raise DataError(f"{path} has no English side; each pair needs one, such as de-en")
-        part = _Part(path, (first, second))
-        language = canonical(part.other)
+        other = sides[1 - sides.index("en")]
+        language = canonical(other)
         if language is None:
-            raise DataError(f"{path}: {part.other} is not a language code such as de or pt_BR")
-        if kind != second:  # the other half of a pair of files
-            parts[_SPLIT_NAMES[split_name]][language].append(part)
+            raise DataError(f"{path}: {other} is not the code of a language other than English, such as de or pt_BR")
+        if kind == sides[1]:
+            _file_of_side(path, sides, 0)
+        else:
+            parts[_SPLIT_NAMES[match[1]]][language].append(_Part(path, sides, kind))
+    log_ignored(unused, folder, "files without a name such as train.de-en.tsv", log)
     return {name: dict(sorted(languages.items())) for name, languages in parts.items()}
+
+
+def _codes(pair: str, path: Path) -> tuple[str, str]:
+    """Returns both codes of a language pair; the other than English may have hyphens."""
+    if pair.startswith("en-"):
+        return "en", pair.removeprefix("en-")
+    if pair.endswith("-en"):
+        return pair.removesuffix("-en"), "en"
+    raise DataError(f"{path} has no English side; each pair needs one, such as de-en")
+
+
+def _file_of_side(path: Path, sides: tuple[str, str], side: int) -> Path:
+    """Returns the file of a side beside that of the other, compressed or not. Raises DataError if there is none."""
+    name = f"{path.name.split('.')[0]}.{'-'.join(sides)}.{sides[side]}"
+    for other in (path.with_name(name), path.with_name(f"{name}.gz")):
+        if other.exists():
+            return other
+    raise DataError(f"{path} has no other side {name}")
 
 
 def _cleaned(language: str, raw: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -124,59 +151,52 @@ def _cleaned(language: str, raw: Iterable[tuple[str, str]]) -> list[tuple[str, s
 def _texts(parts: Sequence[_Part]) -> Texts:
     """Yields the pairs that have text on both sides. Raises DataError for a file that cannot be read."""
     for part in parts:
-        read = _READERS.get(part.path.suffix.removeprefix("."), _read_lines)
+        read = _READERS.get(part.kind, _read_sides)
         at_english = part.sides.index("en")
-        try:
+        with naming(part.path):
             for sides in read(part):
-                texts = tuple(str(side).strip() for side in sides)
+                texts = tuple(side.strip() for side in sides)
                 if all(texts):
                     yield texts[at_english], texts[1 - at_english]
-        except UnicodeDecodeError as error:
-            raise DataError(f"{part.path} is not UTF-8 (byte {error.start}: {error.reason}); convert it") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{part.path} cannot be read: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _read_lines(part: _Part) -> Iterator[Sequence[str]]:
-    first = part.path
-    second = first.with_suffix(f".{part.sides[1]}")
-    if not second.exists():
-        raise DataError(f"{first} has no other side {second.name}")
-    sides = [path.read_bytes().decode().removesuffix("\n").split("\n") for path in (first, second)]
-    if len(sides[0]) != len(sides[1]):
+def _read_sides(part: _Part) -> Iterator[Sequence[str]]:
+    first, second = part.path, _file_of_side(part.path, part.sides, 1)
+    with naming(second):
+        others = read_lines(second)
+    lines = read_lines(first)
+    if len(lines) != len(others):
         raise DataError(
-            f"{first} has {len(sides[0])} lines and {second.name} {len(sides[1])}; line n of one translates line n of "
-            "the other"
+            f"{first} has {len(lines)} lines and {second.name} {len(others)}; line n of one translates line n of the "
+            "other"
         )
-    return zip(*sides, strict=True)
+    return zip(lines, others, strict=True)
 
 
 def _read_tsv(part: _Part) -> Iterator[Sequence[str]]:
-    with part.path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
-            if len(row) != 2:
-                raise ValueError(f"line {number} has {len(row)} columns, not 2")
-            yield row
+    for number, line in enumerate(read_lines(part.path), 1):
+        sides = line.split("\t")
+        if len(sides) != 2 and line:
+            raise ValueError(f"line {number} has {len(sides)} columns, not 2")
+        yield sides
 
 
 def _read_jsonl(part: _Part) -> Iterator[Sequence[str]]:
-    with part.path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield _sides(json.loads(line), part)
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"line {number}: {type(error).__name__}: {first_line(error)}") from error
+    for where, row in read_json_lines(part.path):
+        yield _sides(row, part, where)
 
 
 def _read_parquet(part: _Part) -> Iterator[Sequence[str]]:
+    number = 0
     for batch in pq.ParquetFile(part.path).iter_batches():
         for row in batch.to_pylist():
-            yield _sides(row, part)
+            number += 1
+            yield _sides(row, part, f"row {number}")
 
 
-def _sides(row: Mapping[str, Any], part: _Part) -> Sequence[str]:
-    texts = row.get("translation", row)
-    return [texts[side] or "" for side in part.sides]
+def _sides(row: Any, part: _Part, where: str) -> Sequence[str]:
+    texts = row["translation"] if isinstance(row, dict) and "translation" in row else row
+    return [text_of(texts, side, where) for side in part.sides]
 
 
 _READERS: dict[str, Callable[[_Part], Iterator[Sequence[str]]]] = {

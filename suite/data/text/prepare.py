@@ -12,7 +12,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from suite.data.cache import cached, fingerprint, save_rows
+from suite.data.cache import cached, save_rows
 from suite.data.text.cleaning import Sentences, clean
 from suite.data.text.corpora import CATALOGUES, DJANGO, REQUIREMENTS, check_corpus, read_corpus
 from suite.data.text.hub import read_hub
@@ -21,6 +21,7 @@ from suite.data.text.splitting import SPLITS, TRAIN, split
 from suite.data.text.store import token_table
 from suite.data.text.text import INFO_FILE, TOKENIZER, TextData
 from suite.data.text.tokenizer import train_tokenizer
+from suite.data.user_files import fingerprint
 from suite.data.wheels import UnreachableError
 from suite.errors import DataError, SettingError, nearest
 from suite.log import Log
@@ -29,7 +30,7 @@ from suite.settings import TextSettings
 Built = tuple[list[str], dict[str, list[int]]]
 """Languages in sorted order, and {split: number of pairs of each language}."""
 
-VERSION = 2
+VERSION = 3
 """Version of cleaning, splitting and tokenising. Raise it when one changes; otherwise old caches stay in use."""
 
 
@@ -118,7 +119,13 @@ def _build_tokens(parts: dict[str, Sentences], settings: TextSettings, building:
     for name in SPLITS:
         table, sizes[name] = token_table(parts[name], tokenizer, settings.max_length, with_text=name != TRAIN)
         save_rows(Dataset(table), building / name)
+        _log_dropped(sum(map(len, parts[name].values())) - sum(sizes[name]), name, settings, log)
     return sorted(parts[TRAIN]), sizes
+
+
+def _log_dropped(count: int, name: str, settings: TextSettings, log: Log) -> None:
+    if count:
+        log(f"dropped {count} {name} pairs longer than text.max_length={settings.max_length}")
 
 
 def _kept_languages(parts: dict[str, Sentences], settings: TextSettings) -> dict[str, Sentences]:
@@ -144,8 +151,7 @@ def _build_hub(settings: TextSettings, building: Path, cache: Path, log: Log) ->
         rows, sizes[name] = text.write_rows(name, tokenizer, settings.max_length, draft)
         save_rows(rows, building / name)
         draft.unlink()
-        dropped = sum(text.sizes[name].get(language, 0) for language in text.sizes[TRAIN]) - sum(sizes[name])
-        if dropped:
-            log(f"dropped {dropped} {name} pairs longer than text.max_length={settings.max_length}")
+        read = sum(text.sizes[name].get(language, 0) for language in text.sizes[TRAIN])
+        _log_dropped(read - sum(sizes[name]), name, settings, log)
     shutil.rmtree(building / "draft")
     return list(text.sizes[TRAIN]), sizes

@@ -76,10 +76,21 @@ def test_files_named_by_split_are_used_as_such_in_all_formats(tmp_path):
     (tmp_path / "test_a.rst").write_text("six")
     (tmp_path / "testing.md").write_text("seven")
     (tmp_path / ".train.txt").write_text("eight")
+    (tmp_path / "train.txt.gz").write_bytes(b"nine")
     lines = []
     found = read_folder(str(tmp_path), lines.append)
     assert found == {TRAIN: ["one\ntwo", "four", "three"], VALID: ["five"], TEST: ["six"]}
-    assert lines == [f"1 documents of {tmp_path} are not used: their files are named neither train, valid nor test"]
+    assert lines == [
+        f"ignored in {tmp_path}: 1 hidden files and folders (.train.txt)",
+        f"ignored in {tmp_path}: 1 files that are not .txt, .md, .rst, .jsonl, .parquet (train.txt.gz)",
+        f"1 documents of {tmp_path} are not used: their files are named neither train, valid nor test",
+    ]
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path):
+    (tmp_path / "a.txt").symlink_to("gone")
+    with pytest.raises(DataError, match=r"a\.txt is a link to a file that does not exist; remove it"):
+        prepare_documents(DocumentSettings(corpus=str(tmp_path)), tmp_path / ".cache", ignore)
 
 
 def test_what_crosses_splits_is_dropped_from_training_only():
@@ -123,9 +134,12 @@ def test_docstrings_are_prose_without_markup():
     [
         ({}, r"has no text \(0 files \.txt, \.md"),
         ({"a.txt": b" \n", "b.png": b"x"}, r"has no text \(1 files"),
-        ({"a.txt": b"caf\xe9"}, r"a.txt is not UTF-8 \(byte 3: "),
+        ({"a.txt": b"caf\xe9"}, r"a.txt is not UTF-8 \(line 1, byte 3: "),
         ({"a.jsonl": b'{"body": "x"}'}, 'a.jsonl cannot be read: ValueError: line 1 has no text under "text"'),
         ({"a.jsonl": b'{"text": "x"}\n{'}, "a.jsonl cannot be read: ValueError: line 2 is not JSON: "),
+        ({"a.jsonl": b'{"text": "x"}\n{"text": "\\udc00"}'}, 'line 2 has half of a surrogate pair under "text"'),
+        ({"a.jsonl": b'{"text": ["x"]}'}, 'line 1 has a value of type list under "text", not text'),
+        ({"a.jsonl": b"[" * 100_000}, "line 1 is not JSON: maximum recursion depth exceeded"),
         ({"a.parquet": b"no"}, "a.parquet cannot be read"),
         ({"train.txt": b"some text"}, "has train files but no valid or test files with text"),
         ({"a.txt": b"one line only"}, "has no valid text"),

@@ -1,5 +1,7 @@
 """A folder of images with one folder a class: pixels, classes, held-out images, and errors."""
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,8 +21,8 @@ def write(folder, split, count, seed=0, classes=("ant", "bee"), mode="L"):
     return pixels
 
 
-def prepared(folder, cache, channels=1, classes=2):
-    return prepare_images(ImageSettings(source=str(folder), size=SIZE), channels, classes, cache, print)
+def prepared(folder, cache, channels=1, classes=2, log=print):
+    return prepare_images(ImageSettings(source=str(folder), size=SIZE), channels, classes, cache, log)
 
 
 @pytest.mark.parametrize("test_name", ["test", "val"])
@@ -51,14 +53,49 @@ def test_it_is_prepared_anew_when_a_file_is_added(tmp_path):
     assert folder_of_images(settings, tmp_path) != before
 
 
+def test_hidden_and_other_files_are_ignored_and_named(tmp_path):
+    own = tmp_path / "own"
+    write(own, "train", 24)
+    before = folder_of_images(ImageSettings(source=str(own), size=SIZE), tmp_path)
+    for name in (
+        "train/ant/.ipynb_checkpoints/01-checkpoint.png",
+        "train/.ipynb_checkpoints/a.png",
+        "train/bee/._1.png",
+    ):
+        (own / name).parent.mkdir(exist_ok=True)
+        shutil.copy(own / "train/ant/00.png", own / name)
+    assert folder_of_images(ImageSettings(source=str(own), size=SIZE), tmp_path) == before
+    shutil.copy(own / "train/ant/00.png", own / "train/00.png")
+    (own / "labels.csv").write_text("")
+    log = []
+    data = prepared(own, tmp_path / "cache", log=log.append)
+    assert data.info.counts == {"train": 18, "test": 6}
+    assert log[:2] == [
+        f"ignored in {own}: 3 hidden files and folders (train/.ipynb_checkpoints, train/ant/.ipynb_checkpoints, "
+        "train/bee/._1.png)",
+        f"ignored in {own}: 2 files in no class of train (labels.csv, train/00.png)",
+    ]
+
+
+def cut(folder, kind, size=(64, 64)):
+    """Writes an image in a class, without its last bytes."""
+    path = folder / f"train/ant/x.{kind}"
+    Image.effect_noise(size, 80).save(path)
+    path.write_bytes(path.read_bytes()[:-200])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda own: (own / "train/cow").mkdir(), "train/cow has no images; add some, or remove the folder"),
         (lambda own: write(own, "test", 2, classes=("cat",)), "test has the class cat, which .*train does not have"),
         (lambda own: (own / "train/ant/x.png").write_text("no"), "train/ant/x.png is no image that can be read"),
+        (lambda own: cut(own, "jpg"), r"train/ant/x\.jpg is no image that can be read \(image file is truncated"),
+        (lambda own: cut(own, "png"), r"train/ant/x\.png is no image that can be read"),
+        (lambda own: cut(own, "gif"), r"train/ant/x\.gif is no image that can be read"),
+        (lambda own: Image.new("I;16", (8, 8)).save(own / "train/ant/z.png"), r"z\.png is of mode I;16, more than 8"),
     ],
-    ids=["empty", "unknown", "damaged"],
+    ids=["empty", "unknown", "damaged", "jpeg", "png", "gif", "deep"],
 )
 def test_a_wrong_folder_is_named(tmp_path, change, message):
     own = tmp_path / "own"
@@ -67,3 +104,12 @@ def test_a_wrong_folder_is_named(tmp_path, change, message):
     with pytest.raises(DataError, match=message):
         prepared(own, tmp_path / "cache")
     assert not folder_of_images(ImageSettings(source=str(own), size=SIZE), tmp_path / "cache").exists()
+
+
+def test_an_image_of_another_size_is_named(tmp_path):
+    write(tmp_path, "train", 10)
+    Image.new("L", (9, 8)).save(tmp_path / "train/bee/y.png")
+    with pytest.raises(
+        DataError, match=r"train/bee/y\.png is 8 x 9 pixels, and 0 others are not 8 x 8; set images\.size"
+    ):
+        prepared(tmp_path, tmp_path / ".cache")

@@ -1,5 +1,6 @@
 """A folder of parallel text: every format, its own or our held-out text, and errors."""
 
+import gzip
 import json
 
 import pyarrow as pa
@@ -49,6 +50,82 @@ def test_every_format_gives_the_same_pairs(tmp_path, write):
     assert log == ["de: 150 training pairs, 0 dropped by cleaning, 0 because their English side is held out: 150 left"]
 
 
+@pytest.mark.parametrize("write", [lines, tsv, jsonl])
+def test_a_byte_order_mark_is_no_text_and_compressed_files_are_read(tmp_path, write):
+    write(tmp_path, "train", PAIRS)
+    for path in list(tmp_path.iterdir()):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + path.read_bytes()))
+        path.unlink()
+    parts = read_parallel_folder(str(tmp_path), False, print)
+    assert {pair for name in SPLITS for pair in parts[name]["de"]} == set(PAIRS)
+
+
+@pytest.mark.parametrize("name", ["es_419-en", "en-es_419", "zh-Hans-en", "pt_BR-en", "sr@latin-en"])
+def test_codes_with_regions_and_scripts_are_read(tmp_path, name):
+    lines(tmp_path, "train", PAIRS)
+    (tmp_path / f"train.{name}.tsv").write_text("".join(f"{english} a\t{other} b\n" for other, english in PAIRS))
+    assert len(read_parallel_folder(str(tmp_path), False, print)[TRAIN]) == 2
+
+
+def test_files_that_are_not_used_are_named_in_one_line_a_reason(tmp_path):
+    lines(tmp_path, "train", PAIRS)
+    tsv(tmp_path, "valid", PAIRS[:2])
+    tsv(tmp_path, "test", PAIRS[2:4])
+    (tmp_path / "valid.fr-en.tsv").write_text("le chat\tthe cat\n")
+    for name in (
+        ".DS_Store",
+        ".git/HEAD",
+        ".train.de-en.de.swp",
+        "._train.de-en.tsv",
+        "README.md",
+        "old/train.de-en.tsv",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"\0\xff")
+    (tmp_path / ".#train.de-en.de").symlink_to("user@host")
+    log = []
+    assert set(read_parallel_folder(str(tmp_path), True, log.append)[TRAIN]) == {"de"}
+    hidden, others, training, untrained = log
+    assert hidden == (
+        f"ignored in {tmp_path}: 5 hidden files and folders (.#train.de-en.de, .DS_Store, ._train.de-en.tsv, .git, "
+        ".train.de-en.de.swp)"
+    )
+    assert others == (
+        f"ignored in {tmp_path}: 2 files without a name such as train.de-en.tsv (README.md, old/train.de-en.tsv)"
+    )
+    assert training.startswith("de: 200 training pairs")
+    assert untrained == "valid pairs of languages without training pairs are not used: fr"
+
+
+def test_hidden_files_do_not_change_the_prepared_text(tmp_path):
+    lines(tmp_path, "train", PAIRS)
+    settings = TextSettings(corpus=str(tmp_path))
+    before = folder_of(settings, tmp_path)
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    lines(tmp_path / ".ipynb_checkpoints", "train", PAIRS)
+    assert folder_of(settings, tmp_path) == before
+
+
+def test_a_huge_field_is_dropped_and_every_pair_is_accounted_for(tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    tsv(own, "train", [*PAIRS, ("The cat " * 20_000, "Die Katze " * 20_000)])
+    log = []
+    settings = TextSettings(corpus=str(own), vocabulary=400, max_length=60, clean=False)
+    data = prepare(settings, tmp_path / "cache", log.append)
+    counts = {name: sum(sizes) for name, sizes in data.sizes.items()}
+    assert sum(counts.values()) == len(PAIRS)
+    assert log[1].startswith("de: 201 training pairs, 0 dropped as repeated")
+    (dropped,) = [line for line in log if line.endswith("pairs longer than text.max_length=60")]
+    counts[dropped.split()[2]] += 1
+    assert log[2] == (
+        f"no valid and test files: of all 201 pairs {counts[VALID]} are held out for validation and {counts[TEST]} for "
+        "the test, by their English side"
+    )
+    read_parallel_folder(str(own), True, log.append)
+    assert log[-2].startswith("de: 201 training pairs, 1 dropped by cleaning")
+
+
 def test_without_held_out_files_no_english_string_is_in_two_splits(tmp_path):
     lines(tmp_path, "train", PAIRS)
     parts = read_parallel_folder(str(tmp_path), True, print)
@@ -92,14 +169,29 @@ def test_it_is_prepared_like_any_corpus_and_anew_when_a_file_changes(tmp_path):
     [
         ({"train.de-en.de": b"a\nb\n", "train.de-en.en": b"a\n"}, r"has 2 lines and train\.de-en\.en 1; line n of one"),
         ({"train.de-en.de": b"a\n"}, r"has no other side train\.de-en\.en"),
-        ({"train.de-en.de": b"\xff\n", "train.de-en.en": b"a\n"}, r"is not UTF-8 \(byte 0: invalid start byte\)"),
+        (
+            {"train.de-en.de": b"\xff\n", "train.de-en.en": b"a\n"},
+            r"is not UTF-8 \(line 1, byte 0: invalid start byte\)",
+        ),
         ({"train.de-fr.tsv": b"a\tb\n"}, "has no English side"),
         ({"train.de-en.tsv": b"a\tb\nc\n"}, "line 2 has 1 columns, not 2"),
-        ({"train.de-en.jsonl": b'{"de": "a", "en": "b"}\n{"de": "a"}\n'}, "line 2: KeyError: 'en'"),
-        ({"train.de-en.jsonl": b"[\n"}, "line 1: JSONDecodeError"),
+        ({"train.de-en.jsonl": b'{"de": "a", "en": "b"}\n{"de": "a"}\n'}, 'line 2 has no text under "en"'),
+        ({"train.de-en.jsonl": b"[\n"}, "line 1 is not JSON: "),
+        ({"train.de-en.jsonl": b'{"de": "\\ud83d", "en": "b"}'}, 'line 1 has half of a surrogate pair under "de"'),
+        ({"train.de-en.jsonl": b'{"de": ["a"], "en": "b"}'}, 'line 1 has a value of type list under "de", not text'),
+        ({"train.de-en.jsonl": b'{"de": "a", "en": 0}'}, 'line 1 has a value of type int under "en", not text'),
+        ({"train.de-en.jsonl": b'\n{"translation": null}'}, 'line 2 has no text under "de"'),
+        ({"train.de-en.jsonl": b'["a", "b"]'}, 'line 1 has no text under "de"'),
+        ({"train.de-en.jsonl": b"[" * 100_000}, "line 1 is not JSON: maximum recursion depth exceeded"),
+        ({"train.en-en.tsv": b"a\tb\n"}, r"train\.en-en\.tsv: en is not the code of a language other than English"),
+        ({"train.en-en.en": b"a\n"}, "en is not the code of a language other than English"),
+        ({"train.de-en.en": b"a\n"}, r"has no other side train\.de-en\.de"),
+        ({"train.de-en.tsv.gz": b"a\tb\n"}, r"train\.de-en\.tsv\.gz cannot be read: BadGzipFile"),
+        ({"train.de-en.tsv.gz": gzip.compress(b"a\tb\n")[:-9]}, "cannot be read: EOFError"),
+        ({"train.de-en.de": b"a\n", "train.de-en.en": b"a\n\xff"}, r"\.en is not UTF-8 \(line 2, byte 2"),
         ({"train.de-en.parquet": b"no"}, "cannot be read: ArrowInvalid"),
         ({"train.de-en.doc": b"a"}, "has an unknown format"),
-        ({"train.german-en.tsv": b"a\tb\n"}, "german is not a language code"),
+        ({"train.german-en.tsv": b"a\tb\n"}, "german is not the code of a language other than English"),
         ({"test.de-en.tsv": b"a\tb\n"}, "has test files but no valid files"),
         ({"dev.de-en.tsv": b"a\tb\n", "test.de-en.tsv": b"a\tb\n"}, "has no training text"),
         ({"train.de-en.tsv": b"a\t\n"}, "no training pair of .* is left"),

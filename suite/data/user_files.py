@@ -1,0 +1,102 @@
+"""Files of a user's own folder: which ones are read, their text, and errors that name them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from suite.errors import DataError, first_line
+from suite.log import Log
+
+_MOST_NAMES = 5
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def visible_files(folder: Path, log: Log | None = None) -> list[Path]:
+    """Returns the files below a folder in sorted order. Those whose name, or a folder's, begins with a dot are hidden
+    and ignored; ``log`` gets their number and names.
+
+    Raises DataError for a link to a file that does not exist.
+    """
+    visible: list[Path] = []
+    hidden: list[Path] = []
+    for root, folders, names in os.walk(folder, followlinks=True):
+        hidden += [Path(root, name) for name in (*folders, *names) if name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        visible += [Path(root, name) for name in names if not name.startswith(".")]
+    for path in visible:
+        if not path.exists():
+            raise DataError(f"{path} is a link to a file that does not exist; remove it")
+    if log:
+        log_ignored(hidden, folder, "hidden files and folders", log)
+    return sorted(path for path in visible if path.is_file())
+
+
+def log_ignored(paths: Sequence[Path], folder: Path, what: str, log: Log) -> None:
+    """Logs one line with the number of paths and the names of the first ones; nothing without any."""
+    if paths:
+        names = [str(path.relative_to(folder)) for path in sorted(paths)]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        log(f"ignored in {folder}: {len(names)} {what} ({', '.join(names[:_MOST_NAMES])}{more})")
+
+
+def fingerprint(folder: Path) -> list[tuple[str, int, int]]:
+    """Returns name, size and time of each file of a source folder, so that a changed one is prepared anew."""
+    stats = [(path, path.stat()) for path in visible_files(folder)]
+    return [(str(path.relative_to(folder)), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Raises DataError with the file's name for errors of reading it."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path} is not UTF-8 (line {line}, byte {error.start}: {error.reason}); convert it") from None
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {type(error).__name__}: {first_line(error)}") from error
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a UTF-8 file, which may be compressed (.gz), without a byte order mark."""
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode().removeprefix("\ufeff")
+
+
+def read_lines(path: Path) -> list[str]:
+    """Returns the lines of a text. Only line feeds end them: other separators of Unicode may be within a sentence."""
+    return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields where a line is and its object; empty lines have none. Raises ValueError for any other line."""
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number} is not JSON: {first_line(error)}") from None
+        yield f"line {number}", row
+
+
+def text_of(row: Any, key: str, where: str) -> str:
+    """Returns the text of a row under a key; null is an empty text. Raises ValueError for anything else."""
+    if not isinstance(row, Mapping) or key not in row:
+        raise ValueError(f'{where} has no text under "{key}"')
+    text = "" if row[key] is None else row[key]
+    if not isinstance(text, str):
+        raise ValueError(f'{where} has a value of type {type(text).__name__} under "{key}", not text')
+    if _SURROGATE.search(text):
+        raise ValueError(f'{where} has half of a surrogate pair under "{key}"')
+    return text
