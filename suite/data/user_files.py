@@ -64,7 +64,8 @@ def naming(path: Path) -> Iterator[None]:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path} is not UTF-8 (line {line}, byte {error.start}: {error.reason}); convert it") from None
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read: {type(error).__name__}: {first_line(error)}") from error
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise DataError(f"{path} cannot be read: {kind}{first_line(error)}") from error
 
 
 def read_text(path: Path) -> str:

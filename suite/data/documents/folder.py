@@ -38,9 +38,13 @@ def read_folder(name: str, log: Log) -> dict[str | None, Documents]:
     paths = [path for path in files if path.suffix.lower() in _READERS]
     log_ignored(sorted({*files} - {*paths}), folder, f"files that are not {', '.join(_READERS)}", log)
     by_split: defaultdict[str | None, Documents] = defaultdict(list)
+    empty = 0
     for path in paths:
         texts = [text.replace("\r\n", "\n").strip() for text in _read(path)]
         by_split[_split_of(path.relative_to(folder))] += filter(None, texts)
+        empty += texts.count("")
+    if empty:
+        log(f"dropped {empty} empty documents of {name}")
     if TRAIN not in by_split:
         documents = [text for texts in by_split.values() for text in texts]
         if not documents:
@@ -55,7 +59,7 @@ def read_folder(name: str, log: Log) -> dict[str | None, Documents]:
         )
     if ignored := len(by_split.pop(None, [])):
         log(f"{ignored} documents of {name} are not used: their files are named neither train, valid nor test")
-    return dict(by_split)
+    return {split: texts for split, texts in by_split.items() if texts or split == TRAIN}
 
 
 def _split_of(path: Path) -> str | None:

@@ -60,6 +60,9 @@ def read_class_folder(source: str, building: Path, log: Log) -> dict[str, Any]:
     for path, _ in (*found[TRAIN], *found[held_out]):
         _check_image(path)
     files = {TRAIN: found[TRAIN], TEST: found[held_out]} if held_out else _every_fifth_held_out(found[TRAIN])
+    for split, own in files.items():
+        if not own:
+            raise DataError(f"{folder} has no {split} images; add some")
     columns = datasets.Features(
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=classes), FILE: datasets.Value("string")}
     )

@@ -129,7 +129,9 @@ def _idx(folder: Path, name: str) -> Bytes:
     path = next((p for p in (folder / f"{name}.gz", folder / name) if p.exists()), None)
     if path is None:
         names = ", ".join(name for pair in _LAYOUT.values() for name in pair)
-        raise DataError(f"{folder} has no {name}.gz; MNIST's layout has four files: {names}")
+        raise DataError(
+            f"{folder} has no images in {TRAIN}/<class>/ and no {name}.gz; MNIST's layout has four files: {names}"
+        )
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if raw[:3] != bytes((0, 0, 8)):

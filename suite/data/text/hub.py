@@ -118,7 +118,8 @@ def read_hub(name: str, folder: Path, log: Log) -> HubText:
         configs = _configs(name)
     if not configs:
         raise DataError(
-            f"{name} has no language pair with English, such as de-en; use a set like Helsinki-NLP/opus-100"
+            f"{name} has no language pair with English, such as de-en, and no file such as train.de-en.tsv; use a set "
+            "like Helsinki-NLP/opus-100"
         )
     where = "" if Path(name).is_dir() else " from the hub"
     languages = "1 language" if len(configs) == 1 else f"{len(configs)} languages"
@@ -139,7 +140,9 @@ def _reading(name: str) -> Iterator[None]:
             raise
         fault = f"{type(error).__name__}: {error}"
         if Path(name).is_dir():
-            raise DataError(f"the folder {name} could not be read ({fault}); check its files") from error
+            raise DataError(
+                f"the folder {name} could not be read ({fault}); check its files and their names (docs/own-data.md)"
+            ) from error
         raise DataError(
             f"{name} could not be read from the hub ({fault}); check the name and the network, "
             "or set text.corpus=catalogues or text.corpus=django"

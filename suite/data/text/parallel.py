@@ -69,7 +69,9 @@ def read_parallel_folder(name: str, is_cleaned: bool, log: Log) -> dict[str, Sen
     if TRAIN not in parts:
         raise DataError(f"{name} has no training text, such as train.de-en.de and train.de-en.en")
     own = {
-        held: {language: list(_texts(of)) for language, of in parts[held].items()} for held in parts if held != TRAIN
+        held: {language: list(filter(all, _texts(of))) for language, of in parts[held].items()}
+        for held in parts
+        if held != TRAIN
     }
     held_out = {
         group_key(english) for sentences in own.values() for texts in sentences.values() for english, _ in texts
@@ -77,12 +79,12 @@ def read_parallel_folder(name: str, is_cleaned: bool, log: Log) -> dict[str, Sen
     train: Sentences = {}
     for language, files in parts[TRAIN].items():
         raw = list(_texts(files))
-        kept = _cleaned(language, raw) if is_cleaned else list(dict.fromkeys(raw))
+        kept = _cleaned(language, raw) if is_cleaned else list(dict.fromkeys(filter(all, raw)))
         new = [pair for pair in kept if group_key(pair[0]) not in held_out]
+        why = "by cleaning" if is_cleaned else "as repeated or empty"
         log(
-            f"{language}: {len(raw)} training pairs, {len(raw) - len(kept)} dropped"
-            f"{' by cleaning' if is_cleaned else ' as repeated'}, {len(kept) - len(new)} because their English side is "
-            f"held out: {len(new)} left"
+            f"{language}: {len(raw)} training pairs, {len(raw) - len(kept)} dropped {why}, "
+            f"{len(kept) - len(new)} because their English side is held out: {len(new)} left"
         )
         if new:
             train[language] = new
@@ -149,15 +151,13 @@ def _cleaned(language: str, raw: Iterable[tuple[str, str]]) -> list[tuple[str, s
 
 
 def _texts(parts: Sequence[_Part]) -> Texts:
-    """Yields the pairs that have text on both sides. Raises DataError for a file that cannot be read."""
+    """Yields all pairs; a side may be empty. Raises DataError for a file that cannot be read."""
     for part in parts:
         read = _READERS.get(part.kind, _read_sides)
         at_english = part.sides.index("en")
         with naming(part.path):
             for sides in read(part):
-                texts = tuple(side.strip() for side in sides)
-                if all(texts):
-                    yield texts[at_english], texts[1 - at_english]
+                yield sides[at_english].strip(), sides[1 - at_english].strip()
 
 
 def _read_sides(part: _Part) -> Iterator[Sequence[str]]:
@@ -176,9 +176,10 @@ def _read_sides(part: _Part) -> Iterator[Sequence[str]]:
 def _read_tsv(part: _Part) -> Iterator[Sequence[str]]:
     for number, line in enumerate(read_lines(part.path), 1):
         sides = line.split("\t")
-        if len(sides) != 2 and line:
+        if line and len(sides) != 2:
             raise ValueError(f"line {number} has {len(sides)} columns, not 2")
-        yield sides
+        if line:
+            yield sides
 
 
 def _read_jsonl(part: _Part) -> Iterator[Sequence[str]]:

@@ -89,13 +89,15 @@ def cut(folder, kind, size=(64, 64)):
     [
         (lambda own: (own / "train/cow").mkdir(), "train/cow has no images; add some, or remove the folder"),
         (lambda own: write(own, "test", 2, classes=("cat",)), "test has the class cat, which .*train does not have"),
+        (lambda own: (own / "test/ant").mkdir(parents=True), "own has no test images; add some"),
+        (lambda own: (own / "test/.hidden").mkdir(parents=True), "own has no test images; add some"),
         (lambda own: (own / "train/ant/x.png").write_text("no"), "train/ant/x.png is no image that can be read"),
         (lambda own: cut(own, "jpg"), r"train/ant/x\.jpg is no image that can be read \(image file is truncated"),
         (lambda own: cut(own, "png"), r"train/ant/x\.png is no image that can be read"),
         (lambda own: cut(own, "gif"), r"train/ant/x\.gif is no image that can be read"),
         (lambda own: Image.new("I;16", (8, 8)).save(own / "train/ant/z.png"), r"z\.png is of mode I;16, more than 8"),
     ],
-    ids=["empty", "unknown", "damaged", "jpeg", "png", "gif", "deep"],
+    ids=["empty", "unknown", "no test", "hidden test", "damaged", "jpeg", "png", "gif", "deep"],
 )
 def test_a_wrong_folder_is_named(tmp_path, change, message):
     own = tmp_path / "own"

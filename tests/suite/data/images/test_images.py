@@ -104,7 +104,10 @@ def test_a_damaged_archive_is_named(tmp_path, harm, said):
 
 
 def test_a_folder_without_images_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"has no train-images-idx3-ubyte.gz; MNIST's layout has four files"):
+    with pytest.raises(
+        DataError,
+        match=r"has no images in train/<class>/ and no train-images-idx3-ubyte.gz; MNIST's layout has four files",
+    ):
         read_folder(tmp_path)
     folder = write_folder(tmp_path)
     write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.zeros(19, dtype=np.uint8))

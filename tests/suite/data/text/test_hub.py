@@ -155,7 +155,9 @@ def test_many_pairs_in_another_script_are_not_left_out_in_silence(tmp_path, monk
 
 def test_a_damaged_file_of_a_folder_is_not_blamed_on_the_hub(corpus, tmp_path):
     (corpus / "de-en" / "train-00000-of-00001.parquet").write_bytes(b"PAR1 no parquet")
-    with pytest.raises(DataError, match=rf"^the folder {corpus} could not be read \(.*\); check its files$"):
+    with pytest.raises(
+        DataError, match=rf"^the folder {corpus} could not be read \(.*\); check its files and their names"
+    ):
         prepared(corpus, tmp_path / "cache", [])
 
 

@@ -115,7 +115,7 @@ def test_a_huge_field_is_dropped_and_every_pair_is_accounted_for(tmp_path):
     data = prepare(settings, tmp_path / "cache", log.append)
     counts = {name: sum(sizes) for name, sizes in data.sizes.items()}
     assert sum(counts.values()) == len(PAIRS)
-    assert log[1].startswith("de: 201 training pairs, 0 dropped as repeated")
+    assert log[1].startswith("de: 201 training pairs, 0 dropped as repeated or empty")
     (dropped,) = [line for line in log if line.endswith("pairs longer than text.max_length=60")]
     counts[dropped.split()[2]] += 1
     assert log[2] == (
@@ -142,11 +142,11 @@ def test_training_pairs_of_held_out_english_are_dropped_and_counted(tmp_path):
     log = []
     parts = read_parallel_folder(str(tmp_path), True, log.append)
     assert set(parts[TRAIN]["de"]) == set(PAIRS[:20]) - {PAIRS[5], PAIRS[8]}
-    assert log == ["de: 24 training pairs, 4 dropped by cleaning, 2 because their English side is held out: 18 left"]
+    assert log == ["de: 25 training pairs, 5 dropped by cleaning, 2 because their English side is held out: 18 left"]
     raw = read_parallel_folder(str(tmp_path), False, log.append)
     assert len(raw[TRAIN]["de"]) == 19
     assert ("%s files", "Dateien") in raw[TRAIN]["de"]
-    assert "24 training pairs, 3 dropped as repeated, 2 because" in log[-1]
+    assert "25 training pairs, 4 dropped as repeated or empty, 2 because" in log[-1]
 
 
 def test_it_is_prepared_like_any_corpus_and_anew_when_a_file_changes(tmp_path):
