@@ -7,7 +7,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,24 @@ def visible_files(folder: Path, log: Log | None = None) -> list[Path]:
     """Returns the files below a folder in sorted order. Those whose name, or a folder's, begins with a dot are hidden
     and ignored; ``log`` gets their number and names.
 
-    Raises DataError for a link to a file that does not exist.
+    Raises DataError for a folder that cannot be read, a link that leads nowhere, a socket or a device.
     """
     visible: list[Path] = []
     hidden: list[Path] = []
-    for root, folders, names in os.walk(folder, followlinks=True):
+    for root, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         hidden += [Path(root, name) for name in (*folders, *names) if name.startswith(".")]
         folders[:] = [name for name in folders if not name.startswith(".")]
         visible += [Path(root, name) for name in names if not name.startswith(".")]
     for path in visible:
-        if not path.exists():
-            raise DataError(f"{path} is a link to a file that does not exist; remove it")
+        if not path.is_file():
+            raise DataError(f"{path} is neither a file nor a link to one; remove it")
     if log:
         log_ignored(hidden, folder, "hidden files and folders", log)
-    return sorted(path for path in visible if path.is_file())
+    return sorted(visible)
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def log_ignored(paths: Sequence[Path], folder: Path, what: str, log: Log) -> None:
@@ -79,8 +83,8 @@ def read_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields where a line is and its object; empty lines have none. Raises ValueError for any other line."""
+def read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields where a line is and its value; empty lines have none. Raises ValueError for a line that is not JSON."""
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
@@ -93,7 +97,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def text_of(row: Any, key: str, where: str) -> str:
     """Returns the text of a row under a key; null is an empty text. Raises ValueError for anything else."""
-    if not isinstance(row, Mapping) or key not in row:
+    if not isinstance(row, dict) or key not in row:
         raise ValueError(f'{where} has no text under "{key}"')
     text = "" if row[key] is None else row[key]
     if not isinstance(text, str):

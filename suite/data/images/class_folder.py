@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from suite.data.images.sets import TEST, TRAIN
 from suite.data.images.transforms import FILE
@@ -84,7 +84,7 @@ def _check_image(path: Path) -> None:
         with Image.open(path) as image:
             image.draft("L", (1, 1))  # reads all of a JPEG, and computes an eighth of its size
             image.load()
-            image.getexif()
+            ImageOps.exif_transpose(image)
             mode = image.mode
     except Exception as error:  # Pillow's readers raise errors of many types
         raise DataError(f"{path} is no image that can be read ({first_line(error)}); remove or replace it") from error

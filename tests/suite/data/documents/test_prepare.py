@@ -97,7 +97,7 @@ def test_one_held_out_split_is_enough(tmp_path, held_out):
 
 def test_a_link_that_leads_nowhere_is_named(tmp_path):
     (tmp_path / "a.txt").symlink_to("gone")
-    with pytest.raises(DataError, match=r"a\.txt is a link to a file that does not exist; remove it"):
+    with pytest.raises(DataError, match=r"a\.txt is neither a file nor a link to one; remove it"):
         prepare_documents(DocumentSettings(corpus=str(tmp_path)), tmp_path / ".cache", ignore)
 
 

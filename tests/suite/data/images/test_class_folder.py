@@ -108,6 +108,11 @@ def test_a_wrong_folder_is_named(tmp_path, change, message):
     assert not folder_of_images(ImageSettings(source=str(own), size=SIZE), tmp_path / "cache").exists()
 
 
+def test_a_folder_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"/gone cannot be read: No such file or directory"):
+        prepared(tmp_path / "gone", tmp_path)
+
+
 def test_an_image_of_another_size_is_named(tmp_path):
     write(tmp_path, "train", 10)
     Image.new("L", (9, 8)).save(tmp_path / "train/bee/y.png")
