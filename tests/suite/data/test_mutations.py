@@ -33,7 +33,7 @@ READERS = {"pairs": (write_pairs, read_pairs), "documents": (write_documents, re
            "images": (write_images, read_images)}  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("kind", READERS)
 def test_a_damaged_folder_is_read_or_refused_in_one_sentence(tmp_path, kind, seed):
     write, read = READERS[kind]
