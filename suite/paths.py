@@ -97,7 +97,7 @@ def read_json(path: Path, advice: str = _DELETE) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunFileError(f"{path} is damaged: it is not JSON ({error}); {advice}") from None
     if not isinstance(content, dict):
         raise RunFileError(f"{path} is damaged: it has no JSON object; {advice}")

@@ -8,21 +8,36 @@ Each layer holds modules of transformers' own model, so it computes what that mo
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from suite.errors import SettingError, first_line
+from suite.errors import SettingError
+from suite.paths import read_json
 
 SUPPORTED = ("gpt2", "llama")
+_AGAIN = "download or save it again"
+_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+"""Tensors of old files that follow from the configuration."""
+_WEIGHTS = (".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth", ".safetensors")
+_COPIED = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+    "merges.txt", "added_tokens.json", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""What belongs to a trained model besides its weights and its configuration."""
+_LICENCES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 
 
 def causal_lm_layers(model: Any) -> list[nn.Module]:
@@ -114,30 +129,51 @@ def _first(output: Any) -> Tensor:
     return hidden
 
 
-def load_causal_lm(folder: Path) -> list[nn.Module]:
+def load_causal_lm(folder: Path | str) -> list[nn.Module]:
     """Returns the layers of a model saved by transformers, on the meta device.
 
     Each stage later reads only its own layers' tensors from the folder's safetensors files, so the whole model is never
-    in one process. Raises SettingError for a folder without such a model, and for an unknown type.
+    in one process. The names of tensors may be those of the hub, without the body's prefix, and a tied matrix may have
+    either name. Warns of tensors that the model has no place for. Raises SettingError or RunFileError, with the file,
+    for a folder without such a model, a damaged one, and an unknown type.
     """
-    files = _files_of(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{folder} holds no causal language model: {first_line(error)}") from None
+    folder = Path(folder).resolve()
+    if not folder.is_dir():
+        raise SettingError(f"{folder} is no folder; nothing is downloaded: give one that save_pretrained wrote")
+    weights = _weights_file(folder)
+    tensors = _tensors_in(weights)
+    config, model = _bare_model(folder / "config.json", weights, len(tensors))
+    values = _values(tensors, model, weights)
+    if _parted(values, model):
+        config.tie_word_embeddings = False
+        model = _build(config)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     layers = causal_lm_layers(model)
     for layer in layers:
         own = {name: names[id(parameter)] for name, parameter in layer.named_parameters()}
-        if missing := [name for name in own.values() if name not in files]:
-            raise SettingError(f"{folder} has no tensor {missing[0]}, which a model of type {config.model_type} needs")
+        if missing := [name for name in own.values() if name not in values]:
+            raise SettingError(f"{weights} has no tensor {missing[0]}, which a model of type {config.model_type} needs")
         for module in layer.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module.register_buffer(name, buffer.to("meta"), persistent=False)
-        layer.reset_parameters = StoredValues(layer, config, folder.resolve(), own, files)  # type: ignore[assignment]
+        stored = {name: values[own[name]] for name in own}
+        layer.reset_parameters = StoredValues(layer, config, folder, own, stored)  # type: ignore[assignment]
     return layers
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file."""
+
+    file: Path
+    key: str
+    shape: tuple[int, ...]
+
+    def read(self) -> Tensor:
+        """Returns the values. Raises SettingError for a damaged file."""
+        with _opened(self.file) as tensors:
+            tensor: Tensor = tensors.get_tensor(self.key)
+            return tensor
 
 
 @dataclass
@@ -148,16 +184,15 @@ class StoredValues:
     config: PreTrainedConfig
     folder: Path
     names: dict[str, str]
-    """What the folder calls each of the layer's parameters."""
-    files: dict[str, Path]
+    """What transformers' model calls each of the layer's parameters."""
+    tensors: dict[str, StoredTensor]
+    """Where each of them is."""
 
     def __call__(self) -> None:
         """Reads the layer's parameters; buffers, which are not in the files, follow from the configuration."""
         with torch.no_grad():
             for name, parameter in self.layer.named_parameters():
-                key = self.names[name]
-                with safe_open(self.files[key], "pt") as tensors:
-                    parameter.copy_(tensors.get_tensor(key))
+                parameter.copy_(self.tensors[name].read())
             for module in self.layer.modules():
                 if any(True for _ in module.buffers(recurse=False)):
                     made = dict(type(module)(self.config).named_buffers())
@@ -165,20 +200,151 @@ class StoredValues:
                         buffer.copy_(made[name])
 
 
-def _files_of(folder: Path) -> dict[str, Path]:
-    """Returns the file of each tensor."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.exists():
-        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-    if not single.exists():
-        raise SettingError(f"{folder} has no model.safetensors; save a model there with save_pretrained")
-    with safe_open(single, "pt") as tensors:
-        return dict.fromkeys(tensors.keys(), single)
+def _weights_file(folder: Path) -> Path:
+    """Returns the file with all weights, or else the index of several: the order of transformers."""
+    known = [folder / name for name in ("model.safetensors", "model.safetensors.index.json")]
+    for exists in (Path.is_file, os.path.lexists):  # a link to nowhere is the one that cannot be read
+        if found := [file for file in known if exists(file)]:
+            return found[0]
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in _WEIGHTS)
+    raise SettingError(
+        f"{folder} has no model.safetensors; save a model there with save_pretrained"
+        + (f" (weights like those in {folder / others[0]} are not read)" if others else "")
+    )
 
 
-def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[int], Mapping[str, Tensor]]) -> None:
-    """Writes trained values of the layers of ``load_causal_lm`` to a folder, one safetensors file a layer, with a copy
-    of the other files of their own folder.
+def _tensors_in(weights: Path) -> list[StoredTensor]:
+    files = [weights]
+    if weights.suffix == ".json":
+        names = _read_json(weights).get("weight_map")
+        if (
+            not isinstance(names, dict)
+            or not names
+            or not all(str(name).endswith(".safetensors") for name in names.values())
+        ):
+            raise SettingError(f"{weights} has no weight_map from the names of tensors to .safetensors files; {_AGAIN}")
+        files = [weights.parent / name for name in sorted(set(names.values()))]
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        with _opened(file) as opened:
+            for key in opened.keys():  # noqa: SIM118 - no dict
+                tensors[key] = StoredTensor(file, key, tuple(opened.get_slice(key).get_shape()))
+    return list(tensors.values())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Opens a safetensors file. Raises SettingError, with the file and the reason, if it is missing or damaged."""
+    _check_content(file)
+    try:
+        with safe_open(file, "pt") as tensors:
+            yield tensors
+    except (OSError, SafetensorError) as error:
+        raise SettingError(f"{file} cannot be read as safetensors ({_one_line(error)}); {_AGAIN}") from None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    _check_content(file)
+    return read_json(file, _AGAIN) or {}
+
+
+def _check_content(file: Path) -> None:
+    """Raises SettingError for a file that is missing, empty, or a pointer of Git LFS."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(40)
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{file} cannot be read ({_one_line(error)}); {_AGAIN}") from None
+    if not start:
+        raise SettingError(f"{file} is empty; {_AGAIN}")
+    if start.startswith(b"version https://git-lfs"):
+        raise SettingError(f"{file} is a Git LFS pointer, not the file that it stands for; run git lfs pull there")
+
+
+def _bare_model(file: Path, weights: Path, tensors: int) -> tuple[PreTrainedConfig, Any]:
+    """Returns a folder's configuration and its model without values. ``tensors`` is the number of those stored: a
+    configuration of more blocks is a damaged one, and would take hours to build."""
+    content = _read_json(file)
+    if (kind := content.get("model_type")) not in SUPPORTED:
+        known = ", ".join(SUPPORTED)
+        raise SettingError(f"{file} has the model type {kind!r}, which cannot be cut into layers; known: {known}")
+    if (named := content.get("transformers_weights")) not in (None, weights.name):
+        raise SettingError(
+            f"{file} has transformers_weights {named!r}; rename that file to model.safetensors, and remove the entry"
+        )
+    if content.get("quantization_config") is not None:
+        raise SettingError(
+            f"{file} has a quantization_config, and quantized weights cannot be trained; dequantize them"
+        )
+    try:
+        config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False)
+        if not 1 <= config.num_hidden_layers <= tensors:
+            raise ValueError(f"it has {config.num_hidden_layers} blocks, and the folder {tensors} tensors")
+        model = _build(config)
+    except Exception as error:
+        raise SettingError(f"{file} describes no model of type {kind}: {_one_line(error)}") from None
+    config.architectures = [type(model).__name__]
+    return config, model
+
+
+def _build(config: PreTrainedConfig) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+        )
+
+
+def _values(tensors: Sequence[StoredTensor], model: Any, weights: Path) -> dict[str, StoredTensor]:
+    """Returns the tensor of each name of a model's parameters, if it is stored under one of its names.
+
+    Raises SettingError for two tensors of one parameter and for another shape.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    values: dict[str, StoredTensor] = {}
+    unknown = []
+    prefix = f"{model.base_model_prefix}."
+    for tensor in tensors:
+        names = (tensor.key, prefix + tensor.key, tensor.key.removeprefix(prefix))
+        name = next((name for name in names if name in parameters), None)
+        if name is None:
+            unknown += [tensor.key] * (not tensor.key.endswith(_BUFFERS))
+            continue
+        if name in values:
+            raise SettingError(
+                f"{tensor.file} has {tensor.key}, and {values[name].file} has {values[name].key}: keep one"
+            )
+        if tensor.shape != (shape := tuple(parameters[name].shape)):
+            raise SettingError(
+                f"{tensor.file} has {tensor.key} of shape {tensor.shape}, and config.json asks for {shape}"
+            )
+        values[name] = tensor
+    for other, name in model.all_tied_weights_keys.items():
+        if name not in values and other in values:
+            values[name] = values[other]
+    if unknown:
+        warnings.warn(
+            f"{weights} has {len(unknown)} tensors that a model of type {model.config.model_type} has no place for; "
+            f"they are left out: {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}",
+            stacklevel=3,
+        )
+    return values
+
+
+def _parted(values: Mapping[str, StoredTensor], model: Any) -> bool:
+    """Returns whether a matrix that the configuration ties is stored twice, with different values."""
+    pairs = model.all_tied_weights_keys.items()
+    stored = [(values[other], values[name]) for other, name in pairs if other in values and name in values]
+    return any(not one.read().float().equal(two.read().float()) for one, two in stored if one != two)
+
+
+def _one_line(error: Exception) -> str:
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[int], Mapping[str, Tensor]]) -> list[str]:
+    """Writes trained values of the layers of ``load_causal_lm`` to a folder, one safetensors file a layer, with the
+    configuration, the tokenizer and the licence of their own folder; returns the names of the other files there.
 
     ``read`` returns a layer's values by name; only one layer's are in memory at a time. Raises SettingError for other
     layers, and for a link in their folder to a file outside of it.
@@ -191,23 +357,47 @@ def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[in
             "model in Python"
         )
     folder.mkdir(parents=True)
-    own = stored[0].folder.resolve()
-    blobs = own.parent.parent / "blobs"  # the cache of Hugging Face links to it
-    for other in own.iterdir():
-        if other.is_file() and not other.name.startswith(("model", "pytorch_model", "optimizer")):
-            if other.resolve().parent not in (own, blobs):
-                raise SettingError(
-                    f"{other} is a symbolic link to {other.resolve()}, outside of the model's folder, and the export "
-                    "would have a copy of that file; replace the link by the file, or remove it"
-                )
-            shutil.copy(other, folder)
     places: dict[str, str] = {}
-    total = 0
+    total, dtypes = 0, set()
     for index, origin in enumerate(stored):
         names, file = origin.names, f"model-{index + 1:05}-of-{len(layers):05}.safetensors"
         values = {names[name]: tensor for name, tensor in read(index).items() if names[name] not in places}
         save_file(values, folder / file, metadata={"format": "pt"})
         places |= dict.fromkeys(values, file)
         total += sum(tensor.nbytes for tensor in values.values())
+        dtypes |= {tensor.dtype for tensor in values.values()}
     index_file = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index_file, indent=1))
+    _write_config(folder, stored[0], reduce(torch.promote_types, dtypes))
+    read_files = {tensor.file.name for origin in stored for tensor in origin.tensors.values()}
+    return [name for name in _copy_files(stored[0].folder, folder) if name not in read_files]
+
+
+def _write_config(folder: Path, origin: StoredValues, dtype: torch.dtype) -> None:
+    """Writes the configuration that the folder had, with the dtype of the new weights."""
+    content = _read_json(origin.folder / "config.json")
+    for name in ("torch_dtype", "auto_map", "transformers_weights"):  # the first is the dtype's older name
+        content.pop(name, None)
+    content |= {
+        "dtype": str(dtype).removeprefix("torch."),
+        "architectures": origin.config.architectures,
+        "tie_word_embeddings": origin.config.tie_word_embeddings,
+    }
+    (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _copy_files(own: Path, folder: Path) -> list[str]:
+    """Copies what belongs to the trained model; returns the names of the files that do not."""
+    blobs = own.parent.parent / "blobs"  # the cache of Hugging Face links to it
+    others = []
+    for path in sorted(own.iterdir()):
+        if not (path.is_file() and (path.name in _COPIED or path.name.upper().startswith(_LICENCES))):
+            others += [path.name] * (path.name not in ("config.json", "model.safetensors.index.json"))
+            continue
+        if path.resolve().parent not in (own, blobs):
+            raise SettingError(
+                f"{path} is a symbolic link to {path.resolve()}, outside of the model's folder, and the export "
+                "would have a copy of that file; replace the link by the file, or remove it"
+            )
+        shutil.copyfile(path, folder / path.name)
+    return others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,10 @@ def _complete(folder: Path) -> Iterator[Path]:
     _keep_own(previous, folder)  # of an export that was killed
     shutil.rmtree(draft, ignore_errors=True)
     yield draft
+    mask = os.umask(0o077)
+    os.umask(mask)
+    for path in draft.iterdir():
+        path.chmod(0o666 & ~mask)  # safetensors writes files that only this user can read
     if folder.exists():
         folder.rename(previous)
     draft.rename(folder)
@@ -135,10 +140,14 @@ def _export_causal_lm(
     """Writes a model of ``load_causal_lm`` back, one layer at a time."""
     layers = list(experiment.spec.layers)
 
-    def write(checkpoint: Checkpoint) -> None:
+    def write(checkpoint: Checkpoint) -> list[str]:
         with _complete(folder) as draft:
-            save_causal_lm(draft, layers, lambda layer: values_of(checkpoint.read(layer)))
+            return save_causal_lm(draft, layers, lambda layer: values_of(checkpoint.read(layer)))
 
-    step, _ = from_first_valid(run, experiment, choice, console.print, write)
+    step, others = from_first_valid(run, experiment, choice, console.print, write)
     console.print(f"{described_checkpoint(step, kind_of_checkpoint(run, experiment, step))}: {folder}")
+    if others:
+        console.print(
+            f"{len(others)} files and folders of the model before training are not copied: {', '.join(others)}"
+        )
     return folder

@@ -130,7 +130,8 @@ def test_a_write_is_on_the_disk_before_its_name_is_and_the_name_at_the_end(tmp_p
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "it is empty"), (b"\0\0", "it is empty"), (b'{"a"', "it is not JSON"), (b"\xff", "it is not UTF-8"),
+    [(b"", "it is empty"), (b"\0\0", "it is empty"), (b'{"a"', "it is not JSON"),
+     (b"[" * 9**5, "it is not JSON"), (b"\xff", "it is not UTF-8"),
      (b"[1]", "it has no JSON object")],
 )  # fmt: skip
 def test_a_damaged_file_is_named_with_its_reason(tmp_path, content, reason):

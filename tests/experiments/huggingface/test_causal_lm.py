@@ -1,28 +1,22 @@
 """Causal language models of transformers: cut into layers, read from a folder layer by layer, and written back."""
 
+import json
+import os
+import random
 import shutil
+import warnings
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
-from experiments.custom.layers import on_meta
 from experiments.huggingface.causal_lm import causal_lm_layers, load_causal_lm, save_causal_lm
-from suite.errors import SettingError
-from suite.pipeline.model.layers import materialize, structure_key
+from suite.errors import SettingError, SuiteError
+from suite.pipeline.model.layers import structure_key
+from tests.experiments.huggingface import mutations
+from tests.experiments.huggingface.outcomes import IDS, export, logits, on_cpu, theirs
 
-IDS = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1))
-MODELS = {
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(n_layer=3, n_embd=16, n_head=2, vocab_size=50, n_positions=32, bos_token_id=0, eos_token_id=0)
-    ),
-    "llama": lambda: LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-            vocab_size=50, max_position_embeddings=32,
-        )
-    ),
-}  # fmt: skip
+MODELS = {name: mutations.MODELS[name] for name in ("gpt2", "llama")}
 
 
 @pytest.fixture(params=MODELS)
@@ -32,17 +26,6 @@ def saved(request, tmp_path):
     model = MODELS[request.param]().eval()
     model.save_pretrained(tmp_path / "model", max_shard_size="8KB")
     return model, tmp_path / "model"
-
-
-def on_cpu(layers):
-    return [materialize(on_meta(layer), 0, torch.device("cpu")).eval() for layer in layers]
-
-
-def logits(layers):
-    tensor = IDS
-    for layer in layers:
-        tensor = layer(tensor)
-    return tensor
 
 
 def test_the_layers_compute_what_the_model_computes(saved):
@@ -101,10 +84,16 @@ def test_a_model_that_needs_a_mask_is_refused():
         causal_lm_layers(model)
 
 
-def test_a_folder_in_bf16_is_trained_in_fp32(tmp_path):
+def test_a_folder_in_bf16_is_trained_and_written_in_fp32(tmp_path):
     MODELS["llama"]().bfloat16().save_pretrained(tmp_path / "half")
-    layers = on_cpu(load_causal_lm(tmp_path / "half"))
-    assert {parameter.dtype for layer in layers for parameter in layer.parameters()} == {torch.float32}
+    trained = on_cpu(layers := load_causal_lm(tmp_path / "half"))
+    assert {parameter.dtype for layer in trained for parameter in layer.parameters()} == {torch.float32}
+    export(layers, tmp_path / "out", lambda value: value + 1e-4)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["dtype"], config["architectures"]) == ("float32", ["LlamaForCausalLM"])
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    expected = (value + 1e-4 for layer in trained for value in layer.parameters())
+    assert all(value.equal(one) for value, one in zip(loaded.parameters(), expected, strict=True))
 
 
 def test_other_layers_cannot_be_written_back(tmp_path):
@@ -116,8 +105,8 @@ def test_blocks_that_differ_only_in_their_index_are_measured_once(saved):
     model, folder = saved
     layers = load_causal_lm(folder)
     keys = [structure_key(layer) for layer in layers]
-    assert len(layers) == 5
-    assert keys[1] == keys[2] == keys[3]
+    assert len(layers) == 4
+    assert keys[1] == keys[2]
     model.config.hidden_act = model.config.activation_function = "relu"
     assert structure_key(causal_lm_layers(model)[1]) != keys[1], "another activation, another function"
 
@@ -134,6 +123,138 @@ def test_a_link_out_of_the_models_folder_is_not_copied(saved, tmp_path):
     values = [dict(layer.named_parameters()) for layer in on_cpu(layers)]
     save_causal_lm(tmp_path / "out", layers, values.__getitem__)
     assert (tmp_path / "out" / "config.json").is_file()
-    (own / "notes").symlink_to(tmp_path / "key")
-    with pytest.raises(SettingError, match=r"notes is a symbolic link to .*key, outside of the model's folder"):
+    (own / "vocab.json").symlink_to(tmp_path / "key")
+    with pytest.raises(SettingError, match=r"vocab.json is a symbolic link to .*key, outside of the model's folder"):
         save_causal_lm(tmp_path / "more", layers, values.__getitem__)
+
+
+@pytest.fixture(params=mutations.MODELS)
+def folder(request, tmp_path):
+    """A model in one file, to be changed."""
+    torch.manual_seed(0)
+    mutations.MODELS[request.param]().save_pretrained(tmp_path / "own")
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize("change", ["hub_keys", "hub_keys_of_some", "tied_under_its_other_name", "tied_twice"])
+def test_a_tensor_has_one_of_the_names_that_transformers_knows(folder, change, tmp_path):
+    mutations.MUTATIONS[change](folder, random.Random(1))
+    expected = theirs(folder)
+    if expected is None:  # the output projection of a model that is not tied under the name of the embedding
+        with pytest.raises(
+            SettingError, match=r"has no tensor model\.embed_tokens\.weight, which a model of type llama"
+        ):
+            load_causal_lm(folder)
+        return
+    layers = load_causal_lm(folder)
+    torch.testing.assert_close(logits(on_cpu(layers)), expected)
+    export(layers, tmp_path / "out")
+    torch.testing.assert_close(theirs(tmp_path / "out"), expected)
+
+
+def test_the_file_with_all_tensors_comes_before_those_of_an_index(folder):
+    mutations.stale_index(folder, random.Random(1))
+    assert load_causal_lm(folder)
+
+
+def test_a_relative_path_given_as_text_is_read_from_any_folder(folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(folder.parent)
+    layers = load_causal_lm("own")
+    monkeypatch.chdir("/")
+    torch.testing.assert_close(logits(on_cpu(layers)), theirs(folder))
+
+
+def test_only_what_belongs_to_the_trained_model_is_copied(folder, tmp_path):
+    for name in (*mutations.OTHER_FILES, "tokenizer.json", "LICENSE.txt", "README.md"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    left = export(load_causal_lm(folder), tmp_path / "out")
+    assert set(left) == {name.split("/")[0] for name in mutations.OTHER_FILES} | {"README.md"}
+    assert {path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith("model")} == {
+        "config.json", "generation_config.json", "tokenizer.json", "LICENSE.txt",
+    }  # fmt: skip
+
+
+def test_tensors_without_a_place_are_named(folder):
+    mutations.old_buffers(folder, random.Random(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_causal_lm(folder)  # what follows from the configuration is no loss
+    mutations.more_tensors(folder, random.Random(1))
+    with pytest.warns(UserWarning, match=r"model.safetensors has 1 tensors that a model .* they are left out: "):
+        load_causal_lm(folder)
+
+
+def changed(folder, **fields):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+DAMAGES = {
+    "an LFS pointer": (
+        lambda folder: (folder / "model.safetensors").write_text(mutations.POINTER),
+        r"own/model.safetensors is a Git LFS pointer.* run git lfs pull",
+    ),
+    "an empty configuration": (lambda folder: (folder / "config.json").write_text(""), "own/config.json is empty"),
+    "a truncated file": (
+        lambda folder: os.truncate(folder / "model.safetensors", 3000),
+        r"own/model.safetensors cannot be read as safetensors \(.*not fully covered\)",
+    ),
+    "a missing shard": (
+        lambda folder: [mutations.stale_index(folder, None), (folder / "model.safetensors").unlink()],
+        r"own/model-00001-of-00002.safetensors cannot be read \(No such file or directory\)",
+    ),
+    "a link to nowhere": (
+        lambda folder: [(folder / "model.safetensors").unlink(), (folder / "model.safetensors").symlink_to("gone")],
+        r"own/model.safetensors cannot be read \(No such file",
+    ),
+    "pickled weights": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        r"has no model.safetensors; save a model .* \(weights like those in .*own/pytorch_model.bin are not read\)",
+    ),
+    "another vocabulary": (
+        lambda folder: changed(folder, vocab_size=60),
+        r"own/model.safetensors has .* of shape \(50, 16\), and config.json asks for \(60, 16\)",
+    ),
+    "too many blocks": (
+        lambda folder: changed(folder, n_layer=10**9, num_hidden_layers=10**9),
+        r"own/config.json describes no model .*: it has 1000000000 blocks, and the folder \d+ tensors",
+    ),
+    "a field of another type": (
+        lambda folder: changed(folder, n_layer="2", num_hidden_layers="2"),
+        "own/config.json describes no model .*expected int, got str",
+    ),
+    "another type": (
+        lambda folder: changed(folder, model_type="mamba"),
+        "own/config.json has the model type 'mamba', which cannot be cut into layers; known: gpt2, llama",
+    ),
+    "quantized": (
+        lambda folder: changed(folder, quantization_config={"quant_method": "gptq"}),
+        "own/config.json has a quantization_config",
+    ),
+    "one parameter twice": (
+        lambda folder: mutations.twice_by_prefix(folder, random.Random(1)),
+        "own/model.safetensors has .*: keep one",
+    ),
+    "other weights by name": (
+        lambda folder: changed(folder, transformers_weights="other.safetensors"),
+        "own/config.json has transformers_weights 'other.safetensors'",
+    ),
+    "no folder": (lambda folder: folder.rename(folder.with_name("moved")), "own is no folder; nothing is downloaded"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_folder_that_cannot_be_loaded_names_the_file(folder, damage):
+    damaged, sentence = DAMAGES[damage]
+    damaged(folder)
+    with pytest.raises(SuiteError, match=sentence) as found:
+        load_causal_lm(folder)
+    assert "\n" not in str(found.value)
+
+
+def test_a_file_that_is_damaged_later_is_named(folder):
+    layers = load_causal_lm(folder)
+    os.truncate(folder / "model.safetensors", 3000)
+    with pytest.raises(SettingError, match=r"own/model\.safetensors cannot be read as safetensors"):
+        on_cpu(layers)

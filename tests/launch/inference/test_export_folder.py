@@ -1,6 +1,10 @@
 """The folder of an export: a new export replaces its own files, and nothing is lost when it is killed."""
 
+import os
+
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from launch.inference.export import _complete
 
@@ -37,6 +41,18 @@ def test_a_second_export_keeps_what_is_the_users(folder):
         "notes.md": "mine",
     }  # fmt: skip
     assert [path.name for path in folder.parent.iterdir()] == ["huggingface"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_files_have_the_mode_of_new_files(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        with _complete(tmp_path / "huggingface") as draft:
+            draft.mkdir()
+            save_file({"a": torch.ones(2)}, draft / "model.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "huggingface/model.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2, 3, 4, 5])

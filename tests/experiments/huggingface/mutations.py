@@ -1,0 +1,401 @@
+"""Folders of small GPT-2 and Llama models, damaged and changed at random as those of a model hub and of users are."""
+
+import json
+import random
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+MODELS = {
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=50, n_positions=32, bos_token_id=0, eos_token_id=0)
+    ),
+    "llama": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=50, max_position_embeddings=32,
+        )
+    ),
+    "llama, tied": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=50, max_position_embeddings=32, tie_word_embeddings=True,
+        )
+    ),
+}  # fmt: skip
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 548105171\n"
+ODD_VALUES = [None, "x", "3", -1, 0, 1, 3.5, True, [], {}, [1], {"a": 1}, "", 1e999, 20_000]
+DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.int64, torch.bool]
+OTHER_FILES = (
+    "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.onnx", "consolidated.00.pth", "pytorch_model.bin",
+    "model.gguf", "adapter_model.safetensors", "adapter_config.json", "model.fp16.safetensors", "training_args.bin",
+    "params.json", "model-00001-of-00009.safetensors", "original/consolidated.00.pth", ".DS_Store", "._config.json",
+    ".gitattributes", ".cache/huggingface/x.lock", "weights.safetensors", "rng_state.pth",
+)  # fmt: skip
+
+
+def save_folders(root):
+    """Writes each model in one file and in several, with a tokenizer's files; returns the folders."""
+    folders = []
+    for name, make in MODELS.items():
+        torch.manual_seed(len(folders))
+        model = make()
+        for size in ("1GB", "8KB"):
+            folder = root / f"{name.replace(', ', '_')}_{size}"
+            model.save_pretrained(folder, max_shard_size=size)
+            (folder / "tokenizer.json").write_text("{}")
+            (folder / "tokenizer_config.json").write_text("{}")
+            folders.append(folder)
+    return folders
+
+
+def mutate(folder, seed):
+    """Changes a folder in one to three ways by a seed; returns their names."""
+    draw = random.Random(seed)
+    count = draw.choice([1, 1, 1, 1, 2, 3])
+    done = []
+    for _ in range(count):
+        name = draw.choice(sorted(MUTATIONS))
+        try:
+            found = MUTATIONS[name](folder, draw)
+        except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError, UnicodeError):
+            found = None  # an earlier change left nothing of the kind
+        except Exception as error:
+            if type(error).__name__ != "SafetensorError":
+                raise
+            found = None
+        done.append(f"{name} ({found})" if isinstance(found, str) else name)
+    return done
+
+
+def _shards(folder):
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _weights(folder, draw):
+    """One of the files with weights."""
+    return draw.choice(_shards(folder))
+
+
+def _index(folder):
+    return folder / "model.safetensors.index.json"
+
+
+def _rewritten(folder, change):
+    """Passes all tensors by name through ``change``; keeps the files that they are in."""
+    names = {}
+    for file in _shards(folder):
+        tensors = load_file(file)
+        changed = {}
+        for key, tensor in tensors.items():
+            for new, value in change(key, tensor).items():
+                changed[new] = value.clone().contiguous()
+                names[new] = file.name
+        save_file(changed, file, {"format": "pt"})
+    if _index(folder).exists():
+        content = json.loads(_index(folder).read_text())
+        content["weight_map"] = names
+        _index(folder).write_text(json.dumps(content))
+
+
+def _keys(folder):
+    return sorted(key for file in _shards(folder) for key in load_file(file))
+
+
+def _body(folder):
+    return "transformer." if "gpt2" in (folder / "config.json").read_text() else "model."
+
+
+def _tied_names(folder):
+    return (
+        "transformer.wte.weight" if _body(folder) == "transformer." else "model.embed_tokens.weight"
+    ), "lm_head.weight"
+
+
+def hub_keys(folder, draw):
+    body = _body(folder)
+    _rewritten(folder, lambda key, tensor: {key.removeprefix(body): tensor})
+
+
+def hub_keys_of_some(folder, draw):
+    body = _body(folder)
+    _rewritten(folder, lambda key, tensor: {key.removeprefix(body) if draw.random() < 0.5 else key: tensor})
+
+
+def prefixed(folder, draw):
+    prefix = draw.choice(["module.", "_orig_mod.", _body(folder), "base_model.model."])
+    _rewritten(folder, lambda key, tensor: {prefix + key: tensor})
+    return prefix
+
+
+def no_tensor(folder, draw):
+    lost = draw.choice(_keys(folder))
+    _rewritten(folder, lambda key, tensor: {} if key == lost else {key: tensor})
+    return lost
+
+
+def renamed_tensor(folder, draw):
+    lost = draw.choice(_keys(folder))
+    _rewritten(folder, lambda key, tensor: {key.replace("weight", "kernel") if key == lost else key: tensor})
+    return lost
+
+
+def more_tensors(folder, draw):
+    extra = draw.choice(["h.0.attn.bias", "score.weight", "model.layers.9.mlp.up_proj.weight", "x", "é.weight", ""])
+    first = _keys(folder)[0]
+    _rewritten(folder, lambda key, tensor: {key: tensor} | ({extra: torch.ones(2, 2)} if key == first else {}))
+    return extra
+
+
+def old_buffers(folder, draw):
+    body = _body(folder)
+    extra = {"transformer.": "h.0.attn.masked_bias", "model.": "layers.0.self_attn.rotary_emb.inv_freq"}[body]
+    first = _keys(folder)[0]
+    _rewritten(folder, lambda key, tensor: {key: tensor} | ({body + extra: torch.ones(2)} if key == first else {}))
+
+
+def tied_under_its_other_name(folder, draw):
+    source, other = _tied_names(folder)
+    _rewritten(folder, lambda key, tensor: {other if key.endswith(source) else key: tensor})
+
+
+def tied_twice(folder, draw):
+    source, other = _tied_names(folder)
+    factor = draw.choice([1, 2])
+    _rewritten(
+        folder, lambda key, tensor: {key: tensor} | ({other: tensor.float() * factor} if key.endswith(source) else {})
+    )
+    return f"times {factor}"
+
+
+def twice_by_prefix(folder, draw):
+    body, chosen = _body(folder), draw.choice(_keys(folder))
+    factor = draw.choice([1, 2])
+    _rewritten(
+        folder,
+        lambda key, tensor: (
+            {key: tensor} | ({key.removeprefix(body): tensor.float() * factor} if key == chosen else {})
+        ),
+    )
+    return f"{chosen} times {factor}"
+
+
+def another_shape(folder, draw):
+    chosen = draw.choice(_keys(folder))
+    shape = draw.choice([lambda t: t[:1], lambda t: t.flatten(), lambda t: t[None], lambda t: t.T, lambda t: t[:0]])
+    _rewritten(folder, lambda key, tensor: {key: shape(tensor) if key == chosen else tensor})
+    return chosen
+
+
+def another_dtype(folder, draw):
+    dtype, all_of_them = draw.choice(DTYPES), draw.random() < 0.5
+    chosen = draw.choice(_keys(folder))
+    _rewritten(folder, lambda key, tensor: {key: tensor.to(dtype) if all_of_them or key == chosen else tensor})
+    return f"{dtype}, {'all' if all_of_them else chosen}"
+
+
+def larger_vocabulary(folder, draw):
+    _rewritten(folder, lambda key, tensor: {key: torch.cat([tensor, tensor[:3]]) if tensor.shape[0] == 50 else tensor})
+
+
+def not_a_number(folder, draw):
+    chosen = draw.choice(_keys(folder))
+    _rewritten(folder, lambda key, tensor: {key: tensor.float() * torch.nan if key == chosen else tensor})
+
+
+def truncated(folder, draw):
+    file = _weights(folder, draw)
+    data = file.read_bytes()
+    file.write_bytes(data[: draw.randrange(len(data))])
+    return file.name
+
+
+def empty(folder, draw):
+    file = draw.choice([*_shards(folder), *folder.glob("*.json")])
+    file.write_bytes(b"")
+    return file.name
+
+
+def pointer(folder, draw):
+    file = draw.choice([*_shards(folder), folder / "config.json", *folder.glob("*.index.json")])
+    file.write_text(POINTER)
+    return file.name
+
+
+def web_page(folder, draw):
+    file = draw.choice([*_shards(folder), folder / "config.json"])
+    file.write_text("<!DOCTYPE html><html><body>404</body></html>")
+    return file.name
+
+
+def flipped_bytes(folder, draw):
+    file = _weights(folder, draw)
+    data = bytearray(file.read_bytes())
+    for _ in range(draw.randrange(1, 4)):
+        data[draw.randrange(0, 400)] = draw.randrange(256)
+    file.write_bytes(data)
+    return file.name
+
+
+def no_file(folder, draw):
+    file = draw.choice([*_shards(folder), *folder.glob("*.json")])
+    file.unlink()
+    return file.name
+
+
+def a_folder_in_its_place(folder, draw):
+    file = draw.choice([*_shards(folder), *folder.glob("*.json")])
+    file.unlink()
+    file.mkdir()
+    return file.name
+
+
+def link(folder, draw):
+    file = draw.choice([*_shards(folder), folder / "config.json"])
+    target = folder.parent / "blobs" / file.name
+    target.parent.mkdir(exist_ok=True)
+    if draw.random() < 0.7:
+        file.rename(target)
+    file.unlink(missing_ok=True)
+    file.symlink_to(target)
+    return f"{file.name}, {'kept' if target.exists() else 'dangling'}"
+
+
+def other_files(folder, draw):
+    for name in draw.sample(OTHER_FILES, draw.randrange(1, len(OTHER_FILES))):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"stale" * 100)
+
+
+def only_other_weights(folder, draw):
+    for file in [*_shards(folder), *folder.glob("*.index.json")]:
+        file.unlink()
+    name = draw.choice(OTHER_FILES)
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(b"stale" * 100)
+    return name
+
+
+def no_tokenizer(folder, draw):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def stale_index(folder, draw):
+    """An index of files that are gone beside the one with all tensors."""
+    _index(folder).write_text(json.dumps({"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+
+
+def whole_file_beside_shards(folder, draw):
+    tensors = {key: value.float() * 2 for file in _shards(folder) for key, value in load_file(file).items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def index_of_another_kind(folder, draw):
+    content = json.loads(_index(folder).read_text())
+    kind = draw.randrange(11)
+    names = content["weight_map"]
+    chosen = draw.choice(sorted(names))
+    if kind == 0:
+        content = draw.choice([[], "x", 3, None, {}])
+    elif kind == 1:
+        content["weight_map"] = draw.choice([[], "x", 3, None, {}, [1]])
+    elif kind == 2:
+        names[chosen] = draw.choice([None, 3, [], "", ".", "..", {"a": 1}])
+    elif kind == 3:
+        names[chosen] = "../elsewhere.safetensors"
+    elif kind == 4:
+        names[chosen] = "nul\0.safetensors"
+    elif kind == 5:
+        names[chosen] = draw.choice(sorted(set(names.values())))
+    elif kind == 6:
+        names["not.there"] = names[chosen]
+    elif kind == 7:
+        del names[chosen]
+    elif kind == 8:
+        names["not.there"] = "not-there.safetensors"
+    elif kind == 9:
+        content.pop("metadata")
+    else:
+        (folder / "shards").mkdir()
+        for file in _shards(folder):
+            file.rename(folder / "shards" / file.name)
+        content["weight_map"] = {key: f"shards/{name}" for key, name in names.items()}
+    text = json.dumps(content)
+    _index(folder).write_text(text)
+    return f"kind {kind}: {chosen}"
+
+
+def cut_index(folder, draw):
+    data = _index(folder).read_bytes()
+    _index(folder).write_bytes(draw.choice([data[:40], b"\xef\xbb\xbf" + data, b"\xff\xfe" + data, b"{" * 5000, b""]))
+
+
+def _changed_config(folder, **fields):
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | fields))
+
+
+def odd_field(folder, draw):
+    name = draw.choice(sorted(json.loads((folder / "config.json").read_text())))
+    value = draw.choice(ODD_VALUES)
+    _changed_config(folder, **{name: value})
+    return f"{name} = {value!r}"
+
+
+def no_field(folder, draw):
+    content = json.loads((folder / "config.json").read_text())
+    name = draw.choice(sorted(content))
+    del content[name]
+    (folder / "config.json").write_text(json.dumps(content))
+    return name
+
+
+def other_field(folder, draw):
+    fields = draw.choice([
+        {"model_type": "mamba"}, {"model_type": "bert"}, {"model_type": "gpt_neo"}, {"model_type": "nope"},
+        {"model_type": "clip"}, {"model_type": "t5"}, {"model_type": "mistral"}, {"model_type": "GPT2"},
+        {"torch_dtype": "bfloat16"}, {"dtype": "bfloat16"}, {"dtype": "float99"}, {"torch_dtype": "torch.float16"},
+        {"torch_dtype": "auto"}, {"dtype": {"": "float16"}},
+        {"attn_implementation": "eager"}, {"_attn_implementation": "eager"},
+        {"attn_implementation": "flash_attention_2"},
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}}, {"quantization_config": {"load_in_4bit": True}},
+        {"quantization_config": None}, {"quantization_config": {"quant_method": "fp8"}},
+        {"auto_map": {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"}},
+        {"transformers_weights": "model.safetensors"}, {"transformers_weights": "other.safetensors"},
+        {"architectures": ["GPT2Model"]}, {"architectures": ["LlamaModel"]}, {"do_sample": True, "max_length": 9},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_scaling": {"rope_type": "nope"}},
+        {"rope_scaling": "x"}, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+        {"rope_theta": 500000.0}, {"tie_word_embeddings": False}, {"tie_word_embeddings": True},
+        {"add_cross_attention": True}, {"scale_attn_by_inverse_layer_idx": True}, {"output_attentions": True},
+        {"output_hidden_states": True}, {"use_cache": False}, {"is_decoder": True}, {"return_dict": False},
+        {"activation_function": "nope", "hidden_act": "nope"}, {"activation_function": "relu", "hidden_act": "relu"},
+        {"vocab_size": 53}, {"n_layer": 3, "num_hidden_layers": 3}, {"n_layer": 1, "num_hidden_layers": 1},
+        {"n_layer": 20_000, "num_hidden_layers": 20_000}, {"n_head": 3, "num_attention_heads": 3},
+        {"head_dim": 3}, {"gradient_checkpointing": True}, {"pad_token_id": 99}, {"pruned_heads": {"0": [1]}},
+        {"transformers_version": "9.9.9"}, {"_name_or_path": "gpt2"}, {"é\ud800": 1},
+    ])  # fmt: skip
+    _changed_config(folder, **fields)
+    return str(fields).encode("ascii", "replace").decode()
+
+
+def cut_config(folder, draw):
+    data = (folder / "config.json").read_bytes()
+    changed = draw.choice(
+        [data[:40], b"\xef\xbb\xbf" + data, b"\xff\xfe" + data, b"[]", b"3", b"null", b'"gpt2"', b"{}", b"\0" * 99]
+    )
+    (folder / "config.json").write_bytes(changed)
+    return repr(changed[:9])
+
+
+MUTATIONS = {
+    change.__name__: change
+    for change in (
+        hub_keys, hub_keys_of_some, prefixed, no_tensor, renamed_tensor, more_tensors, old_buffers,
+        tied_under_its_other_name, tied_twice, twice_by_prefix, another_shape, another_dtype, larger_vocabulary,
+        not_a_number, truncated, empty, pointer, web_page, flipped_bytes, no_file, a_folder_in_its_place, link,
+        other_files, only_other_weights, no_tokenizer, stale_index, whole_file_beside_shards, index_of_another_kind,
+        cut_index, odd_field, no_field, other_field, cut_config,
+    )
+}  # fmt: skip
