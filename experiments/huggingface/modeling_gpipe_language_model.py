@@ -12,7 +12,7 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .modeling_gpipe_translation import Attention, FeedForward, with_positions
+from .modeling_gpipe_layers import Attention, FeedForward, with_positions
 
 
 class GPipeLanguageModelConfig(PreTrainedConfig):

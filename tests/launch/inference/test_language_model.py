@@ -160,6 +160,8 @@ def test_a_prompt_that_is_too_long_is_named_and_the_others_are_continued(monkeyp
 def test_the_exported_model_has_the_same_logits_and_greedy_tokens(modules_cache):
     run, _, data = opened()
     folder = export("two", "huggingface", QUIET)
+    code = {path.name for path in folder.glob("*.py")}
+    assert code == {"modeling_gpipe_language_model.py", "modeling_gpipe_layers.py"}
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     loaded = suite.load(run.path)
