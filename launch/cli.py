@@ -31,6 +31,7 @@ from launch.cli_options import (
     NameArgument,
     PlanFormat,
     ScaleOption,
+    ScoreSetOption,
     SetOption,
     SettingsFormat,
     choice,
@@ -231,7 +232,7 @@ def watch(run: str) -> None:
 
 
 @app.command()
-def score(run: str, settings: SetOption = "", checkpoint: CheckpointOption = "") -> None:
+def score(run: str, settings: ScoreSetOption = "", checkpoint: CheckpointOption = "") -> None:
     """Score a trained run: BLEU and chrF per language and direction, on held-out test pairs."""
     from launch.inference.score import score_from_cli
     from suite.training.checkpoint import parse_choice

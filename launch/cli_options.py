@@ -40,12 +40,14 @@ ScaleOption = Annotated[
     Scale,
     choice("--scale", Scale, "paper: the paper's sizes; laptop: narrow; slice: the paper's widths, few layers"),
 ]
-SetOption = Annotated[
-    str,
-    typer.Option(
-        "--set", autocompletion=complete_settings, help='settings, such as "train.steps=50 pipeline.stages=4"'
-    ),
-]
+
+
+def _settings_option(example: str) -> Any:
+    return typer.Option("--set", autocompletion=complete_settings, help=f'settings, such as "{example}"')
+
+
+SetOption = Annotated[str, _settings_option("train.steps=50 pipeline.stages=4")]
+ScoreSetOption = Annotated[str, _settings_option("score.beam=1 score.languages=de,fr")]
 LauncherOption = Annotated[
     LauncherName, choice("--launcher", LauncherName, "ray: Ray; spawn: plain processes on this machine")
 ]

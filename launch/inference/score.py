@@ -222,8 +222,15 @@ def _print_scores(run: RunFolder, record: dict[str, Any], console: Console) -> N
         for what, macro in ((shown, "macro"), (f"{shown} of the copied source", "macro_copy")):
             if measure in record[macro]:
                 rows.append([what, *(record[macro][measure][column] for column in columns)])
-    notes = [record["signatures"]["bleu"], record["signatures"]["chrf"]]
-    title = f"means over languages and both directions, {described_checkpoint(record['step'], record['checkpoint'])}"
-    table = Table("scores", title, ("", *columns), rows, notes)
-    console.print(table.rich_table() if console.is_terminal else table.markdown())
+    notes = ["high, middle and low: thirds of the languages by training pairs", *record["signatures"].values()]
+    used = described_checkpoint(record["step"], record["checkpoint"])
+    languages = f"{len(third_of)} languages and both directions, each direction with equal weight"
+    means = Table("scores", f"means over {languages}, {used}", ("", *columns), rows, notes)
+    by_direction: list[list[Value]] = [
+        [name, scores["train_pairs"], scores["pairs"], *(scores[measure] for measure in MEASURES)]
+        for name, scores in record["directions"].items()
+    ]
+    headings = ("direction", "training pairs", "test pairs", *MEASURES.values())
+    for table in (Table("directions", f"each direction, {used}", headings, by_direction, ()), means):
+        console.print(table.rich_table() if console.is_terminal else table.markdown())
     console.print(f"{record['sentences_per_second']:,.0f} sentences a second; scores: {run.path / 'scores.json'}")

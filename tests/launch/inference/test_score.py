@@ -17,6 +17,7 @@ from safetensors.torch import save
 from experiments.base.cluster import Cluster
 from experiments.base.score_settings import ScoreSettings
 from experiments.registry import find
+from experiments.report.table import readable
 from launch import cli
 from launch.benchmarks.decoding_speed import decoding_table
 from launch.inference import decode as decoding
@@ -26,7 +27,7 @@ from launch.inference.decode import DecodeOutput, DecodeTask, find_text_run, sta
 from launch.inference.export import export
 from launch.inference.methods import BeamSearch
 from launch.inference.model_text import load_text, source_of
-from launch.inference.score import directions, score_run, scored_rows
+from launch.inference.score import _print_scores, directions, score_run, scored_rows
 from launch.inference.translate import lines_of, translate
 from launch.runs.store import find_run, named_run
 from suite.data.text.prepare import folder_of, prepare
@@ -141,6 +142,26 @@ def test_the_files_of_scores(scored):
     chrf = [one["chrf"] for one in scored["directions"].values()]
     assert scored["macro"]["chrf"]["all"] == pytest.approx(sum(chrf) / 4)
     assert set(scored["macro"]["bleu"]) == {"all", "high", "middle", "low"}
+
+
+def test_each_direction_is_printed_and_what_the_means_are_of(scored):
+    console = Console(record=True, width=500, file=io.StringIO())
+    _print_scores(find_run("made"), scored, console)
+    text = console.export_text()
+    for name, scores in scored["directions"].items():
+        cells = (name, scores["train_pairs"], 12, *(scores[measure] for measure in ("nll", "chrf", "bleu")))
+        assert f"| {' | '.join(map(readable, cells))} |" in text
+    assert "means over 2 languages and both directions, each direction with equal weight, checkpoint of step 7" in text
+    assert "high, middle and low: thirds of the languages by training pairs" in text
+
+
+def test_the_help_suggests_settings_of_scoring(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpipe", "score", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    shown = capsys.readouterr().out
+    assert "score.beam=1" in shown
+    assert "train.steps" not in shown
 
 
 def test_the_nll_of_the_references_is_that_of_validation(scored):
