@@ -137,7 +137,7 @@ def load_causal_lm(folder: Path | str) -> list[nn.Module]:
     either name. Warns of tensors that the model has no place for. Raises SettingError or RunFileError, with the file,
     for a folder without such a model, a damaged one, and an unknown type.
     """
-    folder = Path(folder).resolve()
+    folder = Path(folder).expanduser().resolve()
     if not folder.is_dir():
         raise SettingError(f"{folder} is no folder; nothing is downloaded: give one that save_pretrained wrote")
     weights = _weights_file(folder)
@@ -295,24 +295,20 @@ def _build(config: PreTrainedConfig) -> Any:
 
 
 def _values(tensors: Sequence[StoredTensor], model: Any, weights: Path) -> dict[str, StoredTensor]:
-    """Returns the tensor of each name of a model's parameters, if it is stored under one of its names.
+    """Returns the tensor of each name of a model's parameters, if it is stored under one that transformers takes.
 
-    Raises SettingError for two tensors of one parameter and for another shape.
+    Warns of tensors that are left out. Raises SettingError for one of another shape.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     values: dict[str, StoredTensor] = {}
     unknown = []
     prefix = f"{model.base_model_prefix}."
-    for tensor in tensors:
+    for tensor in sorted(tensors, key=lambda tensor: tensor.key):  # of two for one parameter the first counts
         names = (tensor.key, prefix + tensor.key, tensor.key.removeprefix(prefix))
         name = next((name for name in names if name in parameters), None)
-        if name is None:
+        if name is None or name in values:
             unknown += [tensor.key] * (not tensor.key.endswith(_BUFFERS))
             continue
-        if name in values:
-            raise SettingError(
-                f"{tensor.file} has {tensor.key}, and {values[name].file} has {values[name].key}: keep one"
-            )
         if tensor.shape != (shape := tuple(parameters[name].shape)):
             raise SettingError(
                 f"{tensor.file} has {tensor.key} of shape {tensor.shape}, and config.json asks for {shape}"
