@@ -372,7 +372,8 @@ def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[in
 def _write_config(folder: Path, origin: StoredValues, dtype: torch.dtype) -> None:
     """Writes the configuration that the folder had, with the dtype of the new weights."""
     content = _read_json(origin.folder / "config.json")
-    for name in ("torch_dtype", "auto_map", "transformers_weights"):  # the first is the dtype's older name
+    # the first is the dtype's older name; the others name what the new folder does not have or need
+    for name in ("torch_dtype", "auto_map", "transformers_weights", "attn_implementation", "_attn_implementation"):
         content.pop(name, None)
     content |= {
         "dtype": str(dtype).removeprefix("torch."),
