@@ -122,6 +122,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def shortened(text: str) -> str:
+    """Returns a text that a user typed, cut to 100 characters."""
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
 def nearest(requested: str, known: Iterable[str], count: int = 3) -> str:
     """Returns ``did you mean a, b?`` with the closest known names, or lists all known names when none is close."""
     names = sorted(known)

@@ -2,21 +2,95 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import types
 from collections.abc import Iterable
 from dataclasses import is_dataclass
+from decimal import Decimal
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
-from suite.errors import SettingError, nearest
+from suite.errors import SettingError, nearest, shortened
 from suite.settings import MicroBatches
 
 _KINDS: dict[Any, str] = {
     int: "an integer", float: "a number", str: "a text", bool: "true or false", MicroBatches: "auto or an integer",
 }  # fmt: skip
 
+
+OTHER_NAMES = {
+    "optimizer.name": "optimizer optim optimizer_type",
+    "optimizer.learning_rate": "lr max_lr base_lr peak_lr",
+    "optimizer.warmup_steps": "warmup num_warmup_steps warmup_ratio warmup_epochs warmup_iters",
+    "optimizer.lr_decay": "scheduler lr_scheduler lr_scheduler_type lr_schedule lr_decay_style",
+    "optimizer.lr_decay_factor": "gamma lr_gamma decay_rate",
+    "optimizer.max_grad_norm": "clip clip_grad grad_clip gradient_clipping gradient_clip_val clip_norm max_norm",
+    "optimizer.weight_decay": "wd l2",
+    "optimizer.beta1": "betas adam_beta1 momentum",
+    "optimizer.beta2": "betas adam_beta2",
+    "optimizer.epsilon": "eps adam_epsilon",
+    "optimizer.precision": "dtype torch_dtype bf16 bfloat16 fp16 float16 fp32 float32 half amp autocast "
+    "mixed_precision",
+    "pipeline.stages": "k pp pp_size num_stages n_stages pipeline_parallel_size pipeline_parallel_degree "
+    "pipeline_model_parallel_size",
+    "pipeline.micro_batches": "m chunks num_microbatches n_microbatches microbatch_size gas grad_accum "
+    "gradient_accumulation gradient_accumulation_steps grad_accumulation_steps accumulation_steps "
+    "accumulate_grad_batches train_micro_batch_size_per_gpu",
+    "pipeline.replicas": "r dp ddp dp_size num_replicas data_parallel data_parallel_size data_parallel_degree",
+    "pipeline.schedule": "gpipe 1f1b zb pp_schedule pipeline_schedule",
+    "pipeline.virtual_stages": "v vpp num_model_chunks",
+    "pipeline.remat": "recompute checkpointing activation_checkpoint activation_checkpointing "
+    "gradient_checkpointing recompute_activations recompute_granularity",
+    "pipeline.layers_per_cell": "balance partition split_points layers_per_stage",
+    "train.steps": "epoch epochs num_epochs max_epochs num_train_epochs max_steps total_steps train_steps "
+    "num_steps num_train_steps iterations iters max_iters train_iters",
+    "train.seed": "random_seed random_state manual_seed",
+    "train.checkpoint_every": "save_every save_steps save_interval checkpoint_interval checkpoint_steps",
+    "train.checkpoint_dir": "output_dir out_dir save_dir save_path checkpoint_path",
+    "train.validate_every": "eval_every eval_steps eval_interval val_interval val_check_interval",
+    "train.patience": "early_stopping early_stopping_patience",
+    "train.log_every": "log_interval logging_steps log_steps log_every_n_steps log_freq",
+    "train.threads": "num_threads omp_num_threads",
+    "train.init_from": "pretrained init_checkpoint",
+    "model.layers": "l depth n_layer n_layers num_layers num_hidden_layers",
+    "model.width": "d_model dim hidden hidden_size hidden_dim n_embd embed_dim embedding_dim",
+    "model.feed_forward": "ffn ffn_dim d_ff dim_feedforward intermediate_size ffn_hidden_size mlp_dim",
+    "model.heads": "n_head n_heads nhead num_heads num_attention_heads",
+    "model.dropout": "dropout_p dropout_rate hidden_dropout attention_dropout",
+    "text.corpus": "data dataset dataset_name data_path",
+    "text.vocabulary": "vocab vocab_size vocabulary_size",
+    "images.source": "data dataset dataset_name data_path",
+    "images.size": "img_size image_size resolution",
+    "tracking.wandb": "report_to use_wandb wandb_mode logger",
+    "tracking.project": "wandb_project project_name",
+    "text.length text.max_length": "max_len max_seq_len max_seq_length seq_len seq_length block_size context_length",
+    "train.batch_tokens train.batch_sequences train.batch_images train.batch_rows": "batch batch_size "
+    "global_batch_size train_batch_size per_device_train_batch_size",
+}
+"""What other libraries call our settings."""
+
+OTHER_VALUES = {
+    "fill_drain": "gpipe afab",
+    "1f1b": "pipedream pipedream_flush dapple",
+    "interleaved": "interleaved_1f1b vpp",
+    "zero_bubble": "zb zbh1 zb1p zbv zbv_zero_bubble interleaved_zero_bubble",
+    "adamw": "adam fused_adam",
+    "inverse_sqrt": "noam rsqrt inverse_square_root",
+    "exponential": "exp step step_lr exponential_lr",
+    "cosine": "cosine_annealing cosine_annealing_lr cosine_with_warmup",
+    "fp32": "float float32 full 32 no",
+    "bf16": "bfloat16 bf16_mixed fp16 float16 half amp mixed 16",
+    "always": "full true yes on all",
+    "never": "none false no off",
+    "except_last": "selective",
+    "disabled": "false none off no",
+    "online": "true on yes",
+}
+"""What other libraries call the values of our settings."""
+
+_POWER_OF_TEN = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?[eE]\+?[0-9]{1,2}")
 
 _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
 """Pydantic's names of a number's bounds, and the bounds in words."""
@@ -49,8 +123,8 @@ def split(settings: str) -> list[str]:
         return shlex.split(settings)
     except ValueError as error:
         raise SettingError(
-            f"the settings {settings!r} cannot be read ({error}); a value with blanks stands in quotes, such as "
-            "SET=\"train.checkpoint_dir='/my disk/runs'\""
+            f"the settings {shortened(settings)!r} cannot be read ({error}); a value with blanks stands in quotes, "
+            "such as SET=\"train.checkpoint_dir='/my disk/runs'\""
         ) from None
 
 
@@ -64,11 +138,12 @@ def parse(settings: str | Iterable[str], record: type[BaseModel]) -> dict[str, A
     for setting in split(settings) if isinstance(settings, str) else settings:
         path, equals, value = (part.strip() for part in setting.partition("="))
         if not equals:
-            raise SettingError(f"setting '{setting}' has no '='; write field=value, such as train.steps=50")
+            raise SettingError(f"setting '{shortened(setting)}' has no '='; write field=value, such as train.steps=50")
         if path not in known:
-            raise SettingError(f"{path} is not a setting; {nearest(path, known)}")
+            raise SettingError(_unknown(path, known))
         if path in given:
-            raise SettingError(f"{path} is set twice, to {given[path]} and to {value}; set it once")
+            first, second = shortened(str(given[path])), shortened(value)
+            raise SettingError(f"{path} is set twice, to {first} and to {second}; set it once")
         given[path] = _convert(value, known[path])
     return given
 
@@ -118,26 +193,57 @@ def _sentence(error: Any, known: dict[str, Any]) -> str:
     path = ".".join([str(part) for part in error["loc"]][:2])
     why = error["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
     if error["type"] == "extra_forbidden":
-        return f"{path} is not a setting; {nearest(path, known)}"
+        return _unknown(path, known)
     if error["type"] == "missing":
         return f"{path} is missing; give it a value"
     for bound, limit in error.get("ctx", {}).items():
         if path in known and bound in _BOUNDS:
             takes = describe(known[path], [_BOUNDS[bound].format(limit)])
-            return f"{path} takes {takes}; it was given {error['input']}"
-    if path in known:
-        return f"{path} takes {describe(known[path])}; it was given {error['input']!r}: {why}"
-    return f"{path}: {why}"
+            return f"{path} takes {takes}; it was given {shortened(str(error['input']))}"
+    if path not in known:
+        return f"{path}: {why}"
+    sentence = f"{path} takes {describe(known[path])}; it was given {shortened(repr(error['input']))}"
+    if error["type"] == "literal_error":
+        ours = _ours(error["input"], get_args(_present(known[path])), OTHER_VALUES)
+        return f"{sentence}; did you mean {', '.join(ours)}?" if ours else sentence
+    return f"{sentence}: {why}"
+
+
+def _unknown(path: str, known: dict[str, Any]) -> str:
+    """Returns the sentence for a setting that does not exist, with what it may stand for: the setting of that name in
+    another section, or ours of a name in other libraries, or those spelled most like it."""
+    leaf = path.rpartition(".")[2]
+    ours = [name for name in known if _plain(name.rpartition(".")[2]) == _plain(leaf)] or _ours(
+        leaf, known, OTHER_NAMES
+    )
+    hint = f"did you mean {', '.join(ours)}?" if ours else nearest(path, known)
+    return f"{shortened(path)} is not a setting; {hint}"
+
+
+def _ours(word: Any, known: Iterable[str], others: dict[str, str]) -> list[str]:
+    """Returns the names or values among the known ones that are this word, or that other libraries call so."""
+    plain = _plain(str(word))
+    called_so = {our for ours, names in others.items() if plain in map(_plain, names.split()) for our in ours.split()}
+    return [name for name in known if name in called_so or _plain(name) == plain]
+
+
+def _plain(name: str) -> str:
+    """Returns a name without what libraries spell differently: case, dashes, dots and underscores."""
+    return re.sub("[-_. ]", "", name.casefold())
 
 
 def _present(kind: Any) -> Any:
     """Returns the type without its None."""
-    return next(part for part in get_args(kind) if part is not type(None))
+    return next(part for part in get_args(kind) if part is not type(None)) if may_be_none(kind) else kind
 
 
 def _convert(value: str, kind: Any) -> Any:
     if may_be_none(kind):
         return None if value.lower() == "none" else _convert(value, _present(kind))
     if get_origin(kind) is tuple:
-        return tuple(part for part in value.strip("()[]").split(",") if part)
+        parts = (part for part in value.strip("()[]").split(",") if part)
+        return tuple(_convert(part, get_args(kind)[0]) for part in parts)
+    if kind in (int, MicroBatches) and _POWER_OF_TEN.fullmatch(value):
+        number = Decimal(value)
+        return str(int(number)) if number == int(number) else value
     return value

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import filelock
 
-from suite.errors import SettingError, nearest
+from suite.errors import SettingError, nearest, shortened
 from suite.paths import hide_secrets
 
 STORAGE = os.environ.get("GPIPE_STORAGE", "")
@@ -270,8 +270,7 @@ def find_run(requested: str) -> RunFolder:
             if path.is_dir():
                 raise _no_run_in(path)
     hint = closest_runs(requested, known) if known else f"there are no runs in {RUNS} yet"
-    shown = requested if len(requested) <= 100 else f"{requested[:100]}..."
-    raise SettingError(f"no run {shown!r}: {hint}")
+    raise SettingError(f"no run {shortened(requested)!r}: {hint}")
 
 
 def closest_runs(requested: str, known: Sequence[str]) -> str:

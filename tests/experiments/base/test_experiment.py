@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from experiments.base import overrides
 from experiments.base.experiment import Experiment
 from experiments.planning.planner import _merged
-from experiments.registry import read_experiment
+from experiments.registry import TASKS, read_experiment
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m
 from models.loss import TranslationLoss
@@ -170,7 +171,27 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("model.vocabulary=5000", "set only text.vocabulary"),
         ("pipeline.stages=99", "the model has 15 layers"),
         ("train.stepz=5", "train.stepz is not a setting; did you mean train.steps"),
-        ("steps=5", "steps is not a setting; did you mean train.steps"),
+        ("steps=5", r"steps is not a setting; did you mean train.steps\?$"),
+        ("optimizer.lr=1", r"optimizer.lr is not a setting; did you mean optimizer.learning_rate\?$"),
+        ("learning-rate=1", r"did you mean optimizer.learning_rate\?$"),
+        ("train.learning_rate=1", r"did you mean optimizer.learning_rate\?$"),
+        ("batch_size=8", r"did you mean train.batch_tokens\?$"),
+        ("train.epochs=3", r"did you mean train.steps\?$"),
+        ("gradient_accumulation_steps=4", r"did you mean pipeline.micro_batches\?$"),
+        ("optimizer.scheduler=cosine", r"did you mean optimizer.lr_decay\?$"),
+        ("train.weight_decay=0", r"did you mean optimizer.weight_decay\?$"),
+        ("train.bfloat16=true", r"did you mean optimizer.precision\?$"),
+        ("NUM_LAYERS=3", r"did you mean model.layers\?$"),
+        ("optimizer.betas=0.9,0.95", r"did you mean optimizer.beta1, optimizer.beta2\?$"),
+        ("pipeline.schedule=gpipe", r"given 'gpipe'; did you mean fill_drain\?$"),
+        ("pipeline.schedule=zb", r"given 'zb'; did you mean zero_bubble\?$"),
+        ("pipeline.schedule=1F1B", r"given '1F1B'; did you mean 1f1b\?$"),
+        ("optimizer.precision=bfloat16", r"given 'bfloat16'; did you mean bf16\?$"),
+        ("optimizer.precision=fp16", r"given 'fp16'; did you mean bf16\?$"),
+        ("train.steps=1.25e1", "train.steps takes an integer; it was given '1.25e1'"),
+        ("train.steps=1e-3", "train.steps takes an integer; it was given '1e-3'"),
+        ("train.steps=" + "9" * 5000, r"train.steps takes an integer; it was given '9{99}\.\.\.: "),
+        ("x" * 5000 + "=1", r"x{100}\.\.\. is not a setting"),
         ("train=5", "train is not a setting"),
         ("scale=paper", "scale is not a setting"),
         ("trace=sometimes", "trace takes true or false; it was given 'sometimes'"),
@@ -184,6 +205,21 @@ def test_a_bad_setting_is_one_sentence_naming_it(setting: str, message: str) -> 
     with pytest.raises(SettingError, match=message) as fault:
         t12_400m().with_settings(setting)
     assert "\n" not in str(fault.value)
+
+
+def test_integers_may_be_written_as_powers_of_ten() -> None:
+    record = t12_400m().with_settings("train.steps=1e3 train.threads=2.5E+1 pipeline.layers_per_cell=1.5e1")
+    assert (record.train.steps, record.train.threads, record.pipeline.layers_per_cell) == (1000, 25, (15,))
+    assert t12_400m().with_settings("pipeline.micro_batches=1e1").pipeline.micro_batches == 10
+
+
+def test_names_of_other_libraries_lead_to_settings_that_exist() -> None:
+    known = {path for record in TASKS.values() for path in overrides.paths(record)}
+    assert {path for paths in overrides.OTHER_NAMES for path in paths.split()} <= known
+    kinds = [kind for record in TASKS.values() for kind in overrides.paths(record).values()]
+    assert set(overrides.OTHER_VALUES) <= {
+        value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)
+    }
 
 
 @pytest.mark.parametrize("quote", "'\"")
