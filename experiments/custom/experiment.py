@@ -66,8 +66,15 @@ class CustomExperiment(Experiment):
         return SpecBatches(self.spec, self.train.batch_rows, self.train.seed)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """Returns the spec's layers on the meta device, and its loss."""
-        return build(self.spec)
+        """Returns the spec's layers on the meta device, and its loss. Raises SettingError when their number is not
+        that of the run."""
+        layers, loss = build(self.spec)
+        if len(layers) != self.layer_count:
+            raise SettingError(
+                f"{self.source} returns {len(layers)} layers, and this run has {self.layer_count}; change it back, or "
+                "start a new run"
+            )
+        return layers, loss
 
 
 def build(spec: TrainSpec) -> tuple[list[nn.Module], nn.Module]:

@@ -251,8 +251,8 @@ def job_storage() -> str:
 
 
 def find_run(requested: str) -> RunFolder:
-    """Returns a run by its folder, by ``name/id``, or by its id alone. Raises SettingError with the closest names if
-    there is none, and with all matches if the id is not unique."""
+    """Returns a run by its folder, by ``name/id``, by its id alone, or by a name that only one run has. Raises
+    SettingError with the closest names if there is none, and with the matches if there are several."""
     if not requested:
         raise SettingError("no run given; choose one with RUN=, by its folder or its id")
     known = known_runs()
@@ -268,7 +268,7 @@ def find_run(requested: str) -> RunFolder:
     for path in (Path(requested), RUNS / requested):
         with suppress(OSError):
             if path.is_dir():
-                raise _no_run_in(path)
+                return _only_run_in(path)
     hint = closest_runs(requested, known) if known else f"there are no runs in {RUNS} yet"
     raise SettingError(f"no run {shortened(requested)!r}: {hint}")
 
@@ -279,10 +279,12 @@ def closest_runs(requested: str, known: Sequence[str]) -> str:
     return hint if hint.startswith("did you mean") else nearest(requested, {name.partition("/")[0] for name in known})
 
 
-def _no_run_in(folder: Path) -> SettingError:
-    """Returns the error for a folder that is not a run's."""
+def _only_run_in(folder: Path) -> RunFolder:
+    """Returns the only run in a folder that is not a run's. Raises SettingError when there is none, or several."""
     inside = sorted(path.parent.name for path in folder.glob("*/experiment.toml"))
+    if len(inside) == 1:
+        return RunFolder((folder / inside[0]).resolve())
     if not inside:
-        return SettingError(f"{folder} has no experiment.toml: no run started there; make runs lists those that did")
+        raise SettingError(f"{folder} has no experiment.toml: no run started there; make runs lists those that did")
     shown = ", ".join(f"{folder}/{id}" for id in inside[-3:])
-    return SettingError(f"{folder} holds {len(inside)} runs; choose one of them, such as {shown}")
+    raise SettingError(f"{folder} holds {len(inside)} runs; choose one of them, such as {shown}")

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from rich.console import Console
@@ -50,9 +51,10 @@ from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.timeline import text
 from suite.settings import AUTO
-from suite.training.checkpoint import Choice, list_checkpoints
+from suite.training.checkpoint import Choice, check_model, current, list_checkpoints
 from suite.training.checkpoint.object_store import check_url
 from suite.training.metrics import check_metrics, read_steps
+from suite.training.profiling import profiled_steps
 from suite.training.trace import perfetto, read_traces
 
 
@@ -98,23 +100,25 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
         before = read_experiment_file(run.experiment)
         check_metrics(run.metrics)
     chosen = before.with_settings(settings)
-    changed = [section for section in before.fixed if getattr(chosen, section) != getattr(before, section)]
-    if chosen.optimizer.name != before.optimizer.name:
-        changed.append("optimizer.name")
-    if chosen.train.checkpoint_dir != before.train.checkpoint_dir:
-        changed.append("train.checkpoint_dir")
-    if changed:
-        raise SettingError(f"a resumed run cannot change {' and '.join(changed)}; start a new run for that")
+    _check_unchanged(before, chosen)
     location, step = checkpoint_location(run, before), None
-    list_checkpoints(location, lambda text: None)  # raises if there are some but none is valid
+    checkpoints = list_checkpoints(location, lambda text: None)  # raises if there are some but none is valid
     if choice not in (None, "latest"):
-        step = checkpoints_to_use(run, before, choice, console.print)[0].step
+        checkpoints = checkpoints_to_use(run, before, choice, console.print)[:1]
+        step = checkpoints[0].step
     else:
+        checkpoints = current(checkpoints)
         check_published(run, location)
     with unexpected_content(run):
         record = finished_record(run, chosen)
     if record is not None and (step is None or step >= record["steps"]):
         raise CheckpointError(how_to_go_on(run, chosen, record))
+    if checkpoints and checkpoints[0].step > chosen.train.steps:
+        raise CheckpointError(how_to_go_on(run, chosen, {"steps": checkpoints[0].step}))
+    layers, _ = chosen.build()
+    if checkpoints:
+        _check_profile(before, chosen, checkpoints[0].step)
+        check_model(checkpoints[0], layers)
     as_planned = _with_planned_schedule(run, before, chosen)
     prepared = prepare_data(chosen, CACHE, console.print)
     if prepared != chosen.data:
@@ -126,6 +130,28 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     planned = session.plan(as_planned, settings)
     chosen = _with_planned_micro_batches(chosen, planned)
     session.train(run, chosen, planned, resumed=True, checkpoint_step=step)
+
+
+def _check_unchanged(before: Experiment, chosen: Experiment) -> None:
+    """Raises SettingError when a setting differs that the training so far depends on."""
+    paths = [*before.fixed, "optimizer.name", "train.checkpoint_dir", "train.seed", "train.init_from"]
+    values = [[_value(experiment, path) for path in paths] for experiment in (before, chosen)]
+    changed = [path for path, old, new in zip(paths, *values, strict=True) if old != new]
+    if changed:
+        raise SettingError(f"a resumed run cannot change {' and '.join(changed)}; start a new run for that")
+
+
+def _check_profile(before: Experiment, chosen: Experiment, start: int) -> None:
+    """Raises SettingError when the run is now asked to profile steps that it has done."""
+    asked = chosen.train.profile_steps
+    if asked not in (None, before.train.profile_steps) and profiled_steps(asked, chosen.train.steps).start < start:
+        raise SettingError(f"train.profile_steps is {asked}, and the run resumes after step {start}; give later steps")
+
+
+def _value(experiment: Experiment, path: str) -> Any:
+    section, _, field = path.partition(".")
+    value = getattr(experiment, section)
+    return getattr(value, field, None) if field else value
 
 
 def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experiment) -> Experiment:

@@ -18,12 +18,11 @@ def finished_record(run: RunFolder, chosen: Experiment) -> dict[str, Any] | None
 
 
 def how_to_go_on(run: RunFolder, chosen: Experiment, record: dict[str, Any]) -> str:
-    """Returns why a finished run is not resumed, and the command that trains on."""
-    if record["steps"] >= chosen.train.steps:
-        return (
-            f"run {run.path} has finished all {chosen.train.steps} steps; "
-            f'to train longer: {resume_command(run)} SET="train.steps={2 * chosen.train.steps}"'
-        )
+    """Returns why a run that has done the steps of ``record`` is not resumed, and the command that trains on."""
+    done, steps = record["steps"], chosen.train.steps
+    if done >= steps:
+        so_far = f"finished all {steps} steps" if done == steps else f"done {done} steps, and train.steps is {steps}"
+        return f'run {run.path} has {so_far}; to train longer: {resume_command(run)} SET="train.steps={2 * done}"'
     return (
         f"run {run.path} is finished: {record['stopped_early']}; to train on: {resume_command(run)} "
         f'SET="train.patience=none", or a larger patience than {chosen.train.patience}'

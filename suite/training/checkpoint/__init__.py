@@ -17,6 +17,7 @@ from suite.training.checkpoint.choice import Choice, best_of, in_order, parse_ch
 from suite.training.checkpoint.ownership import claim
 from suite.training.checkpoint.reading import (
     Checkpoint,
+    check_model,
     current,
     folders_of,
     layer_differences,
@@ -40,6 +41,7 @@ __all__ = [
     "abandon_later",
     "audit",
     "best_of",
+    "check_model",
     "claim",
     "current",
     "folder_of",

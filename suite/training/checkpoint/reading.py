@@ -6,11 +6,15 @@ parsed. Tensors that do not match the stage are rejected.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -26,6 +30,8 @@ from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 from suite.training.optimizer import StageOptimizer, State
 
 PARTS = ("value/", "state/")
+
+_REMEDY = "change the model back to that of the run, or start a new run"
 
 Select = Callable[[list["Checkpoint"]], list["Checkpoint"]]
 """Returns the checkpoints to try, in order."""
@@ -92,6 +98,18 @@ class Checkpoint:
             raise DamagedError("its SHA-256 does not match the manifest")
         return data
 
+    def read_header(self, layer: int) -> dict[str, Tensor]:
+        """Returns one layer's tensors on the meta device. Reads only the beginning of its file, and checks no digest.
+
+        Raises ValueError or OSError for a damaged or missing file.
+        """
+        path = f"{self.folder}/{self.manifest.file_of(layer)}"
+        length = int.from_bytes(self.storage.read(path, 8), "little")
+        header = json.loads(self.storage.read(path, 8 + min(length, LARGEST))[8:])
+        header.pop("__metadata__", None)
+        return {name: torch.empty(told["shape"], dtype=_dtype(told["dtype"]), device="meta")
+                for name, told in header.items()}  # fmt: skip
+
     def check_layers(self, count: int) -> None:
         """Raises CheckpointError unless it has exactly the layers of a model of ``count`` layers."""
         found = {layer: self.manifest.file_of(layer) for layer in range(count)}
@@ -102,8 +120,16 @@ class Checkpoint:
         if differences:
             raise CheckpointError(
                 f"{self} has {len(self.manifest.files)} layers, this model {count} ({', '.join(differences)}); "
-                "resume with the settings of the run that wrote it"
+                + _REMEDY
             )
+
+
+def _dtype(name: str) -> torch.dtype:
+    """Returns the type that safetensors calls F32, BF16, I64, ..."""
+    kind, bits = re.fullmatch(r"([A-Z]+)(\d*)", name).groups()  # type: ignore[union-attr]
+    words = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint", "BOOL": "bool"}
+    found: torch.dtype = getattr(torch, words[kind] + bits)
+    return found
 
 
 def _unanswered(error: OSError) -> StorageError:
@@ -293,12 +319,24 @@ def load_layer(checkpoint: Checkpoint, index: int, layer: nn.Module, tensors: Ma
 
     Raises CheckpointError when they belong to another model.
     """
+    _check_layer(checkpoint, index, layer, tensors)
+    layer.load_state_dict(values_of(tensors))
+
+
+def check_model(checkpoint: Checkpoint, layers: Sequence[nn.Module]) -> None:
+    """Raises CheckpointError when a checkpoint is of another model than these layers. It reads headers alone: a damaged
+    file is found when it is loaded, and then an earlier checkpoint may be."""
+    checkpoint.check_layers(len(layers))
+    for index, layer in enumerate(layers):
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+            _check_layer(checkpoint, index, layer, checkpoint.read_header(index))
+
+
+def _check_layer(checkpoint: Checkpoint, index: int, layer: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     if differences := layer_differences(layer, tensors):
         raise CheckpointError(
-            f"layer {index} of {checkpoint} does not match this model: {', '.join(differences)}; "
-            "use the settings of the run that wrote it"
+            f"layer {index} of {checkpoint} does not match this model: {', '.join(differences)}; {_REMEDY}"
         )
-    layer.load_state_dict(values_of(tensors))
 
 
 def layer_differences(layer: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -326,7 +364,7 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: StageOptimizer) -> None:
         if stored:
             raise CheckpointError(
                 f"layer {index} of {checkpoint} has optimizer state for parameters that this model does not train: "
-                f"{', '.join(sorted(stored))}; resume with the settings of the run that wrote it"
+                f"{', '.join(sorted(stored))}; {_REMEDY}"
             )
 
 

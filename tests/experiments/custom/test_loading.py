@@ -47,6 +47,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_a_run_whose_function_now_returns_other_layers_is_refused(folder):
+    experiment = find("own.py:small").model_copy(update={"layer_count": 3})
+    with pytest.raises(SettingError, match="small returns 2 layers, and this run has 3; change it back, or"):
+        experiment.build()
+
+
 def test_a_function_of_a_file_is_an_experiment(folder):
     experiment = find("own.py:small")
     assert experiment.source == f"{folder}/own.py:small"

@@ -204,6 +204,12 @@ def test_a_run_starts_from_another_one_of_the_same_vocabulary(folder, tmp_path, 
         (["score", "one"], ["is no translation model"]),
         (["resume", "one", "--set", "pipeline.stages=6"], ["pipeline.stages is 6, the model has 5 layers"]),
         (["resume", "one", "--set", "text.length=48"], ["a resumed run cannot change model and text"]),
+        (["resume", "one", "--set", "train.seed=7"], ["a resumed run cannot change train.seed; start a new run"]),
+        (["resume", "one", "--set", "train.steps=2"], ["and train.steps is 2; to train longer: ", "train.steps="]),
+        (
+            ["resume", "one", "--set", "train.steps=900 train.profile_steps=2-3"],
+            ["train.profile_steps is 2-3, and the run resumes after step"],
+        ),
     ],
 )
 def test_a_users_error_is_one_sentence(arguments, parts, monkeypatch, capsys):

@@ -33,6 +33,14 @@ def test_an_unknown_run_names_the_nearest():
         runs.find_run(f"t12_400m/{run.path.name[:-1]}")
 
 
+def test_a_folder_with_one_run_stands_for_it():
+    run = make("t12_400m")
+    assert runs.find_run("t12_400m") == runs.find_run("runs/t12_400m") == run
+    make("t12_400m")
+    with pytest.raises(SettingError, match="holds 2 runs; choose one of them"):
+        runs.find_run("t12_400m")
+
+
 def test_without_any_run_the_error_says_so():
     with pytest.raises(SettingError, match="there are no runs"):
         runs.find_run("x")

@@ -252,7 +252,6 @@ def test_a_scored_run_shows_translations_beside_their_references(run, monkeypatc
     [
         (("report", "--run", "nothing"), ("no run 'nothing'", "known names: t24_1_3b_wide")),
         (("watch", "t24_1_3b_wid/x"), ("no run 't24_1_3b_wid/x'",)),
-        (("watch", "t24_1_3b_wide"), ("holds 1 runs; choose one of them",)),
         (("report", "--run", "runs/begun"), ("runs/begun has no experiment.toml: no run started there",)),
         (("report", "depth_width", "--run", "x"), ("both the sweep 'depth_width' and --run are given",)),
     ],

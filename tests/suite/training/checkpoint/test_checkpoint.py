@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
 from suite.pipeline.runtime.stage import Stage
-from suite.training.checkpoint import audit, list_checkpoints, load_optimizer, load_values, newest_valid
+from suite.training.checkpoint import audit, check_model, list_checkpoints, load_optimizer, load_values, newest_valid
 from suite.training.checkpoint.manifest import digest
 from suite.training.checkpoint.reading import iter_checkpoints
 from suite.training.checkpoint.retention import KEEP_LATEST
@@ -300,6 +300,17 @@ def changed(folder, change):
 def test_another_models_layer_is_refused_with_what_differs(folder, stage, change, said):
     with pytest.raises(CheckpointError, match=rf"layer 1 of .*00000060 does not match this model: {said}"):
         load_values(changed(folder, change), stage)
+    with pytest.raises(CheckpointError, match=rf"layer 1 of .*00000060 does not match this model: {said}"):
+        check_model(list_checkpoints(folder, print)[0], stage.layers)
+
+
+def test_the_own_model_passes_the_check_and_a_damaged_file_is_left_to_who_loads_it(folder, stage):
+    newest = list_checkpoints(folder, print)[0]
+    check_model(newest, stage.layers)
+    layer_path(folder / "00000060", 1).write_bytes(b"no header")
+    check_model(newest, stage.layers)
+    with pytest.raises(CheckpointError, match="has 6 layers, this model 5"):
+        check_model(newest, stage.layers[:5])
 
 
 def test_a_tensor_of_no_known_kind_is_refused(folder):
