@@ -71,7 +71,8 @@ class OptimizerSettings(FrozenRecord):
     """Decay after warm-up: 1/sqrt(step), lr_decay_factor every lr_decay_steps, or a half cosine to 0 over
     lr_decay_steps."""
     lr_decay_steps: Annotated[int, Unit("steps")] = Field(1000, ge=1)
-    """Period of exponential decay, or length of cosine decay, counted from the end of warm-up."""
+    """Period of exponential decay, or length of cosine decay, counted from the end of warm-up. A cosine decay ends with
+    the run: setting lr_decay, warmup_steps or train.steps sets this too."""
     lr_decay_factor: float = Field(0.97, gt=0, le=1)
     """Factor of exponential decay."""
     max_grad_norm: float | None = Field(1.0, gt=0)

@@ -34,40 +34,46 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSpec:
-    """What to train, on what, and for how long. The numbers are defaults of settings: ``SET=`` changes them."""
+    """What to train, on what, and for how long. The numbers are defaults of settings: ``SET=`` changes them.
+
+    layers: A list of modules, or one ``nn.Sequential``. Each takes what the previous one returns: one tensor or a
+        tuple of tensors. Layers on the meta device are initialised by their ``reset_parameters``, each on its own
+        stage.
+    loss: ``loss(*outputs, *targets)``: a mean over the units of a micro-batch, which are rows unless ``units`` says
+        otherwise. A loss of torch with ``reduction="sum"`` returns the sum over the units instead.
+    train: Training data: a dataset, which is shuffled in each epoch, or a function that returns the mini-batch of a
+        step, the same whenever it is called with that step.
+    valid: Held-out data, evaluated at the end and every ``train.validate_every`` steps; none: no evaluation. The
+        best validation is the one with the lowest loss.
+    metric: ``metric(*outputs, *targets)``: another mean over the units, reported beside the loss.
+    units: ``units(*targets)``: what the loss's mean is over, such as the number of tokens that are not padding.
+        None: the rows; for cross entropy with an ``ignore_index`` or class weights, the sum of weights of its
+        targets.
+    collate: Makes one mini-batch of a list of a dataset's rows; none: ``torch.utils.data.default_collate``.
+    prefetch: Whether a thread, or processes beside a GPU, read the next mini-batches while this one trains. Only
+        for data that draws no random numbers from the generators of torch, numpy and ``random``: they are not
+        seeded for it, and layers use them at the same time. Each process calls the function that returns the
+        ``TrainSpec``.
+    batch_size: ``train.batch_rows``: rows of a mini-batch over all replicas.
+    stages: ``pipeline.stages``: K.
+    micro_batches: ``pipeline.micro_batches``: M, in each replica.
+    replicas: ``pipeline.replicas``: R.
+    steps: ``train.steps``.
+    settings: Any other settings, such as ``"optimizer.learning_rate=3e-4 pipeline.schedule=1f1b"``
+        (docs/settings.md).
+    """
 
     layers: Sequence[nn.Module]
-    """A list of modules, or one ``nn.Sequential``. Each takes what the previous one returns: one tensor or a tuple of
-    tensors. Layers on the meta device are initialised by their ``reset_parameters``, each on its own stage."""
     loss: Callable[..., Tensor]
-    """``loss(*outputs, *targets)``: a mean over the units of a micro-batch, which are rows unless ``units`` says
-    otherwise. A loss of torch with ``reduction="sum"`` returns the sum over the units instead."""
     train: Dataset | Callable[[int], Batch]
-    """Training data: a dataset, which is shuffled in each epoch, or a function that returns the mini-batch of a step,
-    the same whenever it is called with that step."""
     valid: Dataset | None = None
-    """Held-out data, evaluated at the end and every ``train.validate_every`` steps; none: no evaluation. The best
-    validation is the one with the lowest loss."""
     metric: Callable[..., Tensor] | None = None
-    """``metric(*outputs, *targets)``: another mean over the units, reported beside the loss."""
     units: Callable[..., Tensor | float] | None = None
-    """``units(*targets)``: what the loss's mean is over, such as the number of tokens that are not padding. None: the
-    rows; for cross entropy with an ``ignore_index`` or class weights, the sum of weights of its targets."""
     collate: Callable[[list[Any]], Batch] | None = None
-    """Makes one mini-batch of a list of a dataset's rows; none: ``torch.utils.data.default_collate``."""
     prefetch: bool = False
-    """Whether a thread, or processes beside a GPU, read the next mini-batches while this one trains. Only for data that
-    draws no random numbers from the generators of torch, numpy and ``random``: they are not seeded for it, and layers
-    use them at the same time. Each process calls the function that returns the ``TrainSpec``."""
     batch_size: int = 32
-    """``train.batch_rows``: rows of a mini-batch over all replicas."""
     stages: int = 1
-    """``pipeline.stages``: K."""
     micro_batches: int = 4
-    """``pipeline.micro_batches``: M, in each replica."""
     replicas: int = 1
-    """``pipeline.replicas``: R."""
     steps: int = 100
-    """``train.steps``."""
     settings: str = ""
-    """Any other settings, such as ``"optimizer.learning_rate=3e-4 pipeline.schedule=1f1b"`` (docs/settings.md)."""

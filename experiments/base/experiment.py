@@ -87,6 +87,11 @@ class Experiment(FrozenRecord):
         return []
 
     @property
+    def title(self) -> str:
+        """Its name and scale."""
+        return f"{self.name} at scale {self.scale}"
+
+    @property
     @abstractmethod
     def list_length(self) -> int:
         """Layers of the model."""

@@ -38,6 +38,11 @@ class CustomExperiment(Experiment):
         return load_spec(self.source, self.train.seed)
 
     @property
+    def title(self) -> str:
+        """Its name; it has one scale alone."""
+        return self.name
+
+    @property
     def metric_name(self) -> str:  # type: ignore[override]
         """``metric`` if the spec has one, otherwise ``loss``."""
         return "loss" if self.spec.metric is None else "metric"

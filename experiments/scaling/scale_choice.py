@@ -20,7 +20,8 @@ RequestedScale = Literal["auto", "paper", "laptop", "slice"]
 def choose_scale(
     paper: Experiment, requested: RequestedScale, cluster: Cluster, settings: Iterable[str] = ()
 ) -> tuple[Experiment, str]:
-    """Returns the experiment at the requested scale with the user's settings, and one line that says what was shrunk.
+    """Returns the experiment at the requested scale with the user's settings, and one line that says what was shrunk;
+    no line of a run for a laptop of which nothing was.
 
     ``auto`` selects paper if the cluster can hold it and laptop otherwise. Raises PlacementError when ``paper`` is
     requested and does not fit the cluster, SettingError for a bad setting.
@@ -32,8 +33,7 @@ def choose_scale(
         if requested == "paper":
             raise SettingError(f"{paper.name} is not a run of the paper and has no scale paper; omit SCALE")
         chosen = fit_to_cluster(paper.with_settings(settings), cluster)
-        changed = f"shrunk: {', '.join(chosen.shrunk)}" if chosen.shrunk else "nothing shrunk"
-        return chosen, f"{paper.name} unchanged, {changed}"
+        return chosen, f"{paper.name}, shrunk: {', '.join(chosen.shrunk)}" if chosen.shrunk else ""
     if requested == "laptop":
         return _shrunk(paper, for_laptop(paper, cluster), settings, "as requested")
     try:
@@ -45,7 +45,7 @@ def choose_scale(
         return _shrunk(paper, for_laptop(paper, cluster), settings, f"because at scale paper {fault}")
     shortage = find_shortage(whole, cluster)
     if shortage is None:
-        return whole, f"{paper.name} at scale paper, nothing shrunk"
+        return whole, f"{paper.title}, nothing shrunk"
     if requested == "paper":
         raise PlacementError(f"SCALE=paper of {paper.name} {shortage}; {_remedy(whole, cluster)}, or SCALE=laptop")
     return _shrunk(paper, for_laptop(paper, cluster), settings, f"because paper {shortage}")
@@ -108,5 +108,5 @@ def _shrunk(paper: Experiment, shrunk: Experiment, settings: list[str], why: str
     small = with_changes(paper, shrunk.with_settings(settings))
     headlines = [line for line in small.shrunk if line.startswith(HEADLINES)]
     rest = len(small.shrunk) - len(headlines)
-    line = f"{paper.name} at scale {small.scale}, {why}: {', '.join(headlines)}, and {rest} more in experiment.toml"
+    line = f"{small.title}, {why}: {', '.join(headlines)}, and {rest} more in experiment.toml"
     return small, line

@@ -95,7 +95,7 @@ def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: 
 def _experiment(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
     if cluster.device is None:
         resolved, scale_note = resolve(name, scale, cluster, settings)
-        noted = [scale_note]
+        noted = [scale_note] if scale_note else []
         chosen = with_available_precision(resolved, cluster, noted.append)
         data = data_folder(chosen, CACHE)
         if data.exists() or not isinstance(chosen, TranslationExperiment):

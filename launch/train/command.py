@@ -66,7 +66,8 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     with log_when_long(f"choosing the scale of {name}", console.print):
         chosen, scale_note = resolve(name, scale, backend.cluster(), settings)
     check_url(chosen.train.checkpoint_dir or "")
-    console.print(scale_note)
+    if scale_note:
+        console.print(scale_note)
     if faults := row_errors(workload(chosen)):  # before any data is prepared
         raise PlanError(faults)
     prepared = _prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
@@ -222,7 +223,7 @@ class _Session:
     def plan(self, chosen: Experiment, settings: str = "") -> PlanReport:
         """Plans a run on the available devices and prints the plan. Raises PlanError when it does not fit."""
         workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
-        notes = [f"{chosen.name} at scale {chosen.scale}; {workers} workers, {threads} threads each"]
+        notes = [f"{chosen.title}; {workers} workers, {threads} threads each"]
         find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen), self.resumes)
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work = workload(chosen, _data_of(chosen))

@@ -146,9 +146,10 @@ def described(summary: RunSummary) -> Iterator[str]:
     run, state, settings = summary.run, summary.state, summary.settings
     pipeline = settings.get("pipeline", {})
     yield f"{run_name(run)}: {summary.state_name}" + "".join(f", {why}" for why in (state.cause, summary.damage) if why)
+    scale = "" if "source" in settings else f" at scale {settings.get('scale')}"  # a run of one's own has none
     yield (
-        f"  {settings.get('name')} at scale {settings.get('scale')}; K = {pipeline.get('stages')}, "
-        f"M = {pipeline.get('micro_batches')}, R = {pipeline.get('replicas')}"
+        f"  {settings.get('name')}{scale}; K = {pipeline.get('stages')}, M = {pipeline.get('micro_batches')}, "
+        f"R = {pipeline.get('replicas')}"
     )
     yield (f"  step {summary.steps}, loss {summary.loss}, validation {summary.validation_metric}, {summary.speed}")
     if state.attempts:

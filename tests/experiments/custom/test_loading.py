@@ -1,5 +1,7 @@
 """``NAME=path.py:function``: the experiment that it makes, and errors in one sentence."""
 
+import inspect
+from dataclasses import fields
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -10,6 +12,7 @@ from experiments.custom.experiment import find_custom
 from experiments.custom.loading import ROOT, RUN_FILES, absolute, description
 from experiments.registry import find, read_experiment
 from launch.runs import listing
+from suite import TrainSpec
 from suite.errors import SettingError
 
 GOOD = """
@@ -53,6 +56,11 @@ def test_a_run_whose_function_now_returns_other_layers_is_refused(folder):
         experiment.build()
 
 
+def test_help_of_a_spec_describes_its_fields():
+    text = inspect.getdoc(TrainSpec)
+    assert [field.name for field in fields(TrainSpec) if f"\n{field.name}: " not in text] == []
+
+
 def test_a_function_of_a_file_is_an_experiment(folder):
     experiment = find("own.py:small")
     assert experiment.source == f"{folder}/own.py:small"
@@ -64,6 +72,7 @@ def test_a_function_of_a_file_is_an_experiment(folder):
     )
     assert (experiment.optimizer.learning_rate, experiment.trace, experiment.train.batch_rows) == (0.5, True, 2)
     assert read_experiment(experiment.to_toml()) == experiment
+    assert experiment.title == "small"  # a run of one's own has no scales, and nothing is said of them
 
 
 def test_a_function_of_a_module_is_an_experiment(folder):
