@@ -6,6 +6,7 @@ VALUES := NAME SCALE SET RUN CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS 
 NAME   :=
 $(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
 export $(VALUES)
+export GPIPE_BY_MAKE := 1
 
 PYTHON ?= python3
 

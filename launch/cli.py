@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
+from experiments.base.hints import command
 from launch import interrupts
 
 if interrupts.is_command_line():  # before the slow imports
@@ -78,7 +79,7 @@ def experiment(
     """Run an experiment: prepare its data, train, evaluate, summarize."""
     if not name:
         list_experiments()
-        console.print("choose one with NAME=")
+        console.print(f"choose one: {command('experiment', NAME='...')}")
         return
     from launch.train.command import start
 
@@ -126,7 +127,8 @@ def plan(
     """Estimate a run's step time and memory, and whether it fits, without running it."""
     if not name:
         list_experiments()
-        console.print("choose one with NAME=, or transformer_<L> of any depth; amoebanet_<L>x<D> can be planned")
+        choices = f"choose one: {command('plan', NAME='...')}, or transformer_<L> of any depth"
+        console.print(f"{choices}; amoebanet_<L>x<D> can be planned")
         return
     from launch.planning.command import print_plan
 
@@ -308,8 +310,8 @@ def check_gpu(
 _CLUSTER = (
     cli_cluster.submit, cli_cluster.jobs, cli_cluster.logs, cli_cluster.stop, cli_cluster.fetch, cli_cluster.doctor,
 )  # fmt: skip
-for command in _CLUSTER:
-    app.command()(command)
+for cluster_command in _CLUSTER:
+    app.command()(cluster_command)
 
 
 @app.command("settings")

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from experiments.base.hints import option
 from models.chunked_loss import CPU_LOGITS_BYTES, accelerator_logits_bytes
 from suite.errors import SettingError
 from suite.pipeline.model.topology import TransportName
@@ -94,7 +95,7 @@ def parse_cluster(text: str, this: Cluster) -> Cluster:
         device = find_device(name, this.bytes_per_device)
     except SettingError as fault:
         raise SettingError(
-            f"CLUSTER={text!r} is not a cluster: {fault}; write [nodes x] devices x device, such as 16x16GiB, 2x8xH100 "
+            f"{option('CLUSTER', repr(text))} is not a cluster: {fault}; write [nodes x] devices x device, such as 16x16GiB, 2x8xH100 "
             "or 4xA100-40GB"
         ) from None
     kind = this.kind if name.lower() == THIS_DEVICE else "gpu"

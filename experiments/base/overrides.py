@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import BaseModel, ValidationError
 
+from experiments.base.hints import option
 from suite.errors import SettingError, nearest, shortened
 from suite.settings import MicroBatches
 
@@ -124,7 +125,7 @@ def split(settings: str) -> list[str]:
     except ValueError as error:
         raise SettingError(
             f"the settings {shortened(settings)!r} cannot be read ({error}); a value with blanks stands in quotes, "
-            "such as SET=\"train.checkpoint_dir='/my disk/runs'\""
+            f"such as {option('SET')} \"train.checkpoint_dir='/my disk/runs'\""
         ) from None
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
+from experiments.base.hints import option
 from experiments.custom.batches import SpecBatches
 from experiments.custom.layers import all_on_meta, layers_of, tie_shared
 from experiments.custom.loading import Source, absolute, load_spec
@@ -111,7 +112,7 @@ def find_custom(source: str, name: str = "") -> CustomExperiment:
     }  # fmt: skip
     if not isinstance(spec.settings, str):
         raise SettingError(
-            f"settings of {source} is a {type(spec.settings).__name__}; write one text, as SET= takes it"
+            f"settings of {source} is a {type(spec.settings).__name__}; write one text, as {option('SET')} takes it"
         )
     settings = [f"{path}={value}" for path, value in given.items()]
     return CustomExperiment.validated(values).with_settings([*settings, *overrides.split(spec.settings)])

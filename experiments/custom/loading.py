@@ -70,7 +70,7 @@ def absolute(name: str) -> str:
         return name
     path = Path(source.place).expanduser()
     if not path.is_file():
-        raise SettingError(f"there is no file {path}, looked for {source.function} in it; NAME= takes path.py:function")
+        raise SettingError(f"there is no file {path}, looked for {source.function} in it; give path.py:function")
     path = path.resolve()
     return str(source._replace(place=str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)))
 

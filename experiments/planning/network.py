@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from experiments.base.cluster import Cluster
+from experiments.base.hints import command
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.simulate import Link, Links
@@ -42,7 +43,8 @@ def network_notes(placement: Placement, cluster: Cluster) -> tuple[str, ...]:
         )
     if cluster.network is None:
         return (
-            "the network between nodes is not measured (run make doctor): assumed to be like the links inside a node",
+            f"the network between nodes is not measured (run {command('doctor')}): "
+            "assumed to be like the links inside a node",
         )
     latency, rate = cluster.network.latency_s * 1e3, cluster.network.bytes_per_s / 1e6
-    return (f"the network between nodes, measured by make doctor: {latency:.2f} ms, {rate:,.0f} MB/s",)
+    return (f"the network between nodes, measured by {command('doctor')}: {latency:.2f} ms, {rate:,.0f} MB/s",)

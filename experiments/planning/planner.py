@@ -12,6 +12,7 @@ from itertools import islice
 
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
+from experiments.base.hints import option
 from experiments.base.workload import Measurable, Workload
 from experiments.planning.model_facts import KeyedWork, model_facts, with_communicators, with_optimizer_state
 from experiments.planning.neighbours import kinds_of_change, numbers_of_micro_batches
@@ -89,7 +90,8 @@ def plan_workload(
     except PlanError as fault:
         process = 0 if row_errors(smallest) else _process_bytes(smallest, cluster, cost_model)
         suggestions = suggest_changes(smallest, cluster, process, log)
-        remedies = [f'SET="{_merged(given, settings)}": {gain}' for settings, gain in suggestions]
+        changes = ((f'"{_merged(given, settings)}"', gain) for settings, gain in suggestions)
+        remedies = [f"{option('SET', settings)}: {gain}" for settings, gain in changes]
         all_notes = notes if remedies else (*notes, *_memory_note(smallest, cluster))
         raise PlanError(fault.errors, remedies, all_notes) from None
     log("the other schedules")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
+from experiments.base.hints import option
 from experiments.base.workload import Workload
 from experiments.planning.planner import estimated_costs, least_memory, plan_workload, try_plan
 from experiments.scaling.scales import fit_to_cluster, for_laptop, for_slice, with_changes
@@ -47,7 +48,10 @@ def choose_scale(
     if shortage is None:
         return whole, f"{paper.title}, nothing shrunk"
     if requested == "paper":
-        raise PlacementError(f"SCALE=paper of {paper.name} {shortage}; {_remedy(whole, cluster)}, or SCALE=laptop")
+        raise PlacementError(
+            f"{option('SCALE', 'paper')} of {paper.name} {shortage}; {_remedy(whole, cluster)}, or "
+            + option("SCALE", "laptop")
+        )
     return _shrunk(paper, for_laptop(paper, cluster), settings, f"because paper {shortage}")
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
+from experiments.base.hints import command
 from experiments.images.experiment import ImageExperiment
 from experiments.images.runs import amoebanet_fashion
 from experiments.report.page import Page, Section
@@ -115,7 +116,7 @@ def _counts(folder: Path, source: str) -> dict[str, int]:
 def _notes(folder: Path) -> list[str]:
     pretrained = read_record(folder / PRETRAINING)
     if not pretrained:
-        return ["No run of the sweep is finished yet: make sweep NAME=transfer."]
+        return [f"No run of the sweep is finished yet: {command('sweep', NAME='transfer')}."]
     run = fine_tuning(SETS[0], 0, None)
     return [
         f"AmoebaNet-D({run.model.layers}, {run.model.filters}) over {run.pipeline.stages} stages. Pretrained on "

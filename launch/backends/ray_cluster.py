@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.base.cluster import Cluster
+from experiments.base.hints import command
 from experiments.base.workload import Measurable
 from launch.backends.link_cache import read_links
 from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
@@ -167,7 +168,7 @@ def _result(node: Node, function: Callable[..., Any], result: Any, timeout_s: fl
         ray.cancel(result, force=True)
         raise PlacementError(
             f"node {node.name} did not answer within {timeout_s:.0f} s: it hangs, or its devices have just become "
-            "busy; run `make doctor`, or try again"
+            f"busy; run `{command('doctor')}`, or try again"
         ) from None
     except RayError as error:
         raise PlacementError(f"node {node.name} failed in {function.__name__}: {reason(error)}") from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 
+from experiments.base.hints import command
 from launch.ray_nodes import own_node, start_on
 from suite.errors import first_line
 
@@ -39,7 +40,8 @@ def claim_secret() -> str | None:
     secret = store.internal_kv_get(place.encode(), None, timeout=10)
     if not secret:
         os.environ["WANDB_MODE"] = "offline"
-        return f"{SECRET} has expired before this job started: wandb records offline; upload later with `make sync`"
+        later = command("sync")
+        return f"{SECRET} has expired before this job started: wandb records offline; upload later with `{later}`"
     store.internal_kv_del(place.encode(), False, None, timeout=10)
     os.environ[SECRET] = secret.decode()
     return None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from experiments.base.hints import command
 from experiments.images.workload import Classification
 from experiments.report.table import Table
 from experiments.sweeps import batch_size
@@ -158,7 +159,7 @@ def _breakdown(asked: str) -> Table:
     traces = read_traces(run.traces)
     if not traces:
         raise SettingError(
-            f"run {run.path} has no trace; start a run with one: make experiment NAME={run.path.parent.name}"
+            f"run {run.path} has no trace; start a run with one: {command('experiment', NAME=run.path.parent.name)}"
         )
     cells = (read_json(run.plan_record) or {})["cells"]
     mfu = (read_json(run.record) or {}).get("mfu")
@@ -168,5 +169,7 @@ def _breakdown(asked: str) -> Table:
 def _newest_traced() -> RunFolder:
     folders = sorted(RUNS.glob("*/*/trace"), key=lambda path: path.stat().st_mtime)
     if not folders:
-        raise SettingError(f"no run in {Path(RUNS)} has a trace yet; start one with make experiment NAME=t128_6b")
+        raise SettingError(
+            f"no run in {Path(RUNS)} has a trace yet; start one with {command('experiment', NAME='t128_6b')}"
+        )
     return RunFolder(folders[-1].parent.resolve())

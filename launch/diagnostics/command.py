@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from experiments.base.hints import option
 from launch.backends.link_cache import write_links
 from launch.diagnostics import cross_node_checks, link_benchmark, link_report, node_checks, node_facts
 from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
@@ -45,7 +46,7 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     if not storage:
         with suppress(OSError):  # reported below
             RUNS.mkdir(parents=True, exist_ok=True)
-    here = "checking this machine; ADDRESS=host:port checks a Ray cluster"
+    here = f"checking this machine; {option('ADDRESS', 'host:port')} checks a Ray cluster"
     console.print(f"checking the nodes of {address}" if address else here)
     with RayProbes(address) if address else nullcontext(LocalProbe()) as probes:
         examination = examine(probes, place, FACTS_S)

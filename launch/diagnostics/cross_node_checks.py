@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from uuid import uuid4
 
+from experiments.base.hints import command
 from launch.diagnostics.clocks import Skew, skew
 from launch.diagnostics.finding import Finding, fault, ok, warning
 from launch.diagnostics.ports import CHOSEN, NODE, OF_RAY, Endpoint, connect_check, listen, web_check
@@ -140,7 +141,8 @@ def wandb(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
         return [ok("wandb", f"{shown} answers on {len(nodes)} node{'s' * (len(nodes) > 1)}")]
     return [
         warning("wandb", f"a key is set, but {node.name} does not reach {shown}: {why}",
-                "allow HTTPS to it, set WANDB_BASE_URL or HTTPS_PROXY, or use WANDB_MODE=offline and make sync later")
+                "allow HTTPS to it, set WANDB_BASE_URL or HTTPS_PROXY, or use WANDB_MODE=offline and "
+                f"{command('sync')} later")
         for node, why in failed.items()
     ]  # fmt: skip
 

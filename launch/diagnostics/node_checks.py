@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from packaging.requirements import Requirement
 
+from experiments.base.hints import command
 from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
 from launch.diagnostics.node_facts import PACKAGES, Folder, NodeFacts
 from launch.diagnostics.probes import Node
@@ -84,7 +85,11 @@ def _compare_versions(what: str, values: Mapping[Node, object]) -> Finding:
 
 def _remedy(what: str) -> str:
     if what == "the suite's code":
-        return "use one commit on every node: by one image, one shared folder, or make submit, which packs the files"
+        return (
+            "use one commit on every node: by one image, one shared folder, or "
+            + command("submit")
+            + ", which packs the files"
+        )
     return f"install the same {what} everywhere: by one image, or pip install with constraints.txt"
 
 

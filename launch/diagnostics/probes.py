@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+from experiments.base.hints import option
 from launch.backends.ray_init import join, shutdown
 from launch.ray_nodes import alive_nodes, collect, reason, start_on
 from suite.errors import PlacementError
@@ -127,7 +128,9 @@ def connect(address: str) -> None:
     """Connects to the Ray cluster at ``host:port``. Raises PlacementError, as ``join`` does."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise PlacementError(f"ADDRESS={address} is not the address of a Ray cluster: use host:port, such as head:6379")
+        raise PlacementError(
+            f"{option('ADDRESS', address)} is not the address of a Ray cluster: use host:port, such as head:6379"
+        )
     join(address, "leave ADDRESS out to check only this machine")
 
 

@@ -25,7 +25,7 @@ from launch.backends.processes import run_processes
 from launch.error_log import log_error
 from launch.inference.methods import BeamSearch, DecodingMethod, ForcedScoring, Result
 from launch.runs.checkpoints import checkpoint_location
-from launch.runs.store import RunFolder
+from launch.runs.store import RunFolder, resume_command
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import this_machine
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
@@ -213,7 +213,7 @@ def _load_stage(task: DecodeTask[Any], experiment: Experiment, stage: Stage, cou
     if found is None:
         why = f" ({messages[0]})" if messages else ""
         raise CheckpointError(
-            f"run {run.path} has no valid checkpoint{why}; train it to its first one with make resume RUN={run.path}"
+            f"run {run.path} has no valid checkpoint{why}; train it to its first one with {resume_command(run)}"
         )
     checkpoint.load_values(found, stage)
     return found.step, messages

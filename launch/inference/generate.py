@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from experiments.base.hints import option
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.registry import read_experiment_file
 from launch.inference.decode import decode, stages_of
@@ -63,7 +64,7 @@ def generate(requested: str, text: str, request: Request, console: Console, choi
     lines = [text] if text.strip() else read_lines(messages)
     given = {number: line for number, line in enumerate(lines) if line.strip()}
     if not given:
-        raise SettingError('the prompt is empty; give TEXT="..." or lines on standard input')
+        raise SettingError(f"the prompt is empty; give {option('TEXT')} or lines on standard input")
     rooms = encoded_lines(given, lambda prompt: _room(_source(data, prompt), experiment, request.tokens), messages)
     prompts, stages = [given[number] for number in rooms], stages_of(experiment, None)
     texts, step = continuations(run, experiment, data, prompts, request, stages, messages, choice)

@@ -15,7 +15,7 @@ from experiments.custom.experiment import CustomExperiment
 from experiments.custom.loading import digest
 from experiments.registry import read_experiment_file
 from launch.runs.checkpoints import checkpoints_to_use
-from launch.runs.store import RunFolder, find_run
+from launch.runs.store import RunFolder, find_run, resume_command
 from suite.errors import CheckpointError
 from suite.log import Log
 from suite.pipeline.model.layers import Tensors, materialize, ties_of
@@ -84,4 +84,4 @@ def from_first_valid(
         except CheckpointError as error:
             reason = str(error)
             log(f"checkpoint {checkpoint} is not used: {error}")
-    raise CheckpointError(f"run {run.path} has no valid checkpoint: {reason}; make resume RUN={run.path} writes one")
+    raise CheckpointError(f"run {run.path} has no valid checkpoint: {reason}; {resume_command(run)} writes one")

@@ -10,6 +10,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from experiments.base.experiment import Experiment
+from experiments.base.hints import option
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.tasks import data_folder, prepare_data
 from experiments.translation.experiment import TranslationExperiment
@@ -104,7 +105,7 @@ def source_of(text: str, target_language: str, data: TextData, max_length: int) 
     Raises SettingError for an empty text, and for one of more than ``max_length`` tokens, special tokens included.
     """
     if not text.strip():
-        raise SettingError('the text to translate is empty; give one with TEXT="..."')
+        raise SettingError(f"the text to translate is empty; give one with {option('TEXT', '...')}")
     ids = [data.language_id(target_language), *encode_all(data.tokenizer, [text])[0], END_ID]
     if len(ids) > max_length:
         raise SettingError(

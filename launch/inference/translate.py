@@ -6,6 +6,7 @@ import sys
 
 from rich.console import Console
 
+from experiments.base.hints import option
 from launch.inference.decode import find_text_run, stages_of, translate_tokens
 from launch.inference.model_text import encoded_lines, language_of, load_text, source_of, trained_languages
 from launch.runs.checkpoints import print_checkpoint_used, stderr_console
@@ -31,7 +32,7 @@ def translate(requested: str, target_language: str, text: str, console: Console,
     language = language_of(target_language, [*trained_languages(experiment, data), ENGLISH])
     lines = lines_of(text) if text else read_lines(messages)
     if not any(line.strip() for line in lines):
-        raise SettingError('the text to translate is empty; give TEXT="..." or lines on standard input')
+        raise SettingError(f"the text to translate is empty; give {option('TEXT')} or lines on standard input")
     found = encoded_lines(
         {number: line for number, line in enumerate(lines) if line.strip()},
         lambda line: source_of(line, language, data, experiment.text.max_length),

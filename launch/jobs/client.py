@@ -12,6 +12,7 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
+from experiments.base.hints import option
 from suite.errors import SuiteError, first_line, nearest
 from suite.paths import hide_secrets
 
@@ -59,11 +60,13 @@ def address_of(address: str) -> str:
     """
     address = (address or os.environ.get("RAY_API_SERVER_ADDRESS", "")).strip().rstrip("/")
     if not address:
-        raise JobError("which cluster? Give ADDRESS=http://<head>:8265, or set RAY_API_SERVER_ADDRESS")
+        raise JobError(f"which cluster? Give {option('ADDRESS')} http://<head>:8265, or set RAY_API_SERVER_ADDRESS")
     if "://" not in address:
         address = f"http://{address}"
     if not address.startswith(("http://", "https://")):
-        raise JobError(f"{address} is not a dashboard address; jobs are submitted to ADDRESS=http://<head>:8265")
+        raise JobError(
+            f"{address} is not a dashboard address; jobs are submitted to {option('ADDRESS', 'http://<head>:8265')}"
+        )
     return address
 
 
@@ -96,7 +99,7 @@ class JobClient(JobSubmissionClient):
         except (RuntimeError, ValueError, KeyError, requests.RequestException) as error:
             raise UnreachableError(
                 f"the server at {self.address} is not a Ray dashboard ({_short(error)}); submit to the head's "
-                "dashboard port, ADDRESS=http://<head>:8265"
+                f"dashboard port, {option('ADDRESS', 'http://<head>:8265')}"
             ) from None
         if self._server_ray_version != ray.__version__:
             raise JobError(
@@ -156,7 +159,7 @@ class JobClient(JobSubmissionClient):
         """Returns a job. Raises JobError with the closest names for an unknown one."""
         known = {details.submission_id: details for details in self.suite_jobs() if details.submission_id}
         if not job:
-            raise JobError(f"which job? Name one with JOB=; {_known_names(known)}")
+            raise JobError(f"which job? Name one with {option('JOB')}; {_known_names(known)}")
         if job not in known:
             raise JobError(f"no job {job!r} on the cluster at {self.address}: {_known_names(known, job)}")
         return known[job]

@@ -9,6 +9,7 @@ from ray.job_submission import JobDetails
 from rich.console import Console
 from rich.table import Table
 
+from experiments.base.hints import command
 from launch.interrupts import JOB_STOP_S
 from launch.jobs.client import METADATA_KEY, JobClient, JobError
 
@@ -45,8 +46,8 @@ def stop(address: str, job: str, console: Console, deadline_s: float = JOB_STOP_
     while not (status := client.get_job_status(job)).is_terminal():
         if time.monotonic() > until:
             raise JobError(
-                f"job {job} has not stopped in {deadline_s:.0f} s (it is {status.value.lower()}); see its log: make "
-                f"logs JOB={job} ADDRESS={client.address}"
+                f"job {job} has not stopped in {deadline_s:.0f} s (it is {status.value.lower()}); see its log: "
+                + command("logs", JOB=job, ADDRESS=client.address)
             )
         time.sleep(0.3)
     console.print(f"job {job} is {status.value.lower()}")

@@ -11,6 +11,7 @@ import aiohttp
 from ray.job_submission import JobDetails, JobStatus
 from rich.console import Console
 
+from experiments.base.hints import command
 from launch import interrupts
 from launch.jobs.client import JobClient, JobError, UnreachableError
 from launch.tracking.progress import Bar, read_update
@@ -45,8 +46,8 @@ def follow_job(client: JobClient, job: str, console: Console, lost_s: float = LO
 
 def how_to(client: JobClient, job: str) -> str:
     """Returns the commands for a running job."""
-    rest = f"JOB={job} ADDRESS={client.address}"
-    return f"follow it: make logs {rest}\nstop it: make stop {rest}\nfetch its results: make fetch {rest}"
+    verbs = {"follow it": "logs", "stop it": "stop", "fetch its results": "fetch"}
+    return "\n".join(f"{what}: {command(verb, JOB=job, ADDRESS=client.address)}" for what, verb in verbs.items())
 
 
 def report_end(details: JobDetails, console: Console) -> int:
@@ -121,7 +122,7 @@ async def _lines(client: JobClient, job: str, bar: Bar, lost_s: float) -> AsyncI
         if time.monotonic() > lost_at + lost_s:
             raise UnreachableError(
                 f"the cluster at {client.address} has not answered for {lost_s:.0f} s; when it does, follow job {job} "
-                f"again: make logs JOB={job} ADDRESS={client.address}"
+                f"again: {command('logs', JOB=job, ADDRESS=client.address)}"
             )
         await asyncio.sleep(1)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.base.hints import command, option
 from launch.jobs import remote_probe
 from launch.jobs.client import JobClient, JobError
 from launch.jobs.remote_script import run_script
@@ -72,7 +73,7 @@ def check_probe_report(
         if node.get("silent") and not lenient:
             raise JobError(
                 f"node {_name(node)} {node['fault']}: it is overloaded or hangs; try again when it is less busy, run "
-                "`make doctor`, or remove the node"
+                f"`{command('doctor', ADDRESS='http://<head>:8265')}`, or remove the node"
             )
         if node["fault"] and "shared" not in node and not lenient:
             raise JobError(f"node {_name(node)} cannot be used: {node['fault']}; repair or remove it")
@@ -112,7 +113,8 @@ def _check_storage(report: dict[str, Any], storage: str) -> None:
     nodes, location = report["nodes"], hide_secrets(report["storage"] or "")
     if not location:
         raise JobError(
-            f"the cluster has {len(nodes)} nodes, and a run needs storage shared by all of them: give STORAGE=, a "
+            f"the cluster has {len(nodes)} nodes, and a run needs storage shared by all of them: give "
+            f"{option('STORAGE')}, a "
             "shared folder or a URL such as s3://bucket/runs"
         )
     if report["fault"]:
@@ -124,7 +126,8 @@ def _check_storage(report: dict[str, Any], storage: str) -> None:
     if not_shared:
         raise JobError(
             f"storage {location} is not the same folder on all nodes: {len(not_shared)} of {len(nodes)} do not see "
-            f"the head's files there, such as {not_shared[0]}; set STORAGE= to a folder shared by all nodes, or a URL"
+            f"the head's files there, such as {not_shared[0]}; set "
+            f"{option('STORAGE')} to a folder shared by all nodes, or a URL"
         )
 
 

@@ -9,6 +9,7 @@ import socket
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from experiments.base.hints import command, option
 from launch.backends.network_interface import interface_of
 from launch.backends.secrets import PLACE, SECRET
 from launch.jobs.client import JobClient, JobError
@@ -28,8 +29,8 @@ def check_safe(client: JobClient) -> None:
         return
     raise JobError(
         f"{SECRET} is set, and the cluster at {client.address} {why}; nothing was uploaded. Submit without the key "
-        f"(env -u {SECRET} make submit ...): wandb then writes offline and make sync uploads it. Or send it anyway "
-        "with SEND_KEY=1, or secure the cluster (docs/cluster.md, Secrets)"
+        f"(env -u {SECRET} {command('submit')} ...): wandb then writes offline and {command('sync')} uploads it. Or "
+        f"send it anyway with {option('SEND_KEY', '1')}, or secure the cluster (docs/cluster.md, Secrets)"
     )
 
 

@@ -18,6 +18,7 @@ from typing import get_args
 
 from rich.console import Console
 
+from experiments.base import hints
 from experiments.base.cluster import Cluster
 from experiments.custom.loading import absolute, is_source
 from experiments.registry import experiments, find, resolve
@@ -30,14 +31,14 @@ from launch.jobs.client import METADATA_KEY, JobClient, JobError
 from launch.jobs.logs import follow_job, how_to
 from launch.jobs.preflight import JobEnvironment, preflight
 from launch.jobs.source_package import Package, checkout, is_tracked, pack
-from launch.runs.store import COPIES, JOB, SHARED_CACHE
+from launch.runs.store import ADDRESS, COPIES, JOB, SHARED_CACHE
 from launch.tracking.progress import FOLLOWED
 from suite.errors import PlacementError, SettingError, nearest
 from suite.paths import hide_secrets
 from suite.pipeline.planning.devices import GIB
 from suite.training.checkpoint.object_store import check_url
 
-FORWARDED_VARIABLES = ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
+FORWARDED_VARIABLES = (hints.BY_MAKE, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
 """Environment variables that a job inherits; no secrets."""
 
 
@@ -121,18 +122,26 @@ def job_command(request: JobRequest) -> JobCommand:
     options = ("--set", settings) if settings else ()
     if run:
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", run):
-            raise SettingError(f"RUN={run!r} is not a run on a cluster's storage: give name/id or the id")
+            raise SettingError(
+                f"{hints.option('RUN', repr(run))} is not a run on a cluster's storage: give name/id or the id"
+            )
         return JobCommand(run.rpartition("/")[2], ("resume", run, *options), request.settings)
     if name in SWEEPS:
         if url:
-            raise SettingError(f"the runs of a sweep read each other's folders: set STORAGE= to a folder, not to {url}")
+            raise SettingError(
+                f"the runs of a sweep read each other's folders: set {hints.option('STORAGE')} to a folder, not to "
+                + url
+            )
         if settings:
             raise SettingError(f"sweep {name} takes no settings, because its members have their own; leave SET out")
         folder = folder_name(name, find_scale(SWEEPS[name], scale, Cluster(1, GIB, "cpu")))
         return JobCommand(name, ("sweep", name, "--scale", scale, "--launcher", "ray"), extra_folders=(folder,))
     if not name:
         known = ", ".join([*experiments(), *SWEEPS])
-        raise SettingError(f"which experiment or sweep? Name one with NAME=, or a run to resume with RUN=; {known}")
+        raise SettingError(
+            f"which experiment or sweep? Name one with {hints.option('NAME')}, or resume a run with "
+            f"{hints.command('submit', RUN='name/id')}; {known}"
+        )
     if is_source(name):
         name = _packed_source(name)
     elif name not in experiments():
@@ -170,10 +179,13 @@ def _check_names(job: str, storage: str) -> None:
     check_url(storage)
     if job and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", job):
         raise SettingError(
-            f"JOB={job!r} is not a job name: use letters and digits, and . _ - after the first character"
+            f"{hints.option('JOB', repr(job))} is not a job name: use letters and digits, and . _ - after the first "
+            "character"
         )
     if storage and not re.match("/|[a-z0-9]+://", storage):
-        raise SettingError(f"STORAGE={storage!r} cannot be shared by nodes: give an absolute path or a URL")
+        raise SettingError(
+            f"{hints.option('STORAGE', repr(storage))} cannot be shared by nodes: give an absolute path or a URL"
+        )
 
 
 def _free_name(client: JobClient, requested: str, command: JobCommand) -> str:
@@ -184,7 +196,7 @@ def _free_name(client: JobClient, requested: str, command: JobCommand) -> str:
     if taken:
         raise JobError(
             f"the cluster at {client.address} already has a job {job} ({taken[0].status.value.lower()}); choose "
-            "another name with JOB=, or leave JOB out"
+            f"another name with {hints.option('JOB', '...')}"
         )
     return job
 
@@ -197,12 +209,12 @@ def _send(
     variables = {
         "GPIPE_STORAGE": environment.storage, JOB: job, FOLLOWED: "1", "COLUMNS": "120",
         "RAY_JOB_STOP_WAIT_TIME_S": str(interrupts.JOB_STOP_S),
-        **({COPIES: environment.url} if environment.url else {}),
+        **({COPIES: environment.url} if environment.url else {}), ADDRESS: client.address,
         **({SHARED_CACHE: environment.cache} if environment.cache else {}),
         **{name: value for name in FORWARDED_VARIABLES if (value := os.environ.get(name))},
     }  # fmt: skip
     secret_variables = secrets.stash_secret(client) if with_key else secrets.wandb_mode_only()
-    advice = f"make jobs ADDRESS={client.address} shows whether job {job} was submitted"
+    advice = f"{hints.command('jobs', ADDRESS=client.address)} shows whether job {job} was submitted"
     try:
         with interrupts.interrupt_message(lambda: advice):
             client.submit_job(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from experiments.base.cluster import Cluster, parse_cluster
+from experiments.base.hints import option
 from experiments.base.workload import Workload
 from experiments.custom.loading import is_source
 from experiments.images.workload import find_amoebanet
@@ -76,7 +77,9 @@ def _check_name(name: str, scale: RequestedScale) -> None:
     """Raises SettingError for an unknown name or scale, before connecting to a cluster."""
     if find_amoebanet(name, 1) is not None:
         if scale in ("laptop", "slice"):
-            raise SettingError(f"{name} has no scale {scale}; its sizes are those of the paper, or set with SET=")
+            raise SettingError(
+                f"{name} has no scale {scale}; its sizes are those of the paper, or set with {option('SET')}"
+            )
     elif not is_source(name) and find_transformer(name) is None and name not in experiments():
         known = [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]
         raise SettingError(f"no experiment or model is called {name}; {nearest(name, known)}")

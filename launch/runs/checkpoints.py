@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.base.experiment import Experiment
+from experiments.base.hints import option
 from experiments.registry import read_experiment_file
-from launch.runs.store import RunFolder, find_run
+from launch.runs.store import RunFolder, find_run, resume_command
 from launch.terminal import Terminal
 from suite.errors import CheckpointError, RunFileError
 from suite.log import Log
@@ -66,8 +67,8 @@ def read_published(run: RunFolder) -> int | None:
     """Returns the step of the last published checkpoint; None if there was none, or by an older version. Raises
     RunFileError for a damaged record: it is never taken as "none yet"."""
     advice = (
-        'write {"step": N} into it with the step N of the newest checkpoint, or choose one with CHECKPOINT=, and run '
-        "the command again"
+        'write {"step": N} into it with the step N of the newest checkpoint, or choose one with '
+        f"{option('CHECKPOINT')}, and run the command again"
     )
     published = read_json(run.published, advice)
     if published is not None and type(published.get("step")) is not int:
@@ -89,7 +90,8 @@ def check_published(run: RunFolder, location: str) -> None:
         others = f"only {', '.join(found)}" if found else "no checkpoint"
         raise CheckpointError(
             f"run {run.path} has published a checkpoint of step {step}, and {hide_secrets(location)} has {others}; "
-            "mount that disk or restore that folder" + ("; or choose another one with CHECKPOINT=" if found else "")
+            "mount that disk or restore that folder"
+            + (f"; or choose another one with {option('CHECKPOINT')}" if found else "")
         )
 
 
@@ -103,7 +105,7 @@ def checkpoints_to_use(run: RunFolder, experiment: Experiment, choice: Choice, l
     if not checkpoints:
         check_published(run, location)
         raise CheckpointError(
-            f"run {run.path} has no valid checkpoint; train it to its first one with make resume RUN={run.path}"
+            f"run {run.path} has no valid checkpoint; train it to its first one with {resume_command(run)}"
         )
     return in_order(checkpoints, choice, f"run {run.path}")
 

@@ -7,6 +7,7 @@ from textwrap import fill
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from experiments.base.hints import command, option
 from experiments.benchmark.cases import CASES, FEED
 from experiments.custom.experiment import CustomExperiment
 from experiments.custom.loading import description
@@ -27,15 +28,15 @@ TABLES = {
     "slow_links": "measured and simulated steps over links with high latency and low bandwidth; needs root",
     "prediction": "predicted step time and memory compared with measurements",
     "paper_plans": "plans of the paper's translation runs on three clusters",
-    "breakdown": "where the time of a step goes, from a run with a trace: RUN=, by default the latest",
-    "decoding": "decoding compared with transformers' generate, on a trained run: RUN=",
+    "breakdown": "where the time of a step goes, from a run with a trace: RUN= or --run, by default the latest",
+    "decoding": "decoding compared with transformers' generate, on a trained run: RUN= or --run",
 }
 """The tables that ``make table`` can make, by name."""
 
 
 def tables() -> Table:
     """Returns one row per table."""
-    rows = Table("NAME=", "what it shows", title="tables: make table NAME=...", title_justify="left")
+    rows = Table(option("NAME"), "what it shows", title=f"tables: {command('table', NAME='...')}", title_justify="left")
     for name, what in TABLES.items():
         rows.add_row(name, what)
     return rows
@@ -43,8 +44,8 @@ def tables() -> Table:
 
 def benchmarks() -> Table:
     """Returns one row per benchmark."""
-    title = "benchmarks: make bench NAME=... (docs/benchmark.md)"
-    rows = Table("NAME=", "cases", "minutes at most", title=title, title_justify="left")
+    title = f"benchmarks: {command('bench', NAME='...')} (docs/benchmark.md)"
+    rows = Table(option("NAME"), "cases", "minutes at most", title=title, title_justify="left")
     for name, cases in CASES.items():
         seconds = sum(case.time_limit_s for case in cases)
         rows.add_row(name, "\n".join(case.title for case in cases), f"{seconds / 60:.0f}")
@@ -54,7 +55,12 @@ def benchmarks() -> Table:
 
 def sweeps() -> Table:
     """Returns one row per sweep."""
-    rows = Table("NAME=", "SCALE=", title="sweeps: make sweep NAME=... (docs/sweeps.md)", title_justify="left")
+    rows = Table(
+        option("NAME"),
+        option("SCALE"),
+        title=f"sweeps: {command('sweep', NAME='...')} (docs/sweeps.md)",
+        title_justify="left",
+    )
     for name in (*SWEEPS, *installed_sweeps()):
         try:
             rows.add_row(name, ", ".join(find_sweep(name).scales) or "only one: leave SCALE out")

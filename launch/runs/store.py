@@ -12,14 +12,16 @@ from pathlib import Path
 
 import filelock
 
+from experiments.base.hints import command, option
 from suite.errors import SettingError, nearest, shortened
 from suite.paths import hide_secrets
 
 STORAGE = os.environ.get("GPIPE_STORAGE", "")
 """The folder that all nodes of a cluster share, for submitted runs; empty on a single machine."""
 
-JOB, COPIES = "GPIPE_JOB", "GPIPE_COPIES"
-"""Environment variables of a submitted job: its name, and the URL that its runs are copied to, if any."""
+JOB, COPIES, ADDRESS = "GPIPE_JOB", "GPIPE_COPIES", "GPIPE_ADDRESS"
+"""Environment variables of a submitted job: its name, the URL that its runs are copied to, if any, and the address that
+it was submitted to."""
 
 SHARED_CACHE = "GPIPE_CACHE"
 """Environment variable of a submitted job: the cache of the submitting machine, if all nodes see it."""
@@ -225,19 +227,22 @@ def note(run: Path) -> None:
             file.write(f"{run.resolve()}\n")
 
 
-def resume_command(run: RunFolder) -> str:
-    """Returns the command that resumes a run. For a submitted job it is one to type on the submitting machine."""
+def resume_command(run: RunFolder, settings: str = "") -> str:
+    """Returns the command that resumes a run, with other settings if given. For a submitted job it is one to type on
+    the submitting machine."""
+    changed = {"SET": settings} if settings else {}
     if in_job():
-        return f"make submit RUN={run.path.parent.name}/{run.path.name} {job_storage()}"
-    return f"make resume RUN={run.path}"
+        return command("submit", RUN=f"{run.path.parent.name}/{run.path.name}", **job_storage(), **changed)
+    return command("resume", RUN=str(run.path), **changed)
 
 
 def sync_command(run: RunFolder) -> str:
     """Returns the commands that upload a run's offline wandb records, to type on the submitting machine."""
     if in_job():
         name = f"{run.path.parent.name}/{run.path.name}"
-        return f"make fetch JOB={os.environ[JOB]} ADDRESS=, then make sync RUN={name}"
-    return f"make sync RUN={run.path}"
+        fetch = command("fetch", JOB=os.environ[JOB], ADDRESS=os.environ.get(ADDRESS, ""))
+        return f"{fetch}, then {command('sync', RUN=name)}"
+    return command("sync", RUN=str(run.path))
 
 
 def in_job() -> bool:
@@ -245,16 +250,17 @@ def in_job() -> bool:
     return bool(os.environ.get(JOB))
 
 
-def job_storage() -> str:
-    """Returns the storage and address arguments of ``make submit``; the user fills in the address."""
-    return f"STORAGE={hide_secrets(os.environ.get(COPIES) or STORAGE)} ADDRESS="
+def job_storage() -> dict[str, str]:
+    """Returns the storage and the address that this job was submitted with."""
+    storage = hide_secrets(os.environ.get(COPIES) or STORAGE)
+    return {"STORAGE": storage, "ADDRESS": os.environ.get(ADDRESS, "")}
 
 
 def find_run(requested: str) -> RunFolder:
     """Returns a run by its folder, by ``name/id``, by its id alone, or by a name that only one run has. Raises
     SettingError with the closest names if there is none, and with the matches if there are several."""
     if not requested:
-        raise SettingError("no run given; choose one with RUN=, by its folder or its id")
+        raise SettingError(f"no run given; choose one with {option('RUN')}, by its folder or its id")
     known = known_runs()
     for path in (Path(requested), RUNS / requested):
         with suppress(OSError):  # not a valid file name, such as one that is too long
@@ -285,6 +291,8 @@ def _only_run_in(folder: Path) -> RunFolder:
     if len(inside) == 1:
         return RunFolder((folder / inside[0]).resolve())
     if not inside:
-        raise SettingError(f"{folder} has no experiment.toml: no run started there; make runs lists those that did")
+        raise SettingError(
+            f"{folder} has no experiment.toml: no run started there; {command('runs')} lists those that did"
+        )
     shown = ", ".join(f"{folder}/{id}" for id in inside[-3:])
     raise SettingError(f"{folder} holds {len(inside)} runs; choose one of them, such as {shown}")

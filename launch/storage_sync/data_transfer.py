@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from experiments.base.hints import command
 from launch.ray_nodes import collect, start_on
 from suite.errors import WorkerError
 from suite.paths import safe_join
@@ -87,7 +88,7 @@ def send_folder(folder: Path, receivers: Mapping[Any, Node]) -> None:
         for receiver, why in failures.items():
             raise WorkerError(
                 f"node {receivers[receiver].name} could not receive the prepared data {folder}: {why}; put the cache "
-                "on storage that all nodes share (GPIPE_STORAGE), or run `make doctor`"
+                "on storage that all nodes share (GPIPE_STORAGE), or run `" + command("doctor") + "`"
             )
         return answers
 

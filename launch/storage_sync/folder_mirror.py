@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from experiments.base.hints import command, option
 from launch.ray_nodes import collect, own_node, reason, start_on
 from launch.storage_sync import storage_marker
 from launch.storage_sync.data_transfer import receiver_on, send_folder
@@ -94,7 +95,7 @@ class FolderMirror:
                         f"{len(unshared)} nodes do not share the run's folder {self._run}: {names}; "
                         f"{len(without_checkpoints)} of them do not share its checkpoints in {self._checkpoints} "
                         "either; put the run on storage that all nodes share (GPIPE_STORAGE), or set "
-                        'SET="train.checkpoint_dir=s3://..."; then the other files are copied'
+                        f"{option('SET', 'train.checkpoint_dir=s3://...')}; then the other files are copied"
                     )
             self._log(
                 f"{names}: the run's folder is not shared, its files are copied; checkpoints go to {self._checkpoints}"
@@ -211,6 +212,7 @@ def _collect_all(calls: dict[Any, Any], nodes: dict[Any, Node]) -> dict[Any, Any
     answers, failures = collect(calls, ANSWER_S)
     for actor, why in failures.items():
         raise WorkerError(
-            f"node {nodes[actor].name} could not receive the run's files: {why}; run `make doctor`, or remove the node"
+            f"node {nodes[actor].name} could not receive the run's files: {why}; run "
+            f"`{command('doctor')}`, or remove the node"
         )
     return answers

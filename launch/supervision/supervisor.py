@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from experiments.base.experiment import Experiment
+from experiments.base.hints import option
 from launch import interrupts
 from launch.runs.store import resume_command
 from launch.supervision.attempts import Attempts
@@ -154,7 +155,7 @@ class Supervisor:
             raise PlacementError(
                 f"{summary}. The run needs {requested} devices; {available} are left, and no replacement became "
                 f"available. When they are back, `{resume_command(self._spec.run)}` continues from the latest "
-                'checkpoint; with SET="train.elastic=true" it continues on the remaining devices'
+                f"checkpoint; with {option('SET', 'train.elastic=true')} it continues on the remaining devices"
             )
         if available == requested == _workers(self._experiment):
             return

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
+from experiments.base.hints import command, option
 from experiments.custom_sweeps import find_sweep, installed_sweeps
 from experiments.report.page import Section
 from experiments.scaling.scale_choice import find_shortage
@@ -50,14 +51,14 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
     cluster = backend.cluster()
     backend.close()
     scale = find_scale(family, scale_name, cluster)
-    at_scale = f"NAME={name} SCALE={scale}" if scale else f"NAME={name}"
-    command = f"make submit {at_scale} {job_storage()}" if in_job() else f"make sweep {at_scale}"
+    values = {"NAME": name, "SCALE": scale} if scale else {"NAME": name}
+    again = command("submit", **values, **job_storage()) if in_job() else command("sweep", **values)
     failures: list[str] = []
     started: set[Member] = set()
     while pending := _pending(family, scale, cluster, started, console):
         started |= {member_state.member for member_state in pending}
         work = SweepTasks(pending, launcher, cluster, RUNS / folder_name(family.name, scale) / "logs", console)
-        advice = interrupts.interrupt_message(lambda: f"{command} continues with the unfinished members")
+        advice = interrupts.interrupt_message(lambda: f"{again} continues with the unfinished members")
         with advice, _device_pool(pending, launcher, cluster) as (device_pool, variables):
             work.run(device_pool, variables)
         failures += work.failures
@@ -88,11 +89,11 @@ def _pending(
 def _fitted(member: Member, scale: str, cluster: Cluster, log: Log) -> Member:
     """Returns a member adapted to the available data and devices. Raises SettingError if its text lacks a language, or
     has fewer pairs of it than the member asks for."""
-    experiment = member.experiment
+    experiment, laptop = member.experiment, option("SCALE", "laptop")
     if scale == "paper" and (lack := find_shortage(experiment, cluster)) is not None:
-        raise PlacementError(f"the sweep does not fit at SCALE=paper: {experiment.name} {lack}; use SCALE=laptop")
+        raise PlacementError(f"the sweep does not fit at scale paper: {experiment.name} {lack}; use {laptop}")
     if scale == "gpu" and cluster.kind != "gpu":
-        raise PlacementError(f"the sweep at SCALE=gpu needs a GPU, and this machine has {cluster}; use SCALE=laptop")
+        raise PlacementError(f"the sweep at scale gpu needs a GPU, and this machine has {cluster}; use {laptop}")
     data = prepare_data(experiment, CACHE, log)
     changed = experiment if data == experiment.data else experiment.with_data(data)
     fitted = with_available_precision(with_member_threads(fit_to_cluster(changed, cluster), cluster), cluster, log)
@@ -167,7 +168,9 @@ def report(name: str, scale_name: str, console: Console) -> None:
                 written += 1
     if not written:
         what = f"the sweep {name}" if name else "any sweep"
-        raise SettingError(f"no run of {what} is finished yet; start some with make sweep NAME={name or 'depth_width'}")
+        raise SettingError(
+            f"no run of {what} is finished yet; start some with {command('sweep', NAME=name or 'depth_width')}"
+        )
 
 
 def _known_sweeps(console: Console) -> Iterator[Sweep]:

@@ -14,6 +14,7 @@ from uuid import uuid4
 from rich.console import Console
 
 from experiments.base.experiment import Experiment
+from experiments.base.hints import option
 from experiments.planning.neighbours import shrunk_to
 from experiments.planning.plan_report import PlanReport, in_figures
 from experiments.planning.planner import plan_workload, row_errors
@@ -362,7 +363,9 @@ def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
     """Writes the trace for Perfetto and a plot of the traced step of median length, and prints that step as text."""
     traces = read_traces(run.traces)
     if not traces:
-        console.print('no step was traced: the first two steps after a start are traced only with SET="trace=true"')
+        console.print(
+            f"no step was traced: the first two steps after a start are traced only with {option('SET', 'trace=true')}"
+        )
         return
     run.trace.write_text(json.dumps(perfetto(traces)))
     by_length = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)

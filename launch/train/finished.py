@@ -22,10 +22,10 @@ def how_to_go_on(run: RunFolder, chosen: Experiment, record: dict[str, Any]) -> 
     done, steps = record["steps"], chosen.train.steps
     if done >= steps:
         so_far = f"finished all {steps} steps" if done == steps else f"done {done} steps, and train.steps is {steps}"
-        return f'run {run.path} has {so_far}; to train longer: {resume_command(run)} SET="train.steps={2 * done}"'
+        return f"run {run.path} has {so_far}; to train longer: {resume_command(run, f'train.steps={2 * done}')}"
     return (
-        f"run {run.path} is finished: {record['stopped_early']}; to train on: {resume_command(run)} "
-        f'SET="train.patience=none", or a larger patience than {chosen.train.patience}'
+        f"run {run.path} is finished: {record['stopped_early']}; to train on: "
+        f"{resume_command(run, 'train.patience=none')}, or a larger patience than {chosen.train.patience}"
     )
 
 

@@ -19,6 +19,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from experiments.base.experiment import Experiment
+from experiments.base.hints import command
 from experiments.planning.plan_report import in_figures
 from experiments.registry import TASKS, read_settings
 from experiments.sweeps.members.base import read_record
@@ -117,7 +118,9 @@ def print_runs(requested: str, console: Console) -> None:
     _print_table([_row(run) for run in runs[:MOST_ROWS]], console)
     if len(runs) > MOST_ROWS:
         older = len(runs) - MOST_ROWS
-        console.print(f"and {older:,} older runs; to see some of them, give a part of their names: make runs RUN=...")
+        console.print(
+            f"and {older:,} older runs; to see some of them, give a part of their names: {command('runs', NAME='...')}"
+        )
 
 
 def last_changed(run: RunFolder) -> float:
@@ -161,8 +164,8 @@ def described(summary: RunSummary) -> Iterator[str]:
     yield f"  folder: {run.path}"
     if not summary.damage:
         yield "  next:"
-    for command in _commands(summary):
-        yield f"    {command}"
+    for line in _commands(summary):
+        yield f"    {line}"
 
 
 def _commands(summary: RunSummary) -> Iterator[str]:
@@ -170,23 +173,23 @@ def _commands(summary: RunSummary) -> Iterator[str]:
     if summary.damage:
         return
     if summary.state.name == "training":
-        yield f"make watch RUN={name}"
+        yield command("watch", RUN=name)
     elif summary.state.name != "finished":
         yield resume_command(run)
     if summary.last:
-        yield f"make report RUN={name}"
+        yield command("report", RUN=name)
     if summary.state.name == "failed":
         yield f"less {os.path.relpath(run.path / 'logs')}/stage-*.log"
     if summary.state.name == "finished":
         if summary.settings.get("task") == "translation":
             text = summary.settings["text"]
             language = (text.get("languages") or text.get("corpus_languages") or ["de"])[0]
-            yield f"make score RUN={name}"
-            yield f'make translate RUN={name} TO={language} TEXT="Save the file"'
-            yield f"make export RUN={name}"
+            yield command("score", RUN=name)
+            yield command("translate", RUN=name, TO=language, TEXT="Save the file")
+            yield command("export", RUN=name)
         steps = summary.settings.get("train", {}).get("steps", 0)
         early = (read_record(run.path) or {}).get("stopped_early")
-        yield f'{resume_command(run)} SET="{"train.patience=none" if early else f"train.steps={2 * steps}"}"'
+        yield resume_command(run, "train.patience=none" if early else f"train.steps={2 * steps}")
 
 
 def _row(run: RunFolder) -> tuple[list[str], str]:
@@ -231,7 +234,7 @@ def _is_run(requested: str) -> bool:
 
 
 def _no_runs() -> str:
-    return f"there are no runs in {RUNS} yet; start one with make experiment NAME=t128_6b"
+    return f"there are no runs in {RUNS} yet; start one with {command('experiment', NAME='t128_6b')}"
 
 
 def _shown(value: float | None) -> str:

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from experiments.base.experiment import Experiment
+from experiments.base.hints import command
 from experiments.registry import read_experiment_file
 from launch import interrupts
 from launch.runs.store import RunFolder, find_run, resume_command
@@ -57,7 +58,7 @@ def watch(requested: str, console: Console) -> None:
 def describe_end(run: RunFolder, state: RunState) -> str:
     """Returns how a run ended, and what to do next."""
     if state.name == "finished":
-        return f"it is finished; make report RUN={run_name(run)} writes its page"
+        return f"it is finished; {command('report', RUN=run_name(run))} writes its page"
     if state.last is None:
         return f"it never started; {resume_command(run)} starts it"
     cause = f" ({state.cause})" if state.cause else ""

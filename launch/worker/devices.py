@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
+from experiments.base.hints import command
 from launch.worker.cgroups import cpu_limit, memory_limit_bytes
 from suite.errors import PlacementError, first_line
 
@@ -71,7 +72,7 @@ def _gpu_fault() -> str:
                 f"is built for CUDA {torch.version.cuda}; install a newer driver (580 for CUDA 13.0), or a torch "
                 "built for an older CUDA"
             )
-        return f"torch cannot use this machine's GPUs ({text}); make doctor tells more"
+        return f"torch cannot use this machine's GPUs ({text}); {command('doctor')} tells more"
     return ""
 
 

@@ -84,7 +84,7 @@ def test_the_list_of_commands_is_fixed():
         (["sweep", "transfr"], ["transfr", "did you mean transfer"]),
         (["sweep", "depth_wide"], ["there is no sweep 'depth_wide'", "did you mean depth_width"]),
         (["sweep", "depth_width", "--scale", "laptp"], ["no scale 'laptp'", "did you mean laptop"]),
-        (["sweep", "depth_width", "--scale", "paper"], ["SCALE=paper", "needs 8 GPUs", "CPU core"]),
+        (["sweep", "depth_width", "--scale", "paper"], ["at scale paper", "needs 8 GPUs", "CPU core"]),
         (["sweep", "transfer", "--scale", "laptop"], ["no scale 'laptop'", "omit SCALE"]),
         (["report", "capasity"], ["there is no sweep 'capasity'", "did you mean capacity"]),
         (["report", "capacity"], ["no run of the sweep capacity is finished yet"]),

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from experiments.base.hints import command
 from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST, baseline_label
 from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, Results, Run, directions_of
@@ -184,7 +185,7 @@ def _two_translations(
             if other.lines(name, "ref") != references:
                 raise DataError(
                     f"{one.folder} and {other.folder} were scored on different test pairs of {name}; score one of "
-                    "them again with make score"
+                    f"them again with {command('score')}"
                 )
             found.append(TwoTranslations(one.lines(name, "hyp"), other.lines(name, "hyp"), references))
         texts.append(tuple(found))

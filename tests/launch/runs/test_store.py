@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiments.base.hints import BY_MAKE, command, option
 from launch.runs import store as runs
 from suite.errors import SettingError
 
@@ -57,6 +58,20 @@ def test_resume_and_sync_commands_are_for_the_submitting_machine(monkeypatch):
     assert runs.sync_command(run) == "make fetch JOB=j ADDRESS=, then make sync RUN=t12_400m/1"
     monkeypatch.setenv("GPIPE_COPIES", "s3://b/x")
     assert runs.resume_command(run) == "make submit RUN=t12_400m/1 STORAGE=s3://b/x ADDRESS="
+
+
+def test_commands_are_those_that_work_where_the_user_is(monkeypatch):
+    run = runs.RunFolder(runs.Path("/runs/t12_400m/1"))
+    assert runs.resume_command(run, "train.steps=9") == 'make resume RUN=/runs/t12_400m/1 SET="train.steps=9"'
+    monkeypatch.delenv(BY_MAKE)
+    assert runs.resume_command(run, "train.steps=9") == 'gpipe resume /runs/t12_400m/1 --set "train.steps=9"'
+    assert command("report", RUN="a b") == "gpipe report --run 'a b'"
+    assert (option("CLUSTER"), option("NAME"), option("SEND_KEY", "1")) == ("--cluster", "NAME", "--send-key")
+    monkeypatch.setenv("GPIPE_JOB", "j")
+    monkeypatch.setenv("GPIPE_ADDRESS", "http://head:8265")
+    monkeypatch.setattr(runs, "STORAGE", "/shared")
+    assert runs.resume_command(run) == "gpipe submit --run t12_400m/1 --storage /shared --address http://head:8265"
+    assert runs.sync_command(run) == "gpipe fetch j --address http://head:8265, then gpipe sync t12_400m/1"
 
 
 def test_an_ambiguous_id_is_rejected_with_the_runs_names():
