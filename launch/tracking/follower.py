@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from launch.error_log import log_error
 from launch.runs.store import RunFolder
 from launch.tracking.progress import Update, progress_view
 from launch.tracking.step_line import figures, validation_line
+from suite.settings import LoopSettings
 from suite.training.metrics import STEP, STEP_S, is_step
 from suite.training.periodic import PeriodicThread
 
 PERIOD = 0.5
+
+_ABOUT_STEP = re.compile(r"[\d:]+ step \d+: ")
 
 
 class LogTail:
@@ -46,6 +50,23 @@ class LogTail:
                 yield raw.decode(errors="replace").rstrip("\n")
 
 
+def mean_step_s(mean_s: float | None, values: dict[str, Any]) -> float:
+    """Returns the exponential moving average of the step time after another step."""
+    seconds = float(values[STEP_S])
+    return seconds if mean_s is None else 0.8 * mean_s + 0.2 * seconds
+
+
+def log_interval(train: LoopSettings) -> int:
+    """Returns the steps between two lines where there is no terminal."""
+    return train.log_every or max(1, train.steps // 10)
+
+
+def split_messages(lines: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Returns the messages to show before the new steps, and those about one of these steps, to show after them."""
+    messages = list(lines)
+    return ([line for line in messages if not _ABOUT_STEP.match(line)], list(filter(_ABOUT_STEP.match, messages)))
+
+
 class Follower:
     """A context in which a thread shows a run's progress."""
 
@@ -54,8 +75,8 @@ class Follower:
         on_step: Callable[[int, float], None] = lambda step, seconds: None, log_every: int | None = None,
         validate_every: int | None = None,
     ) -> None:  # fmt: skip
-        """``on_step`` receives each step and its seconds; ``log_every`` and ``validate_every`` are settings of
-        ``train``."""
+        """``on_step`` receives each step and its seconds; ``log_every`` is the steps between two lines, by default a
+        tenth of the run, ``validate_every`` the setting."""
         self._steps, self._unit, self._on_step = steps, unit, on_step
         self._log_every = log_every or max(1, steps // 10)
         self._validate_every, self._validation_s = validate_every, 0.0
@@ -65,7 +86,6 @@ class Follower:
         self._view = progress_view(console)
         self._began = time.monotonic()
         self._mean_step_s: float | None = None
-        """Exponential moving average of the step time."""
 
     def __enter__(self) -> Follower:
         self._view.start()
@@ -79,7 +99,8 @@ class Follower:
         self._view.stop()
 
     def _poll(self) -> None:
-        for line in self._messages.lines():
+        before, after = split_messages(self._messages.lines())
+        for line in before:
             self._view.log(line)
         last: dict[str, Any] | None = None
         for line in self._metrics.lines():
@@ -98,10 +119,11 @@ class Follower:
                     self._view.log(text)
         if last is not None and self._metrics.rewritten:
             self._show(last)
+        for line in after:
+            self._view.log(line)
 
     def _show(self, values: dict[str, Any]) -> None:
-        seconds = float(values[STEP_S])
-        self._mean_step_s = seconds if self._mean_step_s is None else 0.8 * self._mean_step_s + 0.2 * seconds
+        self._mean_step_s = mean_step_s(self._mean_step_s, values)
         validations_s = self._validation_s * self._validations_left(int(values[STEP]))
         ranked = tuple(figures(values, self._steps, self._unit, self._mean_step_s, validations_s))
         elapsed_s = time.monotonic() - self._began

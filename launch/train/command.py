@@ -34,7 +34,7 @@ from launch.runs.checkpoints import (
 )
 from launch.runs.store import CACHE, RunFolder, find_run, in_job, new_run, resume_command, run_lock, sync_command
 from launch.supervision.supervisor import Supervisor
-from launch.tracking.follower import Follower
+from launch.tracking.follower import Follower, log_interval
 from launch.tracking.progress import log_when_long
 from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
@@ -275,7 +275,7 @@ class _Session:
                     chosen.unit,
                     self.console,
                     check.step,
-                    chosen.train.log_every,
+                    log_interval(chosen.train),
                     chosen.train.validate_every,
                 ),  # fmt: skip
                 self.backend.started(spec, state.planned.placement) as launcher,

@@ -22,8 +22,8 @@ from experiments.registry import read_experiment_file
 from launch import interrupts
 from launch.runs.store import RunFolder, find_run, resume_command
 from launch.supervision.stall_report import stall_report
-from launch.tracking.follower import LogTail
-from launch.tracking.step_line import WIDTH, step_line, validation_line
+from launch.tracking.follower import LogTail, log_interval, mean_step_s, split_messages
+from launch.tracking.step_line import WIDTH, figures, headed, validation_line
 from launch.watching.run_data import run_name
 from launch.watching.run_state import Attempt, RunState, read_state
 from launch.worker.heartbeat import read_heartbeats
@@ -72,14 +72,18 @@ class WatchView:
         self.run, self._experiment = run, experiment
         self._metrics, self._messages = LogTail(run.metrics, from_end=True), LogTail(run.messages, from_end=True)
         self._last = last_line_with(run.metrics, LOSS)
+        self._mean_step_s: float | None = None
+        self._log_every = log_interval(experiment.train)
         self.state = read_state(run)
         self._seen_s = time.monotonic()
 
     def poll(self) -> list[tuple[str, bool]]:
-        """Reads the folder; returns the new lines, and whether each is of a step, not a message or a validation."""
-        messages = [(line, False) for line in self._messages.lines()]
+        """Reads the folder; returns the new lines that the run prints without a terminal, and whether each is of a
+        step, not a message or a validation."""
+        before, after = split_messages(self._messages.lines())
         self.state = read_state(self.run)
-        new_lines = [*messages, *self._new_metrics()]
+        metrics = list(self._new_metrics())
+        new_lines = [*((line, False) for line in before), *metrics, *((line, False) for line in after)]
         if self.state.name == "training":
             self._seen_s = time.monotonic()
         return new_lines
@@ -95,8 +99,10 @@ class WatchView:
                 continue
             # a restarted attempt rewrites the file: its first lines are of steps that were shown before
             if is_step(line) and line[STEP] > first_step:
-                self._last = line
-                yield self.step_line(), True
+                self._last, step = line, int(line[STEP])
+                self._mean_step_s = mean_step_s(self._mean_step_s, line)
+                if step % self._log_every == 0 or step == self._experiment.train.steps:
+                    yield self.step_line(), True
             elif line.get(STEP, 0) > first_step and (text := validation_line(line)):
                 yield text, False
 
@@ -119,7 +125,11 @@ class WatchView:
         """Returns the line of the last step in at most ``width`` columns."""
         if self._last is None:
             return f"no step of {self._experiment.train.steps} is finished yet"
-        return step_line(self._last, self._experiment.train.steps, self._experiment.unit, width=width)
+        steps = self._experiment.train.steps
+        ranked = figures(self._last, steps, self._experiment.unit, self._mean_step_s)
+        if self._mean_step_s is None:  # one step tells nothing about the time left
+            ranked = ranked[:-1]
+        return headed(int(self._last[STEP]), steps, ranked, width)
 
     def grid(self) -> str:
         """Returns one row a stage: where it is in its schedule."""
@@ -165,9 +175,8 @@ def _follow_live(view: WatchView, console: Console) -> RunState:
 
 
 def _follow_lines(view: WatchView, console: Console) -> RunState:
-    """Prints each step, and the grid now and then."""
+    """Prints the lines of the run, and the grid now and then."""
     due_s = 0.0
-    console.print(view.step_line())
     while not view.has_ended:
         for line, _ in view.poll():
             console.print(line)

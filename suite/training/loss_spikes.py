@@ -1,8 +1,9 @@
 """Loss spikes: losses far above the recent ones, one line each in ``spikes.jsonl``.
 
 A spike exceeds the median of the last hundred losses by 8 deviations. The deviation is the median absolute deviation,
-scaled to a normal distribution's standard deviation, so one spike in the window hardly changes the bound. It is at
-least a thousandth of the median, so rounding noise of a constant loss is no spike.
+or the distance from the median to the 90th percentile if that is larger, as it is for losses of small mini-batches;
+both are scaled to a normal distribution's standard deviation. One spike in the window hardly changes the bound. The
+deviation is at least a hundredth of the median, so noise of a nearly constant loss is no spike.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ WINDOW, LEAST = 100, 20
 
 DEVIATIONS = 8.0
 
-LEAST_DEVIATION = 1e-3
+LEAST_DEVIATION = 1e-2
 """As a share of the median."""
 
 _NORMAL = 1.4826
 """Standard deviation over median absolute deviation of a normal distribution."""
+
+
+_NORMAL_90 = 1.2816
+"""90th percentile of a normal distribution, in standard deviations from its median."""
 
 
 class LossSpikes:
@@ -62,7 +67,8 @@ class LossSpikes:
             return None
         median = statistics.median(self._last)
         spread = _NORMAL * statistics.median(abs(loss - median) for loss in self._last)
-        return median + DEVIATIONS * max(spread, LEAST_DEVIATION * abs(median))
+        tail = (sorted(self._last)[9 * len(self._last) // 10] - median) / _NORMAL_90
+        return median + DEVIATIONS * max(spread, tail, LEAST_DEVIATION * abs(median))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Closes the file."""

@@ -39,6 +39,15 @@ def test_step_loss_speed_and_time_left_are_shown_and_messages_pass_through(tmp_p
     assert "step 2/4  loss 6.000  1,234 tokens/s  0:04 left" in shown
 
 
+def test_a_message_about_a_step_follows_its_line(tmp_path):
+    run, out = RunFolder(tmp_path), io.StringIO()
+    with Follower(run, 2, "tokens", Console(file=out, width=200), log_every=1):
+        run.messages.write_text("10:00:00 resumed at step 0\n10:00:01 step 1: the loss rose from 1.000 to 7.000\n")
+        run.metrics.write_text(json.dumps({"step": 1, "train/loss": 7.0, "throughput/step_s": 2.0}) + "\n")
+    before, step, after = out.getvalue().splitlines()
+    assert (before[-6:], step[:8], after[9:16]) == ("step 0", "step 1/2", "step 1:")
+
+
 def test_every_due_step_is_shown_and_each_validation_without_its_languages(tmp_path):
     run, out = RunFolder(tmp_path), io.StringIO()
     with Follower(run, 6, "tokens", Console(file=out, width=200), log_every=2):

@@ -49,6 +49,14 @@ def test_a_loss_that_stands_still_does_not_leap_by_rounding(tmp_path):
     assert said == []
 
 
+def test_noise_of_small_mini_batches_does_not_leap(tmp_path):
+    said, draw = [], random.Random(1)
+    loss_spikes = LossSpikes(tmp_path / "spikes.jsonl", 0, said.append)
+    for step in range(1, 2001):  # nearly all examples are learned, few of a mini-batch are not
+        loss_spikes.log(step, values(draw.expovariate(20) + 0.01))
+    assert said == []
+
+
 def test_leaps_after_the_step_that_a_run_resumes_from_are_dropped(tmp_path):
     path = tmp_path / "spikes.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (3, 7, 9)))
