@@ -43,13 +43,13 @@ class JobEnvironment:
     """The submitter's cache folder if the head and all nodes see it; otherwise empty, and each node has its own."""
 
 
-def preflight(client: JobClient, storage: str, lenient: bool = False) -> JobEnvironment:
+def preflight(client: JobClient, storage: str, lenient: bool = False, run: str = "") -> JobEnvironment:
     """Runs the probe and checks its report. Raises JobError for the first thing that would make a run fail; with
-    ``lenient`` it ignores nodes and storage, which the doctor checks."""
+    ``lenient`` it ignores nodes and storage, which the doctor checks. ``run`` is one to resume, which must be there."""
     pins = pinned_requirements(checkout())
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=CACHE.resolve(), prefix=".seen-") as marker:
-        request = {"pins": pins, "storage": storage, "cache": marker.name}
+        request = {"pins": pins, "storage": storage, "cache": marker.name, "run": run}
         printed = run_script(client, Path(remote_probe.__file__), "GPIPE_PROBE", request, DEADLINE_S)
     answers = [
         line.removeprefix(remote_probe.MARK) for line in printed.splitlines() if line.startswith(remote_probe.MARK)
@@ -58,7 +58,14 @@ def preflight(client: JobClient, storage: str, lenient: bool = False) -> JobEnvi
         raise JobError(
             f"the probe of the cluster at {client.address} returned nothing; its log ends with: {printed[-300:]}"
         )
-    return check_probe_report(json.loads(answers[-1]), pins, storage, platform.python_version(), lenient)
+    report = json.loads(answers[-1])
+    environment = check_probe_report(report, pins, storage, platform.python_version(), lenient)
+    if not report["has_run"]:
+        raise JobError(
+            f"there is no run {run} in {hide_secrets(report['storage'])}/runs of the cluster at {client.address}; "
+            f"{command('jobs', ADDRESS=client.address)} shows where jobs write"
+        )
+    return environment
 
 
 def check_probe_report(

@@ -6,6 +6,7 @@ driver                reads every node's marker  <-----------------
 
 from __future__ import annotations
 
+import glob
 import importlib.metadata
 import json
 import logging
@@ -99,6 +100,15 @@ def remove_marker(storage: str, name: str) -> None:
             os.remove(path)
     except (ImportError, OSError, ValueError):
         pass
+
+
+def has_run(storage: str, run: str) -> bool:
+    """Returns whether the storage has a run, ``name/id`` or an id alone."""
+    pattern = f"runs/{run if '/' in run else '*/' + run}/experiment.toml"
+    if "://" not in storage:
+        return bool(glob.glob(f"{glob.escape(storage)}/{pattern}"))
+    files, root = open_store(storage)
+    return bool(files.glob(f"{root.rstrip('/')}/{pattern}"))
 
 
 def storage_fault(error: Exception) -> str:
@@ -202,12 +212,15 @@ def probe_cluster(request: dict[str, Any]) -> dict[str, Any]:
     storage = request["storage"] or (home if len(alive) == 1 else "")
     if storage and not request["storage"]:
         os.makedirs(home, exist_ok=True)
-    report = machine_facts(pins, cache) | {"home": home, "storage": storage, "nodes": []}
+    report = machine_facts(pins, cache) | {"home": home, "storage": storage, "nodes": [], "has_run": True}
     marker = f".gpipe-{uuid.uuid4().hex}"
     markers = {node["NodeID"]: f"{marker}-{node['NodeID'][:12]}" for node in alive}
     if storage:
         try:
             write_marker(storage, marker)
+            if request.get("run"):
+                places = {storage, home} if "://" in storage else {storage}
+                report["has_run"] = any(has_run(place, request["run"]) for place in places)
         except Exception as error:
             report["fault"] = storage_fault(error)
             storage = ""

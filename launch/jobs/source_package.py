@@ -35,8 +35,13 @@ def checkout() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
-def pack(root: Path, archive: Path, limit: int = MAX_BYTES) -> Package:
-    """Packs the tracked files of a checkout. Equal files give equal archives, byte for byte.
+OWN = "own"
+"""Folder in the archive for a user's file that git does not track."""
+
+
+def pack(root: Path, archive: Path, limit: int = MAX_BYTES, own: Path | None = None) -> Package:
+    """Packs the tracked files of a checkout, and in ``OWN`` the user's file with the Python files beside it, which it
+    may import, but no links. Equal files give equal archives, byte for byte.
 
     Raises JobError outside of a git checkout, for a tracked link to a file that git does not track, and for an archive
     above ``limit`` bytes, naming its largest files.
@@ -49,7 +54,8 @@ def pack(root: Path, archive: Path, limit: int = MAX_BYTES) -> Package:
     _check_links(root, tracked)
     commit = _git(root, "rev-parse", "--short", "HEAD", fails=True).strip()
     changed = _git_paths(root, "diff", "--name-only", "--relative", "-z", "HEAD") if commit else tracked
-    sizes = _write(root, tracked, archive)
+    beside = sorted(path for path in own.parent.glob("*.py") if path.is_file() and not path.is_symlink()) if own else []
+    sizes = _write({path: root / path for path in tracked} | {f"{OWN}/{path.name}": path for path in beside}, archive)
     size = archive.stat().st_size
     if size > limit:
         raise JobError(
@@ -57,6 +63,8 @@ def pack(root: Path, archive: Path, limit: int = MAX_BYTES) -> Package:
             f"{_largest(sizes)}; keep such files on the cluster's storage instead of in git"
         )
     lines = [f"package: {len(tracked)} tracked files, {_mib(size)}" + (f", commit {commit}" if commit else "")]
+    if own:
+        lines.append(f"{own} and {len(beside) - 1} Python files beside it are packed, too")
     if changed:
         lines.append(f"{len(changed)} of them have uncommitted changes, which are included: {_first_names(changed)}")
     return Package(archive, len(tracked), commit, (*lines, *_untracked(root)))
@@ -93,14 +101,14 @@ def _untracked(root: Path) -> list[str]:
     return [f"not packed, because git does not track them: {len(sizes)} files, {_mib(sum(sizes.values()))}{named}"]
 
 
-def _write(root: Path, paths: list[str], archive: Path) -> dict[str, int]:
-    """Writes the archive; returns the packed size of each file."""
+def _write(paths: dict[str, Path], archive: Path) -> dict[str, int]:
+    """Writes the archive of files by their name in it; returns the packed size of each."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for path in sorted(paths):
             entry = zipfile.ZipInfo(path)  # with a constant time, so that equal files give equal archives
             entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = ((root / path).stat().st_mode & 0o755) << 16
-            file.writestr(entry, (root / path).read_bytes())
+            entry.external_attr = (paths[path].stat().st_mode & 0o755) << 16
+            file.writestr(entry, paths[path].read_bytes())
         return {entry.filename: entry.compress_size for entry in file.infolist()}
 
 

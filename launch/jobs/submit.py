@@ -30,8 +30,8 @@ from launch.jobs import secrets
 from launch.jobs.client import METADATA_KEY, JobClient, JobError
 from launch.jobs.logs import follow_job, how_to
 from launch.jobs.preflight import JobEnvironment, preflight
-from launch.jobs.source_package import Package, checkout, is_tracked, pack
-from launch.runs.store import ADDRESS, COPIES, JOB, SHARED_CACHE
+from launch.jobs.source_package import OWN, Package, checkout, is_tracked, pack
+from launch.runs.store import ADDRESS, COPIES, JOB, SHARED_CACHE, SOURCE
 from launch.tracking.progress import FOLLOWED
 from suite.errors import PlacementError, SettingError, nearest
 from suite.paths import hide_secrets
@@ -47,7 +47,7 @@ class JobRequest:
     """What a user submits."""
 
     name: str
-    """An experiment or a sweep; unused with ``run``."""
+    """An experiment or a sweep; with ``run`` only a user's file, which a job gets again."""
     scale: str = "auto"
     settings: str = ""
     run: str = ""
@@ -70,6 +70,10 @@ class JobCommand:
     settings: str = ""
     extra_folders: tuple[str, ...] = ()
     """Folders in ``runs/`` that it writes besides its runs."""
+    own: Path | None = None
+    """The user's file, if git does not track it."""
+    source: str = ""
+    """The name that was submitted."""
 
 
 def submit(request: JobRequest, address: str, console: Console) -> int:
@@ -78,7 +82,7 @@ def submit(request: JobRequest, address: str, console: Console) -> int:
     command = job_command(request)
     _check_names(request.job, request.storage)
     with tempfile.TemporaryDirectory() as folder:
-        package = pack(checkout(), Path(folder) / "package.zip")
+        package = pack(checkout(), Path(folder) / "package.zip", own=command.own)
         for line in package.lines:
             console.print(line)
         client = JobClient(address)
@@ -89,7 +93,7 @@ def submit(request: JobRequest, address: str, console: Console) -> int:
         if not request.send_key:
             secrets.check_safe(client)
         job = _free_name(client, request.job, command)
-        environment = preflight(client, request.storage)
+        environment = preflight(client, request.storage, run=request.run)
         for line in environment.lines:
             console.print(line)
         _send(client, job, command, package, environment, with_key=True)
@@ -125,7 +129,8 @@ def job_command(request: JobRequest) -> JobCommand:
             raise SettingError(
                 f"{hints.option('RUN', repr(run))} is not a run on a cluster's storage: give name/id or the id"
             )
-        return JobCommand(run.rpartition("/")[2], ("resume", run, *options), request.settings)
+        own = _packed_source(name)[1] if is_source(name) else None
+        return JobCommand(run.rpartition("/")[2], ("resume", run, *options), request.settings, own=own, source=name)
     if name in SWEEPS:
         if url:
             raise SettingError(
@@ -142,26 +147,23 @@ def job_command(request: JobRequest) -> JobCommand:
             f"which experiment or sweep? Name one with {hints.option('NAME')}, or resume a run with "
             f"{hints.command('submit', RUN='name/id')}; {known}"
         )
-    if is_source(name):
-        name = _packed_source(name)
-    elif name not in experiments():
+    own = None
+    if not is_source(name) and name not in experiments():
         raise SettingError(f"no experiment or sweep is called {name}; {nearest(name, [*experiments(), *SWEEPS])}")
     _check_settings(name, scale, settings)
-    return JobCommand(
-        name.rpartition(":")[2], ("experiment", name, "--scale", scale, *options), request.settings
-    )  # fmt: skip
+    if is_source(name):
+        name, own = _packed_source(name)
+    arguments = ("experiment", name, "--scale", scale, *options)
+    return JobCommand(name.rpartition(":")[2], arguments, request.settings, own=own, source=request.name)
 
 
-def _packed_source(name: str) -> str:
-    """Returns ``path.py:function`` with the path in the package. Raises SettingError for a file that is not packed."""
+def _packed_source(name: str) -> tuple[str, Path | None]:
+    """Returns ``path.py:function`` with the path in the package, and the file if git does not track it."""
     source = absolute(name)
-    file = source.rpartition(":")[0]
-    if Path(file).suffix == ".py" and not is_tracked(checkout(), file):
-        raise SettingError(
-            f"{file} is not among the files that a job gets, those that git tracks in {checkout()}; copy it there and "
-            "git add it"
-        )
-    return source
+    place, _, function = source.rpartition(":")
+    if Path(place).suffix != ".py" or is_tracked(checkout(), place):
+        return source, None
+    return f"{OWN}/{Path(place).name}:{function}", checkout() / place
 
 
 def _check_settings(name: str, scale: str, settings: str) -> None:
@@ -210,6 +212,7 @@ def _send(
         "GPIPE_STORAGE": environment.storage, JOB: job, FOLLOWED: "1", "COLUMNS": "120",
         "RAY_JOB_STOP_WAIT_TIME_S": str(interrupts.JOB_STOP_S),
         **({COPIES: environment.url} if environment.url else {}), ADDRESS: client.address,
+        **({SOURCE: str(command.own) + command.source[command.source.rindex(":") :]} if command.own else {}),
         **({SHARED_CACHE: environment.cache} if environment.cache else {}),
         **{name: value for name in FORWARDED_VARIABLES if (value := os.environ.get(name))},
     }  # fmt: skip

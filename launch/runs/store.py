@@ -23,6 +23,9 @@ JOB, COPIES, ADDRESS = "GPIPE_JOB", "GPIPE_COPIES", "GPIPE_ADDRESS"
 """Environment variables of a submitted job: its name, the URL that its runs are copied to, if any, and the address that
 it was submitted to."""
 
+SOURCE = "GPIPE_SOURCE"
+"""Environment variable of a submitted job: the user's file and function, on the submitting machine."""
+
 SHARED_CACHE = "GPIPE_CACHE"
 """Environment variable of a submitted job: the cache of the submitting machine, if all nodes see it."""
 
@@ -232,7 +235,8 @@ def resume_command(run: RunFolder, settings: str = "") -> str:
     the submitting machine."""
     changed = {"SET": settings} if settings else {}
     if in_job():
-        return command("submit", RUN=f"{run.path.parent.name}/{run.path.name}", **job_storage(), **changed)
+        own = {"NAME": os.environ[SOURCE]} if os.environ.get(SOURCE) else {}
+        return command("submit", **own, RUN=f"{run.path.parent.name}/{run.path.name}", **job_storage(), **changed)
     return command("resume", RUN=str(run.path), **changed)
 
 

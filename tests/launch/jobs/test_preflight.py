@@ -114,6 +114,18 @@ def test_a_cluster_that_cannot_run_a_job_is_rejected(report, storage, parts):
         rejected.match(part)
 
 
+def test_the_probe_finds_a_run_by_its_name_and_id_or_its_id(tmp_path):
+    (tmp_path / "runs/net/1").mkdir(parents=True)
+    (tmp_path / "runs/net/1/experiment.toml").touch()
+    for storage in (str(tmp_path), f"file://{tmp_path}"):
+        assert [remote_probe.has_run(storage, run) for run in ("net/1", "1", "net/2", "2")] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+
+
 def test_a_probe_reports_versions_that_differ_and_visible_markers(tmp_path):
     differ = remote_probe.find_differences(
         {"rich": "0.0.1", "no-such-package": "1", "torch": pinned_requirements(checkout())["torch"]}

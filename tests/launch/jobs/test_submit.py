@@ -1,6 +1,7 @@
 """The command of a job, its address and its end; without a cluster."""
 
 import socket
+import zipfile
 
 import pytest
 from ray.job_submission import JobDetails
@@ -8,7 +9,7 @@ from rich.console import Console
 
 from launch.jobs.client import JobError, address_of, is_dashboard
 from launch.jobs.logs import report_end
-from launch.jobs.source_package import checkout
+from launch.jobs.source_package import checkout, pack
 from launch.jobs.submit import JobRequest, _check_names, job_command
 from suite.errors import SettingError, SuiteError
 
@@ -30,9 +31,21 @@ def test_a_job_gets_an_experiment_of_a_file_that_git_tracks(tmp_path):
     text = job_command(JobRequest(f"{checkout()}/examples/language_model.py:text", settings="train.steps=5"))
     assert text.name == "text"
     assert text.arguments[:2] == ("experiment", "examples/language_model.py:text")
-    (tmp_path / "own.py").write_text("")
-    with pytest.raises(SettingError, match=r"own\.py is not among the files that a job gets"):
-        job_command(JobRequest(f"{tmp_path}/own.py:text"))
+
+
+def test_a_job_gets_a_file_from_anywhere_with_the_python_files_beside_it(tmp_path):
+    (tmp_path / "own.py").write_text("from helper import text\n")
+    (tmp_path / "helper.py").write_text((checkout() / "examples/digits.py").read_text() + "\ntext = digits\n")
+    (tmp_path / "key.py").symlink_to("/etc/passwd")
+    (tmp_path / "secret.txt").write_text("")
+    command = job_command(JobRequest(f"{tmp_path}/own.py:text", settings="train.steps=5"))
+    assert command.arguments[:2] == ("experiment", "own/own.py:text")
+    resumed = job_command(JobRequest(f"{tmp_path}/own.py:text", run="text/1"))
+    assert (resumed.arguments, resumed.own) == (("resume", "text/1"), command.own)
+    package = pack(checkout(), tmp_path / "package.zip", own=command.own)
+    names = [name for name in zipfile.ZipFile(package.archive).namelist() if name.startswith("own/")]
+    assert names == ["own/helper.py", "own/own.py"]
+    assert f"{tmp_path}/own.py and 1 Python files beside it are packed, too" in package.lines
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ def test_commands_are_those_that_work_where_the_user_is(monkeypatch):
     monkeypatch.setattr(runs, "STORAGE", "/shared")
     assert runs.resume_command(run) == "gpipe submit --run t12_400m/1 --storage /shared --address http://head:8265"
     assert runs.sync_command(run) == "gpipe fetch j --address http://head:8265, then gpipe sync t12_400m/1"
+    monkeypatch.setenv("GPIPE_SOURCE", "/home/me/own.py:net")
+    assert runs.resume_command(run).startswith("gpipe submit /home/me/own.py:net --run t12_400m/1 --storage")
 
 
 def test_an_ambiguous_id_is_rejected_with_the_runs_names():
