@@ -11,6 +11,9 @@ from annotated_types import Unit
 PADDING = 0
 """Token id that fills the right end of rows; no token attends to it, and it is never scored."""
 
+LARGEST = 1_000_000
+"""Of each number of a shape."""
+
 BEGIN, END = 2, 3
 """Token ids before each target sentence and after each source sentence. They separate the sentences of a packed row."""
 
@@ -39,10 +42,11 @@ class BlockShape(Protocol):
 
 
 def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str]) -> None:
-    """Raises ValueError, naming the field, for a count below 1, an odd width, or a share outside [0, 1)."""
+    """Raises ValueError, naming the field, for a count below 1 or above a million (three of them multiplied are still
+    a size that torch knows), an odd width, or a share outside [0, 1)."""
     for name in counts:
-        if getattr(shape, name) < 1:
-            raise ValueError(f"{name} must be at least 1, not {getattr(shape, name)}")
+        if not 1 <= getattr(shape, name) <= LARGEST:
+            raise ValueError(f"{name} must be at least 1 and at most {LARGEST:,}, not {getattr(shape, name)}")
     if shape.width % 2:
         raise ValueError(f"width must be even, half of it sines and half cosines, not {shape.width}")
     for name in shares:

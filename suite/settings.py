@@ -99,7 +99,7 @@ class TextSettings(FrozenRecord):
     """Size of the vocabulary shared by all languages."""
     temperature: float = Field(5.0, gt=0)
     """T in p_l ~ D_l^(1/T), the probability of language l with D_l pairs."""
-    max_length: Annotated[int, Unit("tokens")] = Field(64, ge=4)
+    max_length: Annotated[int, Unit("tokens")] = Field(64, ge=4, le=1_000_000)
     """Longest side of a pair; longer pairs are dropped."""
     clean: bool = True
     """Whether a folder of your own text is cleaned; other corpora always are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import types
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import is_dataclass
 from decimal import Decimal
@@ -137,6 +138,10 @@ def parse(settings: str | Iterable[str], record: type[BaseModel]) -> dict[str, A
     """
     known, given = paths(record), dict[str, Any]()
     for setting in split(settings) if isinstance(settings, str) else settings:
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in setting.strip()):
+            raise SettingError(
+                f"setting {shortened(ascii(setting))} has characters that cannot be printed; remove them"
+            )
         path, equals, value = (part.strip() for part in setting.partition("="))
         if not equals:
             raise SettingError(f"setting '{shortened(setting)}' has no '='; write field=value, such as train.steps=50")

@@ -34,7 +34,7 @@ def read_rows(path: Path) -> tuple[str, ...]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             fields = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise SettingError(
             f"the schedule {path} cannot be read: {getattr(error, 'strerror', None) or error}; pipeline.schedule takes "
             "a CSV file with a line for each stage, or the name of a schedule"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
 from experiments.planning.planner import _merged
-from experiments.registry import TASKS, read_experiment
+from experiments.registry import TASKS, find, read_experiment
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m
 from models.loss import TranslationLoss
@@ -24,6 +25,7 @@ from suite.settings import OptimizerSettings, PipelineSettings, TextSettings, Tr
 
 REAL = st.floats(min_value=1e-300, max_value=1e300)
 SHARE = st.floats(min_value=0, max_value=1, exclude_max=True)
+COUNT = st.integers(min_value=1, max_value=500_000)
 WHOLE = st.integers(min_value=1, max_value=10**12)
 
 
@@ -38,9 +40,9 @@ def records(draw: st.DrawFn) -> Experiment:
         scale=draw(st.sampled_from(["paper", "laptop"])),
         model=TransformerShape(
             layers=depth,
-            width=2 * draw(WHOLE),
-            feed_forward=draw(WHOLE),
-            heads=draw(WHOLE),
+            width=2 * draw(COUNT),
+            feed_forward=draw(COUNT),
+            heads=draw(COUNT),
             vocabulary=vocabulary,
             dropout=draw(SHARE),
             label_smoothing=draw(SHARE),
@@ -205,6 +207,76 @@ def test_a_bad_setting_is_one_sentence_naming_it(setting: str, message: str) -> 
     with pytest.raises(SettingError, match=message) as fault:
         t12_400m().with_settings(setting)
     assert "\n" not in str(fault.value)
+
+
+VALUES = (
+    *(
+        "",
+        "0",
+        "-1",
+        "1.5",
+        "1e400",
+        "nan",
+        "-inf",
+        "9" * 30,
+        "9" * 5000,
+        "9223372036854775808",
+        "0x10",
+        "1,000",
+        "none",
+    ),
+    *(
+        "auto",
+        "true",
+        "gpipe",
+        "a,b",
+        ",",
+        "[]",
+        "\u0663",
+        "\u00bd",
+        "\x00",
+        "\x1b[31m",
+        "\ud800",
+        "x" * 5000,
+        "/",
+        "http://[",
+    ),
+    *(
+        "/tmp/x\x00y.csv",
+        "~nobody/x.csv",
+        "no.csv",
+        "gl:\u0663",
+        "23-20",
+        "1-99999999999999999999",
+        "%s",
+        "{0}",
+        "a=b",
+        "'",
+        '"',
+        "\\",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", ["t12_400m", "transformer_12", "amoebanet_fashion"])
+def test_any_setting_works_or_is_refused_in_one_sentence_that_can_be_printed(name: str) -> None:
+    experiment, chance = find(name), random.Random(name)
+    paths = [
+        *overrides.paths(type(experiment)),
+        *(word for words in overrides.OTHER_NAMES.values() for word in words.split()),
+    ]
+    for _ in range(300):
+        quote = chance.choice(["", "", "", "'", '"', "\\"])
+        text = f"{chance.choice(paths)}{chance.choice(['='] * 9 + [''])}{quote}{chance.choice(VALUES)}{quote}"
+        try:
+            changed = experiment.with_settings(text)
+            changed.build()
+            assert read_experiment(changed.to_toml()) == changed, ascii(text)
+        except SettingError as error:
+            said = str(error)
+        else:
+            said = ""
+        assert len(said.encode()) < 2500, ascii(text)
 
 
 def test_integers_may_be_written_as_powers_of_ten() -> None:
