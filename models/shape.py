@@ -45,8 +45,10 @@ def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str
     """Raises ValueError, naming the field, for a count below 1 or above a million (three of them multiplied are still
     a size that torch knows), an odd width, or a share outside [0, 1)."""
     for name in counts:
-        if not 1 <= getattr(shape, name) <= LARGEST:
-            raise ValueError(f"{name} must be at least 1 and at most {LARGEST:,}, not {getattr(shape, name)}")
+        if getattr(shape, name) < 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(shape, name)}")
+        if getattr(shape, name) > LARGEST:
+            raise ValueError(f"{name} must be at most {LARGEST:,}, not {getattr(shape, name)}")
     if shape.width % 2:
         raise ValueError(f"width must be even, half of it sines and half cosines, not {shape.width}")
     for name in shares:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from ray.job_submission import JobDetails
 from rich.console import Console
@@ -12,6 +13,10 @@ from rich.table import Table
 from experiments.base.hints import command
 from launch.interrupts import JOB_STOP_S
 from launch.jobs.client import METADATA_KEY, JobClient, JobError
+from launch.tracking.progress import read_update
+
+FOLDER = "folder: "
+"""Beginning of the line in a job's log that has the folder of its run."""
 
 
 def jobs(address: str, console: Console) -> None:
@@ -22,15 +27,27 @@ def jobs(address: str, console: Console) -> None:
         console.print(f"the cluster at {client.address} has no jobs of this suite yet")
         return
     rows = Table(title=f"jobs on {client.address}", title_justify="left")
-    for heading in ("job", "runs", "status", "since", "duration", "where"):
+    for heading in ("job", "runs", "run and step", "status", "since", "duration", "where"):
         rows.add_column(heading, overflow="fold", no_wrap=heading == "job")  # people copy it
     for job in suite_jobs:
         metadata = job.metadata or {}
+        log = "" if job.status.is_terminal() else client.get_job_logs(job.submission_id or "")
         rows.add_row(
-            job.submission_id, metadata[METADATA_KEY], job.status.value.lower(), _since(job), _duration(job),
-            metadata.get("storage", ""),
+            job.submission_id, metadata[METADATA_KEY], run_and_step(log), job.status.value.lower(), _since(job),
+            _duration(job), metadata.get("storage", ""),
         )  # fmt: skip
     console.print(rows)
+
+
+def run_and_step(log: str) -> str:
+    """Returns the run that a job's log names last, and its step; empty before it has one."""
+    run, step = "", ""
+    for line in log.splitlines():
+        if line.startswith(FOLDER):
+            run, step = "/".join(Path(line.removeprefix(FOLDER)).parts[-2:]), ""
+        elif (update := read_update(line)) is not None:
+            step = f" {update.step}/{update.steps}"
+    return run + step
 
 
 def stop(address: str, job: str, console: Console, deadline_s: float = JOB_STOP_S + 15) -> None:

@@ -170,6 +170,7 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ),
         ("model.heads=none", "model.heads takes an integer; it was given 'none'"),
         ("model.width=63", "width must be even"),
+        ("model.heads=1000001", "heads must be at most 1,000,000, not 1000001"),
         ("model.vocabulary=5000", "set only text.vocabulary"),
         ("pipeline.stages=99", "the model has 15 layers"),
         ("train.stepz=5", "train.stepz is not a setting; did you mean train.steps"),

@@ -8,9 +8,11 @@ from ray.job_submission import JobDetails
 from rich.console import Console
 
 from launch.jobs.client import JobError, address_of, is_dashboard
+from launch.jobs.listing import run_and_step
 from launch.jobs.logs import report_end
 from launch.jobs.source_package import checkout, pack
 from launch.jobs.submit import JobRequest, _check_names, job_command
+from launch.tracking.progress import Update
 from suite.errors import SettingError, SuiteError
 
 
@@ -91,6 +93,13 @@ def test_a_job_without_an_exit_code_never_started_or_lost_its_supervisor(node, p
     )  # fmt: skip
     with pytest.raises(JobError, match=part):
         report_end(details, Console())
+
+
+def test_a_row_of_jobs_has_the_last_run_and_its_step():
+    assert run_and_step("preparing") == ""
+    first = Update(3, 9, (), 1.0).line()
+    assert run_and_step(f"folder: /s/runs/net/1\n{first}\n{Update(4, 9, (), 2.0).line()}\nmore") == "net/1 4/9"
+    assert run_and_step(f"folder: /s/runs/net/1\n{first}\nfolder: /s/runs/net/2") == "net/2"
 
 
 def test_an_invalid_job_name_or_storage_is_rejected():
