@@ -180,7 +180,7 @@ class LoopSettings(FrozenRecord):
 class TrainSettings(LoopSettings):
     """Training loop on text."""
 
-    batch_tokens: Annotated[int, Unit("tokens")] = Field(4096, ge=16)
+    batch_tokens: Annotated[int, Unit("tokens")] = Field(4096, ge=16, le=100_000_000)
     """Approximate target tokens of one mini-batch over all replicas."""
     valid_pairs: Annotated[int, Unit("pairs")] = Field(512, ge=1)
     """Held-out pairs of a validation, the same ones each time."""
@@ -189,7 +189,7 @@ class TrainSettings(LoopSettings):
 class DocumentTrainSettings(LoopSettings):
     """Training loop of a language model."""
 
-    batch_sequences: Annotated[int, Unit("sequences")] = Field(32, ge=1)
+    batch_sequences: Annotated[int, Unit("sequences")] = Field(32, ge=1, le=1_000_000)
     """Rows of one mini-batch over all replicas."""
     valid_sequences: Annotated[int | None, Unit("sequences")] = Field(None, ge=1)
     """Held-out rows of a validation, the same ones each time; none: all."""
@@ -216,7 +216,7 @@ class ImageSettings(FrozenRecord):
 class ImageTrainSettings(LoopSettings):
     """Training loop on images."""
 
-    batch_images: Annotated[int, Unit("images")] = Field(128, ge=1)
+    batch_images: Annotated[int, Unit("images")] = Field(128, ge=1, le=1_000_000)
     """Images of one mini-batch over all replicas."""
     test_images: Annotated[int | None, Unit("images")] = Field(None, ge=1)
     """Held-out images of a validation; none: all."""
@@ -227,7 +227,7 @@ class ImageTrainSettings(LoopSettings):
 class CustomTrainSettings(LoopSettings):
     """Training loop on a data set of your own."""
 
-    batch_rows: Annotated[int, Unit("rows")] = Field(32, ge=1)
+    batch_rows: Annotated[int, Unit("rows")] = Field(32, ge=1, le=100_000_000)
     """Rows of one mini-batch over all replicas; a function that returns mini-batches chooses its own."""
     valid_rows: Annotated[int | None, Unit("rows")] = Field(None, ge=1)
     """Held-out rows that are evaluated, the first ones; none: all."""
