@@ -95,8 +95,8 @@ def parse_cluster(text: str, this: Cluster) -> Cluster:
         device = find_device(name, this.bytes_per_device)
     except SettingError as fault:
         raise SettingError(
-            f"{option('CLUSTER', repr(text))} is not a cluster: {fault}; write [nodes x] devices x device, such as 16x16GiB, 2x8xH100 "
-            "or 4xA100-40GB"
+            f"{option('CLUSTER', repr(text))} is not a cluster: {fault}; write [nodes x] devices x device, such as "
+            "16x16GiB, 2x8xH100 or 4xA100-40GB"
         ) from None
     kind = this.kind if name.lower() == THIS_DEVICE else "gpu"
     count = numbers[0] if len(numbers) == 2 else 1
