@@ -10,7 +10,7 @@ from experiments.base import overrides
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.custom.batches import SpecBatches
-from experiments.custom.layers import all_on_meta, layers_of, tie_shared
+from experiments.custom.layers import all_on_meta, tie_shared
 from experiments.custom.loading import Source, absolute, load_spec
 from experiments.custom.loss import SummedLoss
 from suite.errors import SettingError
@@ -85,7 +85,7 @@ class CustomExperiment(Experiment):
 
 def build(spec: TrainSpec) -> tuple[list[nn.Module], nn.Module]:
     """Returns the layers on the meta device, and the loss. Raises SettingError for layers that cannot be used."""
-    layers = layers_of(spec)
+    layers = list(spec.layers)
     tie_shared(layers)
     _, targets = SpecBatches(spec, rows=1, seed=0).whole(0)
     return all_on_meta(layers), SummedLoss(spec, len(targets))
@@ -98,10 +98,10 @@ def find_custom(source: str, name: str = "") -> CustomExperiment:
     Raises SettingError when the function does not exist, fails, or returns something else.
     """
     source = absolute(source)
-    spec = load_spec(source, seed=0)
+    spec = load_spec(source, 0)
     values = {
         "name": name or Source.parse(source).function, "scale": "laptop", "source": source,
-        "layer_count": len(layers_of(spec)),
+        "layer_count": len(spec.layers),
         "pipeline": PipelineSettings(),
         "optimizer": OptimizerSettings(),
         "train": CustomTrainSettings(),

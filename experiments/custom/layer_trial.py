@@ -2,6 +2,8 @@
 
 forward without graph   from a seed, in training mode: as F
 forward with graph      from the same seed, and the buffers as they were: as R; must give the same bits
+parameters              no forward changes them
+evaluation              returns tensors of the same shapes: messages have those of training
 backward                through it: no sparse gradients
 on fake tensors         no value decides what is computed, because costs are counted on such tensors
 """
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.errors import first_line
-from suite.pipeline.model.changing_buffers import ChangingBuffers, Values, replaced
+from suite.pipeline.model.changing_buffers import ChangingBuffers, Values, copies_of_buffers, replaced
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.model.rng import seeded
 
@@ -24,6 +26,7 @@ def trial_error(layer: nn.Module, inputs: Tensors) -> str:
     """Returns what is wrong with a layer that takes ``inputs``; empty if nothing is. Its buffers are as before."""
     layer.train()
     before: Values = []
+    parameters = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
     with torch.no_grad(), ChangingBuffers(layer).recorded(before):
         first = _forward(layer, inputs)
     complex_outputs = [str(output.dtype).removeprefix("torch.") for output in first if output.is_complex()]
@@ -38,10 +41,34 @@ def trial_error(layer: nn.Module, inputs: Tensors) -> str:
                 "returns other values for the same inputs and seeds, so a recompute would not repeat its forward; keep "
                 "what it remembers in buffers, and draw from the default generators of torch, numpy or random"
             )
-        return _backward_error(layer, second) or _error_on_fakes(layer, inputs)
+        for name, parameter in layer.named_parameters():
+            if not _equal(parameter.detach(), parameters[name]):
+                return f"changes its parameter {name} in a forward, and a recompute would change it again"
+        return (
+            _backward_error(layer, second) or _evaluation_error(layer, inputs, first) or _error_on_fakes(layer, inputs)
+        )
     finally:
         for module, name, value in before:
             module._buffers[name] = value
+
+
+def _evaluation_error(layer: nn.Module, inputs: Tensors, in_training: Tensors) -> str:
+    layer.eval()
+    try:
+        with torch.no_grad(), replaced(copies_of_buffers(layer)):
+            outputs = _forward(layer, inputs)
+    except Exception as error:
+        return f"fails in evaluation mode: {type(error).__name__}: {first_line(error)}"
+    finally:
+        layer.train()
+    if (found := described(outputs)) != (wanted := described(in_training)):
+        return f"returns {found} in evaluation mode and {wanted} in training; make them equal"
+    return ""
+
+
+def described(tensors: Tensors) -> str:
+    """Returns the types and shapes of tensors, for people."""
+    return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in tensors)
 
 
 def _forward(layer: nn.Module, inputs: Tensors) -> Tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,28 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from experiments.custom.layer_trial import trial_error
+from experiments.custom.layer_trial import described, trial_error
 from suite.errors import SettingError, first_line
 from suite.pipeline.model.batchnorm import by_micro_batch
-from suite.pipeline.model.layers import Tensors, ties_of
-from suite.pipeline.runtime.skip import Stash, call, pops_of
-from suite.train_spec import TrainSpec
-
-
-def layers_of(spec: TrainSpec) -> list[nn.Module]:
-    """Returns the spec's layers. Raises SettingError when it has none, or something else among them."""
-    layers = list(spec.layers)
-    if not layers:
-        raise SettingError("the TrainSpec has no layers; give a list of modules or an nn.Sequential")
-    for index, layer in enumerate(layers):
-        if not isinstance(layer, nn.Module):
-            raise SettingError(f"layer {index} is a {type(layer).__name__}; every layer must be an nn.Module")
-        if any(hasattr(module, "_orig_mod") for module in layer.modules()):
-            raise SettingError(
-                f"layer {index} is compiled by torch.compile, and a compiled module cannot be copied to its stage; "
-                "give the module itself"
-            )
-    return layers
+from suite.pipeline.model.layers import Tensors, structure_key, ties_of
+from suite.pipeline.runtime.skip import Stash, call, pops_of, stashes_of
 
 
 def all_on_meta(layers: Sequence[nn.Module]) -> list[nn.Module]:
@@ -49,9 +32,12 @@ def all_on_meta(layers: Sequence[nn.Module]) -> list[nn.Module]:
     shared = {key for key, indices in owners.items() if len(indices) > 1}
     copies: dict[int, object] = {}
     made = []
-    for layer in layers:
+    for index, layer in enumerate(layers):
         memo = dict(copies)
-        made.append(on_meta(layer, memo))
+        try:
+            made.append(on_meta(layer, memo))
+        except SettingError as fault:
+            raise SettingError(f"layer {index}: {fault}") from None
         copies |= {key: memo[key] for key in shared & memo.keys()}
     return made
 
@@ -141,15 +127,25 @@ def tie_shared(layers: Sequence[nn.Module]) -> None:
 def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, targets: Tensors) -> list[str]:
     """Runs a few rows through all layers, built by ``on_meta``, and the loss; returns what a run would stumble over.
 
-    So a user reads of a wrong layer before any worker starts.
+    So a user reads of a wrong layer before any worker starts. Of equal layers without skips only the first runs, and
+    stands for the others with its outputs.
     """
     stash: Stash = {}
     meta_stash: Stash = {}
+    tried: dict[Hashable, Tensors] = {}
     tensors, before = inputs, "the inputs"
     for index, layer in enumerate(layers):
         name = f"layer {index} ({type(layer).__name__})"
-        taken = f"{before}, {_shapes(tensors)}"
-        versions = [tensor._version for tensor in tensors]
+        key = None if pops_of(layer) or stashes_of(layer) else (structure_key(layer), described(tensors))
+        if key in tried:
+            tensors, before = tried[key], f"what {name} returns"
+            continue
+        popped = {skip: stash[skip] for skip in pops_of(layer) if skip in stash}
+        taken = f"{before}, {described(tensors)}"
+        if popped:
+            taken += f", then the popped {', '.join(popped)}, {described(tuple(popped.values()))}"
+        taken_tensors = (*tensors, *popped.values())
+        versions = [tensor._version for tensor in taken_tensors]
         try:
             real = by_micro_batch(_initialised(layer))
             if wrong := _parameter_error(real):
@@ -157,24 +153,26 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
         except SettingError as fault:
             return [f"{name}: {fault}"]
         check = real.register_forward_hook(_check_output)
-        popped = tuple(stash[name] for name in pops_of(real) if name in stash)
         try:
             with torch.no_grad():
                 outputs = call(real, tensors, stash)
         except _OutputError as fault:
-            return [f"{name} returns {fault}; it must return one tensor or a tuple of tensors"]
+            stashes = f", then what it stashes: {', '.join(stashes_of(layer))}" if stashes_of(layer) else ""
+            return [f"{name} returns {fault}; it must return one tensor or a tuple of tensors{stashes}"]
         except Exception as error:
             return [f"{name} cannot take {taken}: {type(error).__name__}: {first_line(error)}"]
-        if [tensor._version for tensor in tensors] != versions:
+        if [tensor._version for tensor in taken_tensors] != versions:
             return [
                 f"{name} changes its inputs in place, and a recompute would start from changed ones; use the operation "
                 "that returns a new tensor (for modules of torch inplace=False)"
             ]
         check.remove()
-        failure = _failure_on_meta(layer, tensors, outputs, meta_stash) or trial_error(real, (*tensors, *popped))
+        failure = _failure_on_meta(layer, tensors, outputs, meta_stash) or trial_error(real, taken_tensors)
         if failure:
             return [f"{name} {failure}"]
         tensors, before = outputs, f"what {name} returns"
+        if key is not None:
+            tried[key] = outputs
     return _loss_errors(loss, tensors, targets)
 
 
@@ -190,8 +188,8 @@ def _initialised(layer: nn.Module) -> nn.Module:
     for name, tensor in numbers:
         if tensor.isnan().all():
             raise SettingError(
-                f"nothing initialises its {name}; a layer on the meta device needs a reset_parameters that does, or "
-                "build the layer with values"
+                f"its {name} has no values: a layer on the meta device needs a reset_parameters that initialises it, "
+                "and any other must be built with values that are not NaN"
             )
     return real
 
@@ -215,14 +213,15 @@ class _OutputError(Exception):
 
 
 def _check_output(layer: nn.Module, inputs: Tensors, returned: object) -> None:
-    """A forward hook. Raises _OutputError unless a layer returns one tensor or a tuple of them."""
-    if isinstance(returned, Tensor):
-        return
-    if not isinstance(returned, tuple | list):
+    """A forward hook. Raises _OutputError unless a layer returns one tensor or a tuple of them, its stashes last."""
+    outputs = (returned,) if isinstance(returned, Tensor) else returned
+    if not isinstance(outputs, tuple | list):
         raise _OutputError("nothing" if returned is None else f"a {type(returned).__name__}")
-    for output in returned:
+    for output in outputs:
         if not isinstance(output, Tensor):
             raise _OutputError(f"a {type(output).__name__} among its outputs")
+    if len(outputs) <= len(stashes_of(layer)):
+        raise _OutputError("one tensor" if len(outputs) == 1 else f"{len(outputs)} tensors")
 
 
 def _failure_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash: Stash) -> str:
@@ -236,8 +235,10 @@ def _failure_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash:
             f"({type(error).__name__}: {first_line(error)}); shapes must not depend on values, and every tensor that a "
             "layer holds must be a parameter or a buffer"
         )
-    if _shapes(found) != _shapes(outputs):
-        return f"returns {_shapes(outputs)}, and {_shapes(found)} on the meta device; shapes must not depend on values"
+    if described(found) != described(outputs):
+        return (
+            f"returns {described(outputs)}, and {described(found)} on the meta device; shapes must not depend on values"
+        )
     return ""
 
 
@@ -247,7 +248,7 @@ def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[st
         objective, metric = loss(*leaves, *targets)
     except Exception as error:
         return [
-            f"the loss cannot take {_shapes(outputs)} with targets {_shapes(targets)}: "
+            f"the loss cannot take {described(outputs)} with targets {described(targets)}: "
             f"{type(error).__name__}: {first_line(error)}"
         ]
     for name, value in (("loss", objective), ("metric", metric)):
@@ -269,7 +270,3 @@ def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[st
             "of a mask as an index"
         ]
     return []
-
-
-def _shapes(tensors: Tensors) -> str:
-    return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in tensors)

@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 from experiments.custom.own_imports import ROOT, check_names, search_last
 from experiments.custom.seeding import seeded
+from experiments.custom.spec_check import check_functions, layers_of
 from suite.errors import SettingError, SuiteError, first_line, nearest
 from suite.sweep_spec import SweepRun, SweepSpec
 from suite.train_spec import TrainSpec
@@ -79,7 +81,8 @@ def absolute(name: str) -> str:
 def load_spec(source: str, seed: int) -> TrainSpec:
     """Returns what the function makes; its layers have the random initial values of ``seed``.
 
-    Raises SettingError for a function that does not exist, fails, or returns anything else than a TrainSpec.
+    Raises SettingError for a function that does not exist, fails, or returns anything else than a TrainSpec with
+    layers.
     """
     place, name, label = Source.parse(source)
     if label:
@@ -94,7 +97,8 @@ def load_spec(source: str, seed: int) -> TrainSpec:
         raise SettingError(
             f"{source} returned an object of type {type(spec).__name__}; it must return a suite.TrainSpec"
         )
-    return spec
+    check_functions(spec)
+    return replace(spec, layers=layers_of(spec))
 
 
 def load_sweep(source: str) -> SweepSpec:

@@ -109,6 +109,8 @@ def _counted(spec: TrainSpec, loss: Any, targets: Tensors) -> Tensor | float:
     if spec.units is not None:
         return spec.units(*targets)
     labels, weight = targets[-1], loss.weight
+    if labels.is_floating_point() and labels.dim() == 1:
+        raise ValueError("class numbers must be integers; convert the targets with .long()")
     if labels.is_floating_point():  # a probability for each class
         return float(labels.numel() / labels.shape[1])
     counted = labels != loss.ignore_index

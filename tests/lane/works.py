@@ -14,9 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.custom.batches import SpecBatches
 from experiments.custom.experiment import build
-from experiments.custom.layers import all_on_meta, layers_of, tie_shared
+from experiments.custom.layers import all_on_meta, tie_shared
 from experiments.custom.loading import load_spec
 from experiments.custom.loss import SummedLoss
+from experiments.custom.spec_check import layers_of
 from experiments.registry import find
 from experiments.tasks import workload
 from models.chunked_loss import set_logits_bytes

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from suite.device import is_host, module_of
 from suite.errors import StallError
+from suite.pipeline.model.changing_buffers import copies_of_buffers, replaced
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
@@ -119,7 +120,8 @@ class Executor:
         Leaves no trace in the stage: the next ``train`` gives the same bits as without it.
         """
         self.stage.train(False)
-        sums = self._run(batch, step, train=False)
+        with replaced(copies_of_buffers(self.stage.layers)):  # a layer may change them in evaluation, too
+            sums = self._run(batch, step, train=False)
         with self.status.waiting_for("its device to finish an evaluation"):
             return [LossSums(*of_micro_batch) for of_micro_batch in sums.tolist()]
 

@@ -9,9 +9,6 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from experiments.custom.layer_trial import trial_error
-from experiments.custom.layers import layers_of
-from suite import TrainSpec
-from suite.errors import SettingError
 
 WIDTH = 4
 X = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -46,6 +43,11 @@ def remembers(self, x):
     return x + before.mean()
 
 
+def shrinks_its_parameter(self, x):
+    self.linear.weight.data.mul_(0.9)
+    return torch.zeros_like(x)
+
+
 def branches_on_values(self, x):
     return x if x.is_meta or x.sum() > 0 else -x
 
@@ -57,6 +59,7 @@ GOOD = {
     "numpy's random": Layer(lambda self, x: x * float(np.random.rand())),
     "a buffer": Layer(counts_in_a_buffer),
     "spectral norm": spectral_norm(nn.Linear(WIDTH, WIDTH)),
+    "a buffer in evaluation": Layer(lambda self, x: x + self.seen.add_(1)),
     "NaN": Layer(lambda self, x: x * torch.nan),
     "integers": Layer(lambda self, x: (x > 0).long()),
     "complex inside": Layer(lambda self, x: torch.fft.irfft(torch.fft.rfft(x), n=WIDTH)),
@@ -68,6 +71,12 @@ BAD = {
         Layer(lambda self, x: x + torch.rand(1, generator=self.own), own=torch.Generator()), "would not repeat",
     ),
     "complex outputs": (Layer(lambda self, x: torch.fft.rfft(x)), "returns complex64; tensors between layers must be"),
+    "a parameter that changes": (Layer(shrinks_its_parameter), "changes its parameter linear.weight in a forward"),
+    "a shape of evaluation": (
+        Layer(lambda self, x: x if self.training else x[:, :2]),
+        "returns float32 (3, 2) in evaluation mode and float32 (3, 4) in training; make them equal",
+    ),
+    "a fault of evaluation": (Layer(lambda self, x: x if self.training else x @ x), "fails in evaluation mode"),
     "a branch on values": (Layer(branches_on_values), "what it computes must not depend on values"),
 }  # fmt: skip
 
@@ -92,9 +101,3 @@ def test_sparse_gradients_are_refused():
     assert "has sparse gradients of weight; build the embedding with sparse=False" in trial_error(
         layer, (torch.tensor([1, 2]),)
     )
-
-
-def test_a_compiled_layer_is_refused():
-    spec = TrainSpec(layers=[torch.compile(nn.Linear(4, 4))], loss=nn.MSELoss(), train=[], batch_size=1, steps=1)
-    with pytest.raises(SettingError, match=r"layer 0 is compiled by torch\.compile"):
-        layers_of(spec)

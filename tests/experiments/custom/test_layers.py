@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from experiments.custom.experiment import build
-from experiments.custom.layers import find_layer_errors, layers_of, on_meta, tie_shared
+from experiments.custom.layers import find_layer_errors, on_meta, tie_shared
+from experiments.custom.spec_check import layers_of
 from suite import TrainSpec
 from suite.errors import SettingError
 from suite.pipeline.model.layers import materialize, structure_key, ties_of
@@ -86,8 +87,8 @@ def test_a_parameter_that_nothing_initialises_is_named_before_workers_start():
     bare = nn.Sequential(nn.Linear(3, 3))
     bare.register_parameter("token", nn.Parameter(torch.ones(3)))
     with torch.device("meta"):
-        assert "layer 0 (Sub): nothing initialises its norm.weight" in faults(Sub())
-    assert "layer 0 (Sequential): nothing initialises its token" in faults(bare.to("meta"))
+        assert "layer 0 (Sub): its norm.weight has no values: a layer on the meta device needs" in faults(Sub())
+    assert "layer 0 (Sequential): its token has no values" in faults(bare.to("meta"))
 
 
 def test_the_topmost_reset_of_a_branch_initialises_it():

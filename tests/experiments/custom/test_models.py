@@ -6,8 +6,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.custom.batches import SpecBatches
-from experiments.custom.layers import layers_of, on_meta, tie_shared
+from experiments.custom.layers import on_meta, tie_shared
 from experiments.custom.loss import SummedLoss
+from experiments.custom.spec_check import layers_of
 from launch.backends.processes import run_processes
 from suite.pipeline.model.microbatch import sizes
 from suite.pipeline.model.topology import RankCoord

@@ -22,7 +22,7 @@ SCHEDULES = (
 
 
 class Counter(nn.Module):
-    """Counts its calls, in place or in a new tensor, and uses the count before and after."""
+    """Counts its calls, in place, also those of evaluation, or in a new tensor, and uses the count before and after."""
 
     def __init__(self, in_place):
         super().__init__()
@@ -36,7 +36,7 @@ class Counter(nn.Module):
 
     def forward(self, x):
         x = x * (1 + 0.01 * self.calls)
-        if self.training:
+        if self.training or self.in_place:
             self.calls = self.calls.add_(1) if self.in_place else self.calls + 1
         return torch.tanh(self.linear(x)) * (1 + 0.02 * self.calls)
 
@@ -80,6 +80,7 @@ def compare(rank, world, rendezvous, schedule_config):
     for step in range(STEPS):
         for parameter in (p for layer in (*made, *executor.stage.layers) for p in layer.parameters()):
             parameter.grad = None
+        executor.evaluate(batch())  # leaves no trace
         executor.train(batch(), step)
         for i, (inputs, targets) in enumerate(zip(batch().inputs, batch().targets, strict=True)):
             (Loss()(*run(made, inputs, step, i), *targets)[0] / ROWS).backward()

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from experiments.custom.batches import SpecBatches
-from experiments.custom.layers import layers_of, on_meta
+from experiments.custom.layers import on_meta
 from experiments.custom.loss import SummedLoss
+from experiments.custom.spec_check import layers_of
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.profile import MicroBatch
