@@ -1,6 +1,7 @@
 """Offline switches for every test, before anything that reads them is imported."""
 
 import os
+import sys
 from pathlib import Path
 
 os.environ.update(
@@ -10,6 +11,7 @@ os.environ.update(
 )  # fmt: skip
 
 import hypothesis
+import pytest
 
 # a machine that is busy with other work is no fault of an example
 hypothesis.settings.register_profile("any-speed", deadline=None)
@@ -28,6 +30,22 @@ LONG = (
 """The files that take longest, longest first."""
 
 TESTS = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _search_path_of_module():
+    """Folders of users' files, which are searched for modules from then on, are those of one module of tests alone."""
+    before = [*sys.path]
+    yield
+    sys.path[:] = before
+
+
+@pytest.fixture(autouse=True)
+def _search_path():
+    """And of one test."""
+    before = [*sys.path]
+    yield
+    sys.path[:] = before
 
 
 def pytest_collection_modifyitems(items):

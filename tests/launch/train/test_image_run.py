@@ -108,7 +108,7 @@ def test_a_run_starts_with_another_runs_weights_except_for_the_softmax(trained):
         ("model.channels=3 images.source={pictures}", "its images have 1 channels, model.channels is 3"),
         ("model.classes=3 images.source={pictures}", "outside 0 to 2; set model.classes=4"),
         ("images.size=9 images.source={pictures}", "is 8 x 8 pixels, and 159 others are not 9 x 9"),
-        ("images.source=/nowhere", "/nowhere has no train-images-idx3-ubyte.gz"),
+        ("images.source=/nowhere", "there is no image set '/nowhere'"),
         ("images.source={pictures} train.init_from=/nowhere", "no run '/nowhere'"),
         (
             "images.source={pictures} train.init_from={run} model.filters=12",

@@ -131,11 +131,13 @@ def test_a_run_that_failed_before_its_first_step_gets_no_page_and_no_second_mess
 
 def test_watch_tells_validations_from_steps_because_on_a_terminal_only_the_last_step_stays(tmp_path):
     run = folder(tmp_path, [step(1)])
-    view = WatchView(run, find("t12_400m"))
+    view = WatchView(run, find("t12_400m").with_settings("train.log_every=2"))
     with run.metrics.open("a") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in (step(2), validation(2, 4.0))))
+        steps = [step(number, **{"throughput/step_s": 0.5}) for number in (2, 3)]
+        file.write("".join(json.dumps(line) + "\n" for line in (steps[0], validation(2, 4.0), steps[1])))
     (first, is_of_step), second = view.poll()
     assert (first.startswith("step 2/"), is_of_step) == (True, True)
+    assert view.step_line().startswith("step 3/")
     assert second == ("step 2: validation nll 4.0000 (0.1 s)", False)
 
 
