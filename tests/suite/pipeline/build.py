@@ -39,6 +39,7 @@ def build(
     seed: int = 7,
     deadline: float = 60.0,
     cells=None,
+    precision: str = "fp32",
 ):
     """Returns (executor, ties, parameters, groups) of this worker, weights equalised; a remat stands for fill-drain."""
     schedule_config = (
@@ -50,7 +51,7 @@ def build(
     cells = cells or cell_ranges(partition([parameters_of(layer) for layer in layers], count), len(layers))
     groups = make_groups(coord, deadline, communicating_pairs(find_skips(layers), cells, coord.stages))
     mine, loss = cells[coord.stage :: coord.stages], loss if coord.is_last else None
-    stage = Stage(layers, mine, loss, CPU, "fp32", seed, schedule_config.defers_weight_grads)
+    stage = Stage(layers, mine, loss, CPU, precision, seed, schedule_config.defers_weight_grads)
     ways = make_links(coord, layers, cells, groups, CPU, Deadline(deadline), schedule_config)
     named = stage.named_parameters()
     ties = TiedParameters(find_ties(layers, cells, coord.stages), coord, named, deadline)
@@ -80,12 +81,12 @@ def whole(layers: list[nn.Module], seed: int = 7) -> list[nn.Module]:
     return made
 
 
-def run(made: list[nn.Module], inputs, step: int, micro_batch: int, seed: int = 7):
-    """Passes one micro-batch through all layers."""
+def run(made: list[nn.Module], inputs, step: int, micro_batch: int, seed: int = 7, bf16: bool = False):
+    """Passes one micro-batch through all layers; with ``bf16`` their outputs become bf16."""
     tensors, stash = inputs, {}
     for index, layer in enumerate(made):
         set_seed(layer_seed(seed, step, micro_batch, index), CPU)
-        tensors = call(layer, tensors, stash)
+        tensors = call(layer, tensors, stash, bf16)
     return tensors
 
 
