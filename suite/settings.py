@@ -60,19 +60,21 @@ class PipelineSettings(FrozenRecord):
 class OptimizerSettings(FrozenRecord):
     """The optimizer of all stages."""
 
-    name: Literal["adamw", "adafactor", "rmsprop"] = "adamw"
+    name: Literal["adamw", "adafactor", "rmsprop", "sgd"] = "adamw"
     """Update rule."""
     learning_rate: float = Field(1e-3, gt=0)
     """Peak rate, reached at the end of warm-up. Adafactor multiplies it by a parameter's root mean square and bounds
     it by 1/sqrt(step)."""
     warmup_steps: Annotated[int, Unit("steps")] = Field(40, ge=1)
     """Length of the linear warm-up."""
-    lr_decay: Literal["inverse_sqrt", "exponential", "cosine"] = "inverse_sqrt"
-    """Decay after warm-up: 1/sqrt(step), lr_decay_factor every lr_decay_steps, or a half cosine to 0 over
-    lr_decay_steps."""
+    lr_decay: Literal["inverse_sqrt", "exponential", "cosine", "linear", "constant", "wsd"] = "inverse_sqrt"
+    """Decay after warm-up: 1/sqrt(step), lr_decay_factor every lr_decay_steps, a half cosine or a line to 0 over
+    lr_decay_steps, none, or wsd (warm-up, stable, decay): lr_stable_steps at the peak, then a line to 0."""
     lr_decay_steps: Annotated[int, Unit("steps")] = Field(1000, ge=1)
-    """Period of exponential decay, or length of cosine decay, counted from the end of warm-up. A cosine decay ends with
-    the run: setting lr_decay, warmup_steps or train.steps sets this too."""
+    """Period of exponential decay, or length of the decay to 0. Unless set, cosine and linear decay fill the run after
+    warm-up, and wsd's decay is the last tenth of the run."""
+    lr_stable_steps: Annotated[int, Unit("steps")] = Field(0, ge=0)
+    """Length of wsd's stable phase. Unless set, the decay ends with the run."""
     lr_decay_factor: float = Field(0.97, gt=0, le=1)
     """Factor of exponential decay."""
     max_grad_norm: float | None = Field(1.0, gt=0)
@@ -80,13 +82,22 @@ class OptimizerSettings(FrozenRecord):
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay."""
     beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay rate of AdamW's mean gradient; momentum of RMSProp."""
+    """Decay rate of AdamW's mean gradient; momentum of RMSProp and SGD."""
     beta2: float = Field(0.98, gt=0, lt=1)
     """Decay rate of the mean squared gradient."""
     epsilon: float = Field(1e-9, gt=0)
     """Term added to the root of the mean square."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of the forward and backward pass; bf16 runs under autocast, parameters stay fp32."""
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the state that has a value per parameter value, in torch's optimizer; ZeRO shards it. None for
+        Adafactor."""
+        momentum = ("momentum_buffer",) if self.beta1 > 0 else ()
+        return {
+            "adamw": ("exp_avg", "exp_avg_sq"), "adafactor": (), "rmsprop": ("square_avg", *momentum), "sgd": momentum,
+        }[self.name]  # fmt: skip
 
 
 class TextSettings(FrozenRecord):

@@ -77,6 +77,7 @@ class Experiment(FrozenRecord):
     def _check_settings(self) -> Self:
         errors = [
             *self.setting_errors(), *self._pipeline_errors(), *_validation_errors(self.train), *self._profile_errors(),
+            *self._decay_errors(),
         ]  # fmt: skip
         if errors:
             raise SettingError("; ".join(errors))
@@ -133,6 +134,17 @@ class Experiment(FrozenRecord):
                 errors.append(str(fault))
         return errors
 
+    def _decay_errors(self) -> list[str]:
+        """Returns why the run would end before a wsd decay does."""
+        rates, steps = self.optimizer, self.train.steps
+        phases = (rates.warmup_steps, rates.lr_stable_steps, rates.lr_decay_steps)
+        if rates.lr_decay != "wsd" or sum(phases) <= steps:
+            return []
+        return [
+            "optimizer.warmup_steps={}, lr_stable_steps={} and lr_decay_steps={}".format(*phases)
+            + f" are {sum(phases)} steps, and train.steps={steps}; make them as long as the run, or shorter"
+        ]
+
     def _profile_errors(self) -> list[str]:
         """Returns what is wrong with the steps to profile."""
         if self.train.profile_steps is None:
@@ -159,19 +171,26 @@ class Experiment(FrozenRecord):
         return self.validated(values)
 
     def completed(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Adds the settings that follow from the given ones: a cosine decay ends with the run, and a schedule's file
+        """Adds the settings that follow from the given ones: a decay to 0 ends with the run, and a schedule's file
         determines K, M and the cells.
 
         Raises SettingError for a file that is no valid schedule.
         """
         given = _with_schedule_file(given)
         decay = given.get("optimizer.lr_decay", self.optimizer.lr_decay)
-        follows = {"optimizer.lr_decay", "optimizer.warmup_steps", "train.steps"} & given.keys()
-        if decay == "cosine" and follows and "optimizer.lr_decay_steps" not in given:
-            steps = given.get("train.steps", self.train.steps)
-            warmup = given.get("optimizer.warmup_steps", self.optimizer.warmup_steps)
-            with suppress(ValueError):  # not a number: validation reports it
-                given = {**given, "optimizer.lr_decay_steps": max(1, int(steps) - int(warmup))}
+        lengths = {"train.steps": self.train.steps, "optimizer.warmup_steps": self.optimizer.warmup_steps,
+                   "optimizer.lr_decay_steps": self.optimizer.lr_decay_steps}  # fmt: skip
+        if not given.keys() & {"optimizer.lr_decay", *lengths}:
+            return given
+        with suppress(ValueError):  # not a number: validation reports it
+            steps, warmup, decay_steps = (int(given.get(path, length)) for path, length in lengths.items())
+            if decay in ("cosine", "linear"):
+                return {"optimizer.lr_decay_steps": max(1, steps - warmup), **given}
+            if decay == "wsd":
+                if "optimizer.lr_decay" in given and "optimizer.lr_decay_steps" not in given:
+                    decay_steps = max(1, steps // 10)
+                    given = {**given, "optimizer.lr_decay_steps": decay_steps}
+                return {"optimizer.lr_stable_steps": max(0, steps - warmup - decay_steps), **given}
         return given
 
     def is_finished(self, record: dict[str, Any]) -> bool:

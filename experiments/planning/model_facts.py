@@ -14,7 +14,7 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES
 from suite.settings import OptimizerSettings
-from suite.training.update_rule import state_names, state_shapes
+from suite.training.update_rule import state_shapes
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _model_facts(keyed: KeyedWork) -> ModelFacts:
 
 
 def _state_bytes(shape: tuple[int, ...], optimizer: OptimizerSettings) -> int:
-    per_value = {*state_names(optimizer), "step"}
+    per_value = {*optimizer.state_names, "step"}
     return sum(4 * math.prod(of) for name, of in state_shapes(shape, optimizer).items() if name not in per_value)
 
 

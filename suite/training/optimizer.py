@@ -38,7 +38,7 @@ from suite.pipeline.runtime.gradient_reducer import GradientReducer, Shards
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.runtime.stage import Stage
 from suite.settings import OptimizerSettings
-from suite.training.update_rule import learning_rate, make_optimizer, state_names, state_shapes
+from suite.training.update_rule import learning_rate, make_optimizer, state_shapes
 
 Key = tuple[int, str]
 """A parameter's layer and name."""
@@ -57,6 +57,7 @@ class ReplicatedState:
     ) -> None:  # fmt: skip
         """``parameters`` are the trainable ones of ``module``. Without any there is no DeepSpeed engine."""
         self._parameters = parameters
+        self._settings = settings
         self._step_on_device = settings.name == "adamw"  # the fused kernel needs it there, Adafactor on the host
         if parameters:
             self._inner = make_optimizer(list(parameters.values()), settings)
@@ -119,7 +120,7 @@ class ShardedState(ReplicatedState):
         from deepspeed import utils
 
         self._utils: Any = utils
-        self._names = state_names(settings)
+        self._names = settings.state_names
         for group in self._inner.param_groups:
             flat = group["params"][0]
             self._inner.state[flat] = {
@@ -157,13 +158,15 @@ class ShardedState(ReplicatedState):
     def state(self, key: Key) -> State:
         parameter = self._parameters[key]
         state = {name: self._utils.safe_get_full_optimizer_state(parameter, name) for name in self._names}
-        return {"step": self._step_count.clone(), **state}
+        expected = state_shapes(tuple(parameter.shape), self._settings)
+        return {**state, "step": self._step_count.clone()} if "step" in expected else state
 
     def load_state(self, key: Key, state: State) -> None:
         parameter = self._parameters[key]
         for name in self._names:
             self._utils.safe_set_full_optimizer_state(parameter, state[name].to(parameter.device), name)
-        self._step_count.copy_(state["step"])
+        if "step" in state:
+            self._step_count.copy_(state["step"])
 
     def accept_values(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -259,7 +262,7 @@ class StageOptimizer:
         self.stage, self.coord, self._layers, self._ties, self._settings = stage, coord, layers, ties, settings
         self._trainable = {key: p for key, p in stage.named_parameters().items() if p.requires_grad}
         self._stats_over = groups.replicas if coord.replicas > 1 and sync_batchnorm_stats else None
-        sharded = coord.replicas > 1 and state_names(settings) and self._trainable
+        sharded = coord.replicas > 1 and settings.state_names and self._trainable
         make_state = ShardedState if sharded else ReplicatedState
         self._state = make_state(stage.layers, self._trainable, settings, coord, groups, stage.device)
         self.reducer: GradientReducer | None = None

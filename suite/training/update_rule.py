@@ -3,7 +3,9 @@
 rate  peak _        inverse_sqrt   1/sqrt(step), as in the Transformer papers
           / \\__     exponential    a factor every lr_decay_steps, applied continuously
          /     \\__  cosine         a half cosine down to 0
-        warm-up
+        warm-up     linear         a line down to 0
+                    constant       the peak
+                    wsd            the peak for lr_stable_steps, then a line down to 0
 
 Adafactor's rate is relative to the size of a parameter and never above 1/sqrt(step).
 """
@@ -17,11 +19,6 @@ from torch import nn
 
 from suite.settings import OptimizerSettings
 
-_STATE_NAMES: dict[str, tuple[str, ...]] = {
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "rmsprop": ("square_avg", "momentum_buffer"),
-}
-"""Optimizer state per value, beside the step count; ZeRO shards it. RMSProp without momentum has only the first."""
 _ADAFACTOR = {True: ("row_var", "col_var"), False: ("variance",)}  # key: whether the parameter is a matrix
 
 
@@ -29,8 +26,9 @@ def learning_rate(step: int, settings: OptimizerSettings) -> float:
     """Returns the learning rate of a step, counted from 0: a linear warm-up to the peak, then the decay.
 
     With t = step + 1, w warm-up steps, d decay steps and decay factor f, after warm-up: the peak times ``sqrt(w/t)``,
-    ``f^((t-w)/d)``, or ``(1 + cos(pi * min(1, (t-w)/d))) / 2``. The Transformer papers' "(3.0, 40k)" for width d is the
-    first with ``peak = 3.0 / sqrt(d * 40000)``.
+    ``f^((t-w)/d)``, ``(1 + cos(pi * min(1, (t-w)/d))) / 2``, ``1 - min(1, (t-w)/d)``, or 1. After s stable steps, wsd
+    is the line with ``w + s`` for w. The Transformer papers' "(3.0, 40k)" for width d is the first with
+    ``peak = 3.0 / sqrt(d * 40000)``.
 
     torch's Adafactor caps the rate at ``1 / sqrt(t)`` (Shazeer and Stern, 2018). Where the cap is lower, ``lr_decay``
     has no effect.
@@ -44,12 +42,17 @@ def _scheduled(step: int, settings: OptimizerSettings) -> float:
     t, warmup, peak = step + 1, settings.warmup_steps, settings.learning_rate
     if t <= warmup:
         return peak * t / warmup
+    if settings.lr_decay == "constant":
+        return peak
     if settings.lr_decay == "inverse_sqrt":
         return peak * math.sqrt(warmup / t)
-    periods = (t - warmup) / settings.lr_decay_steps
+    stable = settings.lr_stable_steps if settings.lr_decay == "wsd" else 0
+    periods = max(0, t - warmup - stable) / settings.lr_decay_steps
     if settings.lr_decay == "exponential":
         return float(peak * settings.lr_decay_factor**periods)
-    return peak * (1 + math.cos(math.pi * min(1.0, periods))) / 2
+    if settings.lr_decay == "cosine":
+        return peak * (1 + math.cos(math.pi * min(1.0, periods))) / 2
+    return peak * (1 - min(1.0, periods))
 
 
 def make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -62,21 +65,22 @@ def make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) 
             parameters, lr=settings.learning_rate, alpha=settings.beta2, eps=settings.epsilon,
             weight_decay=settings.weight_decay, momentum=settings.beta1,
         )  # fmt: skip
+    if settings.name == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=settings.learning_rate, momentum=settings.beta1, weight_decay=settings.weight_decay,
+            fused=True,
+        )  # fmt: skip
     return torch.optim.AdamW(
         parameters, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon,
         weight_decay=settings.weight_decay, fused=True,
     )  # fmt: skip
 
 
-def state_names(settings: OptimizerSettings) -> tuple[str, ...]:
-    """Returns the names of the state that has a value per parameter value; none for Adafactor."""
-    names = _STATE_NAMES.get(settings.name, ())
-    return names[:1] if settings.name == "rmsprop" and settings.beta1 == 0 else names
-
-
 def state_shapes(shape: tuple[int, ...], settings: OptimizerSettings) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the state of a parameter of this shape."""
-    if names := state_names(settings):
+    if settings.name == "sgd":  # counts no steps
+        return dict.fromkeys(settings.state_names, shape)
+    if names := settings.state_names:
         return {**dict.fromkeys(names, shape), "step": ()}
     sums = ((*shape[:-1], 1), (*shape[:-2], 1, shape[-1])) if len(shape) > 1 else (shape,)
     return {**dict(zip(_ADAFACTOR[len(shape) > 1], sums, strict=True)), "step": ()}

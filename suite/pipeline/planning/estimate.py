@@ -34,11 +34,12 @@ from suite.pipeline.runtime.skip import find_skips, pops_of
 from suite.pipeline.runtime.weight_grad import WeightGradStore, with_deferrable_linears
 from suite.settings import OptimizerSettings
 
-_UPDATE_TRAFFIC = {"adamw": 32, "adafactor": 36, "rmsprop": 32}
+_UPDATE_TRAFFIC = {"adamw": 32, "adafactor": 36, "rmsprop": 32, "sgd": 24}
 """Bytes of memory traffic for each parameter in norm and update: weight, gradient and moments read, weight and moments
-written; RMSProp has a momentum instead of a mean; Adafactor writes and reads its whole update instead of moments."""
+written; RMSProp has a momentum instead of a mean, SGD nothing else; Adafactor writes and reads its whole update instead
+of moments."""
 
-_UPDATE_BYTES = {"adamw": 8, "adafactor": 12, "rmsprop": 12}
+_UPDATE_BYTES = {"adamw": 8, "adafactor": 12, "rmsprop": 12, "sgd": 8}
 """Temporary bytes for each parameter of the largest tensor: its squares in fp64 for the norm; Adafactor's and
 RMSProp's update too."""
 

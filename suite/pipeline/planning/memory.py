@@ -26,15 +26,17 @@ FROZEN_BYTES = 4
 
 
 def bytes_per_parameter(optimizer: OptimizerSettings, replicas: int) -> float:
-    """Returns the bytes of a trained value: weight 4 and gradient 4, always fp32; AdamW adds two moments of 4.
+    """Returns the bytes of a trained value: weight 4 and gradient 4, always fp32; AdamW adds two moments of 4, SGD its
+    momentum.
 
     With replicas (ZeRO-1) each holds its share of the moments, and of a flat copy of the weights and of the reduced
     gradients. Adafactor is not sharded, and its rows and columns are counted as ``LayerCost.state_bytes``. The bf16
     copies of weights are counted as ``LayerCost.cast_bytes``.
     """
-    if optimizer.name == "adafactor":
+    state = 4.0 * len(optimizer.state_names)
+    if not state:
         return 8.0
-    return 8.0 + (8.0 if replicas == 1 else 16.0 / replicas)
+    return 8.0 + (state if replicas == 1 else (8.0 + state) / replicas)
 
 
 class MemoryModel:

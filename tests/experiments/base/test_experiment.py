@@ -162,7 +162,11 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("train.seed=9223372036854775808", "train.seed takes an integer, less than 9223372036854775808; it was given"),
         ("train.steps=1.5", "train.steps takes an integer; it was given '1.5'"),
         ("optimizer.learning_rate=fast", "optimizer.learning_rate takes a number"),
-        ("optimizer.name=sgd", "optimizer.name takes one of adamw, adafactor, rmsprop; it was given 'sgd'"),
+        ("optimizer.name=sdg", "optimizer.name takes one of adamw, adafactor, rmsprop, sgd; it was given 'sdg'"),
+        (
+            "train.steps=50 optimizer.lr_decay=wsd optimizer.warmup_steps=40 optimizer.lr_decay_steps=20",
+            "warmup_steps=40, lr_stable_steps=0 and lr_decay_steps=20 are 60 steps, and train.steps=50; make them",
+        ),
         ("optimizer.max_grad_norm=x", "optimizer.max_grad_norm takes a number, or none"),
         (
             "pipeline.layers_per_cell=a,b",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
@@ -65,6 +67,22 @@ def test_a_cosine_ends_with_the_run() -> None:
     assert run.with_settings("train.steps=90 optimizer.warmup_steps=20").optimizer.lr_decay_steps == 70
     assert run.with_settings("train.steps=90 optimizer.lr_decay_steps=5").optimizer.lr_decay_steps == 5
     assert run.with_settings("optimizer.lr_decay=inverse_sqrt train.steps=90").optimizer.lr_decay_steps == 570
+    assert run.with_settings("train.steps=90 optimizer.lr_decay=linear").optimizer.lr_decay_steps == 60
+
+
+def test_wsd_decays_in_the_last_tenth_of_the_run_unless_set() -> None:
+    fashion = find("amoebanet_fashion")
+
+    def phases(settings: str, run: Any = fashion) -> tuple[int, int, int]:
+        rates = run.with_settings(settings).optimizer
+        return rates.warmup_steps, rates.lr_stable_steps, rates.lr_decay_steps
+
+    assert phases("train.steps=90 optimizer.lr_decay=wsd") == (30, 51, 9)
+    assert phases("train.steps=90 optimizer.lr_decay=wsd optimizer.lr_decay_steps=20") == (30, 40, 20)
+    begun = fashion.with_settings("train.steps=90 optimizer.lr_decay=wsd optimizer.lr_decay_steps=20")
+    assert phases("train.steps=200", begun) == (30, 150, 20)
+    assert phases("optimizer.warmup_steps=10", begun) == (10, 60, 20)
+    assert phases("optimizer.lr_decay_steps=5", begun) == (30, 55, 5)
 
 
 def test_a_refused_plan_suggests_none_that_batchnorm_refuses() -> None:

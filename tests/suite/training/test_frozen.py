@@ -34,6 +34,7 @@ TRAINED = (
 CASES = (
     *((name, "adamw", ScheduleConfig()) for name in TRAINED),
     ("the first half", "rmsprop", ScheduleConfig("1f1b", (UNLIMITED,))),
+    ("the first half", "sgd", ScheduleConfig("1f1b", (UNLIMITED,))),
     ("the first half", "adafactor", ScheduleConfig("1f1b", (UNLIMITED,))),
     *((name, "adamw", ScheduleConfig("zero_bubble", (UNLIMITED,))) for name in SAVED),
     *((name, "adamw", ScheduleConfig("interleaved", (1,), 2)) for name in SAVED),
@@ -69,7 +70,7 @@ def merged(results):
 
 @pytest.fixture(scope="module")
 def sharded(folder):
-    """Two stages of two replicas; for AdamW and RMSProp with ZeRO-1."""
+    """Two stages of two replicas; for all but Adafactor with ZeRO-1."""
     return merged(run_processes(cases, 4, 2, 2, str(folder), "write"))
 
 
@@ -86,6 +87,7 @@ def by_torch(name, optimizer):
     update = {
         "adamw": lambda: torch.optim.AdamW(parameters, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.01),
         "rmsprop": lambda: torch.optim.RMSprop(parameters, alpha=0.98, eps=1e-9, weight_decay=0.01, momentum=0.9),
+        "sgd": lambda: torch.optim.SGD(parameters, weight_decay=0.01, momentum=0.9),
         "adafactor": lambda: torch.optim.Adafactor(parameters, weight_decay=0.01, d=1.0),
     }[optimizer]()
     seen = []

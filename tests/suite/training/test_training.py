@@ -56,7 +56,7 @@ def test_a_replica_without_micro_batches_changes_nothing(alone):
     assert_same(alone, trained(2, replicas=3), tolerance=1e-6)  # 4 micro-batches: 2, 2 and none
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "rmsprop", "sgd"])
 def test_tied_copies_stay_equal_over_three_replicas(optimizer):
     losses, weights = trained(1, replicas=3, until=40, total=6, optimizer=optimizer)
     assert len(losses) == 40
@@ -101,10 +101,11 @@ def test_a_checkpoint_resumes_at_another_k_and_r(whole, checkpoints, stages, rep
     assert_same((whole[0][20:], whole[1]), (losses, weights), tolerance=1e-6)
 
 
-def test_adafactor_resumes(tmp_path):
-    whole = trained(2, until=40, optimizer="adafactor")
-    first, _ = trained(2, until=20, folder=str(tmp_path), optimizer="adafactor")
-    resumed, weights = trained(2, until=40, folder=str(tmp_path), resume=True, optimizer="adafactor")
+@pytest.mark.parametrize("optimizer", ["adafactor", "sgd"])
+def test_other_optimizers_resume(tmp_path, optimizer):
+    whole = trained(2, until=40, optimizer=optimizer)
+    first, _ = trained(2, until=20, folder=str(tmp_path), optimizer=optimizer)
+    resumed, weights = trained(2, until=40, folder=str(tmp_path), resume=True, optimizer=optimizer)
     assert_same(whole, (first + resumed, weights))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from suite.settings import OptimizerSettings
-from suite.training.update_rule import learning_rate
+from suite.training.update_rule import learning_rate, make_optimizer, state_shapes
 
 
 def rates(steps, **settings):
@@ -37,6 +37,36 @@ def test_falls_as_half_a_cosine_and_stays_at_nothing():
     assert found[19] == pytest.approx(0.4 * 0.8535533906)
     assert found[49] == pytest.approx(0, abs=1e-12)
     assert found[60] == pytest.approx(0, abs=1e-12)
+
+
+def test_stays_at_the_peak():
+    assert rates(60, lr_decay="constant")[9:] == [0.4] * 51
+
+
+def test_falls_as_a_line_and_stays_at_nothing():
+    found = rates(70, lr_decay="linear", lr_decay_steps=40)
+    assert found[9:50:10] == pytest.approx([0.4, 0.3, 0.2, 0.1, 0])
+    assert set(found[49:]) == {0}
+
+
+def test_is_stable_then_falls_as_a_line():
+    found = rates(70, lr_decay="wsd", lr_stable_steps=30, lr_decay_steps=20)
+    assert set(found[9:40]) == {0.4}
+    assert found[39:60:5] == pytest.approx([0.4, 0.3, 0.2, 0.1, 0])
+    assert set(found[59:]) == {0}
+
+
+@pytest.mark.parametrize("beta1", [0, 0.9])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "rmsprop", "sgd"])
+def test_the_state_is_what_torch_allocates(name, beta1):
+    """Plans, ZeRO and checkpoints go by these names and shapes."""
+    settings = OptimizerSettings(name=name, beta1=beta1)
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = make_optimizer([parameter], settings)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = {key: tuple(value.shape) for key, value in optimizer.state[parameter].items() if value is not None}
+    assert state == state_shapes((2, 3), settings)
 
 
 @pytest.mark.parametrize("step", [0, 1000, 19_000, 19_400, 39_999, 99_999])

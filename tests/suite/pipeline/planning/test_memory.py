@@ -367,8 +367,15 @@ def test_reach_counts_the_largest_boundary_inside():
 @pytest.mark.parametrize(
     ("name", "replicas", "expected"),
     [
-        ("adamw", 1, 16), ("adamw", 2, 16), ("adamw", 4, 12), ("adamw", 16, 9), ("adafactor", 1, 8), ("adafactor", 4, 8)
+        ("adamw", 1, 16), ("adamw", 2, 16), ("adamw", 4, 12), ("adamw", 16, 9),
+        ("adafactor", 1, 8), ("adafactor", 4, 8), ("rmsprop", 1, 16), ("rmsprop", 4, 12),
+        ("sgd", 1, 12), ("sgd", 4, 11),
     ],
 )  # fmt: skip
 def test_bytes_that_stand_for_a_parameter(name, replicas, expected):
     assert bytes_per_parameter(OptimizerSettings(name=name), replicas) == expected
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_without_momentum_sgd_keeps_no_state(replicas):
+    assert bytes_per_parameter(OptimizerSettings(name="sgd", beta1=0), replicas) == 8
