@@ -49,6 +49,8 @@ class TrainSpec:
     units: ``units(*targets)``: what the loss's mean is over, such as the number of tokens that are not padding.
         None: the rows; for cross entropy with an ``ignore_index`` or class weights, the sum of weights of its
         targets.
+    param_groups: ``param_groups(name, parameter)``: the factors of the learning rate and of the weight decay of a
+        parameter, such as ``3.weight``; none: 1 and 1. ``parameter`` says dimensions and shape; its values may be any.
     collate: Makes one mini-batch of a list of a dataset's rows; none: ``torch.utils.data.default_collate``.
     prefetch: Whether a thread, or processes beside a GPU, read the next mini-batches while this one trains. Only
         for data that draws no random numbers from the generators of torch, numpy and ``random``: they are not
@@ -69,6 +71,7 @@ class TrainSpec:
     valid: Dataset | None = None
     metric: Callable[..., Tensor] | None = None
     units: Callable[..., Tensor | float] | None = None
+    param_groups: Callable[[str, nn.Parameter], tuple[float, float]] | None = None
     collate: Callable[[list[Any]], Batch] | None = None
     prefetch: bool = False
     batch_size: int = 32

@@ -115,6 +115,10 @@ class Experiment(FrozenRecord):
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the layers, on the meta device, and the loss."""
 
+    def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
+        """Returns the factors of the learning rate and of the weight decay of a parameter, such as ``3.weight``."""
+        return 1.0, 1.0
+
     def _pipeline_errors(self) -> list[str]:
         """Returns all faults of K, the schedule and the cells set by hand."""
         stages, cells, count = self.pipeline.stages, self.pipeline.layers_per_cell, self.list_length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal, Self
 
 from torch import nn
@@ -13,7 +14,7 @@ from experiments.custom.batches import SpecBatches
 from experiments.custom.layers import all_on_meta, tie_shared
 from experiments.custom.loading import Source, absolute, load_spec
 from experiments.custom.loss import SummedLoss
-from suite.errors import SettingError
+from suite.errors import SettingError, first_line
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
 from suite.train_spec import TrainSpec
 from suite.training.validation import Criterion
@@ -71,6 +72,10 @@ class CustomExperiment(Experiment):
         """Returns the mini-batches."""
         return SpecBatches(self.spec, self.train.batch_rows, self.train.seed)
 
+    def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
+        """Returns what the spec's ``param_groups`` does. Raises SettingError unless that is two numbers."""
+        return update_factors(self.spec, name, parameter)
+
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the spec's layers on the meta device, and its loss. Raises SettingError when their number is not
         that of the run."""
@@ -89,6 +94,27 @@ def build(spec: TrainSpec) -> tuple[list[nn.Module], nn.Module]:
     tie_shared(layers)
     _, targets = SpecBatches(spec, rows=1, seed=0).whole(0)
     return all_on_meta(layers), SummedLoss(spec, len(targets))
+
+
+def update_factors(spec: TrainSpec, name: str, parameter: nn.Parameter) -> tuple[float, float]:
+    """Returns the factors of the learning rate and of the weight decay of a parameter, such as ``3.weight``.
+
+    Raises SettingError when ``param_groups`` fails, or returns anything else than two numbers, 0 or more.
+    """
+    if spec.param_groups is None:
+        return 1.0, 1.0
+    try:
+        found = spec.param_groups(name, parameter)
+    except Exception as error:
+        raise SettingError(f"param_groups failed for {name}: {type(error).__name__}: {first_line(error)}") from error
+    if isinstance(found, tuple | list) and len(found) == 2:
+        lr_factor, decay_factor = found
+        if all(isinstance(factor, int | float) and 0 <= factor < math.inf for factor in found):
+            return float(lr_factor), float(decay_factor)
+    raise SettingError(
+        f"param_groups returned {found!r} for {name}; return the factors of its learning rate and of its weight decay, "
+        "two numbers, 0 or more"
+    )
 
 
 def find_custom(source: str, name: str = "") -> CustomExperiment:

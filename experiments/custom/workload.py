@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from experiments.base.workload import ExperimentWorkload, sample_shapes, update_key
 from experiments.custom.batches import SpecBatches
-from experiments.custom.experiment import CustomExperiment, build
+from experiments.custom.experiment import CustomExperiment, build, update_factors
 from experiments.custom.layers import find_layer_errors
 from experiments.custom.loading import digest, load_spec
 from experiments.custom.loss import units_of
@@ -34,6 +34,10 @@ def _layer_errors(source: str, seed: int, rows: int, least: int) -> tuple[str, .
         SpecBatches(spec, rows, seed).check_prefetch()
         if spec.valid is not None:
             _ = SpecBatches(spec, rows, seed).held_out(1)[0]
+        for index, layer in enumerate(layers):
+            for name, parameter in layer.named_parameters():
+                if parameter.requires_grad:
+                    update_factors(spec, f"{index}.{name}", parameter)
         found = find_layer_errors(layers, loss, tuple(t[:least] for t in inputs), tuple(t[:least] for t in targets))
     except SuiteError as error:
         return (str(error),)

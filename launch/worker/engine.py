@@ -23,6 +23,7 @@ from suite.settings import OptimizerSettings
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
 from suite.training.optimizer import StageOptimizer
+from suite.training.update_rule import UpdateFactors
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,13 @@ class PartitionedModel:
 def assemble(
     coord: RankCoord, model: PartitionedModel, device: torch.device, settings: OptimizerSettings, seed: int,
     load_weights: Callable[[Stage], Checkpoint | None] = lambda _: None, sync_batchnorm_stats: bool = True,
-    status: WorkerStatus | None = None,
+    status: WorkerStatus | None = None, factors: UpdateFactors = lambda *_: (1.0, 1.0),
 ) -> Engine:  # fmt: skip
     """Builds this worker's stage from every K-th of the model's cells. Every rank must call this.
 
     ``load_weights`` may fill the new stage with other weights; if it returns a checkpoint, optimizer state and step are
     those of the checkpoint. Weights are loaded before DeepSpeed starts, because it may flatten them; optimizer state
-    after. The executor reports its actions to ``status``.
+    after. The executor reports its actions to ``status``. ``factors`` are those of the parameters' updates.
     """
     status = status or WorkerStatus()
     layers, cells = model.layers, model.cells
@@ -74,7 +75,7 @@ def assemble(
     loaded = load_weights(stage)
     ties = TiedParameters(copies, coord, stage.named_parameters(), timeout_s)
     ties.broadcast_owner()
-    optimizer = StageOptimizer(stage, len(layers), ties, coord, groups, settings, sync_batchnorm_stats)
+    optimizer = StageOptimizer(stage, len(layers), ties, coord, groups, settings, sync_batchnorm_stats, factors)
     if loaded is not None:
         checkpoint.load_optimizer(loaded, optimizer)
     links = make_links(coord, layers, cells, groups, device, status.deadline, schedule_config)

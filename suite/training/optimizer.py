@@ -38,10 +38,7 @@ from suite.pipeline.runtime.gradient_reducer import GradientReducer, Shards
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.runtime.stage import Stage
 from suite.settings import OptimizerSettings
-from suite.training.update_rule import learning_rate, make_optimizer, state_shapes
-
-Key = tuple[int, str]
-"""A parameter's layer and name."""
+from suite.training.update_rule import Key, UpdateFactors, learning_rate, make_optimizer, param_groups, state_shapes
 
 State = dict[str, Tensor]
 
@@ -53,14 +50,15 @@ class ReplicatedState:
 
     def __init__(
         self, module: nn.Module, parameters: Mapping[Key, nn.Parameter], settings: OptimizerSettings, coord: RankCoord,
-        groups: ProcessGroups, device: torch.device,
+        groups: ProcessGroups, device: torch.device, factors: Mapping[Key, tuple[float, float]],
     ) -> None:  # fmt: skip
-        """``parameters`` are the trainable ones of ``module``. Without any there is no DeepSpeed engine."""
+        """``parameters`` are the trainable ones of ``module``, with the ``factors`` of their learning rate and weight
+        decay. Without any there is no DeepSpeed engine."""
         self._parameters = parameters
         self._settings = settings
         self._step_on_device = settings.name == "adamw"  # the fused kernel needs it there, Adafactor on the host
         if parameters:
-            self._inner = make_optimizer(list(parameters.values()), settings)
+            self._inner = make_optimizer(param_groups(parameters, factors, settings), settings)
             self._engine = _initialize(module, self._inner, coord, groups, device, int(self.is_sharded))
 
     def step(self, rate: float) -> None:
@@ -68,7 +66,7 @@ class ReplicatedState:
         if not self._parameters:
             return
         for group in self._inner.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["lr_factor"]
         self._engine.optimizer.step()
         assert not getattr(self._engine.optimizer, "overflow", False), "DeepSpeed skipped a step that was agreed on"
 
@@ -113,10 +111,10 @@ class ShardedState(ReplicatedState):
 
     def __init__(
         self, module: nn.Module, parameters: Mapping[Key, nn.Parameter], settings: OptimizerSettings, coord: RankCoord,
-        groups: ProcessGroups, device: torch.device,
+        groups: ProcessGroups, device: torch.device, factors: Mapping[Key, tuple[float, float]],
     ) -> None:  # fmt: skip
         """Allocates the state before the first step, so that a checkpoint can be loaded into it."""
-        super().__init__(module, parameters, settings, coord, groups, device)
+        super().__init__(module, parameters, settings, coord, groups, device, factors)
         from deepspeed import utils
 
         self._utils: Any = utils
@@ -130,10 +128,13 @@ class ShardedState(ReplicatedState):
         self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def shards(self) -> Shards:
-        optimizer = self._engine.optimizer
-        (parameters,), (offsets,) = optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_offsets
-        (size,) = optimizer.partition_size
-        return Shards(size, dict(zip(map(id, parameters), offsets, strict=True)))
+        optimizer, places = self._engine.optimizer, {}
+        for parameters, offsets, size in zip(
+            optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_offsets, optimizer.partition_size,
+            strict=True,
+        ):  # fmt: skip
+            places.update({id(p): (offset, size) for p, offset in zip(parameters, offsets, strict=True)})
+        return Shards(places)
 
     def local_gradients(self) -> list[tuple[Key, Tensor]]:
         optimizer = self._engine.optimizer
@@ -159,14 +160,14 @@ class ShardedState(ReplicatedState):
         parameter = self._parameters[key]
         state = {name: self._utils.safe_get_full_optimizer_state(parameter, name) for name in self._names}
         expected = state_shapes(tuple(parameter.shape), self._settings)
-        return {**state, "step": self._step_count.clone()} if "step" in expected else state
+        return {**state, "step": self._step_counts[0].clone()} if "step" in expected else state
 
     def load_state(self, key: Key, state: State) -> None:
         parameter = self._parameters[key]
         for name in self._names:
             self._utils.safe_set_full_optimizer_state(parameter, state[name].to(parameter.device), name)
-        if "step" in state:
-            self._step_count.copy_(state["step"])
+        for count in self._step_counts if "step" in state else ():
+            count.copy_(state["step"])
 
     def accept_values(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -180,8 +181,9 @@ class ShardedState(ReplicatedState):
         super().clear_gradients()
 
     @property
-    def _step_count(self) -> Tensor:
-        return cast(Tensor, self._inner.state[self._inner.param_groups[0]["params"][0]]["step"])
+    def _step_counts(self) -> list[Tensor]:
+        """Of each group; all are equal."""
+        return [self._inner.state[group["params"][0]]["step"] for group in self._inner.param_groups]
 
 
 def _initialize(
@@ -255,16 +257,17 @@ class StageOptimizer:
 
     def __init__(
         self, stage: Stage, layers: int, ties: TiedParameters, coord: RankCoord, groups: ProcessGroups,
-        settings: OptimizerSettings, sync_batchnorm_stats: bool = True,
+        settings: OptimizerSettings, sync_batchnorm_stats: bool = True, factors: UpdateFactors = lambda *_: (1.0, 1.0),
     ) -> None:  # fmt: skip
         """``layers`` is the number of layers of the model. The stage's BatchNorm statistics update only when the
-        parameters do."""
+        parameters do. Copies of a tied parameter have the ``factors`` of its owner."""
         self.stage, self.coord, self._layers, self._ties, self._settings = stage, coord, layers, ties, settings
         self._trainable = {key: p for key, p in stage.named_parameters().items() if p.requires_grad}
         self._stats_over = groups.replicas if coord.replicas > 1 and sync_batchnorm_stats else None
         sharded = coord.replicas > 1 and settings.state_names and self._trainable
         make_state = ShardedState if sharded else ReplicatedState
-        self._state = make_state(stage.layers, self._trainable, settings, coord, groups, stage.device)
+        of_each = {key: factors("{}.{}".format(*ties.owner(*key)), p) for key, p in self._trainable.items()}
+        self._state = make_state(stage.layers, self._trainable, settings, coord, groups, stage.device, of_each)
         self.reducer: GradientReducer | None = None
         """For the executor, which knows when a step's gradients are complete. None without replicas."""
         if coord.replicas > 1:

@@ -13,11 +13,19 @@ Adafactor's rate is relative to the size of a parameter and never above 1/sqrt(s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from suite.settings import OptimizerSettings
+
+Key = tuple[int, str]
+"""A parameter's layer and name."""
+
+UpdateFactors = Callable[[str, nn.Parameter], tuple[float, float]]
+"""Returns the factors of the learning rate and of the weight decay for a parameter named as in ``nn.Sequential``."""
 
 _ADAFACTOR = {True: ("row_var", "col_var"), False: ("variance",)}  # key: whether the parameter is a matrix
 
@@ -55,8 +63,23 @@ def _scheduled(step: int, settings: OptimizerSettings) -> float:
     return peak * (1 - min(1.0, periods))
 
 
-def make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Returns torch's optimizer of these parameters."""
+def param_groups(
+    parameters: Mapping[Key, nn.Parameter], factors: Mapping[Key, tuple[float, float]], settings: OptimizerSettings
+) -> list[dict[str, Any]]:
+    """Returns torch's parameter groups, one for each pair of factors; ``lr_factor`` is that of the learning rate."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for key, parameter in parameters.items():
+        groups.setdefault(factors[key], []).append(parameter)
+    return [
+        {"params": group, "lr_factor": lr_factor, "weight_decay": settings.weight_decay * decay_factor}
+        for (lr_factor, decay_factor), group in groups.items()
+    ]
+
+
+def make_optimizer(
+    parameters: list[nn.Parameter] | list[dict[str, Any]], settings: OptimizerSettings
+) -> torch.optim.Optimizer:
+    """Returns torch's optimizer of these parameters, or groups of them."""
     if settings.name == "adafactor":
         # update clipping d = 1 is part of Adafactor (Shazeer and Stern, 2018) and independent of max_grad_norm
         return torch.optim.Adafactor(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, d=1.0)

@@ -73,12 +73,16 @@ class TiedParameters:
                 if coord.rank in ranks:
                     self._groups[stages] = group
 
-    def owned(self, layer: int, name: str) -> bool:
-        """Whether a parameter is untied or the owner's copy, which alone counts in a norm and a parameter count."""
+    def owner(self, layer: int, name: str) -> tuple[int, str]:
+        """Returns the layer and name of the owner's copy of a parameter; its own if it is untied."""
         for copies in self._ties.values():
             if any((copy.layer, copy.name) == (layer, name) for copy in copies):
-                return (copies[0].layer, copies[0].name) == (layer, name)
-        return True
+                return copies[0].layer, copies[0].name
+        return layer, name
+
+    def owned(self, layer: int, name: str) -> bool:
+        """Whether a parameter is untied or the owner's copy, which alone counts in a norm and a parameter count."""
+        return self.owner(layer, name) == (layer, name)
 
     def parameters(self) -> list[nn.Parameter]:
         """Returns this stage's copies of tied parameters that are not frozen."""

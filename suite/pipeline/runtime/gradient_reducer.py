@@ -37,22 +37,21 @@ ACCELERATOR_BUCKET_BYTES = 25 << 20
 
 @dataclass(frozen=True)
 class Shards:
-    """The stretches of a stage's parameters, one after another, that the replicas own in turn (ZeRO-1)."""
+    """The stretches of each parameter group, one after another, that the replicas own in turn (ZeRO-1)."""
 
-    size: int
-    """Values of a stretch; the last one may be shorter."""
-    offsets: Mapping[int, int]
-    """Of each parameter, by id: its first value."""
+    places: Mapping[int, tuple[int, int]]
+    """Of each parameter, by id: its first value in its group, and the values of a stretch of the group; the last one
+    may be shorter."""
 
     def owners(self, parameters: Iterable[nn.Parameter]) -> list[tuple[int, int]]:
         """Returns (replica, values) for each stretch of these parameters' values that one replica owns, in order."""
         stretches: list[tuple[int, int]] = []
         for parameter in parameters:
-            at = self.offsets[id(parameter)]
+            at, size = self.places[id(parameter)]
             end = at + parameter.numel()
             while at < end:
-                owner = at // self.size
-                stretch_end = min(end, (owner + 1) * self.size)
+                owner = at // size
+                stretch_end = min(end, (owner + 1) * size)
                 stretches.append((owner, stretch_end - at))
                 at = stretch_end
         by_owner = itertools.groupby(stretches, key=lambda stretch: stretch[0])

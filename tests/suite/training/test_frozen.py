@@ -79,16 +79,18 @@ def three_stages(sharded, folder):
     return merged(run_processes(cases, 3, 3, 1, str(folder), "read"))
 
 
-def by_torch(name, optimizer):
+def by_torch(name, optimizer, factors=lambda *_: (1.0, 1.0)):
     """Returns ([(loss, norm)], final values) of the model in one piece, trained by torch alone."""
     made = whole(freeze(toy_layers(), FREEZES[name]))
     settings = OptimizerSettings(name=optimizer, **SETTINGS)
-    parameters = [p for _, _, p in distinct_parameters(made) if p.requires_grad]
+    trainable = [(f"{index}.{own}", p) for index, own, p in distinct_parameters(made) if p.requires_grad]
+    parameters = [p for _, p in trainable]
+    groups = [{"params": [p], "weight_decay": SETTINGS["weight_decay"] * factors(own, p)[1]} for own, p in trainable]
     update = {
-        "adamw": lambda: torch.optim.AdamW(parameters, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.01),
-        "rmsprop": lambda: torch.optim.RMSprop(parameters, alpha=0.98, eps=1e-9, weight_decay=0.01, momentum=0.9),
-        "sgd": lambda: torch.optim.SGD(parameters, weight_decay=0.01, momentum=0.9),
-        "adafactor": lambda: torch.optim.Adafactor(parameters, weight_decay=0.01, d=1.0),
+        "adamw": lambda: torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9),
+        "rmsprop": lambda: torch.optim.RMSprop(groups, alpha=0.98, eps=1e-9, momentum=0.9),
+        "sgd": lambda: torch.optim.SGD(groups, momentum=0.9),
+        "adafactor": lambda: torch.optim.Adafactor(groups, d=1.0),
     }[optimizer]()
     seen = []
     for step in range(STEPS):
@@ -101,7 +103,8 @@ def by_torch(name, optimizer):
         )
         (loss / batch.weight).backward()
         norm = torch.nn.utils.clip_grad_norm_(parameters, SETTINGS["max_grad_norm"])
-        update.param_groups[0]["lr"] = learning_rate(step, settings)
+        for group, (own, p) in zip(update.param_groups, trainable, strict=True):
+            group["lr"] = learning_rate(step, settings) * factors(own, p)[0]
         update.step()
         seen.append((loss.item() / batch.weight, norm.item()))
     values = {(index, own): p.detach() for index, layer in enumerate(made) for own, p in layer.named_parameters()}

@@ -54,9 +54,10 @@ def run(
 def trained(
     rank, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4, poison=None,
     once=False, schedule_config="except_last", again=None, at=lambda step: None, frozen=(), profile=None,
+    factors=lambda *_: (1.0, 1.0),
 ):  # fmt: skip
     """As ``run``, in a process that has joined already; ``frozen`` is what ``freeze`` takes, ``profile`` a folder and
-    the steps to profile."""
+    the steps to profile, ``factors`` those of each parameter's update."""
     coord = RankCoord(rank, stages, replicas)
     layers = freeze(toy_layers(), frozen)
     executor, ties, named, groups = build(coord, layers, SumLoss(), schedule_config)
@@ -67,7 +68,7 @@ def trained(
         checkpoint.load_values(found, executor.stage)
         progress.step = found.step
     settings = OptimizerSettings(name=optimizer, **SETTINGS)
-    update = StageOptimizer(executor.stage, len(layers), ties, coord, groups, settings)
+    update = StageOptimizer(executor.stage, len(layers), ties, coord, groups, settings, factors=factors)
     executor.reducer = update.reducer
     if found is not None:
         checkpoint.load_optimizer(found, update)

@@ -1,0 +1,52 @@
+"""What ``param_groups`` of a TrainSpec may return, and what is said of anything else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from experiments.custom.experiment import find_custom, update_factors
+from experiments.tasks import workload
+from suite import TrainSpec
+from suite.errors import SettingError
+
+WEIGHT = nn.Parameter(torch.zeros(2, 3))
+
+
+def spec():
+    x = torch.zeros(4, 3)
+    return TrainSpec(
+        layers=nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), loss=nn.MSELoss(), train=TensorDataset(x, x),
+        batch_size=4,
+    )  # fmt: skip
+
+
+def wrong_for_norms():
+    return replace(spec(), param_groups=lambda name, parameter: 1.0 if name == "1.weight" else (0.5, 0.0))
+
+
+def test_without_it_all_parameters_are_updated_alike():
+    assert update_factors(spec(), "0.weight", WEIGHT) == (1.0, 1.0)
+
+
+def test_it_sees_name_and_shape():
+    grouped = replace(spec(), param_groups=lambda name, p: (0.5 if name.startswith("0.") else 1, p.ndim > 1))
+    assert update_factors(grouped, "0.weight", WEIGHT) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize("found", [None, 1.0, (1.0,), (1.0, 1.0, 1.0), (1.0, -0.5), (float("nan"), 1.0), ("1", 1.0)])
+def test_anything_but_two_factors_is_refused(found):
+    with pytest.raises(SettingError, match=r"returned .* for 0.weight; return the factors of its learning rate and"):
+        update_factors(replace(spec(), param_groups=lambda name, parameter: found), "0.weight", WEIGHT)
+
+
+def test_a_function_that_fails_is_named():
+    with pytest.raises(SettingError, match=r"param_groups failed for 0.weight: KeyError: '0.weight'"):
+        update_factors(replace(spec(), param_groups=lambda name, parameter: {}[name]), "0.weight", WEIGHT)
+
+
+def test_it_is_refused_before_workers_start():
+    (error,) = workload(find_custom(f"{__file__}:wrong_for_norms")).setting_errors()
+    assert error.startswith("param_groups returned 1.0 for 1.weight; ")
