@@ -10,7 +10,7 @@ The suite cuts the layers into K stages and each mini-batch into R x M micro-bat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,10 +45,13 @@ class TrainSpec:
         step, the same whenever it is called with that step.
     valid: Held-out data, evaluated at the end and every ``train.validate_every`` steps; none: no evaluation. The
         best validation is the one with the lowest loss.
-    metric: ``metric(*outputs, *targets)``: another mean over the units, reported beside the loss.
+    metric: ``metric(*outputs, *targets)``: another mean over the units, reported beside the loss; several by name.
     units: ``units(*targets)``: what the loss's mean is over, such as the number of tokens that are not padding.
         None: the rows; for cross entropy with an ``ignore_index`` or class weights, the sum of weights of its
         targets.
+    on_step: ``on_step(step, metrics)`` is called after each step, and again after a validation, on the one worker
+        that writes the metrics, with what it writes (docs/metrics.md). All workers wait for it. An exception in it
+        ends the run.
     param_groups: ``param_groups(name, parameter)``: the factors of the learning rate and of the weight decay of a
         parameter, such as ``3.weight``; none: 1 and 1. ``parameter`` says dimensions and shape; its values may be any.
     collate: Makes one mini-batch of a list of a dataset's rows; none: ``torch.utils.data.default_collate``.
@@ -69,8 +72,9 @@ class TrainSpec:
     loss: Callable[..., Tensor]
     train: Dataset | Callable[[int], Batch]
     valid: Dataset | None = None
-    metric: Callable[..., Tensor] | None = None
+    metric: Callable[..., Tensor] | Mapping[str, Callable[..., Tensor]] | None = None
     units: Callable[..., Tensor | float] | None = None
+    on_step: Callable[[int, dict[str, float]], object] | None = None
     param_groups: Callable[[str, nn.Parameter], tuple[float, float]] | None = None
     collate: Callable[[list[Any]], Batch] | None = None
     prefetch: bool = False

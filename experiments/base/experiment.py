@@ -21,6 +21,7 @@ from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.schedule import config, csv_file
 from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
 from suite.training.profiling import profiled_steps
+from suite.training.trackers import Tracker
 from suite.training.validation import Criterion
 
 Scale = Literal["paper", "gpu", "laptop", "slice", "tiny"]
@@ -114,6 +115,15 @@ class Experiment(FrozenRecord):
     @abstractmethod
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the layers, on the meta device, and the loss."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """What the loss reports beside its objective."""
+        return (self.metric_name,)
+
+    def trackers(self) -> list[Tracker]:
+        """Returns those of the task alone."""
+        return []
 
     def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
         """Returns the factors of the learning rate and of the weight decay of a parameter, such as ``3.weight``."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
@@ -12,11 +13,12 @@ from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.custom.batches import SpecBatches
 from experiments.custom.layers import all_on_meta, tie_shared
-from experiments.custom.loading import Source, absolute, load_spec
-from experiments.custom.loss import SummedLoss
+from experiments.custom.loading import Source, absolute, called, load_spec
+from experiments.custom.loss import SummedLoss, metrics_of
 from suite.errors import SettingError, first_line
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
 from suite.train_spec import TrainSpec
+from suite.training.trackers import Tracker, Values
 from suite.training.validation import Criterion
 
 
@@ -46,8 +48,13 @@ class CustomExperiment(Experiment):
 
     @property
     def metric_name(self) -> str:  # type: ignore[override]
-        """``metric`` if the spec has one, otherwise ``loss``."""
-        return "loss" if self.spec.metric is None else "metric"
+        """The first of the spec's metrics, otherwise ``loss``."""
+        return self.metric_names[0]
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Those of the spec's metrics; ``loss`` if it has none."""
+        return tuple(metrics_of(self.spec)) or ("loss",)
 
     @property
     def list_length(self) -> int:
@@ -76,6 +83,11 @@ class CustomExperiment(Experiment):
         """Returns what the spec's ``param_groups`` does. Raises SettingError unless that is two numbers."""
         return update_factors(self.spec, name, parameter)
 
+    def trackers(self) -> list[Tracker]:
+        """Returns one that calls the spec's ``on_step``."""
+        on_step = self.spec.on_step
+        return [StepHook(self.source, on_step)] if on_step is not None else []
+
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the spec's layers on the meta device, and its loss. Raises SettingError when their number is not
         that of the run."""
@@ -86,6 +98,21 @@ class CustomExperiment(Experiment):
                 "start a new run"
             )
         return layers, loss
+
+
+class StepHook:
+    """Calls ``on_step`` of the TrainSpec that ``source`` returns."""
+
+    def __init__(self, source: str, on_step: Callable[[int, dict[str, float]], object]) -> None:
+        self._source, self._on_step = source, on_step
+
+    def log(self, step: int, values: Values) -> None:
+        """Calls it. Raises SettingError when it fails."""
+        what = f"on_step of {self._source}, called after step {step},"
+        called(lambda: self._on_step(step, dict(values)), Source.parse(self._source).place, what)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Calls nothing."""
 
 
 def build(spec: TrainSpec) -> tuple[list[nn.Module], nn.Module]:

@@ -254,7 +254,8 @@ def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[st
     for name, value in (("loss", objective), ("metric", metric)):
         if not isinstance(value, Tensor):
             return [f"the {name} returns a {type(value).__name__}; it must return a tensor (without .item())"]
-        if value.dim():
+        count = getattr(loss, "metric_count", 1) if name == "metric" else 1
+        if value.shape != ((count,) if count > 1 else ()):
             return [
                 f"the {name} returns a tensor of shape {tuple(value.shape)}; it must be one number, a mean over rows"
             ]

@@ -90,7 +90,7 @@ def load_spec(source: str, seed: int) -> TrainSpec:
             run = _run_of(load_sweep(f"{place}:{name}"), source, label)
     with seeded(seed):
         function = run if label else _function(_module(place), place, name)
-        spec = _called(function, place, source)
+        spec = called(function, place, source)
     if isinstance(spec, SweepSpec):
         raise SettingError(f"{source} returned a SweepSpec, which `gpipe sweep {source}` runs; a run is a TrainSpec")
     if not isinstance(spec, TrainSpec):
@@ -105,7 +105,7 @@ def load_sweep(source: str) -> SweepSpec:
     """Returns the sweep that the function makes. Raises SettingError for a function that does not exist, fails or
     returns anything else than a SweepSpec, and for runs that cannot be told apart."""
     place, name, _ = Source.parse(source)
-    spec = _called(_function(_module(place), place, name), place, source)
+    spec = called(_function(_module(place), place, name), place, source)
     if isinstance(spec, TrainSpec):
         raise SettingError(f"{source} returned a TrainSpec, which `gpipe experiment {source}` trains; a sweep is a "
                            "suite.SweepSpec")  # fmt: skip
@@ -118,7 +118,9 @@ def load_sweep(source: str) -> SweepSpec:
     return spec
 
 
-def _called(function: Callable[[], Any], place: str, source: str) -> Any:
+def called(function: Callable[[], Any], place: str, source: str) -> Any:
+    """Returns what a function of the file ``place`` returns. Raises SettingError with ``source`` and the line when it
+    fails."""
     try:
         return function()
     except SuiteError:

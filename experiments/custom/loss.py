@@ -8,6 +8,7 @@ So neither K nor M nor R changes the loss or its gradients.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,12 @@ from suite.train_spec import TrainSpec
 
 CROSS_ENTROPIES = (nn.CrossEntropyLoss, nn.NLLLoss)
 
+RESERVED = ("loss", "grad_norm", "lr", "applied", "rows", "seconds")
+"""Names in ``train/`` and ``valid/`` that every run has."""
+
 
 class SummedLoss(nn.Module):
-    """``(objective, metric)`` of a micro-batch, both sums over its units."""
+    """``(objective, metrics)`` of a micro-batch, all sums over its units."""
 
     def __init__(self, spec: TrainSpec, targets: int) -> None:
         """``targets`` is the number of target tensors. Raises SettingError for ``reduction="none"`` and for a loss with
@@ -42,9 +46,11 @@ class SummedLoss(nn.Module):
             loss, reduction = copy.copy(loss), "sum"
             loss.reduction = reduction  # type: ignore[attr-defined]
         self._loss, self._spec, self._targets, self._is_sum = loss, spec, targets, reduction == "sum"
+        self._metrics = metrics_of(spec)
+        self.metric_count = max(1, len(self._metrics))
 
     def forward(self, *outputs_and_targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The last layer's outputs, then the targets -> (objective, detached metric); bf16 outputs become fp32.
+        """The last layer's outputs, then the targets -> (objective, its detached metrics); bf16 outputs become fp32.
 
         It reads no value of a tensor, for which the host would wait in each micro-batch.
         """
@@ -63,11 +69,14 @@ class SummedLoss(nn.Module):
         if not isinstance(objective, Tensor):
             raise TypeError(f"it returned a {type(objective).__name__}; return a tensor, without .item()")
         objective = objective if self._is_sum else torch.as_tensor(_sum(objective, units))
-        if self._spec.metric is None:
+        if not self._metrics:
             return objective, objective.detach()
         with torch.no_grad():
-            metric = torch.as_tensor(_sum(self._spec.metric(*tensors), units), dtype=objective.dtype)
-        return objective, metric.to(objective.device)
+            sums = [
+                torch.as_tensor(_sum(metric(*tensors), units), dtype=objective.dtype).to(objective.device)
+                for metric in self._metrics.values()
+            ]
+        return objective, torch.stack(sums) if len(sums) > 1 else sums[0]
 
     def _units(self, targets: Tensors) -> Tensor | float:
         """Returns ``units_of`` the targets: a number if it follows from shapes, otherwise a tensor on their device."""
@@ -77,6 +86,22 @@ class SummedLoss(nn.Module):
         if isinstance(found, Tensor):
             return found.to(targets[-1].device, non_blocking=True)
         return torch.full((), found, dtype=torch.float64, device=targets[-1].device)
+
+
+def metrics_of(spec: TrainSpec) -> dict[str, Callable[..., Tensor]]:
+    """Returns the spec's metrics by name; ``metric`` is the name of a single one.
+
+    Raises SettingError for names that a run's other metrics have.
+    """
+    if spec.metric is None or callable(spec.metric):
+        return {} if spec.metric is None else {"metric": spec.metric}
+    for name, metric in spec.metric.items():
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED or not callable(metric):
+            raise SettingError(
+                f"metric has {name!r}: {metric!r}; write names of letters, digits and _, other than "
+                f"{', '.join(RESERVED)}, with functions"
+            )
+    return dict(spec.metric)
 
 
 def _sum(mean: Tensor | float, units: Tensor | float) -> Tensor | float:

@@ -15,7 +15,7 @@ from launch.runs.store import RUNS, RunFolder
 from launch.watching.run_state import RunState, read_state
 from suite.errors import SettingError
 from suite.paths import read_json
-from suite.training.metrics import STEP, read_history, train_metric
+from suite.training.metrics import APPLIED, GRAD_NORM, LOSS, LR, STEP, read_history, units_done
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class RunData:
     def metric(self) -> str:
         """The metric of a validation: nll, accuracy."""
         if isinstance(self.experiment, CustomExperiment):  # its ``metric_name`` would import somebody else's code
-            return "metric" if train_metric("metric") in self.steps[-1] else "loss"
+            others = {LOSS, GRAD_NORM, LR, APPLIED, units_done(self.unit)}
+            own = [name for name in self.steps[-1] if name.startswith("train/") and name not in others]
+            return own[0].removeprefix("train/") if own else "loss"
         return self.record.get("measure") or self.experiment.metric_name
 
     def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:

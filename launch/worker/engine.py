@@ -79,7 +79,7 @@ def assemble(
     if loaded is not None:
         checkpoint.load_optimizer(loaded, optimizer)
     links = make_links(coord, layers, cells, groups, device, status.deadline, schedule_config)
-    executor = Executor(coord, stage, links, schedule_config, status)
+    executor = Executor(coord, stage, links, schedule_config, status, getattr(model.loss, "metric_count", 1))
     executor.reducer = optimizer.reducer
     if loaded is None:
         return Engine(executor, optimizer, 0, {}, None)

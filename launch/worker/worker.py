@@ -224,7 +224,7 @@ def _validated(experiment: Experiment, validation: Validation | None, step: int)
     figures = validation.figures(step)
     weights = {f"valid_{experiment.unit}": figures.weights} if figures.weights else {}
     return weights | {
-        f"valid_{experiment.metric_name}": figures.metric,
+        **{f"valid_{n}": value for n, value in zip(experiment.metric_names, figures.metrics, strict=True)},
         "best_step": validation.state.best_step,
         "validations_without_improvement": validation.state.unimproved,
         f"best_valid_{experiment.criterion.name}": validation.state.best,
@@ -300,7 +300,7 @@ def _build_context(
     validation = None
     if source.has_held_out:
         validation = Validation(
-            engine.executor, source.held_out, experiment.metric_name, experiment.criterion, experiment.train,
+            engine.executor, source.held_out, experiment.metric_names, experiment.criterion, experiment.train,
             state_of(engine.notes),
         )  # fmt: skip
         best_step = validation.state.best_step
@@ -327,7 +327,7 @@ def _build_context(
         engine.executor.on_drain = batches.start_next
     setup = TrainingSetup(
         engine.executor, engine.optimizer, batches, saver, trackers, trace,
-        experiment.unit, experiment.metric_name, _layer_stats(spec, experiment, engine), validation, log, utilization,
+        experiment.unit, experiment.metric_names, _layer_stats(spec, experiment, engine), validation, log, utilization,
         step_profiler(experiment.train, spec.run.profile, coord, device),
     )  # fmt: skip
     return TrainingContext(layers, engine, source, batches, setup, system_metrics, run_id)
@@ -347,7 +347,8 @@ def _trackers(
     identity = wandb_identity(spec.run, experiment, spec.schedule_config, engine.notes.get("wandb_run"))
     config = wandb_config(experiment, spec.cells, spec.schedule_config, spec.step_s)
     wandb = Wandb(spec.folder, experiment.tracking, identity, config, log, system_metrics.latest)
-    return [MetricsFile(spec.run.metrics, engine.start), LossSpikes(spec.run.spikes, engine.start, log), wandb], wandb
+    files = MetricsFile(spec.run.metrics, engine.start), LossSpikes(spec.run.spikes, engine.start, log)
+    return [*files, wandb, *experiment.trackers()], wandb
 
 
 def _broadcast_run_id(run_id: str | None, coord: RankCoord) -> str | None:

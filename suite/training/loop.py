@@ -67,8 +67,8 @@ class TrainingSetup:
     trace: TraceWriter | None = None
     unit: str = "tokens"
     """What ``MiniBatch.units`` counts."""
-    metric_name: str = "nll"
-    """Name of the metric that the loss reports per unit, beside its objective."""
+    metric_names: tuple[str, ...] = ("nll",)
+    """Names of the metrics that the loss reports per unit, beside its objective."""
     layer_stats: LayerStats | None = None
     validation: Validation | None = None
     """None without held-out data."""
@@ -217,7 +217,10 @@ def _record(worker: TrainingSetup, progress: Progress, trained: TrainedStep, bat
     result, seconds = trained.result, trained.seconds
     values = {
         metrics.LOSS: result.objective / batch.weight,
-        metrics.train_metric(worker.metric_name): result.metric / batch.weight,
+        **{
+            metrics.train_metric(name): value / batch.weight
+            for name, value in zip(worker.metric_names, result.metrics, strict=True)
+        },
         metrics.GRAD_NORM: result.grad_norm,
         metrics.LR: result.lr,
         metrics.APPLIED: float(result.applied),

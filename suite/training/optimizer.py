@@ -237,7 +237,7 @@ class StepResult:
     """A step's result, equal on all workers: losses summed over the mini-batch, gradient norm, applied or not."""
 
     objective: float
-    metric: float
+    metrics: tuple[float, ...]
     grad_norm: float
     lr: float
     applied: bool
@@ -296,7 +296,7 @@ class StageOptimizer:
         if recorder is not None:
             recorder.record("U", -1, start)
         norms = tuple(math.sqrt(square) if math.isfinite(square) else square for square in squares)
-        return StepResult(totals[0], totals[1], norm, rate, applied, norms, int(max(peaks)))
+        return StepResult(totals[0], tuple(totals[1:]), norm, rate, applied, norms, int(max(peaks)))
 
     def finish_reduction(self) -> list[tuple[Key, Tensor]]:
         """Finishes the reduction that the executor began: sums over ties, means over replicas, zeros where none came.
@@ -357,14 +357,15 @@ class StageOptimizer:
         zero = torch.zeros((), dtype=torch.float64, device=self.stage.device)
         vector = torch.stack(
             [torch.stack(parts).sum() if parts else zero for parts in squares]
-            + [zero + sums.objective, zero + sums.metric]
+            + [zero + total for total in (sums.objective, *sums.metrics)]
         )
         peaks = torch.zeros(dist.get_world_size(), dtype=torch.float64)
         peaks[self.coord.rank] = peak_bytes
         vector = torch.cat([vector, peaks.to(vector.device, non_blocking=True)])
         dist.all_reduce(vector)
         values = vector.tolist()
-        return values[: self._layers], values[self._layers : self._layers + 2], values[self._layers + 2 :]
+        end = self._layers + 1 + len(sums.metrics)
+        return values[: self._layers], values[self._layers : end], values[end:]
 
     @torch.no_grad()
     def _sync_ties(self) -> None:

@@ -82,18 +82,18 @@ class Figures:
     """Means per unit over held-out data, such as the NLL per token in nats; equal on all workers."""
 
     loss: float
-    metric: float
+    metrics: tuple[float, ...]
     groups: dict[str, float]
-    """The metric of each group."""
+    """The first metric of each group."""
     weights: dict[str, float]
-    """The units of each group, such as tokens: the metric is the mean of the groups' with these weights."""
+    """The units of each group, such as tokens: the first metric is the mean of the groups' with these weights."""
 
 
 def evaluate(executor: Executor, held_out: HeldOut, step: int) -> Figures:
     """Evaluates mini-batches, each on one replica in turn. All workers must call it, after ``step`` steps."""
     coord, status = executor.coord, executor.status
     rows = {name: at for at, name in enumerate(held_out.groups or ("",))}
-    sums = torch.zeros(len(held_out.batches), len(rows), 3, dtype=torch.float64)
+    sums = torch.zeros(len(held_out.batches), len(rows), 2 + executor.metric_count, dtype=torch.float64)
     executor.recorder = None
     for at in range(coord.replica, len(held_out.batches), coord.replicas):
         status.begin("validate", step - 1)
@@ -104,29 +104,30 @@ def evaluate(executor: Executor, held_out: HeldOut, step: int) -> Figures:
             continue
         assert batch is not None
         for (name, _), part in zip(batch.groups or [("", 0.0)] * len(parts), parts, strict=True):
-            sums[at, rows[name], :2] += torch.tensor([part.objective, part.metric], dtype=torch.float64)
+            sums[at, rows[name], :-1] += torch.tensor([part.objective, *part.metrics], dtype=torch.float64)
         for name, weight in batch.groups or [("", batch.weight)]:
-            sums[at, rows[name], 2] += weight
+            sums[at, rows[name], -1] += weight
     sums = sums.to(executor.stage.device, non_blocking=True)
     status.begin("validate", step - 1)
     with status.waiting_for("the other workers' validation", status.deadline.seconds):
         dist.all_reduce(sums)  # exact: of each entry all workers but one have zero
     by_group = sums.cpu().sum(0)
-    loss, metric, weight = by_group.sum(0).tolist()
-    groups = {name: float(by_group[rows[name], 1] / by_group[rows[name], 2]) for name in held_out.groups}
-    weights = {name: float(by_group[rows[name], 2]) for name in held_out.groups}
-    return Figures(loss / weight, metric / weight, groups, weights)
+    loss, *metrics, weight = by_group.sum(0).tolist()
+    groups = {name: float(by_group[rows[name], 1] / by_group[rows[name], -1]) for name in held_out.groups}
+    weights = {name: float(by_group[rows[name], -1]) for name in held_out.groups}
+    return Figures(loss / weight, tuple(metric / weight for metric in metrics), groups, weights)
 
 
 class Validation:
     """The validations of one worker's run. All workers make the same calls in the same order."""
 
     def __init__(
-        self, executor: Executor, read: Callable[[], HeldOut], metric_name: str, criterion: Criterion,
+        self, executor: Executor, read: Callable[[], HeldOut], metric_names: Sequence[str], criterion: Criterion,
         settings: LoopSettings, state: ValidationState,
     ) -> None:  # fmt: skip
-        """``read`` returns the held-out data. It is called once, before the first validation."""
-        self._executor, self._read, self._metric_name = executor, read, metric_name
+        """``read`` returns the held-out data. It is called once, before the first validation. The criterion is the loss
+        or the first metric."""
+        self._executor, self._read, self._metric_names = executor, read, metric_names
         self._settings, self.criterion, self.state = settings, criterion, state
         self._bests = [state] if state.best is not None else []
         """Whenever a validation was the best so far; the last one's checkpoint is the best."""
@@ -155,15 +156,16 @@ class Validation:
         """
         start, before = time.perf_counter(), self.state
         figures = self.figures(step)
-        value = figures.loss if self.criterion.name == "loss" else figures.metric
+        value = figures.loss if self.criterion.name == "loss" else figures.metrics[0]
         improved = self._settings.validate_every is not None and self.criterion.improves(value, before.best)
         if improved:
             self.state = ValidationState(value, step, 0)
             self._bests.append(self.state)
         elif self._settings.validate_every is not None:
             self.state = ValidationState(before.best, before.best_step, before.unimproved + 1)
-        metrics = {f"valid/{self._metric_name}": figures.metric, f"valid/{self.criterion.name}": value}
-        metrics |= {f"valid/{self._metric_name}/{name}": metric for name, metric in figures.groups.items()}
+        metrics = {f"valid/{name}": value for name, value in zip(self._metric_names, figures.metrics, strict=True)}
+        metrics[f"valid/{self.criterion.name}"] = value
+        metrics |= {f"valid/{self._metric_names[0]}/{name}": metric for name, metric in figures.groups.items()}
         return metrics | {"valid/seconds": time.perf_counter() - start}, improved
 
     def forget(self, step: int) -> None:

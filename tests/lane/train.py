@@ -101,7 +101,7 @@ def train_worker(
         mode.waits.clear()
         settings = LoopSettings(steps=engine.start + steps, validate_every=1, checkpoint_every=1)
         validation = Validation(
-            engine.executor, lambda: HeldOut([batch]), "metric", Criterion("loss"), settings, ValidationState()
+            engine.executor, lambda: HeldOut([batch]), ("metric",), Criterion("loss"), settings, ValidationState()
         )
         recorded = Recorded()
         setup = TrainingSetup(

@@ -20,7 +20,8 @@ A parameter whose ``requires_grad`` is False is frozen: it has no gradient, no o
 checkpoints include it.
 
 The loss is a module too: ``loss(*outputs, *targets) -> (objective, metric)``, both *sums* over the micro-batch's
-tokens. The objective is differentiated; the metric (for text: plain negative log likelihood) is only reported.
+tokens. The objective is differentiated; the metric (for text: plain negative log likelihood) is only reported. A
+loss with ``metric_count`` above 1 returns so many metrics as one tensor.
 """
 
 from __future__ import annotations

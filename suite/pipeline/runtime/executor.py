@@ -43,7 +43,7 @@ class LossSums:
     them; zero elsewhere."""
 
     objective: float = 0.0
-    metric: float = 0.0
+    metrics: tuple[float, ...] = (0.0,)
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,10 @@ class Executor:
         links: Sequence[CellLinks],
         schedule_config: ScheduleConfig,
         status: WorkerStatus | None = None,
+        metric_count: int = 1,
     ) -> None:
-        """``links`` has one entry a cell of the stage; every action is reported to ``status``."""
+        """``links`` has one entry a cell of the stage; every action is reported to ``status``. ``metric_count`` is how
+        many the loss returns."""
         assert len(links) == len(stage.cells) == schedule_config.virtual_stages, (
             len(links),
             len(stage.cells),
@@ -77,7 +79,7 @@ class Executor:
         )
         assert all((cell_links.p2p is None) == (coord.stages == 1) for cell_links in links)
         self.coord, self.stage, self.links, self.schedule_config = coord, stage, links, schedule_config
-        self.status = status or WorkerStatus()
+        self.status, self.metric_count = status or WorkerStatus(), metric_count
         self.status.stage = stage
         self.recorder: Recorder | None = None
         """Set for steps that are traced."""
@@ -104,8 +106,8 @@ class Executor:
         self.stage.train(True)
         sums = self._run(batch, step, train=True)
         with self.status.waiting_for("its device to finish the step"):
-            objective, metric = sums.sum(0).tolist()
-        return LossSums(objective, metric)
+            objective, *metrics = sums.sum(0).tolist()
+        return LossSums(objective, tuple(metrics))
 
     def prefetch_shapes(self, batch: MiniBatch) -> None:
         """Infers the shapes of a future mini-batch on the first stage. New shapes take a while, so another thread may
@@ -123,10 +125,10 @@ class Executor:
         with replaced(copies_of_buffers(self.stage.layers)):  # a layer may change them in evaluation, too
             sums = self._run(batch, step, train=False)
         with self.status.waiting_for("its device to finish an evaluation"):
-            return [LossSums(*of_micro_batch) for of_micro_batch in sums.tolist()]
+            return [LossSums(objective, tuple(metrics)) for objective, *metrics in sums.tolist()]
 
     def _run(self, batch: MiniBatch | None, step: int, train: bool) -> Tensor:
-        """Returns objective and metric of each micro-batch, (M, 2) in fp64; (0, 2) before the last stage."""
+        """Returns objective and metrics of each micro-batch, (M, 1 + metrics) in fp64; M = 0 before the last stage."""
         status_step = step if train else None
         self.status.begin("open", status_step)
         try:
@@ -149,8 +151,11 @@ class Executor:
             at = f"at {action_or_phase}" if isinstance(action_or_phase, Action) else "at its first or last messages"
             when = f"step {step}" if train else "evaluation"
             raise type(error)(f"{self.coord}, {when}, {at}: {error}") from error
-        sums = [torch.stack(pair).double() for _, pair in sorted(state.results.items())]
-        return torch.stack(sums) if sums else torch.zeros(0, 2, dtype=torch.float64)
+        sums = [
+            torch.cat([objective.view(1), metrics.view(-1)]).double()
+            for _, (objective, metrics) in sorted(state.results.items())
+        ]
+        return torch.stack(sums) if sums else torch.zeros(0, 1 + self.metric_count, dtype=torch.float64)
 
     def _begin(self, batch: MiniBatch | None, step: int, train: bool) -> StepState:
         """Exchanges the metadata of the first cell, and posts its first receives."""

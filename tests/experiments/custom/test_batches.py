@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from experiments.custom.batches import SpecBatches
+from experiments.custom.layers import find_layer_errors
 from experiments.custom.loss import SummedLoss, units_of
 from suite import TrainSpec
 from suite.errors import DataError, SettingError
@@ -117,6 +118,21 @@ def test_a_metric_is_a_mean_over_the_same_units(parts):
     summed = SummedLoss(own, targets=1)
     total = sum(float(summed(s, t)[1]) for s, t in zip(SCORES.split(parts), LABELS.split(parts), strict=True))
     assert total / units_of(own, (LABELS,)) == pytest.approx(float(counted(SCORES, LABELS)))
+
+
+def test_several_metrics_are_sums_in_one_tensor_and_others_than_numbers_are_refused():
+    own = spec(numbers(2), nn.MSELoss(), metric={"half": lambda scores, labels: 0.5, "error": nn.L1Loss()})
+    _, metrics = SummedLoss(own, targets=1)(SCORES, SCORES + 2)
+    assert metrics.tolist() == pytest.approx([len(SCORES) / 2, len(SCORES) * 2])
+    own = spec(numbers(2), nn.MSELoss(), metric=dict.fromkeys("ab", lambda scores, labels: scores.sum(1)))
+    (error,) = find_layer_errors([], SummedLoss(own, 1), (SCORES,), (SCORES,))
+    assert error.startswith("the metric returns a tensor of shape (2, 7); it must be one number")
+
+
+@pytest.mark.parametrize("metric", [{"loss": abs}, {"top/5": abs}, {1: abs}, {"accuracy": 0.5}])
+def test_names_and_functions_of_metrics_are_checked(metric):
+    with pytest.raises(SettingError, match=r"write names of letters, digits and _, other than loss, .* with functions"):
+        SummedLoss(spec(numbers(2), metric=metric), targets=1)
 
 
 def test_a_metric_that_counts_is_rounded_as_torchs_own_product():

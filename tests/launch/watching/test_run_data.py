@@ -167,7 +167,9 @@ def test_no_command_executes_code_in_a_run_folder(tmp_path, monkeypatch, command
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "runs" / "t" / "1"
     path.mkdir(parents=True)
-    run = folder(path, [step(1) | {"train/metric": 0.5}, {"step": 1, "valid/metric": 0.4, "valid/loss": 4.0}])
+    run = folder(
+        path, [{"step": 1, "train/loss": 4.1, "train/hits": 0.5, "train/rows": 8.0}, {"step": 1, "valid/hits": 0.4}]
+    )
     (path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     run.experiment.write_text(HOSTILE.format(source=f"{path}/evil.py:f"))
     done = subprocess.run(
@@ -180,4 +182,4 @@ def test_no_command_executes_code_in_a_run_folder(tmp_path, monkeypatch, command
     if command == "export" or command.startswith("resume"):
         assert "code in run folders is never executed" in " ".join(done.stderr.split())
     if command == "report --run":
-        assert "validation metric" in run.report.read_text()
+        assert "validation hits" in run.report.read_text()

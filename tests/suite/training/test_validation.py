@@ -122,7 +122,7 @@ def _run(coord, layers, schedule, validates):
     validation = None
     if validates:
         state = ValidationState()
-        validation = Validation(executor, lambda: held_out(coord), "nll", Criterion("nll"), settings, state)
+        validation = Validation(executor, lambda: held_out(coord), ("nll",), Criterion("nll"), settings, state)
     metrics, share = Metrics(), 4 // coord.replicas
 
     def batch(step):
@@ -184,11 +184,11 @@ class Planned(Validation):
 
     def __init__(self, values, state=None, criterion=None, **settings):
         settings = TrainSettings(**{"steps": 100, "validate_every": 10, **settings})
-        super().__init__(None, None, "nll", criterion or Criterion("nll"), settings, state or ValidationState())
+        super().__init__(None, None, ("nll",), criterion or Criterion("nll"), settings, state or ValidationState())
         self._values = values
 
     def figures(self, step):
-        return Figures(0.0, self._values[step // 10 - 1], {}, {})
+        return Figures(0.0, (self._values[step // 10 - 1],), {}, {})
 
 
 def decisions(validation, start=0):

@@ -150,7 +150,7 @@ def evaluated(rank: int, world: int, rendezvous: str, model: str):
         executor.stage.running_stats.update(applied=True)
     found = [executor.evaluate(mini_batch(model, 9, m)) for m in MICRO_BATCHES]
     assert all(norm.recorded == {} for norm in norms(executor.stage).values())
-    whole = [(sum(part.objective for part in parts), sum(part.metric for part in parts)) for parts in found]
+    whole = [(sum(part.objective for part in parts), sum(part.metrics[0] for part in parts)) for parts in found]
     return whole if executor.coord.is_last else None
 
 
@@ -206,7 +206,7 @@ def updated(rank: int, world: int, rendezvous: str):
         before = {key: norm.running_mean.clone() for key, norm in norms(engine.executor.stage).items()}
         batch = mini_batch("skips", step, 4)
         sums = engine.executor.train(batch, step)
-        outcome = engine.optimizer.update(LossSums(sums.objective * factor, sums.metric), step)
+        outcome = engine.optimizer.update(LossSums(sums.objective * factor, sums.metrics), step)
         assert outcome.applied == math.isfinite(factor)
         after = norms(engine.executor.stage)
         moved.append({not norm.running_mean.equal(before[key]) for key, norm in after.items()})
