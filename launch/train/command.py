@@ -139,6 +139,8 @@ def _check_unchanged(before: Experiment, chosen: Experiment) -> None:
     paths = [*before.fixed, "optimizer.name", "train.checkpoint_dir", "train.seed", "train.init_from"]
     values = [[_value(experiment, path) for path in paths] for experiment in (before, chosen)]
     changed = [path for path, old, new in zip(paths, *values, strict=True) if old != new]
+    if "optimizer.name" not in changed and chosen.optimizer.state_names != before.optimizer.state_names:
+        changed.append("optimizer.beta1 to or from 0, which adds or drops the momentum")
     if changed:
         raise SettingError(f"a resumed run cannot change {' and '.join(changed)}; start a new run for that")
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import suite
-from launch.train.command import start
+from launch.train.command import resume, start
 from suite import TrainSpec
 from suite.errors import SettingError
 from suite.paths import read_json
@@ -47,7 +47,8 @@ def spec(on_step):
     return TrainSpec(
         layers=nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), loss=nn.CrossEntropyLoss(), train=rows,
         valid=rows, metric={"correct": correct, "confidence": confidence}, on_step=on_step, param_groups=only_biases,
-        batch_size=8, steps=4, stages=2, settings="train.validate_every=2 tracking.wandb=disabled train.threads=1",
+        batch_size=8, steps=4, stages=2,
+        settings="optimizer.name=sgd train.validate_every=2 tracking.wandb=disabled train.threads=1",
     )  # fmt: skip
 
 
@@ -63,9 +64,14 @@ def train(name):
     return start(f"{__file__}:{name}", "auto", "", "spawn", Console(quiet=True))
 
 
-def test_each_metric_has_its_name_and_the_function_sees_every_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = train("noted")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("own"))
+        yield train("noted")
+
+
+def test_each_metric_has_its_name_and_the_function_sees_every_line(run):
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 2, 3, 4, 4]
     assert [json.loads(line) for line in Path(SEEN).read_text().splitlines()] == lines
@@ -78,6 +84,11 @@ def test_each_metric_has_its_name_and_the_function_sees_every_line(tmp_path, mon
     before = noted().layers
     for (name, old), new in zip(before.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(old, new) == name.endswith("weight")
+
+
+def test_a_resume_that_would_drop_the_momentum_is_refused(run):
+    with pytest.raises(SettingError, match=r"a resumed run cannot change optimizer\.beta1 to or from 0"):
+        resume(str(run.path), "train.steps=8 optimizer.beta1=0", "spawn", Console(quiet=True))
 
 
 def test_a_function_that_fails_ends_the_run_and_is_named_with_its_line(tmp_path, monkeypatch):
