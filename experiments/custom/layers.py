@@ -245,20 +245,18 @@ def _failure_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash:
 def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[str]:
     leaves = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in outputs)
     try:
-        objective, metric = loss(*leaves, *targets)
+        objective, _ = loss(*leaves, *targets)
+    except SettingError as fault:
+        return [str(fault)]
     except Exception as error:
         return [
             f"the loss cannot take {described(outputs)} with targets {described(targets)}: "
             f"{type(error).__name__}: {first_line(error)}"
         ]
-    for name, value in (("loss", objective), ("metric", metric)):
-        if not isinstance(value, Tensor):
-            return [f"the {name} returns a {type(value).__name__}; it must return a tensor (without .item())"]
-        count = getattr(loss, "metric_count", 1) if name == "metric" else 1
-        if value.shape != ((count,) if count > 1 else ()):
-            return [
-                f"the {name} returns a tensor of shape {tuple(value.shape)}; it must be one number, a mean over rows"
-            ]
+    if not isinstance(objective, Tensor):
+        return [f"the loss returns a {type(objective).__name__}; it must return a tensor (without .item())"]
+    if objective.dim():
+        return [f"the loss returns a tensor of shape {tuple(objective.shape)}; it must be one number, a mean over rows"]
     if not objective.requires_grad:
         return ["the loss has no gradient; it must be differentiable in the last layer's outputs"]
     try:

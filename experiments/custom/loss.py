@@ -8,7 +8,7 @@ So neither K nor M nor R changes the loss or its gradients.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -72,10 +72,15 @@ class SummedLoss(nn.Module):
         if not self._metrics:
             return objective, objective.detach()
         with torch.no_grad():
-            sums = [
-                torch.as_tensor(_sum(metric(*tensors), units), dtype=objective.dtype).to(objective.device)
-                for metric in self._metrics.values()
-            ]
+            sums = []
+            for name, metric in self._metrics.items():
+                value = torch.as_tensor(_sum(metric(*tensors), units), dtype=objective.dtype)
+                if value.dim():
+                    raise SettingError(
+                        f"the metric {name} returns a tensor of shape {tuple(value.shape)}; it must be one number, a "
+                        "mean over rows"
+                    )
+                sums.append(value.to(objective.device))
         return objective, torch.stack(sums) if len(sums) > 1 else sums[0]
 
     def _units(self, targets: Tensors) -> Tensor | float:
@@ -91,14 +96,18 @@ class SummedLoss(nn.Module):
 def metrics_of(spec: TrainSpec) -> dict[str, Callable[..., Tensor]]:
     """Returns the spec's metrics by name; ``metric`` is the name of a single one.
 
-    Raises SettingError for names that a run's other metrics have.
+    Raises SettingError for anything else than functions, and for names that a run's other metrics have.
     """
     if spec.metric is None or callable(spec.metric):
         return {} if spec.metric is None else {"metric": spec.metric}
+    if not isinstance(spec.metric, Mapping):
+        raise SettingError(
+            f"metric is a {type(spec.metric).__name__}; write a function, or a dict of functions by name"
+        )
     for name, metric in spec.metric.items():
         if not isinstance(name, str) or not name.isidentifier() or name in RESERVED or not callable(metric):
             raise SettingError(
-                f"metric has {name!r}: {metric!r}; write names of letters, digits and _, other than "
+                f"metric {name!r} cannot be reported; write names of letters, digits and _, other than "
                 f"{', '.join(RESERVED)}, with functions"
             )
     return dict(spec.metric)

@@ -124,15 +124,24 @@ def test_several_metrics_are_sums_in_one_tensor_and_others_than_numbers_are_refu
     own = spec(numbers(2), nn.MSELoss(), metric={"half": lambda scores, labels: 0.5, "error": nn.L1Loss()})
     _, metrics = SummedLoss(own, targets=1)(SCORES, SCORES + 2)
     assert metrics.tolist() == pytest.approx([len(SCORES) / 2, len(SCORES) * 2])
-    own = spec(numbers(2), nn.MSELoss(), metric=dict.fromkeys("ab", lambda scores, labels: scores.sum(1)))
+    own = spec(
+        numbers(2),
+        nn.MSELoss(),
+        metric={"half": lambda scores, labels: 0.5, "sums": lambda scores, labels: scores.sum(1)},
+    )
     (error,) = find_layer_errors([], SummedLoss(own, 1), (SCORES,), (SCORES,))
-    assert error.startswith("the metric returns a tensor of shape (2, 7); it must be one number")
+    assert error.startswith("the metric sums returns a tensor of shape (7,); it must be one number")
 
 
 @pytest.mark.parametrize("metric", [{"loss": abs}, {"top/5": abs}, {1: abs}, {"accuracy": 0.5}])
 def test_names_and_functions_of_metrics_are_checked(metric):
     with pytest.raises(SettingError, match=r"write names of letters, digits and _, other than loss, .* with functions"):
         SummedLoss(spec(numbers(2), metric=metric), targets=1)
+
+
+def test_a_list_of_metrics_is_refused():
+    with pytest.raises(SettingError, match="metric is a list; write a function, or a dict of functions by name"):
+        SummedLoss(spec(numbers(2), metric=[abs]), targets=1)
 
 
 def test_a_metric_that_counts_is_rounded_as_torchs_own_product():
