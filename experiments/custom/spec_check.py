@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -21,9 +21,11 @@ WRAPPERS = {
 
 
 def check_functions(spec: TrainSpec) -> None:
-    """Raises SettingError for a loss, metric, ``units`` or ``collate`` that cannot be called."""
-    for name in ("loss", "metric", "units", "collate"):
+    """Raises SettingError for a field that cannot be called, as ``loss``; ``metric`` may be a dict of functions."""
+    for name in ("loss", "metric", "units", "collate", "on_step", "param_groups"):
         value = getattr(spec, name)
+        if name == "metric" and isinstance(value, Mapping):
+            continue
         if isinstance(value, type) and issubclass(value, nn.Module):
             raise SettingError(f"{name} is the class {value.__name__}; make one: {value.__name__}()")
         if not callable(value) and (value is not None or name == "loss"):
