@@ -37,8 +37,8 @@ class PipelineSettings(FrozenRecord):
     stages: int = Field(1, ge=1)
     """K: pipeline stages, each on one device."""
     micro_batches: MicroBatches = Field(4, ge=AUTO)
-    """M: micro-batches in each replica's share of a mini-batch; auto, or 0, lets the plan
-    choose it."""
+    """M: micro-batches in each replica's share of a mini-batch, whose gradients are accumulated, with one stage too;
+    auto, or 0, lets the plan choose it."""
     replicas: int = Field(1, ge=1)
     """R: data-parallel copies of the whole pipeline."""
     schedule: ScheduleName = "fill_drain"
