@@ -45,7 +45,8 @@ class TrainSpec:
         step, the same whenever it is called with that step.
     valid: Held-out data, evaluated at the end and every ``train.validate_every`` steps; none: no evaluation. The
         best validation is the one with the lowest loss.
-    metric: ``metric(*outputs, *targets)``: another mean over the units, reported beside the loss; several by name.
+    metric: ``metric(*outputs, *targets)``: another mean over the units, reported beside the loss by the name
+        of the function, or as ``metric`` if that is a lambda; a dict has several by name.
     units: ``units(*targets)``: what the loss's mean is over, such as the number of tokens that are not padding.
         None: the rows; for cross entropy with an ``ignore_index`` or class weights, the sum of weights of its
         targets.

@@ -94,12 +94,14 @@ class SummedLoss(nn.Module):
 
 
 def metrics_of(spec: TrainSpec) -> dict[str, Callable[..., Tensor]]:
-    """Returns the spec's metrics by name; ``metric`` is the name of a single one.
+    """Returns the spec's metrics by name: a single one has that of its function, ``metric`` if that is none.
 
     Raises SettingError for anything else than functions, and for names that a run's other metrics have.
     """
     if spec.metric is None or callable(spec.metric):
-        return {} if spec.metric is None else {"metric": spec.metric}
+        name = getattr(spec.metric, "__name__", "")
+        own = name if name.isidentifier() and name not in RESERVED else "metric"
+        return {} if spec.metric is None else {own: spec.metric}
     if not isinstance(spec.metric, Mapping):
         raise SettingError(
             f"metric is a {type(spec.metric).__name__}; write a function, or a dict of functions by name"

@@ -153,11 +153,14 @@ def print_checkpoints(name: str, console: Console) -> bool:
     location = checkpoint_location_of_run(run.path)
     audits = list(audit(Storage(location)))
     shown = hide_secrets(location)
-    console.print(_table(shown, audits) if audits else f"no checkpoints in {shown} yet")
+    if audits:
+        console.print(_table(shown, audits, read_experiment_file(run.experiment).criterion.name))
+    else:
+        console.print(f"no checkpoints in {shown} yet")
     return any(not checkpoint.faults for checkpoint in audits)
 
 
-def _table(location: str, audits: list[Audit]) -> Table:
+def _table(location: str, audits: list[Audit], criterion: str) -> Table:
     rows = Table(title=f"checkpoints in {location}", title_justify="left")
     for heading in ("step", "layers", "MiB", "minutes ago", "good", "best", "state"):
         rows.add_column(heading, justify="left" if heading in ("good", "best", "state") else "right", overflow="fold")
@@ -170,7 +173,7 @@ def _table(location: str, audits: list[Audit]) -> Table:
             f"{sum(file.bytes for file in manifest.files.values()) / 2**20:,.1f}" if manifest else "",
             f"{max(0.0, time.time() - manifest.written) / 60:,.0f}" if manifest else "",
             "yes" if checkpoint.good else "not yet",
-            f"{state_of(manifest.notes).best:.4f}" if manifest and checkpoint.step == best else "",
+            f"{criterion} {state_of(manifest.notes).best:.4f}" if manifest and checkpoint.step == best else "",
             "\n".join(checkpoint.faults) or ("abandoned" if checkpoint.abandoned else "valid"),
         )
     return rows

@@ -67,7 +67,7 @@ def _results(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
     first = runs[0]
     rows: list[list[Value]] = []
     for run, label in zip(runs, labels, strict=True):
-        losses, valid = run.points(LOSS), run.valid_points()
+        losses, valid = run.points(LOSS), run.valid_points(first.metric)
         scores = run.scores.get("macro", {}).get("bleu", {}).get("all")
         peak = run.record.get("peak_memory_bytes")
         rows.append([
@@ -78,8 +78,8 @@ def _results(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
             peak / GIB if peak else None, scores,
         ])  # fmt: skip
     headings = [
-        "run", "state", "steps", first.unit, "loss", f"validation {first.metric}", "best", "at step", "step, s",
-        f"{first.unit}/s", "memory, GiB", "BLEU",
+        "run", "state", "steps", first.unit, "loss", f"validation {first.metric}", f"best {first.criterion}",
+        "at step", "step, s", f"{first.unit}/s", "memory, GiB", "BLEU",
     ]  # fmt: skip
     known = [at for at in range(len(headings)) if any(row[at] is not None for row in rows)]
     return Table(

@@ -15,7 +15,7 @@ from launch.runs.store import RUNS, RunFolder
 from launch.watching.run_state import RunState, read_state
 from suite.errors import SettingError
 from suite.paths import read_json
-from suite.training.metrics import APPLIED, GRAD_NORM, LOSS, LR, STEP, read_history, units_done
+from suite.training.metrics import STEP, own_metric, read_history
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,13 @@ class RunData:
     def metric(self) -> str:
         """The metric of a validation: nll, accuracy."""
         if isinstance(self.experiment, CustomExperiment):  # its ``metric_name`` would import somebody else's code
-            others = {LOSS, GRAD_NORM, LR, APPLIED, units_done(self.unit)}
-            own = [name for name in self.steps[-1] if name.startswith("train/") and name not in others]
-            return own[0].removeprefix("train/") if own else "loss"
+            return own_metric(self.steps[-1], self.unit)
         return self.record.get("measure") or self.experiment.metric_name
+
+    @property
+    def criterion(self) -> str:
+        """The name of what decides which validation is the best: nll, accuracy, loss."""
+        return self.experiment.criterion.name
 
     def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:
         """Returns (step, value) of a metric of the steps, without steps that have no finite value. ``against`` is
@@ -63,13 +66,13 @@ class RunData:
             if line.get(metric) is not None and line.get(against) is not None
         ]
 
-    def valid_points(self, against: str = STEP, language: str = "") -> list[tuple[float, float]]:
-        """Returns (step, metric) of the validations, or another metric in place of the step. The final one is the
-        record's if there is no other."""
-        metric = f"valid/{self.metric}" + (f"/{language}" if language else "")
+    def valid_points(self, name: str, against: str = STEP) -> list[tuple[float, float]]:
+        """Returns (step, value) of a metric of the validations, such as ``nll``; ``against`` is a metric of the steps
+        to take in place of the step. The final one is the record's if there is no other."""
+        metric = f"valid/{name}"
         values = {int(line["step"]): line[metric] for line in self.validations if line.get(metric) is not None}
-        final = self.record.get(f"valid_{self.metric}")
-        if not language and final is not None:
+        final = self.record.get(f"valid_{name}")
+        if final is not None:
             values.setdefault(int(self.record["steps"]), final)
         at = {int(line["step"]): line.get(against) for line in self.steps}
         if against == STEP:
@@ -78,8 +81,8 @@ class RunData:
 
     @cached_property
     def best(self) -> tuple[int, float] | None:
-        """The step with the best validation, and its metric; None with fewer than two validations."""
-        points = {int(step): value for step, value in self.valid_points()}
+        """The step with the best validation, and the value of ``criterion`` there; None with fewer than two."""
+        points = {int(step): value for step, value in self.valid_points(self.criterion)}
         if len(points) < 2:
             return None
         step = self.record.get("best_step") if self.record else self._best_step()

@@ -17,12 +17,19 @@ Points = list[tuple[float, float]]
 
 
 def loss_pictures(run: RunData) -> list[Picture]:
-    """Returns the training loss, and the metric of training and of validation with the best step marked."""
-    pictures = [*_one("loss", run.points(LOSS), "training loss", f"Training loss per {run.unit.removesuffix('s')}.")]
-    training, validation = run.points(train_metric(run.metric)), run.valid_points()
-    if not validation and training == run.points(LOSS):
-        return pictures
-    figure, axis = new_figure("step", _in_words(run.metric))
+    """Returns the loss and the metric of training and of validation, with the best step marked on what decides it."""
+    pictures = []
+    for name in dict.fromkeys(("loss", run.metric)):
+        training, validation = run.points(train_metric(name)), run.valid_points(name)
+        is_new = name == "loss" or training != run.points(LOSS)
+        if validation or (is_new and len(training) > 1):
+            pictures.append(_curves(run, name, training, validation))
+    return pictures
+
+
+def _curves(run: RunData, name: str, training: Points, validation: Points) -> Picture:
+    """Returns one metric of training and of validation."""
+    figure, axis = new_figure("step", _in_words(name))
     if len(training) > 1:
         axis.plot(*thinned(training), linewidth=1, color=COLOURS[7], label="training")
     if validation:
@@ -34,16 +41,17 @@ def loss_pictures(run: RunData) -> list[Picture]:
             color=COLOURS[0],
             label="validation",
         )
-    if run.best is not None:
+    if run.best is not None and name == run.criterion:
         axis.plot(
             *run.best, marker="*", markersize=13, linestyle="", color=COLOURS[1], label=f"best, step {run.best[0]}"
         )
-    baseline = run.record.get(f"baseline_{run.metric}")
+    baseline = run.record.get(f"baseline_{name}")
     if baseline is not None:
         axis.axhline(baseline, color=INK, linewidth=1, linestyle="--", label="baseline")
     axis.legend(frameon=False, fontsize=8)
-    caption = f"{_in_words(run.metric).capitalize()} of training" + (" and of held-out data." if validation else ".")
-    return [*pictures, Picture("metric", figure, caption, wide=False)]
+    what = f"loss per {run.unit.removesuffix('s')}" if name == "loss" else _in_words(name)
+    caption = f"{what[0].upper()}{what[1:]} of training" + (" and of held-out data." if validation else ".")
+    return Picture("loss" if name == "loss" else "metric", figure, caption, wide=False)
 
 
 def optimizer_pictures(run: RunData) -> list[Picture]:
@@ -119,8 +127,8 @@ def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
     wanted: list[tuple[str, str, str, Callable[[RunData], Points]]] = [
         ("loss", "step", "training loss", lambda run: run.points(LOSS)),
         ("loss-units", unit, "training loss", lambda run: run.points(LOSS, against)),
-        ("valid", "step", f"validation: {_in_words(metric)}", RunData.valid_points),
-        ("valid-units", unit, f"validation: {_in_words(metric)}", lambda run: run.valid_points(against)),
+        ("valid", "step", f"validation: {_in_words(metric)}", lambda run: run.valid_points(metric)),
+        ("valid-units", unit, f"validation: {_in_words(metric)}", lambda run: run.valid_points(metric, against)),
         ("grad-norm", "step", "gradient norm", lambda run: run.points(GRAD_NORM)),
         ("throughput", "step", f"{unit}/s", lambda run: run.points(speed)),
     ]

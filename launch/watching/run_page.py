@@ -77,10 +77,11 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         ("step", f"{last['step']:,} of {run.experiment.train.steps:,}"),
         ("loss", f"{loss[-1][1]:.4f}" if loss else "not finite"),
     ]
-    if valid := run.valid_points():
-        facts.append((f"validation {run.metric}", f"{valid[-1][1]:.4f}"))
+    for name in dict.fromkeys((run.criterion, run.metric)):
+        if valid := run.valid_points(name):
+            facts.append((f"validation {name}", f"{valid[-1][1]:.4f}"))
     if run.best is not None:
-        facts.append(("best validation", f"{run.best[1]:.4f} at step {run.best[0]:,}"))
+        facts.append((f"best validation {run.criterion}", f"{run.best[1]:.4f} at step {run.best[0]:,}"))
     speed, mfu = median_of(run, units_per_s(unit)), median_of(run, MFU)
     if speed is not None:
         facts.append((f"{unit}/s (median)", in_figures(speed)))

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,13 @@ _OLD_LOSS = "loss"
 def train_metric(name: str) -> str:
     """Returns the name of the loss's own metric on the training data, such as ``train/nll``."""
     return f"train/{name}"
+
+
+def own_metric(line: Mapping[str, Any], unit: str) -> str:
+    """Returns the name of the loss's own metric in the line of a step; ``loss`` where it has none."""
+    known = {LOSS, GRAD_NORM, LR, APPLIED, units_done(unit)}
+    names = [name for name in line if name.startswith("train/") and name not in known]
+    return names[0].removeprefix("train/") if names else "loss"
 
 
 def units_done(unit: str) -> str:

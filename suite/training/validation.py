@@ -163,8 +163,8 @@ class Validation:
             self._bests.append(self.state)
         elif self._settings.validate_every is not None:
             self.state = ValidationState(before.best, before.best_step, before.unimproved + 1)
-        metrics = {f"valid/{name}": value for name, value in zip(self._metric_names, figures.metrics, strict=True)}
-        metrics[f"valid/{self.criterion.name}"] = value
+        metrics = {f"valid/{self.criterion.name}": value}
+        metrics |= {f"valid/{name}": value for name, value in zip(self._metric_names, figures.metrics, strict=True)}
         metrics |= {f"valid/{self._metric_names[0]}/{name}": metric for name, metric in figures.groups.items()}
         return metrics | {"valid/seconds": time.perf_counter() - start}, improved
 

@@ -61,6 +61,17 @@ def test_help_of_a_spec_describes_its_fields():
     assert [field.name for field in fields(TrainSpec) if f"\n{field.name}: " not in text] == []
 
 
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [("None", "loss"), ("nn.functional.l1_loss", "l1_loss"), ("lambda out, labels: out.mean()", "metric"),
+     ("nn.L1Loss()", "metric"), ("loss", "metric"), ("seconds", "metric"), ("lr", "metric")],
+)  # fmt: skip
+def test_a_metric_has_the_name_of_its_function_but_of_no_other_metric(folder, metric, name):
+    taken = "".join(f"def {taken}(out, labels): return out.mean()\n" for taken in ("loss", "seconds", "lr"))
+    (folder / "own.py").write_text(taken + GOOD.replace("steps=7", f"steps=7, metric={metric}"))
+    assert find("own.py:small").metric_name == name
+
+
 def test_a_function_of_a_file_is_an_experiment(folder):
     experiment = find("own.py:small")
     assert experiment.source == f"{folder}/own.py:small"

@@ -106,7 +106,7 @@ def test_a_loaded_model_has_the_validated_score(trained):
     assert record["best_valid_loss"] == pytest.approx(F.cross_entropy(scores, labels).item(), rel=1e-5)
     with torch.no_grad():
         last = suite.load(str(run), "latest")(valid.tensors[0])
-    assert record["valid_metric"] == pytest.approx((last.argmax(1) == labels).float().mean().item(), abs=1e-6)
+    assert record["valid_accuracy"] == pytest.approx((last.argmax(1) == labels).float().mean().item(), abs=1e-6)
 
 
 def test_ties_are_one_parameter(trained):

@@ -82,7 +82,7 @@ def test_the_best_checkpoint_is_marked_with_its_figure(run, monkeypatch, capsys)
     for step in (10, 20):  # 10 was the best until 20
         (run.checkpoints / f"{step:08d}/best").touch()
     _, rows = listed(run, monkeypatch, capsys)
-    assert [(row[0], row[5]) for row in rows] == [("30", ""), ("20", "4.2500"), ("10", "")]
+    assert [(row[0], row[5]) for row in rows] == [("30", ""), ("20", "nll 4.2500"), ("10", "")]
     experiment = find("t12_400m")
 
     def used(choice):

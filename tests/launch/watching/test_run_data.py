@@ -10,9 +10,11 @@ import sys
 import pytest
 from rich.console import Console
 
+from experiments.custom.experiment import CustomExperiment
 from experiments.custom.loading import ROOT
 from experiments.registry import find
 from launch.runs.store import RunFolder
+from launch.watching.comparison import comparison
 from launch.watching.report import update_page
 from launch.watching.run_data import read_run
 from launch.watching.run_page import run_page
@@ -46,11 +48,11 @@ def test_validations_are_no_steps_and_the_best_one_is_marked(tmp_path):
     run = read_run(folder(tmp_path, lines))
     assert [line["step"] for line in run.steps] == [1, 2, 3, 4]
     assert [at for at, _ in run.points("train/loss")] == [1, 2, 4]  # step 3 was not finite
-    assert run.valid_points() == [(2, 4.0), (4, 4.5)]
-    assert run.valid_points("train/tokens") == [(200.0, 4.0), (400.0, 4.5)]
+    assert run.valid_points("nll") == [(2, 4.0), (4, 4.5)]
+    assert run.valid_points("nll", "train/tokens") == [(200.0, 4.0), (400.0, 4.5)]
     assert run.best == (2, 4.0)
     page = run_page(run).html()
-    assert "<dt>best validation</dt><dd>4.0000 at step 2</dd>" in page
+    assert "<dt>best validation nll</dt><dd>4.0000 at step 2</dd>" in page
     assert ">best, step 2</text>" in page
 
 
@@ -64,13 +66,13 @@ def test_a_run_that_trains_on_after_its_end_has_no_record_yet(tmp_path):
     run = read_run(folder(tmp_path, lines, steps=2, best_step=2, best_valid_nll=4.0, valid_nll=9.0))
     assert run.record == {}
     assert run.best == (4, 3.5)
-    assert run.valid_points() == [(2, 4.0), (4, 3.5)]
+    assert run.valid_points("nll") == [(2, 4.0), (4, 3.5)]
 
 
 def test_a_validation_without_its_step_has_no_place_on_an_axis_of_tokens(tmp_path):
     run = read_run(folder(tmp_path, [validation(1, 4.2), step(2), validation(2, 4.0)]))
-    assert run.valid_points("train/tokens") == [(200.0, 4.0)]
-    assert run.valid_points() == [(1, 4.2), (2, 4.0)]
+    assert run.valid_points("nll", "train/tokens") == [(200.0, 4.0)]
+    assert run.valid_points("nll") == [(1, 4.2), (2, 4.0)]
 
 
 def test_more_accuracy_is_better(tmp_path):
@@ -79,9 +81,35 @@ def test_more_accuracy_is_better(tmp_path):
     assert read_run(folder(tmp_path, lines, name="amoebanet_fashion")).best == (1, 0.6)
 
 
+def test_what_decides_the_best_validation_is_shown_and_the_metric_has_its_name(tmp_path):
+    """Of a model of your own the loss decides: a higher accuracy after it is not the best."""
+    lines = []
+    for at, loss, accuracy in ((10, 0.5, 0.95), (20, 0.6, 0.96)):
+        lines.append({"step": at, "train/loss": loss, "train/accuracy": accuracy, "train/lr": 0.1, "train/rows": 1.0})
+        lines.append({"step": at, "valid/loss": loss, "valid/accuracy": accuracy, "valid/seconds": 0.1})
+    run = folder(tmp_path, lines)
+    source = {"source": "own.py:f", "layer_count": 2, "train": {"validate_every": 10}}
+    fields = {"name": "t", "scale": "laptop", "pipeline": {}, "optimizer": {}} | source
+    run.experiment.write_text(CustomExperiment.validated(fields).to_toml())
+    found = read_run(run)
+    assert (found.metric, found.best) == ("accuracy", (10, 0.5))
+    page = run_page(found).html()
+    for name, value in (
+        ("validation loss", "0.6000"), ("validation accuracy", "0.9600"),
+        ("best validation loss", "0.5000 at step 10"),
+    ):  # fmt: skip
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in page
+    assert "Loss per row of training and of held-out data." in page
+    assert "Accuracy of training and of held-out data." in page
+    assert page.count(">best, step 10</text>") == 1
+    table = comparison([found, found]).html()
+    assert "validation accuracy" in table
+    assert "best loss" in table
+
+
 def test_one_validation_at_the_end_is_not_called_the_best(tmp_path):
     run = read_run(folder(tmp_path, [step(1), step(2)], steps=2, valid_nll=4.0))
-    assert run.valid_points() == [(2, 4.0)]
+    assert run.valid_points("nll") == [(2, 4.0)]
     assert run.best is None
 
 
@@ -168,7 +196,11 @@ def test_no_command_executes_code_in_a_run_folder(tmp_path, monkeypatch, command
     path = tmp_path / "runs" / "t" / "1"
     path.mkdir(parents=True)
     run = folder(
-        path, [{"step": 1, "train/loss": 4.1, "train/hits": 0.5, "train/rows": 8.0}, {"step": 1, "valid/hits": 0.4}]
+        path,
+        [
+            {"step": 1, "train/loss": 4.1, "train/hits": 0.5, "train/rows": 8.0},
+            {"step": 1, "valid/hits": 0.4, "valid/loss": 4.0},
+        ],
     )
     (path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     run.experiment.write_text(HOSTILE.format(source=f"{path}/evil.py:f"))
