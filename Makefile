@@ -20,7 +20,7 @@ GPIPE := $(VENV)/bin/gpipe
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
-	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop|slice SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn REMEASURE=1'
+	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop|slice SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn|env REMEASURE=1'
 
 experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=; without NAME, list them
 	@$(GPIPE) experiment --scale "$${SCALE:-auto}" --set "$$SET" --launcher "$${LAUNCHER:-ray}" -- "$$NAME"

@@ -35,6 +35,7 @@ from launch.cli_options import (
     ScoreSetOption,
     SetOption,
     SettingsFormat,
+    SweepLauncherOption,
     choice,
     console,
     error_console,
@@ -81,9 +82,10 @@ def experiment(
         list_experiments()
         console.print(f"choose one: {command('experiment', NAME='...')}")
         return
+    from launch.backends.env_ranks import run_command
     from launch.train.command import start
 
-    start(name, scale, settings, launcher, console)
+    run_command(launcher, lambda: start(name, scale, settings, launcher, console))
 
 
 @app.command()
@@ -97,6 +99,7 @@ def resume(
     ] = "",
 ) -> None:
     """Resume a run from its newest valid checkpoint, or from another one, with the same or another K and R."""
+    from launch.backends.env_ranks import run_command
     from launch.train.command import resume as resume_run
     from suite.training.checkpoint import parse_choice
 
@@ -104,7 +107,7 @@ def resume(
         from launch.jobs.upload import restore
 
         restore(run, console.print)
-    resume_run(run, settings, launcher, console, parse_choice(checkpoint))
+    run_command(launcher, lambda: resume_run(run, settings, launcher, console, parse_choice(checkpoint)))
 
 
 @app.command()
@@ -176,7 +179,7 @@ def bench(
 def sweep(
     name: NameArgument = "",
     scale: Annotated[str, typer.Option(help="auto, or a scale of the sweep: laptop, gpu, tiny, paper")] = "auto",
-    launcher: LauncherOption = "spawn",
+    launcher: SweepLauncherOption = "spawn",
 ) -> None:
     """Run a sweep and report its results: depth_width, capacity, batch_size, temperature, bilingual, low_resource,
     romance, trainability, transfer, or your own, path.py:function."""

@@ -29,7 +29,8 @@ def choice(option: str, kind: Any, help: str) -> Any:
 
 
 Scale = Literal["auto", "paper", "laptop", "slice"]
-LauncherName = Literal["ray", "spawn"]
+LauncherName = Literal["ray", "spawn", "env"]
+SweepLauncherName = Literal["ray", "spawn"]
 PlanFormat = Literal["text", "json"]
 SettingsFormat = Literal["text", "markdown"]
 
@@ -48,9 +49,12 @@ def _settings_option(example: str) -> Any:
 
 SetOption = Annotated[str, _settings_option("train.steps=50 pipeline.stages=4")]
 ScoreSetOption = Annotated[str, _settings_option("score.beam=1 score.languages=de,fr")]
+_LAUNCHERS = "ray: Ray; spawn: plain processes on this machine"
 LauncherOption = Annotated[
-    LauncherName, choice("--launcher", LauncherName, "ray: Ray; spawn: plain processes on this machine")
+    LauncherName,
+    choice("--launcher", LauncherName, f"{_LAUNCHERS}; env: this one of the processes of torchrun or srun"),
 ]
+SweepLauncherOption = Annotated[SweepLauncherName, choice("--launcher", SweepLauncherName, _LAUNCHERS)]
 CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", metavar="<best|latest|STEP>", help="empty: the best, otherwise the latest")
 ]

@@ -6,12 +6,14 @@ import multiprocessing as mp
 import os
 import queue
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -45,6 +47,9 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 SOCKET = "/pymp-12345678/listener-12345678"
 """A path of the forkserver's socket in the folder of temporary files."""
+
+STORE_S = 300
+"""Seconds for a worker to connect to the rendezvous store."""
 
 FORKSERVER_END_S = 1.0
 """Seconds from the end of the forkserver's pipes to its exit."""
@@ -87,6 +92,30 @@ def run_processes(
                     process.kill()
                     process.join(10)
             results.close()
+
+
+def run_alone(
+    target: Callable[..., Any], rank: int, *args: Any, should_stop: Callable[[], bool], preload: Sequence[str] = ()
+) -> SuiteError | None:
+    """Runs ``target(rank, *args)``, the worker of a rank whose job has others elsewhere, in a fresh process, without a
+    deadline; returns how it failed."""
+    try:
+        run_processes(
+            _call_alone, 1, target, rank, *args, deadline_s=365 * 86400.0, should_stop=should_stop, preload=preload
+        )
+    except WorkerDiedError as error:
+        return WorkerDiedError(rank, error.how)
+    except ForkserverError as error:
+        return ForkserverError(f"on {socket.gethostname()}, for worker {rank}: {error}")
+    except SuiteError as error:
+        return error
+    except RuntimeError as error:  # it failed before it could report where; the message contains its traceback
+        return WorkerError(f"a worker failed while it started: {str(error).strip().splitlines()[-1]}")
+    return None
+
+
+def _call_alone(_: int, __: int, ___: str, target: Callable[..., Any], *args: Any) -> None:
+    target(*args)
 
 
 def modules_to_preload() -> list[str]:
@@ -243,3 +272,14 @@ def run_worker(
     init_process_group(rank, world, rendezvous, gpu=gpu, timeout_s=spec.timeout_s)
     train_stage(spec, rank, node)
     dist.destroy_process_group()
+
+
+def run_worker_at(
+    rank: int, world: int, address: str, prefix: str, spec: AttemptSpec, device: int | None, node: str
+) -> None:
+    """Runs one worker of a job that meets in the store at ``host port``, with keys of its attempt's own prefix."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    host, port = address.split()
+    store = PrefixStore(prefix, TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
+    run_worker(rank, world, store, spec, device, node)

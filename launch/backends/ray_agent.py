@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import time
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,19 +18,15 @@ import ray
 
 from launch.backends import secrets
 from launch.backends.network_interface import rendezvous_store, use_interface_of
-from launch.backends.processes import run_processes, run_worker
+from launch.backends.processes import run_alone, run_worker_at
 from launch.backends.ray_dispatcher import Attempt, Report
 from launch.ray_nodes import own_node
-from suite.errors import ForkserverError, SuiteError, WorkerDiedError, WorkerError
 
 PRELOAD = ["ray._private.workers.default_worker"]
 """The main module of an agent's process: multiprocessing imports it again in each worker."""
 
 SEND_S, SENDS_PER_S = 0.5, 1000
 """Least seconds between two heartbeats that an agent sends, and how many all agents send in a second."""
-
-STORE_S = 300
-"""Seconds for a worker to connect to the rendezvous store."""
 
 
 def serve(config: dict[str, Any]) -> None:
@@ -97,20 +91,9 @@ def _run_worker(dispatcher: Any, rank: int, attempt: Attempt, address: str, hear
         heartbeats.send()
         return bool(ray.wait([over], timeout=0)[0])
 
-    try:
-        run_processes(
-            _work, 1, rank, address, attempt, device, own_node(), heartbeats.folder, deadline_s=365 * 86400.0,
-            should_stop=is_over, preload=PRELOAD,
-        )  # fmt: skip
-    except WorkerDiedError as error:
-        return WorkerDiedError(rank, error.how)
-    except ForkserverError as error:
-        return ForkserverError(f"on {socket.gethostname()}, for worker {rank}: {error}")
-    except SuiteError as error:
-        return error
-    except RuntimeError as error:  # it failed before it could report where; the message contains its traceback
-        return WorkerError(f"a worker failed while it started: {str(error).strip().splitlines()[-1]}")
-    return None
+    return run_alone(
+        _work, rank, address, attempt, device, own_node(), heartbeats.folder, should_stop=is_over, preload=PRELOAD
+    )
 
 
 def _device() -> int:
@@ -120,17 +103,10 @@ def _device() -> int:
     return int(get_device().index)
 
 
-def _work(
-    _: int, __: int, ___: str, rank: int, address: str, attempt: Attempt, device: int | None, node: str,
-    heartbeats: Path,
-) -> None:  # fmt: skip
+def _work(rank: int, address: str, attempt: Attempt, device: int | None, node: str, heartbeats: Path) -> None:
     """Entry point of the worker's process."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
-    host, port = address.split()
-    # a prefix per attempt, so that keys of earlier attempts are not found
-    store = PrefixStore(str(attempt.number), TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
     spec = replace(pickle.loads(attempt.spec), heartbeats=heartbeats)
     if spec.working_dir is not None and spec.working_dir.is_dir():  # other machines may not have it
         os.chdir(spec.working_dir)
-    run_worker(rank, attempt.workers, store, spec, device, node)
+    # a prefix per attempt, so that keys of earlier attempts are not found
+    run_worker_at(rank, attempt.workers, address, str(attempt.number), spec, device, node)

@@ -19,6 +19,7 @@ from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Placement
 
 if TYPE_CHECKING:
+    from experiments.base.experiment import Experiment
     from launch.worker.measure import LayerMeasurements
 
 
@@ -48,6 +49,9 @@ class Backend(ABC):
     @abstractmethod
     def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
+
+    def check_workers(self, experiment: Experiment) -> None:  # noqa: B027  # optional: most start as many as needed
+        """Raises SettingError when it cannot start the experiment's K x R workers, whatever its devices."""
 
     def close(self) -> None:  # noqa: B027  # optional: most backends hold no connection
         """Disconnects, if there is a connection."""
@@ -90,10 +94,14 @@ def measure_here(
 
 
 def select_backend(launcher: str) -> Backend:
-    """Returns the backend for the launcher ``ray`` or ``spawn``. Raises SettingError if the folder of temporary files
-    has too long a path for a local Ray."""
+    """Returns the backend for the launcher ``ray``, ``spawn`` or ``env``. Raises SettingError if the folder of
+    temporary files has too long a path for a local Ray."""
     if launcher == "spawn":
         return LocalBackend()
+    if launcher == "env":
+        from launch.backends.env_ranks import EnvBackend
+
+        return EnvBackend()
     from launch.backends.ray_cluster import RayBackend, RayClusterBackend
 
     if os.environ.get("RAY_ADDRESS"):

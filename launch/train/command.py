@@ -66,6 +66,7 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     backend = select_backend(launcher)
     with log_when_long(f"choosing the scale of {name}", console.print):
         chosen, scale_note = resolve(name, scale, backend.cluster(), settings)
+    backend.check_workers(chosen)
     check_url(chosen.train.checkpoint_dir or "")
     if scale_note:
         console.print(scale_note)
@@ -121,6 +122,8 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     if checkpoints:
         _check_profile(before, chosen, checkpoints[0].step)
         check_model(checkpoints[0], layers)
+    backend = select_backend(launcher)
+    backend.check_workers(chosen)
     as_planned = _with_planned_schedule(run, before, chosen)
     prepared = prepare_data(chosen, CACHE, console.print)
     if prepared != chosen.data:
@@ -128,7 +131,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
             f"run {run.path} was trained on {chosen.data}, which is not available now; it cannot resume on "
             f"{prepared}. Restore the cache or the network and resume again"
         )
-    session = _Session(select_backend(launcher), console, resumes=True)
+    session = _Session(backend, console, resumes=True)
     planned = session.plan(as_planned, settings)
     chosen = _with_planned_micro_batches(chosen, planned)
     session.train(run, chosen, planned, resumed=True, checkpoint_step=step)

@@ -1,0 +1,144 @@
+"""LAUNCHER=env: the processes that torchrun has started are the workers, and train the same bits as LAUNCHER=spawn."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+
+import pytest
+from torch.distributed import TCPStore
+
+from experiments.custom.loading import ROOT
+from experiments.registry import find
+from launch.backends import env_ranks
+from launch.backends.env_ranks import EnvBackend, RankLauncher, Ranks
+from launch.runs.store import RunFolder
+from launch.supervision.attempts import read_attempt_lines
+from launch.supervision.watchdog import Watchdog
+from launch.worker.worker import AttemptSpec
+from suite.errors import (
+    FailureLocation,
+    PlacementError,
+    ProgramError,
+    SettingError,
+    SuiteError,
+    WorkerDiedError,
+    WorkerError,
+)
+from suite.pipeline.planning.flops import StepFlops
+from suite.pipeline.schedule.config import ScheduleConfig
+
+OWN = """
+import torch
+from torch import nn
+from suite import TrainSpec
+
+def small():
+    rows = [(torch.randn(4), at % 2) for at in range(16)]
+    return TrainSpec(
+        layers=[nn.Linear(4, 4), nn.Linear(4, 2)], loss=nn.CrossEntropyLoss(), train=rows, batch_size=8, stages=2,
+        micro_batches=2, steps=6, settings="train.checkpoint_every=2 tracking.wandb=disabled",
+    )
+"""
+
+
+def gpipe(folder, start, *arguments, **variables):
+    """Runs a command in a folder; returns (exit code, standard error)."""
+    done = subprocess.run(
+        [*start, "-m", "launch.cli", *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
+    )  # fmt: skip
+    return done.returncode, " ".join(done.stderr.split())
+
+
+def trained(folder, but=None):
+    """Returns the run in a folder, not ``but``, and what it trained: losses, and the files of the last checkpoint."""
+    (run,) = (RunFolder(path) for path in (folder / "runs/small").iterdir() if but is None or path != but.path)
+    lines = map(json.loads, run.metrics.read_text().splitlines())
+    files = [path.read_bytes() for path in sorted((run.checkpoints / "00000006").glob("layer-*"))]
+    assert len(files) == 2
+    return run, ([line["train/loss"] for line in lines], files)
+
+
+def test_two_processes_of_torchrun_train_the_same_bits_also_after_a_killed_worker(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    code, shown = gpipe(tmp_path, [sys.executable], "experiment", "own.py:small", "--launcher", "spawn")
+    assert code == 0, shown
+    spawned, expected = trained(tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    killed = json.dumps([{"fault": "kill", "stage": 1, "step": 3}])
+    command = ("experiment", "own.py:small", "--launcher", "env")
+    code, shown = gpipe(tmp_path, torchrun, *command, GPIPE_FAULTS=killed)
+    assert code == 0, shown
+    run, bits = trained(tmp_path, but=spawned)
+    assert bits == expected
+    assert [attempt["outcome"] for attempt in read_attempt_lines(run.attempts).values()] == ["failed", "done"]
+    code, shown = gpipe(tmp_path, torchrun, "resume", str(run.path), "--launcher", "env", "--set", "train.steps=3")
+    assert code == 1  # torchrun's own
+    assert shown.count("error: ") == 1
+    assert shown.count("exitcode : 2 (pid") == 2
+
+
+def test_there_must_be_a_rank_for_each_worker(monkeypatch):
+    monkeypatch.setattr(EnvBackend, "ranks", Ranks(0, 3, 0, None), raising=False)
+    with pytest.raises(SettingError, match=r"K x R is 4 workers, and WORLD_SIZE is 3 processes; start 4 of them"):
+        EnvBackend().check_workers(find("t12_400m").with_settings("pipeline.stages=2 pipeline.replicas=2"))
+
+
+def test_without_the_variables_of_torchrun_or_srun_one_sentence_names_them(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "SLURM_NTASKS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(SettingError, match="LAUNCHER=env reads WORLD_SIZE, LOCAL_RANK, MASTER_ADDR from the environ"):
+        Ranks.join()
+
+
+@dataclass(frozen=True)
+class WithoutProcess(Ranks):
+    """A rank whose worker ends at once, or runs until it is ended."""
+
+    result: SuiteError | None = None
+
+    def run_worker(self, number, spec, should_stop):
+        while self.result is None:
+            if should_stop():
+                return WorkerError("the workers were ended")
+        return self.result
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    """Returns (store, spec, experiment, watchdog)."""
+    experiment = find("t12_400m").with_settings("pipeline.stages=2")
+    spec = AttemptSpec(tmp_path, tmp_path, (1, 2), ScheduleConfig(), False, False, flops=StepFlops(1.5, 2.0))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return store, spec, experiment, Watchdog(spec, experiment)
+
+
+def test_an_error_of_another_rank_ends_all_and_arrives_as_it_was(attempt):
+    store, spec, experiment, watchdog = attempt
+    assert env_ranks._SPEC.validate_json(env_ranks._SPEC.dump_json(spec)) == spec
+    error = ProgramError("stage 1: ValueError: no", "ValueError", FailureLocation(0, 1, 3, "F2", 7, "host", "log"))
+    codes = []
+    other = threading.Thread(target=lambda: codes.append(WithoutProcess(1, 2, 1, store, error).serve()))
+    other.start()
+    with pytest.raises(ProgramError) as raised:
+        RankLauncher(WithoutProcess(0, 2, 0, store)).run(spec, experiment, watchdog)
+    assert raised.value.args == error.args
+    store.set("end", "2")
+    other.join()
+    assert codes == [2]
+
+
+def test_a_rank_that_is_lost_ends_the_attempt_and_the_run(attempt, monkeypatch):
+    store, spec, experiment, watchdog = attempt
+    monkeypatch.setattr(env_ranks, "LOST_S", 0.5)
+    launcher = RankLauncher(WithoutProcess(0, 2, 0, store))
+    with pytest.raises(WorkerDiedError, match="worker 1 gave no result: its rank was silent for"):
+        launcher.run(spec, experiment, watchdog)
+    with pytest.raises(PlacementError, match=r"rank 1 of 2 is lost; start all of them again"):
+        launcher.available_devices(2)
