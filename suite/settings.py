@@ -253,3 +253,5 @@ class TrackingSettings(FrozenRecord):
     """Mode of wandb; auto takes WANDB_MODE, otherwise online with a key and offline without one."""
     project: str = "gpipe-suite"
     """Project in wandb."""
+    tensorboard: bool = False
+    """Whether metrics also go to event files in the run's folder tensorboard/, for tensorboard --logdir runs."""

@@ -56,7 +56,7 @@ from suite.training.loss_spikes import LossSpikes
 from suite.training.profiling import step_profiler
 from suite.training.system_metrics import SystemMetrics
 from suite.training.trace import TraceWriter
-from suite.training.trackers import MetricsFile, Tracker
+from suite.training.trackers import MetricsFile, TensorBoard, Tracker
 from suite.training.utilization import Utilization
 from suite.training.validation import Validation, notes_of, state_of
 from suite.training.wandb_run import Wandb
@@ -347,8 +347,10 @@ def _trackers(
     identity = wandb_identity(spec.run, experiment, spec.schedule_config, engine.notes.get("wandb_run"))
     config = wandb_config(experiment, spec.cells, spec.schedule_config, spec.step_s)
     wandb = Wandb(spec.folder, experiment.tracking, identity, config, log, system_metrics.latest)
-    files = MetricsFile(spec.run.metrics, engine.start), LossSpikes(spec.run.spikes, engine.start, log)
-    return [*files, wandb, *experiment.trackers()], wandb
+    trackers: list[Tracker] = [MetricsFile(spec.run.metrics, engine.start)]
+    if experiment.tracking.tensorboard:
+        trackers.append(TensorBoard(spec.folder / "tensorboard", engine.start, log))
+    return [*trackers, LossSpikes(spec.run.spikes, engine.start, log), wandb, *experiment.trackers()], wandb
 
 
 def _broadcast_run_id(run_id: str | None, coord: RankCoord) -> str | None:

@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: always JSON lines in its folder, and wandb (``wandb_run``).
+"""Where the metrics of a run go: always JSON lines in its folder, wandb (``wandb_run``), and TensorBoard if asked.
 
 One worker writes them, the metrics rank. Every record has a ``step``, the number of steps done.
 """
@@ -6,10 +6,14 @@ One worker writes them, the metrics rank. Every record has a ``step``, the numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from suite.log import Log
 from suite.training.jsonl import reopen
 from suite.training.metrics import STEP
 
@@ -41,3 +45,48 @@ class MetricsFile:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Closes the file; the summary goes to ``record.json``."""
         self._file.close()
+
+
+class TensorBoard:
+    """Event files in a folder, one for each start. TensorBoard drops the steps that a later file repeats. A write that
+    fails is logged once, and training continues without it."""
+
+    def __init__(self, folder: Path, start: int, log: Log) -> None:
+        """``start`` is the step that the run resumes from."""
+        from tensorboardX.event_file_writer import EventsWriter  # its SummaryWriter blocks for good on a full disk
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._log = log
+        self._writer: Any = None
+        with self._disabled_by_errors():
+            folder.mkdir(exist_ok=True)
+            self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")  # two may start in one second
+            self._writer.write_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
+            begin = SessionLog(status=SessionLog.START)
+            self._writer.write_event(Event(wall_time=time.time(), step=start + 1, session_log=begin))
+
+    def log(self, step: int, values: Values) -> None:
+        """Adds one scalar for each metric, visible to readers at once."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        if self._writer is None:
+            return
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        with self._disabled_by_errors():
+            self._writer.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
+            self._writer.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Closes the file; the summary goes to ``record.json``."""
+        with self._disabled_by_errors():
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextmanager
+    def _disabled_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            self._log(f"TensorBoard's events cannot be written ({error}); the metrics are in metrics.jsonl")
