@@ -52,7 +52,7 @@ from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.timeline import text
 from suite.settings import AUTO
-from suite.training.checkpoint import Choice, check_model, current, list_checkpoints
+from suite.training.checkpoint import Choice, check_model, current, in_order, list_checkpoints
 from suite.training.checkpoint.object_store import check_url
 from suite.training.metrics import check_metrics, read_steps
 from suite.training.profiling import profiled_steps
@@ -121,7 +121,8 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     layers, _ = chosen.build()
     if checkpoints:
         _check_profile(before, chosen, checkpoints[0].step)
-        check_model(checkpoints[0], layers)
+        if chosen.task == "custom":  # the settings determine any other model, and the run has them
+            check_model(checkpoints[0], layers)
     backend = select_backend(launcher)
     backend.check_workers(chosen)
     as_planned = _with_planned_schedule(run, before, chosen)
@@ -190,10 +191,13 @@ def _prepare(chosen: Experiment, console: Console) -> Experiment:
         return changed
     source = find_run(chosen.train.init_from)
     before = read_experiment_file(source.experiment)
-    if not list_checkpoints(checkpoint_location(source, before), console.print):
+    checkpoints = list_checkpoints(checkpoint_location(source, before), console.print)
+    if not checkpoints:
         raise CheckpointError(f"{source.path} has no valid checkpoint; set train.init_from to a trained run")
     if differences := _model_differences(changed, before):
         raise CheckpointError(f"{source.path} has a different model: {differences}; make them equal")
+    if changed.task == "custom":
+        check_model(in_order(checkpoints, None, str(source.path))[0], changed.build()[0], but_last=True)
     # workers may have another working directory
     train = changed.train.model_copy(update={"init_from": str(source.path)})
     return changed.model_copy(update={"train": train})

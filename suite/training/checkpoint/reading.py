@@ -323,11 +323,11 @@ def load_layer(checkpoint: Checkpoint, index: int, layer: nn.Module, tensors: Ma
     layer.load_state_dict(values_of(tensors))
 
 
-def check_model(checkpoint: Checkpoint, layers: Sequence[nn.Module]) -> None:
-    """Raises CheckpointError when a checkpoint is of another model than these layers. It reads headers alone: a damaged
-    file is found when it is loaded, and then an earlier checkpoint may be."""
+def check_model(checkpoint: Checkpoint, layers: Sequence[nn.Module], but_last: bool = False) -> None:
+    """Raises CheckpointError when a checkpoint is of another model than these layers, or these ``but_last``. It reads
+    headers alone: a damaged file is found when it is loaded, and then an earlier checkpoint may be."""
     checkpoint.check_layers(len(layers))
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(layers[: len(layers) - but_last]):
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
             _check_layer(checkpoint, index, layer, checkpoint.read_header(index))
 

@@ -67,6 +67,11 @@ def fewer_classes():
     table = nn.Parameter(torch.randn(12, 8))
     return spec(nn.Sequential(nn.Flatten(), nn.Linear(40, 3)), 3, table)
 
+def wider():
+    table = nn.Parameter(torch.randn(12, 8))
+    return TrainSpec(layers=[Embed(table), Norm(), nn.Linear(8, 8, bias=False), Mix(), Scores(table)],
+                     loss=nn.CrossEntropyLoss(), train=data(64, 12))
+
 def shallow():
     table = nn.Parameter(torch.randn(12, 8))
     return TrainSpec(layers=[Embed(table), Mix(), Scores(table)], loss=nn.CrossEntropyLoss(), train=data(64, 12))
@@ -158,6 +163,7 @@ def test_a_last_layer_of_another_shape_starts_anew(trained):
     ("name", "source", "message"),
     [
         ("shallow", "{run}", "has a different model: it has 5 layers there and 3 here; make them equal"),
+        ("wider", "{run}", "layer 2 of .* does not match this model: bias is extra; change the model"),
         ("tied", "tide", "no run 'tide'"),
     ],
 )
