@@ -37,7 +37,8 @@ def devices_chosen(rank, world, rendezvous, index):
     coord = RankCoord(rank, 1, 1)
     parameters = {(0, name): parameter for name, parameter in layer.named_parameters()}
     groups = make_groups(coord, 60.0, ())
-    ReplicatedState(layer, parameters, OptimizerSettings(), coord, groups, torch.device("cuda", index))
+    factors = dict.fromkeys(parameters, (1.0, 1.0))
+    ReplicatedState(layer, parameters, OptimizerSettings(), coord, groups, torch.device("cuda", index), factors)
     return current, layer.moved_to
 
 
