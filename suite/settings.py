@@ -69,7 +69,7 @@ class OptimizerSettings(FrozenRecord):
     """Length of the linear warm-up."""
     lr_decay: Literal["inverse_sqrt", "exponential", "cosine", "linear", "constant", "wsd"] = "inverse_sqrt"
     """Decay after warm-up: 1/sqrt(step), lr_decay_factor every lr_decay_steps, a half cosine or a line to 0 over
-    lr_decay_steps, none, or wsd (warm-up, stable, decay): lr_stable_steps at the peak, then a line to 0."""
+    lr_decay_steps, none, or wsd: lr_stable_steps at the peak, then a line to 0."""
     lr_decay_steps: Annotated[int, Unit("steps")] = Field(1000, ge=1)
     """Period of exponential decay, or length of the decay to 0. Unless set, cosine and linear decay fill the run after
     warm-up, and wsd's decay is the last tenth of the run."""

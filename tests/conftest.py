@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.update(
@@ -32,20 +33,27 @@ LONG = (
 TESTS = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _search_path_of_module():
-    """Folders of users' files, which are searched for modules from then on, are those of one module of tests alone."""
-    before = [*sys.path]
+@contextmanager
+def _own_imports():
+    """Users' files are imported from folders of tests: neither they nor their folders are found after it."""
+    path, modules = [*sys.path], {*sys.modules}
     yield
-    sys.path[:] = before
+    sys.path[:] = path
+    for name in {*sys.modules} - modules:
+        if "/pytest-of-" in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_imports_of_module():
+    with _own_imports():
+        yield
 
 
 @pytest.fixture(autouse=True)
-def _search_path():
-    """And of one test."""
-    before = [*sys.path]
-    yield
-    sys.path[:] = before
+def _own_imports_of_test():
+    with _own_imports():
+        yield
 
 
 def pytest_collection_modifyitems(items):

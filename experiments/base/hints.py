@@ -17,6 +17,8 @@ def command(target: str, **values: str) -> str:
     """Returns a command line; ``values`` are variables of the Makefile."""
     words = []
     for name, value in values.items():
+        if not value and not _by_make():
+            continue
         shown = f'"{value}"' if name in ("SET", "TEXT") else shlex.quote(value) if value else ""
         is_argument = name in _ARGUMENTS and not (name == "RUN" and target in _OPTION_RUN)
         words.append(shown if is_argument and not _by_make() else option(name, shown))

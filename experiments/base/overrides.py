@@ -126,8 +126,11 @@ def split(settings: str) -> list[str]:
     except ValueError as error:
         raise SettingError(
             f"the settings {shortened(settings)!r} cannot be read ({error}); a value with blanks stands in quotes, "
-            f"such as {option('SET')} \"train.checkpoint_dir='/my disk/runs'\""
+            f"such as {option('SET', QUOTED)}"
         ) from None
+
+
+QUOTED = "\"train.checkpoint_dir='/my disk/runs'\""
 
 
 def parse(settings: str | Iterable[str], record: type[BaseModel]) -> dict[str, Any]:

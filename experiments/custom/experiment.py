@@ -139,8 +139,8 @@ def update_factors(spec: TrainSpec, name: str, parameter: nn.Parameter) -> tuple
         if all(isinstance(factor, int | float) and 0 <= factor < math.inf for factor in found):
             return float(lr_factor), float(decay_factor)
     raise SettingError(
-        f"param_groups returned {found!r} for {name}; return the factors of its learning rate and of its weight decay, "
-        "two numbers, 0 or more"
+        f"param_groups returned {' '.join(repr(found).split())[:100]} for {name}; return the factors of its learning "
+        "rate and of its weight decay, two numbers, 0 or more"
     )
 
 

@@ -23,7 +23,18 @@ SEED = 1
 
 
 def trial_error(layer: nn.Module, inputs: Tensors) -> str:
-    """Returns what is wrong with a layer that takes ``inputs``; empty if nothing is. Its buffers are as before."""
+    """Returns what is wrong with a layer that takes ``inputs`` and has not run yet; empty if nothing is. Its buffers
+    are as before."""
+    try:
+        return _trial_error(layer, inputs)
+    except Exception as error:
+        return (
+            "runs once, and fails in another forward from the same state, as a recompute is "
+            f"({type(error).__name__}: {first_line(error)})"
+        )
+
+
+def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
     layer.train()
     before: Values = []
     parameters = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
@@ -36,7 +47,7 @@ def trial_error(layer: nn.Module, inputs: Tensors) -> str:
     with replaced([(module, name, value.clone()) for module, name, value in before]), torch.enable_grad():
         second = _forward(layer, leaves)
     try:
-        if not all(_equal(*pair) for pair in zip(first, second, strict=True)):
+        if len(first) != len(second) or not all(map(_equal, first, second)):
             return (
                 "returns other values for the same inputs and seeds, so a recompute would not repeat its forward; keep "
                 "what it remembers in buffers, and draw from the default generators of torch, numpy or random"
@@ -82,6 +93,8 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 def _backward_error(layer: nn.Module, outputs: Tensors) -> str:
     sums = [output.float().sum() for output in outputs if output.requires_grad]
+    if not sums and any(map(torch.is_floating_point, outputs)) and any(p.requires_grad for p in layer.parameters()):
+        return "returns nothing that depends on its parameters, so nothing trains them; leave detach and no_grad out"
     try:
         if sums:
             torch.autograd.backward(sums)

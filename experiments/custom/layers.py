@@ -80,7 +80,8 @@ class _Values(dict[str, Tensor]):
 
 
 def _tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*layer.named_parameters(), *layer.named_buffers()]
+    """Returns parameters and buffers by all their names: a copy of a layer has one tensor for each name."""
+    return [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False)]
 
 
 def _as_meta(tensor: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
         taken_tensors = (*tensors, *popped.values())
         versions = [tensor._version for tensor in taken_tensors]
         try:
-            real = by_micro_batch(_initialised(layer))
+            real, unused = (by_micro_batch(_initialised(layer)) for _ in range(2))  # a first forward may differ
             if wrong := _parameter_error(real):
                 return [f"{name} {wrong}"]
         except SettingError as fault:
@@ -167,13 +168,26 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
                 "that returns a new tensor (for modules of torch inplace=False)"
             ]
         check.remove()
-        failure = _failure_on_meta(layer, tensors, outputs, meta_stash) or trial_error(real, taken_tensors)
+        failure = trial_error(unused, taken_tensors)
+        if failure:
+            failure = _trial_on_one_thread(layer, taken_tensors)
+        failure = _failure_on_meta(layer, tensors, outputs, meta_stash) or failure
         if failure:
             return [f"{name} {failure}"]
         tensors, before = outputs, f"what {name} returns"
         if key is not None:
             tried[key] = outputs
     return _loss_errors(loss, tensors, targets)
+
+
+def _trial_on_one_thread(layer: nn.Module, tensors: Tensors) -> str:
+    """Tries a layer again, because sums of several threads may be in another order on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return trial_error(by_micro_batch(_initialised(layer)), tensors)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _initialised(layer: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -213,6 +213,8 @@ def _module(place: str) -> ModuleType:
     folder, file = (path.parent, path) if _is_file(place) else (Path.cwd(), None)
     search_last(folder)
     _check_outside_runs(place)
+    if file is not None and not file.is_file():
+        raise SettingError(f"{file} is gone, and it has the function; put it back")
     check_names(folder, file, () if file else (place,))
     try:
         if file is None:
@@ -253,4 +255,7 @@ def _line_of(error: BaseException, place: str) -> str:
 
 
 def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"
+    said = f"{type(error).__name__}: {first_line(error)}"
+    if "TrainSpec.__init__()" in said:
+        said += f"; its fields are {', '.join(field.name for field in fields(TrainSpec))}"
+    return said

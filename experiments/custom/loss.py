@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from suite.device import is_host
-from suite.errors import SettingError
+from suite.errors import SettingError, first_line
 from suite.pipeline.model.layers import Tensors
 from suite.train_spec import TrainSpec
 
@@ -74,7 +74,12 @@ class SummedLoss(nn.Module):
         with torch.no_grad():
             sums = []
             for name, metric in self._metrics.items():
-                value = torch.as_tensor(_sum(metric(*tensors), units), dtype=objective.dtype)
+                try:
+                    value = torch.as_tensor(_sum(metric(*tensors), units), dtype=objective.dtype)
+                except Exception as error:
+                    raise SettingError(
+                        f"the metric {name} fails or returns no number: {type(error).__name__}: {first_line(error)}"
+                    ) from error
                 if value.dim():
                     raise SettingError(
                         f"the metric {name} returns a tensor of shape {tuple(value.shape)}; it must be one number, a "
@@ -102,10 +107,7 @@ def metrics_of(spec: TrainSpec) -> dict[str, Callable[..., Tensor]]:
         name = getattr(spec.metric, "__name__", "")
         own = name if name.isidentifier() and name not in RESERVED else "metric"
         return {} if spec.metric is None else {own: spec.metric}
-    if not isinstance(spec.metric, Mapping):
-        raise SettingError(
-            f"metric is a {type(spec.metric).__name__}; write a function, or a dict of functions by name"
-        )
+    assert isinstance(spec.metric, Mapping), "checked when the spec was loaded"
     for name, metric in spec.metric.items():
         if not isinstance(name, str) or not name.isidentifier() or name in RESERVED or not callable(metric):
             raise SettingError(

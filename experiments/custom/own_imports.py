@@ -44,7 +44,7 @@ def check_names(folder: Path, file: Path | None, names: tuple[str, ...] = ()) ->
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """Yields the dotted names that a file may import, relative ones excluded."""
+    """Yields the dotted names that a file may import; a relative one as seen from its top package."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # its import says what is wrong
@@ -52,8 +52,20 @@ def _imported(file: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = _package_names(file.parents[node.level - 1]) if node.level else []
+            if package or not node.level:  # otherwise the import itself fails
+                parts = [*package, *([node.module] if node.module else [])]
+                yield from (".".join([*parts, name.name]) for name in node.names)
+
+
+def _package_names(folder: Path) -> list[str]:
+    """Returns the names of the packages that a folder is in, the topmost first."""
+    names: list[str] = []
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return names
 
 
 def _own_files(folder: Path, name: str) -> Iterator[Path]:

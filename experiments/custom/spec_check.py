@@ -20,8 +20,12 @@ WRAPPERS = {
 """Modules around a user's own that no stage can hold, and what they are."""
 
 
+ADVICE = {"loss": "a function or a module, such as nn.MSELoss()", "metric": "a function, or a dict of them by name"}
+
+
 def check_functions(spec: TrainSpec) -> None:
-    """Raises SettingError for a field that cannot be called, as ``loss``; ``metric`` may be a dict of functions."""
+    """Raises SettingError for functions that cannot be called, and a ``prefetch`` that is neither True nor False.
+    ``metric`` may be a dict of functions."""
     for name in ("loss", "metric", "units", "collate", "on_step", "param_groups"):
         value = getattr(spec, name)
         if name == "metric" and isinstance(value, Mapping):
@@ -29,20 +33,24 @@ def check_functions(spec: TrainSpec) -> None:
         if isinstance(value, type) and issubclass(value, nn.Module):
             raise SettingError(f"{name} is the class {value.__name__}; make one: {value.__name__}()")
         if not callable(value) and (value is not None or name == "loss"):
-            raise SettingError(f"{name} is a {type(value).__name__}; give a function or a module, such as nn.MSELoss()")
+            raise SettingError(f"{name} is a {type(value).__name__}; give {ADVICE.get(name, 'a function')}")
+    if not isinstance(spec.prefetch, bool):
+        raise SettingError(f"prefetch is a {type(spec.prefetch).__name__}; give True or False")
 
 
 def layers_of(spec: TrainSpec) -> list[nn.Module]:
     """Returns the spec's layers. Raises SettingError when it has none, something else among them, or skips that do not
     match."""
     given = spec.layers
+    if hasattr(given, "_orig_mod"):
+        raise SettingError("layers is compiled by torch.compile, which cannot be cut; give the layers themselves")
     if isinstance(given, nn.Module) and not isinstance(given, nn.Sequential | nn.ModuleList):
         children = ", ".join(f"model.{name}" for name, _ in given.named_children()) or "first, second"
         raise SettingError(
             f"layers is one {type(given).__name__}, which no pipeline can cut; give a list of layers, each of which "
             f"takes what the one before returns, such as [{children}]"
         )
-    if not isinstance(given, Iterable) or isinstance(given, str | dict):
+    if not isinstance(given, Iterable) or isinstance(given, str | dict | set):
         raise SettingError(f"layers is a {type(given).__name__}; give a list of modules or an nn.Sequential")
     layers = list(given)
     if not layers:

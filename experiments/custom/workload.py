@@ -34,8 +34,6 @@ def _layer_errors(source: str, seed: int, rows: int, least: int) -> tuple[str, .
         SpecBatches(spec, rows, seed).check_prefetch()
         if spec.valid is not None:
             _ = SpecBatches(spec, rows, seed).held_out(1)[0]
-        if not callable(spec.on_step) and spec.on_step is not None:
-            return (f"on_step is a {type(spec.on_step).__name__}; write a function on_step(step, metrics)",)
         for index, layer in enumerate(layers):
             for name, parameter in layer.named_parameters():
                 if parameter.requires_grad:

@@ -167,7 +167,12 @@ def run_command(launcher: str, command: Callable[[], object]) -> None:
 
 
 def _ranks_per_node(world: int) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or world)
+    """Raises SettingError when the nodes do not have equally many."""
+    nodes = int(os.environ.get("SLURM_NNODES") or 1)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE") or world // nodes)
+    if world % local:
+        raise SettingError(f"WORLD_SIZE is {world}, and this node has {local} processes; start equally many on each")
+    return local
 
 
 def _ignore_signals() -> None:
@@ -242,13 +247,15 @@ class RankLauncher:
             poll()
             return failure is not None or watchdog.should_stop
 
-        own = self.ranks.run_worker(number, spec, is_over)
-        while own is None and running and not is_over():
-            time.sleep(POLL_S)
+        try:
+            own = self.ranks.run_worker(number, spec, is_over)
+            while own is None and running and not is_over():
+                time.sleep(POLL_S)
+        finally:
+            store.set(f"{number}/over", "")
         first = failure or own
         if first is None and watchdog.should_stop:
             first = WorkerError("the workers were ended")
-        store.set(f"{number}/over", "")
         while running:
             poll()
             time.sleep(POLL_S)

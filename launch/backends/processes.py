@@ -45,6 +45,9 @@ UNKNOWN = 255
 SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps Python from searching the current folder for modules."""
 
+OWN_SAFE_PATH = "gpipe"
+"""Its value if it is not the user's; any will do."""
+
 SOCKET = "/pymp-12345678/listener-12345678"
 """A path of the forkserver's socket in the folder of temporary files."""
 
@@ -142,11 +145,13 @@ def _start_server() -> None:
     """Starts the forkserver with SIGINT blocked, which its workers inherit: Ctrl-C reaches them too, but this process
     ends them. It imports nothing from the current folder, in which a user may have a ``datasets`` of their own."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    os.environ[SAFE_PATH] = "1"
+    by_user = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = by_user or OWN_SAFE_PATH
     try:
         forkserver.ensure_running()
     finally:
-        del os.environ[SAFE_PATH]
+        if not by_user:
+            del os.environ[SAFE_PATH]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -211,7 +216,8 @@ def _call(
     target: Callable[..., Any], rank: int, world: int, rendezvous: str, results: Any, args: tuple[Any, ...]
 ) -> None:
     end_with_parent()
-    os.environ.pop(SAFE_PATH, None)  # for the worker's own processes
+    if os.environ.get(SAFE_PATH) == OWN_SAFE_PATH:  # not for the worker's own processes
+        del os.environ[SAFE_PATH]
     try:
         results.put((rank, target(rank, world, rendezvous, *args), None))
     except BaseException as error:

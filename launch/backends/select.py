@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -97,6 +98,9 @@ def select_backend(launcher: str) -> Backend:
     """Returns the backend for the launcher ``ray``, ``spawn`` or ``env``. Raises SettingError if the folder of
     temporary files has too long a path for a local Ray."""
     if launcher == "spawn":
+        from launch.backends.processes import SOCKET
+
+        check_socket_folder(tempfile.gettempdir(), SOCKET)  # before a plan
         return LocalBackend()
     if launcher == "env":
         from launch.backends.env_ranks import EnvBackend

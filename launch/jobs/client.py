@@ -60,7 +60,7 @@ def address_of(address: str) -> str:
     """
     address = (address or os.environ.get("RAY_API_SERVER_ADDRESS", "")).strip().rstrip("/")
     if not address:
-        raise JobError(f"which cluster? Give {option('ADDRESS')} http://<head>:8265, or set RAY_API_SERVER_ADDRESS")
+        raise JobError(f"which cluster? Give {option('ADDRESS', 'http://<head>:8265')}, or set RAY_API_SERVER_ADDRESS")
     if "://" not in address:
         address = f"http://{address}"
     if not address.startswith(("http://", "https://")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -31,7 +32,10 @@ def jobs(address: str, console: Console) -> None:
         rows.add_column(heading, overflow="fold", no_wrap=heading == "job")  # people copy it
     for job in suite_jobs:
         metadata = job.metadata or {}
-        log = "" if job.status.is_terminal() else client.get_job_logs(job.submission_id or "")
+        log = ""
+        if not job.status.is_terminal():
+            with suppress(RuntimeError, JobError):  # the node of its driver does not answer
+                log = client.get_job_logs(job.submission_id or "")
         rows.add_row(
             job.submission_id, metadata[METADATA_KEY], run_and_step(log), job.status.value.lower(), _since(job),
             _duration(job), metadata.get("storage", ""),

@@ -103,12 +103,15 @@ def remove_marker(storage: str, name: str) -> None:
 
 
 def has_run(storage: str, run: str) -> bool:
-    """Returns whether the storage has a run, ``name/id`` or an id alone."""
-    pattern = f"runs/{run if '/' in run else '*/' + run}/experiment.toml"
-    if "://" not in storage:
-        return bool(glob.glob(f"{glob.escape(storage)}/{pattern}"))
-    files, root = open_store(storage)
-    return bool(files.glob(f"{root.rstrip('/')}/{pattern}"))
+    """Returns whether the storage has a run, ``name/id``, an id alone, or a name with one run."""
+
+    def count(path: str) -> int:
+        if "://" not in storage:
+            return len(glob.glob(f"{glob.escape(storage)}/runs/{path}/experiment.toml"))
+        files, root = open_store(storage)
+        return len(files.glob(f"{root.rstrip('/')}/runs/{path}/experiment.toml"))
+
+    return count(run) > 0 if "/" in run else count(f"*/{run}") > 0 or count(f"{run}/*") == 1
 
 
 def storage_fault(error: Exception) -> str:

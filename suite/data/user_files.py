@@ -25,11 +25,16 @@ def visible_files(folder: Path, log: Log | None = None) -> list[Path]:
     """Returns the files below a folder in sorted order. Those whose name, or a folder's, begins with a dot are hidden
     and ignored; ``log`` gets their number and names.
 
-    Raises DataError for a folder that cannot be read, a link that leads nowhere, a socket or a device.
+    Raises DataError for a folder that cannot be read, a link that leads nowhere, a second way to a folder, a socket or
+    a device.
     """
     visible: list[Path] = []
     hidden: list[Path] = []
+    seen: dict[tuple[int, int], str] = {}
     for root, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+        stat = os.stat(root)
+        if (before := seen.setdefault((stat.st_dev, stat.st_ino), root)) != root:
+            raise DataError(f"{root} and {before} are one folder; remove the link")
         hidden += [Path(root, name) for name in (*folders, *names) if name.startswith(".")]
         folders[:] = [name for name in folders if not name.startswith(".")]
         visible += [Path(root, name) for name in names if not name.startswith(".")]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from suite.device import profiler_activities
-from suite.errors import SettingError
+from suite.errors import SettingError, shortened
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.executor import Executor
 from suite.settings import LoopSettings
@@ -28,7 +28,8 @@ def profiled_steps(text: str, steps: int) -> range:
     counted from 1. Raises SettingError when it is no such range, or not within the run."""
     match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text.strip())
     if match is None:
-        raise SettingError(f"train.profile_steps is {text!r}; give a step or a range of steps, such as 20 or 20-23")
+        asked = shortened(text)
+        raise SettingError(f"train.profile_steps is {asked!r}; give a step or a range of steps, such as 20 or 20-23")
     first, last = int(match[1]), int(match[2] or match[1])
     if not 1 <= first <= last <= steps:
         raise SettingError(

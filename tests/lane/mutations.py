@@ -221,8 +221,8 @@ MUTATIONS = (
     Mutation(
         "a checkpoint's tensors become the parameters",
         "suite/training/checkpoint/reading.py",
-        "layer.load_state_dict(stored)",
-        "layer.load_state_dict(stored, assign=True)",
+        "layer.load_state_dict(values_of(tensors))",
+        "layer.load_state_dict(values_of(tensors), assign=True)",
         "checkpoint",
     ),
     Mutation(

@@ -108,7 +108,11 @@ def _parts(folder: Path, log: Log) -> dict[str, dict[str, list[_Part]]]:
     """Returns {split: {language: files}}, languages in sorted order; of two files of a pair the first side's."""
     parts: defaultdict[str, defaultdict[str, list[_Part]]] = defaultdict(lambda: defaultdict(list))
     unused: list[Path] = []
-    for path in visible_files(folder, log):
+    files = visible_files(folder, log)
+    plain = set(files)
+    for path in files:
+        if path.suffix == ".gz" and path.with_suffix("") in plain:
+            raise DataError(f"{path.with_suffix('')} is there compressed, too; remove one of them")
         match = _FILE.fullmatch(str(path.relative_to(folder)))
         if match is None:
             unused.append(path)

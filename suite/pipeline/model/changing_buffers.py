@@ -75,6 +75,7 @@ def _places(layers: nn.Module) -> list[tuple[nn.Module, str]]:
 
 def _get(place: tuple[nn.Module, str]) -> Tensor:
     module, name = place
-    buffer = module._buffers[name]
-    assert isinstance(buffer, torch.Tensor)
+    buffer = module._buffers.get(name)
+    if not isinstance(buffer, torch.Tensor):
+        raise RuntimeError(f"{type(module).__name__} removes its buffer {name} in a forward; change its value instead")
     return buffer

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from experiments.custom.batches import SpecBatches
 from experiments.custom.layers import find_layer_errors
 from experiments.custom.loss import SummedLoss, units_of
+from experiments.custom.spec_check import check_functions
 from suite import TrainSpec
 from suite.errors import DataError, SettingError
 
@@ -140,8 +141,8 @@ def test_names_and_functions_of_metrics_are_checked(metric):
 
 
 def test_a_list_of_metrics_is_refused():
-    with pytest.raises(SettingError, match="metric is a list; write a function, or a dict of functions by name"):
-        SummedLoss(spec(numbers(2), metric=[abs]), targets=1)
+    with pytest.raises(SettingError, match="metric is a list; give a function, or a dict of them by name"):
+        check_functions(spec(numbers(2), metric=[abs]))
 
 
 def test_a_metric_that_counts_is_rounded_as_torchs_own_product():

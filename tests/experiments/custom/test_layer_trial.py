@@ -43,6 +43,23 @@ def remembers(self, x):
     return x + before.mean()
 
 
+def only_once(self, x):
+    if self.calls:
+        raise KeyError("again")
+    self.calls += 1
+    return x
+
+
+def more_each_time(self, x):
+    self.calls += 1
+    return (x,) * self.calls
+
+
+def forgets_a_buffer(self, x):
+    self.seen = None
+    return x
+
+
 def shrinks_its_parameter(self, x):
     self.linear.weight.data.mul_(0.9)
     return torch.zeros_like(x)
@@ -71,6 +88,10 @@ BAD = {
         Layer(lambda self, x: x + torch.rand(1, generator=self.own), own=torch.Generator()), "would not repeat",
     ),
     "complex outputs": (Layer(lambda self, x: torch.fft.rfft(x)), "returns complex64; tensors between layers must be"),
+    "a second forward that fails": (Layer(only_once, calls=0), "fails in another forward from the same state"),
+    "another number of outputs": (Layer(more_each_time, calls=0), "would not repeat its forward"),
+    "a buffer that goes": (Layer(forgets_a_buffer), "removes its buffer seen in a forward; change its value instead"),
+    "detached outputs": (Layer(lambda self, x: x.detach()), "returns nothing that depends on its parameters"),
     "a parameter that changes": (Layer(shrinks_its_parameter), "changes its parameter linear.weight in a forward"),
     "a shape of evaluation": (
         Layer(lambda self, x: x if self.training else x[:, :2]),

@@ -6,6 +6,7 @@ from torch import nn
 
 from experiments.custom.experiment import build
 from experiments.custom.layers import find_layer_errors, on_meta, tie_shared
+from experiments.custom.loss import SummedLoss
 from experiments.custom.spec_check import layers_of
 from suite import TrainSpec
 from suite.errors import SettingError
@@ -219,3 +220,38 @@ def test_layers_that_hold_one_configuration_are_equal_also_on_the_meta_device():
     assert keys[0] == keys[1] != keys[2]
     assert layers[0].configuration is not one, "a copy, as of all that a layer holds"
     assert len({id(layer.linear.weight) for layer in layers}) == 3
+
+
+class DoublesOnce(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (2 if self.calls == 1 else 1)
+
+
+def test_a_layer_whose_first_forward_differs_is_refused():
+    assert "returns other values for the same inputs and seeds" in faults(DoublesOnce(3, 3))
+
+
+def test_a_buffer_of_two_modules_is_restored_in_both():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+            shared = torch.arange(3.0)
+            for module in (self.one, self.two):
+                module.register_buffer("shift", shared)
+
+        def forward(self, x):
+            return self.two(self.one(x) + self.one.shift) + self.two.shift
+
+    assert not faults(Pair())
+
+
+@pytest.mark.parametrize("metric", [lambda out, y: None, lambda out, y: "x", lambda out, y: {}["x"]])
+def test_a_metric_that_fails_is_named(metric):
+    data = [(torch.ones(3), torch.ones(3))] * 4
+    spec = TrainSpec(layers=[nn.Linear(3, 3)], loss=nn.MSELoss(), train=data, metric={"hits": metric})
+    with pytest.raises(SettingError, match="the metric hits fails or returns no number"):
+        SummedLoss(spec, 1)(torch.ones(2, 3), torch.ones(2, 3))

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from experiments import registry
 from experiments.custom.experiment import find_custom
-from experiments.custom.loading import ROOT, RUN_FILES, absolute, description
+from experiments.custom.loading import ROOT, RUN_FILES, absolute, description, load_spec
 from experiments.registry import find, read_experiment
 from launch.runs import listing
 from suite import TrainSpec
@@ -173,3 +173,14 @@ def test_code_in_a_run_folder_is_never_executed(folder, marker, source):
     with pytest.raises(SettingError, match=r"is in the run folder .*runs/t/1, .*copy it elsewhere and start a new run"):
         find(source)
     assert not (folder / "executed").exists()
+
+
+def test_a_file_that_is_gone_is_named(tmp_path):
+    with pytest.raises(SettingError, match=f"{tmp_path}/own.py is gone, and it has the function; put it back"):
+        load_spec(f"{tmp_path}/own.py:small", 0)
+
+
+def test_a_wrong_field_of_a_spec_leads_to_those_that_there_are(folder):
+    (folder / "own.py").write_text(GOOD.replace("steps=7", "steps=7, lr=0.1"))
+    with pytest.raises(SettingError, match=r"unexpected keyword argument 'lr'; its fields are layers, .*, settings"):
+        find("own.py:small")

@@ -1,5 +1,6 @@
 """Names that a user's folder shares with the environment."""
 
+import re
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ from suite.errors import SettingError
 
 def write(folder, **files):
     for name, text in files.items():
-        path = folder / f"{name.replace('__', '/')}.py"
+        path = folder / f"{re.sub('__(?=.)', '/', name, count=1)}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
@@ -22,6 +23,17 @@ def write(folder, **files):
         ("own", {"own": "def f():\n    from models import net", "models__net": ""}, "models/net.py"),
         ("own", {"own": "import models.net", "models__net": ""}, "models/net.py"),
         ("helper", {"own": "import helper", "helper": "import random as r", "random": ""}, "random.py"),
+        (
+            "net/b",
+            {
+                "own": "from net import a",
+                "net____init__": "",
+                "net__a": "from .b import B",
+                "net__b": "import datasets",
+                "datasets": "",
+            },
+            "datasets.py",
+        ),
         ("parts/blocks", {"own": "from parts import blocks", "parts__blocks": "import torch", "torch": ""}, "torch.py"),
     ],
 )

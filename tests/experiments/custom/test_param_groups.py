@@ -27,10 +27,6 @@ def wrong_for_norms():
     return replace(spec(), param_groups=lambda name, parameter: 1.0 if name == "1.weight" else (0.5, 0.0))
 
 
-def no_function():
-    return replace(spec(), on_step=3)
-
-
 def test_without_it_all_parameters_are_updated_alike():
     assert update_factors(spec(), "0.weight", WEIGHT) == (1.0, 1.0)
 
@@ -54,5 +50,3 @@ def test_a_function_that_fails_is_named():
 def test_what_is_wrong_is_refused_before_workers_start():
     (error,) = workload(find_custom(f"{__file__}:wrong_for_norms")).setting_errors()
     assert error.startswith("param_groups returned 1.0 for 1.weight; ")
-    (error,) = workload(find_custom(f"{__file__}:no_function")).setting_errors()
-    assert error == "on_step is a int; write a function on_step(step, metrics)"

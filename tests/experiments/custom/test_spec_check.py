@@ -34,6 +34,9 @@ def spec(layers, **fields):
                           "what the one before returns, such as [first, second]"),
         (None, "layers is a NoneType; give a list of modules or an nn.Sequential"),
         ({"a": nn.ReLU()}, "layers is a dict; give a list of modules or an nn.Sequential"),
+        ({nn.ReLU()}, "layers is a set; give a list of modules or an nn.Sequential"),
+        (torch.compile(nn.Sequential(nn.ReLU())), "layers is compiled by torch.compile, which cannot be cut; give the "
+                                                  "layers themselves"),
         ([], "the TrainSpec has no layers; give a list of modules or an nn.Sequential"),
         ([nn.ReLU], "layer 0 is the class ReLU; make one: ReLU(...)"),
         ([nn.ReLU(), torch.relu], "layer 1 is a builtin_function_or_method; every layer must be an nn.Module"),
@@ -71,8 +74,10 @@ def test_any_sequence_of_modules_is_a_list_of_layers(layers):
         ({"loss": nn.CrossEntropyLoss}, "loss is the class CrossEntropyLoss; make one: CrossEntropyLoss()"),
         ({"loss": "mse"}, "loss is a str; give a function or a module, such as nn.MSELoss()"),
         ({"loss": None}, "loss is a NoneType; give a function or a module, such as nn.MSELoss()"),
-        ({"metric": "accuracy"}, "metric is a str; give a function or a module, such as nn.MSELoss()"),
-        ({"units": 3}, "units is a int; give a function or a module, such as nn.MSELoss()"),
+        ({"metric": "accuracy"}, "metric is a str; give a function, or a dict of them by name"),
+        ({"on_step": 3}, "on_step is a int; give a function"),
+        ({"prefetch": "yes"}, "prefetch is a str; give True or False"),
+        ({"units": 3}, "units is a int; give a function"),
     ],
 )
 def test_functions_that_cannot_be_called_are_named(fields, said):

@@ -33,7 +33,7 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("seed", [*range(SEEDS), 2385])
 def test_a_changed_folder_is_loaded_or_refused(folders, seed, tmp_path):
     done, kind, said = tried(folders, seed, tmp_path)
-    assert kind.startswith(("works", "refused")), (done, kind, said)
+    assert kind in ("works", "works, transformers does not", "refused"), (done, kind, said)
 
 
 def count(first, last):

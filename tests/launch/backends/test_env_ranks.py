@@ -47,7 +47,7 @@ def small():
 def gpipe(folder, start, *arguments, **variables):
     """Runs a command in a folder; returns (exit code, standard error)."""
     done = subprocess.run(
-        [*start, "-m", "launch.cli", *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        [*start, "-m", "launch.cli", *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=200,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
     )  # fmt: skip
     return done.returncode, " ".join(done.stderr.split())
@@ -130,7 +130,7 @@ def test_an_error_of_another_rank_ends_all_and_arrives_as_it_was(attempt):
         RankLauncher(WithoutProcess(0, 2, 0, store)).run(spec, experiment, watchdog)
     assert raised.value.args == error.args
     store.set("end", "2")
-    other.join()
+    other.join(60)
     assert codes == [2]
 
 
