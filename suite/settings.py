@@ -96,8 +96,11 @@ class OptimizerSettings(FrozenRecord):
         Adafactor."""
         momentum = ("momentum_buffer",) if self.beta1 > 0 else ()
         return {
-            "adamw": ("exp_avg", "exp_avg_sq"), "adafactor": (), "rmsprop": ("square_avg", *momentum), "sgd": momentum,
-        }[self.name]  # fmt: skip
+            "adamw": ("exp_avg", "exp_avg_sq"),
+            "adafactor": (),
+            "rmsprop": ("square_avg", *momentum),
+            "sgd": momentum,
+        }[self.name]
 
 
 class TextSettings(FrozenRecord):

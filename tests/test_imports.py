@@ -75,6 +75,9 @@ ORDER = [
 
 TOP = ("launch", "experiments", "models", "suite")
 
+UPWARD = {"suite/__init__.py": {"launch"}}
+"""``suite.load``, a public name for users, which looks up to the floor that knows runs."""
+
 ALONE = {
     "ray": ("launch/",),
     "deepspeed": ("suite/training/optimizer.py", "experiments/benchmark/peers/"),
@@ -118,6 +121,9 @@ def test_imports_run_down(path):
     package = package_of(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     if package not in ORDER:
         assert path.stem == "__init__"
+        above = TOP[: TOP.index(package.split("/")[0])]
+        upward = {name.split(".")[0] for _, name in imported(path)} & {*above}
+        assert upward <= UPWARD.get(str(path.relative_to(ROOT)), set()), f"{path} imports {upward}"
         return
     for line, name in imported(path):
         if name.split(".")[0] in TOP and (target := package_of(name)) != package:

@@ -192,8 +192,11 @@ class Experiment(FrozenRecord):
         """
         given = _with_schedule_file(given)
         decay = given.get("optimizer.lr_decay", self.optimizer.lr_decay)
-        lengths = {"train.steps": self.train.steps, "optimizer.warmup_steps": self.optimizer.warmup_steps,
-                   "optimizer.lr_decay_steps": self.optimizer.lr_decay_steps}  # fmt: skip
+        lengths = {
+            "train.steps": self.train.steps,
+            "optimizer.warmup_steps": self.optimizer.warmup_steps,
+            "optimizer.lr_decay_steps": self.optimizer.lr_decay_steps,
+        }
         if not given.keys() & {"optimizer.lr_decay", *lengths}:
             return given
         with suppress(ValueError):  # not a number: validation reports it

@@ -26,18 +26,28 @@ def check_names(folder: Path, file: Path | None, names: tuple[str, ...] = ()) ->
 
     Raises SettingError for a module that is both in the folder and in the environment.
     """
+    for importer, name, path in _own_imports(folder, file, names):
+        top = name.partition(".")[0]
+        if _is_elsewhere(top, folder):
+            raise SettingError(
+                f"{importer} imports {top}, and this name has both {path} and a module of the suite's environment; "
+                f"rename {path.relative_to(folder).parts[0]}"
+            )
+
+
+def imported_files(file: Path) -> list[Path]:
+    """Returns a file and those of its folder that it imports, also through one another, in sorted order."""
+    return sorted({file, *(path for _, _, path in _own_imports(file.parent, file, ()))})
+
+
+def _own_imports(folder: Path, file: Path | None, names: tuple[str, ...]) -> Iterator[tuple[str, str, Path]]:
+    """Yields (importer, dotted name, file of the folder that an import of the name executes)."""
     waiting = [(str(file or folder), name) for name in (*names, *(_imported(file) if file else ()))]
     seen = {name for _, name in waiting}
     while waiting:
         importer, name = waiting.pop()
-        own = list(_own_files(folder, name))
-        if own and _is_elsewhere(name.partition(".")[0], folder):
-            top = name.partition(".")[0]
-            raise SettingError(
-                f"{importer} imports {top}, and this name has both {own[0]} and a module of the suite's environment; "
-                f"rename {own[0].relative_to(folder).parts[0]}"
-            )
-        for path in own:
+        for path in _own_files(folder, name):
+            yield importer, name, path
             new = set(_imported(path)) - seen
             seen |= new
             waiting += [(str(path), other) for other in sorted(new)]

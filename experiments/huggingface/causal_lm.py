@@ -8,36 +8,30 @@ Each layer holds modules of transformers' own model, so it computes what that mo
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
+from experiments.huggingface.model_folder import (
+    FOLLOWING_TENSORS,
+    StoredTensor,
+    copy_files,
+    one_line,
+    read_content,
+    tensors_in,
+    weights_file,
+)
 from suite.errors import SettingError
-from suite.paths import read_json
 
 SUPPORTED = ("gpt2", "llama")
-_AGAIN = "download or save it again"
-_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-"""Tensors of old files that follow from the configuration."""
-_WEIGHTS = (".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth", ".safetensors")
-_COPIED = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
-    "merges.txt", "added_tokens.json", "tokenizer.model", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
-"""What belongs to a trained model besides its weights and its configuration."""
-_LICENCES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 
 
 def causal_lm_layers(model: Any) -> list[nn.Module]:
@@ -140,8 +134,8 @@ def load_causal_lm(folder: Path | str) -> list[nn.Module]:
     folder = Path(folder).expanduser().resolve()
     if not folder.is_dir():
         raise SettingError(f"{folder} is no folder; nothing is downloaded: give one that save_pretrained wrote")
-    weights = _weights_file(folder)
-    tensors = _tensors_in(weights)
+    weights = weights_file(folder)
+    tensors = tensors_in(weights)
     config, model = _bare_model(folder / "config.json", weights, len(tensors))
     values = _values(tensors, model, weights)
     if _parted(values, model):
@@ -159,21 +153,6 @@ def load_causal_lm(folder: Path | str) -> list[nn.Module]:
         stored = {name: values[own[name]] for name in own}
         layer.reset_parameters = StoredValues(layer, config, folder, own, stored)  # type: ignore[assignment]
     return layers
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a safetensors file."""
-
-    file: Path
-    key: str
-    shape: tuple[int, ...]
-
-    def read(self) -> Tensor:
-        """Returns the values. Raises SettingError for a damaged file."""
-        with _opened(self.file) as tensors:
-            tensor: Tensor = tensors.get_tensor(self.key)
-            return tensor
 
 
 @dataclass
@@ -200,71 +179,10 @@ class StoredValues:
                         buffer.copy_(made[name])
 
 
-def _weights_file(folder: Path) -> Path:
-    """Returns the file with all weights, or else the index of several: the order of transformers."""
-    known = [folder / name for name in ("model.safetensors", "model.safetensors.index.json")]
-    for exists in (Path.is_file, os.path.lexists):  # a link to nowhere is the one that cannot be read
-        if found := [file for file in known if exists(file)]:
-            return found[0]
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in _WEIGHTS)
-    raise SettingError(
-        f"{folder} has no model.safetensors; save a model there with save_pretrained"
-        + (f" (weights like those in {folder / others[0]} are not read)" if others else "")
-    )
-
-
-def _tensors_in(weights: Path) -> list[StoredTensor]:
-    files = [weights]
-    if weights.suffix == ".json":
-        names = _read_json(weights).get("weight_map")
-        if (
-            not isinstance(names, dict)
-            or not names
-            or not all(str(name).endswith(".safetensors") for name in names.values())
-        ):
-            raise SettingError(f"{weights} has no weight_map from the names of tensors to .safetensors files; {_AGAIN}")
-        files = [weights.parent / name for name in sorted(set(names.values()))]
-    tensors: dict[str, StoredTensor] = {}
-    for file in files:
-        with _opened(file) as opened:
-            for key in opened.keys():  # noqa: SIM118 - no dict
-                tensors[key] = StoredTensor(file, key, tuple(opened.get_slice(key).get_shape()))
-    return list(tensors.values())
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """Opens a safetensors file. Raises SettingError, with the file and the reason, if it is missing or damaged."""
-    _check_content(file)
-    try:
-        with safe_open(file, "pt") as tensors:
-            yield tensors
-    except (OSError, SafetensorError) as error:
-        raise SettingError(f"{file} cannot be read as safetensors ({_one_line(error)}); {_AGAIN}") from None
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    _check_content(file)
-    return read_json(file, _AGAIN) or {}
-
-
-def _check_content(file: Path) -> None:
-    """Raises SettingError for a file that is missing, empty, or a pointer of Git LFS."""
-    try:
-        with file.open("rb") as opened:
-            start = opened.read(40)
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{file} cannot be read ({_one_line(error)}); {_AGAIN}") from None
-    if not start:
-        raise SettingError(f"{file} is empty; {_AGAIN}")
-    if start.startswith(b"version https://git-lfs"):
-        raise SettingError(f"{file} is a Git LFS pointer, not the file that it stands for; run git lfs pull there")
-
-
 def _bare_model(file: Path, weights: Path, tensors: int) -> tuple[PreTrainedConfig, Any]:
     """Returns a folder's configuration and its model without values. ``tensors`` is the number of those stored: a
     configuration of more blocks is a damaged one, and would take hours to build."""
-    content = _read_json(file)
+    content = read_content(file)
     if (kind := content.get("model_type")) not in SUPPORTED:
         known = ", ".join(SUPPORTED)
         raise SettingError(f"{file} has the model type {kind!r}, which cannot be cut into layers; known: {known}")
@@ -282,7 +200,7 @@ def _bare_model(file: Path, weights: Path, tensors: int) -> tuple[PreTrainedConf
             raise ValueError(f"it has {config.num_hidden_layers} blocks, and the folder {tensors} tensors")
         model = _build(config)
     except Exception as error:
-        raise SettingError(f"{file} describes no model of type {kind}: {_one_line(error)}") from None
+        raise SettingError(f"{file} describes no model of type {kind}: {one_line(error)}") from None
     config.architectures = [type(model).__name__]
     return config, model
 
@@ -307,7 +225,7 @@ def _values(tensors: Sequence[StoredTensor], model: Any, weights: Path) -> dict[
         names = (tensor.key, prefix + tensor.key, tensor.key.removeprefix(prefix))
         name = next((name for name in names if name in parameters), None)
         if name is None or name in values:
-            unknown += [tensor.key] * (not tensor.key.endswith(_BUFFERS))
+            unknown += [tensor.key] * (not tensor.key.endswith(FOLLOWING_TENSORS))
             continue
         if tensor.shape != (shape := tuple(parameters[name].shape)):
             raise SettingError(
@@ -331,11 +249,6 @@ def _parted(values: Mapping[str, StoredTensor], model: Any) -> bool:
     pairs = model.all_tied_weights_keys.items()
     stored = [(values[other], values[name]) for other, name in pairs if other in values and name in values]
     return any(not one.read().float().equal(two.read().float()) for one, two in stored if one != two)
-
-
-def _one_line(error: Exception) -> str:
-    text = (isinstance(error, OSError) and error.strerror) or str(error)
-    return " ".join(text.split()) or type(error).__name__
 
 
 def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[int], Mapping[str, Tensor]]) -> list[str]:
@@ -366,12 +279,12 @@ def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[in
     (folder / "model.safetensors.index.json").write_text(json.dumps(index_file, indent=1))
     _write_config(folder, stored[0], reduce(torch.promote_types, dtypes))
     read_files = {tensor.file.name for origin in stored for tensor in origin.tensors.values()}
-    return [name for name in _copy_files(stored[0].folder, folder) if name not in read_files]
+    return [name for name in copy_files(stored[0].folder, folder) if name not in read_files]
 
 
 def _write_config(folder: Path, origin: StoredValues, dtype: torch.dtype) -> None:
     """Writes the configuration that the folder had, with the dtype of the new weights."""
-    content = _read_json(origin.folder / "config.json")
+    content = read_content(origin.folder / "config.json")
     # the first is the dtype's older name; the others name what the new folder does not have or need
     for name in ("torch_dtype", "auto_map", "transformers_weights", "attn_implementation", "_attn_implementation"):
         content.pop(name, None)
@@ -381,20 +294,3 @@ def _write_config(folder: Path, origin: StoredValues, dtype: torch.dtype) -> Non
         "tie_word_embeddings": origin.config.tie_word_embeddings,
     }
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _copy_files(own: Path, folder: Path) -> list[str]:
-    """Copies what belongs to the trained model; returns the names of the files that do not."""
-    blobs = own.parent.parent / "blobs"  # the cache of Hugging Face links to it
-    others = []
-    for path in sorted(own.iterdir()):
-        if not (path.is_file() and (path.name in _COPIED or path.name.upper().startswith(_LICENCES))):
-            others += [path.name] * (path.name not in ("config.json", "model.safetensors.index.json"))
-            continue
-        if path.resolve().parent not in (own, blobs):
-            raise SettingError(
-                f"{path} is a symbolic link to {path.resolve()}, outside of the model's folder, and the export "
-                "would have a copy of that file; replace the link by the file, or remove it"
-            )
-        shutil.copyfile(path, folder / path.name)
-    return others

@@ -17,8 +17,11 @@ class Attention(nn.Module):
     def __init__(self, config: Any, index: int, cross: bool) -> None:
         super().__init__()
         self.heads, self.head_width, self.index, self.cross = (
-            config.num_attention_heads, config.head_dim, index, cross
-        )  # fmt: skip
+            config.num_attention_heads,
+            config.head_dim,
+            index,
+            cross,
+        )
         inner = self.heads * self.head_width
         self.inward = nn.Linear(config.hidden_size, inner if cross else 3 * inner)
         if cross:
@@ -30,9 +33,13 @@ class Attention(nn.Module):
         return tuple(part.transpose(1, 2) for part in parts.unbind(2))
 
     def forward(
-        self, x: Tensor, memory: Tensor | None = None, visible: Tensor | None = None, causal: bool = False,
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        visible: Tensor | None = None,
+        causal: bool = False,
         past: EncoderDecoderCache | Cache | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         if self.cross:
             (query,) = self._split_heads(self.inward(x))
             if past is not None and past.is_updated.get(self.index):

@@ -97,9 +97,16 @@ class Ranks:
         # srun may show each process its own GPU alone
         device = None if not spec.use_gpu else 0 if torch.cuda.device_count() == 1 else self.local_rank
         return run_alone(
-            run_worker_at, self.rank, self.world, f"{host} {port}", prefix, spec, device, socket.gethostname(),
+            run_worker_at,
+            self.rank,
+            self.world,
+            f"{host} {port}",
+            prefix,
+            spec,
+            device,
+            socket.gethostname(),
             should_stop=should_stop,
-        )  # fmt: skip
+        )
 
     def serve(self) -> int:
         """Runs the worker of this rank in each attempt of rank 0; returns the command's exit code."""

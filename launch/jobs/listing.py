@@ -14,10 +14,8 @@ from rich.table import Table
 from experiments.base.hints import command
 from launch.interrupts import JOB_STOP_S
 from launch.jobs.client import METADATA_KEY, JobClient, JobError
+from launch.runs.store import FOLDER_LINE
 from launch.tracking.progress import read_update
-
-FOLDER = "folder: "
-"""Beginning of the line in a job's log that has the folder of its run."""
 
 
 def jobs(address: str, console: Console) -> None:
@@ -47,8 +45,8 @@ def run_and_step(log: str) -> str:
     """Returns the run that a job's log names last, and its step; empty before it has one."""
     run, step = "", ""
     for line in log.splitlines():
-        if line.startswith(FOLDER):
-            run, step = "/".join(Path(line.removeprefix(FOLDER)).parts[-2:]), ""
+        if line.startswith(FOLDER_LINE):
+            run, step = "/".join(Path(line.removeprefix(FOLDER_LINE)).parts[-2:]), ""
         elif (update := read_update(line)) is not None:
             step = f" {update.step}/{update.steps}"
     return run + step

@@ -7,6 +7,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.custom.own_imports import imported_files
 from launch.jobs.client import JobError
 
 MAX_BYTES = 100 * 2**20
@@ -40,8 +41,8 @@ OWN = "own"
 
 
 def pack(root: Path, archive: Path, limit: int = MAX_BYTES, own: Path | None = None) -> Package:
-    """Packs the tracked files of a checkout, and in ``OWN`` the user's file with the Python files beside it, which it
-    may import, but no links. Equal files give equal archives, byte for byte.
+    """Packs the tracked files of a checkout, and in ``OWN`` the user's file with those of its folder that it imports,
+    but no links. Equal files give equal archives, byte for byte.
 
     Raises JobError outside of a git checkout, for a tracked link to a file that git does not track, and for an archive
     above ``limit`` bytes, naming its largest files.
@@ -54,8 +55,11 @@ def pack(root: Path, archive: Path, limit: int = MAX_BYTES, own: Path | None = N
     _check_links(root, tracked)
     commit = _git(root, "rev-parse", "--short", "HEAD", fails=True).strip()
     changed = _git_paths(root, "diff", "--name-only", "--relative", "-z", "HEAD") if commit else tracked
-    beside = sorted(path for path in own.parent.glob("*.py") if path.is_file() and not path.is_symlink()) if own else []
-    sizes = _write({path: root / path for path in tracked} | {f"{OWN}/{path.name}": path for path in beside}, archive)
+    folder = own.parent if own else root
+    owned = [path for path in imported_files(own) if not path.is_symlink()] if own else []
+    sizes = _write(
+        {path: root / path for path in tracked} | {f"{OWN}/{path.relative_to(folder)}": path for path in owned}, archive
+    )
     size = archive.stat().st_size
     if size > limit:
         raise JobError(
@@ -64,7 +68,7 @@ def pack(root: Path, archive: Path, limit: int = MAX_BYTES, own: Path | None = N
         )
     lines = [f"package: {len(tracked)} tracked files, {_mib(size)}" + (f", commit {commit}" if commit else "")]
     if own:
-        lines.append(f"{own} and {len(beside) - 1} Python files beside it are packed, too")
+        lines.append(f"{own} and {len(owned) - 1} files that it imports are packed, too; data beside it is not")
     if changed:
         lines.append(f"{len(changed)} of them have uncommitted changes, which are included: {_first_names(changed)}")
     return Package(archive, len(tracked), commit, (*lines, *_untracked(root)))

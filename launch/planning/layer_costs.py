@@ -43,9 +43,12 @@ MEASURE_TIMEOUT_S = 60.0
 
 
 def cost_model(
-    cache: Path, log: Callable[[str], None], backend: Backend | None = None, data: Path | None = None,
+    cache: Path,
+    log: Callable[[str], None],
+    backend: Backend | None = None,
+    data: Path | None = None,
     keeps_doubted: bool = False,
-) -> CostModel:  # fmt: skip
+) -> CostModel:
     """Returns a function that finds the layer costs of a workload: estimated for a declared device, otherwise measured
     on ``backend`` (by default this machine), with ``data`` if any, and cached in ``cache``. ``keeps_doubted`` also uses
     cached costs that the first steps of a run disagreed with: a resumed run has them in its plan already."""

@@ -29,6 +29,9 @@ SOURCE = "GPIPE_SOURCE"
 SHARED_CACHE = "GPIPE_CACHE"
 """Environment variable of a submitted job: the cache of the submitting machine, if all nodes see it."""
 
+FOLDER_LINE = "folder: "
+"""Begins the line with a run's folder that a command prints; ``gpipe jobs`` finds it in a job's log."""
+
 RUNS = Path(STORAGE) / "runs" if STORAGE else Path("runs")
 CACHE = Path(os.environ.get(SHARED_CACHE) or (Path(STORAGE) / "cache" if STORAGE else ".cache"))
 

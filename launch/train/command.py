@@ -32,7 +32,17 @@ from launch.runs.checkpoints import (
     checkpoint_location,
     checkpoints_to_use,
 )
-from launch.runs.store import CACHE, RunFolder, find_run, in_job, new_run, resume_command, run_lock, sync_command
+from launch.runs.store import (
+    CACHE,
+    FOLDER_LINE,
+    RunFolder,
+    find_run,
+    in_job,
+    new_run,
+    resume_command,
+    run_lock,
+    sync_command,
+)
 from launch.supervision.supervisor import Supervisor
 from launch.tracking.follower import Follower, log_interval
 from launch.tracking.progress import log_when_long
@@ -252,7 +262,7 @@ class _Session:
             lambda: after_interrupt(run, chosen), lambda: f"the run is finished: {run.path}"
         )
         with run_lock(run.path), advice:
-            self.console.print(f"folder: {run.path}")
+            self.console.print(f"{FOLDER_LINE}{run.path}")
             state = CurrentRun(run, chosen, planned, resumed, self.plan, self.console.print)
             state.spec = replace(state.spec, checkpoint_step=checkpoint_step)
             try:
@@ -404,7 +414,7 @@ def _summarise(run: RunFolder, planned: PlanReport, console: Console) -> None:
         *describe_best(record),
         f"peak memory of all workers: {record['peak_memory_bytes'] / GIB:.2f} GiB",
         f"wandb run: {record['wandb_run'] or 'none'}{hint}",
-        f"folder: {run.path}",
+        f"{FOLDER_LINE}{run.path}",
     ]
     for line in lines:
         console.print(line)

@@ -271,9 +271,16 @@ def _build_context(
     model = PartitionedModel(layers, loss, cell_ranges(spec.cells, len(layers)), spec.schedule_config)
     sync_batchnorm_stats = getattr(experiment.train, "sync_batchnorm_stats", True)
     engine = assemble(
-        coord, model, device, experiment.optimizer, experiment.train.seed, load_weights, sync_batchnorm_stats, status,
+        coord,
+        model,
+        device,
+        experiment.optimizer,
+        experiment.train.seed,
+        load_weights,
+        sync_batchnorm_stats,
+        status,
         experiment.update_factors,
-    )  # fmt: skip
+    )
     utilization = None
     if coord.is_metrics_rank and spec.flops is not None:
         peak = device_peak(device, experiment.optimizer.precision, spec.costs)

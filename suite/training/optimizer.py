@@ -130,9 +130,11 @@ class ShardedState(ReplicatedState):
     def shards(self) -> Shards:
         optimizer, places = self._engine.optimizer, {}
         for parameters, offsets, size in zip(
-            optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_offsets, optimizer.partition_size,
+            optimizer.round_robin_bit16_groups,
+            optimizer.round_robin_bit16_offsets,
+            optimizer.partition_size,
             strict=True,
-        ):  # fmt: skip
+        ):
             places.update({id(p): (offset, size) for p, offset in zip(parameters, offsets, strict=True)})
         return Shards(places)
 

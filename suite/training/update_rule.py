@@ -90,9 +90,12 @@ def make_optimizer(
         )  # fmt: skip
     if settings.name == "sgd":
         return torch.optim.SGD(
-            parameters, lr=settings.learning_rate, momentum=settings.beta1, weight_decay=settings.weight_decay,
+            parameters,
+            lr=settings.learning_rate,
+            momentum=settings.beta1,
+            weight_decay=settings.weight_decay,
             fused=True,
-        )  # fmt: skip
+        )
     return torch.optim.AdamW(
         parameters, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon,
         weight_decay=settings.weight_decay, fused=True,

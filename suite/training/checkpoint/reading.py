@@ -107,8 +107,10 @@ class Checkpoint:
         length = int.from_bytes(self.storage.read(path, 8), "little")
         header = json.loads(self.storage.read(path, 8 + min(length, LARGEST))[8:])
         header.pop("__metadata__", None)
-        return {name: torch.empty(told["shape"], dtype=_dtype(told["dtype"]), device="meta")
-                for name, told in header.items()}  # fmt: skip
+        return {
+            name: torch.empty(told["shape"], dtype=_dtype(told["dtype"]), device="meta")
+            for name, told in header.items()
+        }
 
     def check_layers(self, count: int) -> None:
         """Raises CheckpointError unless it has exactly the layers of a model of ``count`` layers."""

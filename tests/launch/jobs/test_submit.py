@@ -35,10 +35,15 @@ def test_a_job_gets_an_experiment_of_a_file_that_git_tracks(tmp_path):
     assert text.arguments[:2] == ("experiment", "examples/language_model.py:text")
 
 
-def test_a_job_gets_a_file_from_anywhere_with_the_python_files_beside_it(tmp_path):
-    (tmp_path / "own.py").write_text("from helper import text\n")
-    (tmp_path / "helper.py").write_text((checkout() / "examples/digits.py").read_text() + "\ntext = digits\n")
-    (tmp_path / "key.py").symlink_to("/etc/passwd")
+def test_a_job_gets_a_file_from_anywhere_with_what_it_imports(tmp_path):
+    (tmp_path / "own.py").write_text("from parts.helper import text\nimport key\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/__init__.py").touch()
+    (tmp_path / "other.py").touch()
+    (tmp_path / "parts/helper.py").write_text((checkout() / "examples/digits.py").read_text() + "\ntext = digits\n")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/key.py").touch()
+    (tmp_path / "key.py").symlink_to("elsewhere/key.py")
     (tmp_path / "secret.txt").write_text("")
     command = job_command(JobRequest(f"{tmp_path}/own.py:text", settings="train.steps=5"))
     assert command.arguments[:2] == ("experiment", "own/own.py:text")
@@ -46,8 +51,8 @@ def test_a_job_gets_a_file_from_anywhere_with_the_python_files_beside_it(tmp_pat
     assert (resumed.arguments, resumed.own) == (("resume", "text/1"), command.own)
     package = pack(checkout(), tmp_path / "package.zip", own=command.own)
     names = [name for name in zipfile.ZipFile(package.archive).namelist() if name.startswith("own/")]
-    assert names == ["own/helper.py", "own/own.py"]
-    assert f"{tmp_path}/own.py and 1 Python files beside it are packed, too" in package.lines
+    assert names == ["own/own.py", "own/parts/__init__.py", "own/parts/helper.py"]
+    assert f"{tmp_path}/own.py and 2 files that it imports are packed, too; data beside it is not" in package.lines
 
 
 @pytest.mark.parametrize(

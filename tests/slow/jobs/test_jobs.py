@@ -180,11 +180,13 @@ print("wanted", hashlib.sha256(os.environ["WANDB_API_KEY"].encode()).hexdigest()
 
 
 def test_a_failed_job_shows_its_root_cause_and_exit_code(head):
-    arguments = ("submit", "--run", "t128_6b/nothing", "--storage", str(head.storage), "--job", "fourth")
+    place = ("--storage", str(head.storage), "--job", "fourth")
+    assert "there is no run t128_6b/nothing in" in head.gpipe("submit", "--run", "t128_6b/nothing", *place, code=2)
+    arguments = ("submit", "t12_400m", "--set", "text.corpus=/nowhere", *place)
     printed = head.gpipe(*arguments, code=2)
     lines = printed.splitlines()
     assert lines[-1] == "job fourth failed with exit code 2"
-    assert lines[-2].startswith("error: no run 't128_6b/nothing'")
+    assert lines[-2].startswith("error: there is no corpus '/nowhere'")
     assert "Traceback" not in printed
     assert "Running entrypoint" not in printed
     assert lines[-2:] == head.gpipe("logs", "fourth", code=2).splitlines()[-2:]
