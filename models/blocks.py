@@ -26,6 +26,7 @@ class SelfAttention(nn.Module):
         self.heads, self.head_width, self.causal = shape.heads, shape.head_width, causal
         self.inward = nn.Linear(shape.width, 3 * shape.attention_width)
         self.outward = nn.Linear(shape.attention_width, shape.width)
+        self.output_scale, _ = shape.output_scales
 
     def forward(self, x: Tensor, sentence: Tensor | None = None) -> Tensor:
         """Returns (batch, time, width) for x of that shape; ``sentence`` (batch, time) is the sentence of each place.
@@ -55,9 +56,10 @@ class SelfAttention(nn.Module):
         return query, key, value
 
     def reset_parameters(self) -> None:
-        """Glorot-uniform per matrix, as if the three fused ones were separate; biases zero."""
+        """Glorot-uniform per matrix, as if the three fused ones were separate, the output matrix times
+        ``output_scale``; biases zero."""
         reset_linear(self.inward, fused=3)
-        reset_linear(self.outward)
+        reset_linear(self.outward, scale=self.output_scale)
 
 
 class CrossAttention(nn.Module):
@@ -69,6 +71,7 @@ class CrossAttention(nn.Module):
         self.inward = nn.Linear(shape.width, shape.attention_width)
         self.memory_inward = nn.Linear(shape.width, 2 * shape.attention_width)
         self.outward = nn.Linear(shape.attention_width, shape.width)
+        self.output_scale, _ = shape.output_scales
 
     def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
         """y (batch, target time, width), memory (batch, source time, width), visible (batch, target time, source time)
@@ -93,7 +96,7 @@ class CrossAttention(nn.Module):
         """As in self-attention."""
         reset_linear(self.inward)
         reset_linear(self.memory_inward, fused=2)
-        reset_linear(self.outward)
+        reset_linear(self.outward, scale=self.output_scale)
 
 
 class FeedForward(nn.Module):
@@ -105,12 +108,13 @@ class FeedForward(nn.Module):
     starts L times smaller. The sum of L independent blocks then deviates by 1/sqrt(L) of what one plain block does,
     where it would be sqrt(L): the stream does not grow with depth. The first matrix is left alone: dividing it too
     would make the output L squared times smaller (4096 at L = 64) without further use, and hold back an optimizer
-    whose step follows the size of the weights (Adafactor). ``depth_scaled_init=false`` leaves both as they are.
+    whose step follows the size of the weights (Adafactor). ``depth_scaled_init=false`` leaves both as they are,
+    and ``residual_scale`` replaces the division (``models.shape.output_scale``).
     """
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
-        self.depth = shape.layers if shape.depth_scaled_init else 1
+        _, self.output_scale = shape.output_scales
         self.inward = nn.Linear(shape.width, shape.feed_forward)
         self.outward = nn.Linear(shape.feed_forward, shape.width)
 
@@ -122,7 +126,7 @@ class FeedForward(nn.Module):
     def reset_parameters(self) -> None:
         """See the class; biases zero."""
         reset_linear(self.inward)
-        reset_linear(self.outward, scale=1 / self.depth)
+        reset_linear(self.outward, scale=self.output_scale)
 
 
 def reset_linear(linear: nn.Linear, fused: int = 1, scale: float = 1.0) -> None:
@@ -130,6 +134,11 @@ def reset_linear(linear: nn.Linear, fused: int = 1, scale: float = 1.0) -> None:
     bound = scale * math.sqrt(6 / (linear.in_features + linear.out_features // fused))
     nn.init.uniform_(linear.weight, -bound, bound)
     nn.init.zeros_(linear.bias)
+
+
+def is_output_matrix(name: str) -> bool:
+    """Whether a parameter, such as ``3.feed.outward.weight``, is of a block's last projection, bias included."""
+    return ".outward." in name
 
 
 def same_sentence(queries: Tensor, keys: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from models.blocks import FeedForward, SelfAttention, reset_linear
 from models.chunked_loss import ChunkedHead, linear_cross_entropy
 from models.embedding import TokenEmbedding
-from models.shape import check_numbers
+from models.shape import check_numbers, output_scale
 from suite.decoding.kv_cache import LayerCache
 
 __all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
@@ -52,6 +52,9 @@ class LanguageModelShape:
     """Length of the sequences; follows text.length, and no parameter depends on it."""
     dropout: float = 0.0
     """Dropout rate after attention, feed-forward and embedding."""
+    residual_scale: float | None = None
+    """How far all blocks together start and move, relative to one block: output matrices start and learn times this /
+    (2 x layers); none: they start divided by the number of layers."""
 
     def __post_init__(self) -> None:
         counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "time")
@@ -60,9 +63,15 @@ class LanguageModelShape:
             raise ValueError(f"heads must divide the width, {self.width}, evenly, which {self.heads} does not")
 
     @property
-    def depth_scaled_init(self) -> bool:
-        """The initial feed-forward weights are scaled down with depth, as in the Transformer of section 5."""
-        return True
+    def output_scales(self) -> tuple[float, float]:
+        """Factors of the start of the output matrices of attention and of feed-forward blocks.
+
+        Feed-forward starts as in the Transformer of section 5, and attention too: there a last LayerNorm bounds the
+        input of the softmax. Here there is none, and with L plain attentions the residual stream and the initial logits
+        would grow as sqrt(L).
+        """
+        scale = output_scale(self) or 1 / self.layers
+        return scale, scale
 
     @property
     def head_width(self) -> int:
@@ -137,14 +146,9 @@ class Block(nn.Module):
         return (x + self.feed(self.feed_norm(x)),)
 
     def reset_parameters(self) -> None:
-        """As in the translation model, and attention's last matrix divided by L as feed-forward's is.
-
-        There a last LayerNorm bounds the input of the softmax. Here there is none, and with L plain attentions the
-        residual stream and the initial logits would grow as sqrt(L).
-        """
+        """Initialises all parameters, block by block."""
         for part in (self.attention_norm, self.attention, self.feed_norm, self.feed):
             part.reset_parameters()
-        reset_linear(self.attention.outward, scale=1 / self.feed.depth)
 
 
 class Head(ChunkedHead):

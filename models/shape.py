@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Protocol
@@ -38,12 +39,24 @@ class BlockShape(Protocol):
     @property
     def dropout(self) -> float: ...
     @property
-    def depth_scaled_init(self) -> bool: ...
+    def residual_scale(self) -> float | None: ...
+    @property
+    def output_scales(self) -> tuple[float, float]: ...
+
+
+def output_scale(shape: BlockShape) -> float | None:
+    """Returns the factor of the start and of the step of every block's output matrix; None without a residual scale.
+
+    What a block adds to the residual stream is proportional to its output matrix. AdamW moves every weight by the rate,
+    whatever its size, and a stack of L layers has about 2L blocks. So one step moves the stream 2L times as far as with
+    one block, and with ``residual_scale / 2L`` equally far at every depth.
+    """
+    return None if shape.residual_scale is None else shape.residual_scale / (2 * shape.layers)
 
 
 def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str]) -> None:
     """Raises ValueError, naming the field, for a count below 1 or above a million (three of them multiplied are still
-    a size that torch knows), an odd width, or a share outside [0, 1)."""
+    a size that torch knows), an odd width, a share outside [0, 1), or a residual scale that is not above 0."""
     for name in counts:
         if getattr(shape, name) < 1:
             raise ValueError(f"{name} must be at least 1, not {getattr(shape, name)}")
@@ -54,6 +67,8 @@ def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str
     for name in shares:
         if not 0 <= getattr(shape, name) < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(shape, name)}")
+    if shape.residual_scale is not None and not 0 < shape.residual_scale < math.inf:
+        raise ValueError(f"residual_scale must be above 0, or none for the paper's start, not {shape.residual_scale}")
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,9 @@ class TransformerShape:
     """Bound of the logits' magnitude; none disables it."""
     depth_scaled_init: bool = True
     """Whether each feed-forward block's output matrix starts divided by the number of layers."""
+    residual_scale: float | None = None
+    """How far all blocks of a stack together start and move, relative to one block: output matrices start and learn
+    times this / (2 x layers); none: as depth_scaled_init says."""
 
     def __post_init__(self) -> None:
         counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "head_width")
@@ -98,6 +116,13 @@ class TransformerShape:
     def attention_width(self) -> int:
         """Columns of all heads together, 64 * A."""
         return self.head_width * self.heads
+
+    @property
+    def output_scales(self) -> tuple[float, float]:
+        """Factors of the start of the output matrices of attention and of feed-forward blocks."""
+        paper = (1.0, 1 / self.layers if self.depth_scaled_init else 1.0)
+        scale = output_scale(self)
+        return paper if scale is None else (scale, scale)
 
     @property
     def list_length(self) -> int:

@@ -179,7 +179,8 @@ class LoopSettings(FrozenRecord):
     profile_steps: str | None = None
     """Steps that torch.profiler records, such as 20 or 20-23, counted from 1; none disables it."""
     layer_stats_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
-    """Interval between records of each layer's gradient norm and kurtosis; none disables them."""
+    """Interval between records of each layer's gradient norm, kurtosis, size and change by the update; none disables
+    them."""
     threads: int | None = Field(None, ge=1)
     """Compute threads per stage; none: cores divided by workers."""
     max_restarts: int = Field(10, ge=0)

@@ -9,9 +9,12 @@ from pydantic import BeforeValidator
 from torch import nn
 
 from experiments.base.experiment import Experiment, checked_shape
+from models.blocks import is_output_matrix
 from models.language_model import LanguageModelShape, layers
 from models.loss import TranslationLoss
+from models.shape import output_scale
 from suite.settings import DocumentSettings, DocumentTrainSettings
+from suite.training.update_rule import scaled_start_factors
 from suite.training.validation import Criterion
 
 FOLLOWS = {"text.vocabulary": "model.vocabulary", "text.length": "model.time"}
@@ -73,3 +76,8 @@ class LanguageModelExperiment(Experiment):
             if text in given:
                 given.setdefault(model, given[text])
         return super().completed(given)
+
+    def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
+        """Output matrices of blocks move as slowly as they start small."""
+        scale = output_scale(self.model) if is_output_matrix(name) else None
+        return (1.0, 1.0) if scale is None else scaled_start_factors(scale, self.optimizer)

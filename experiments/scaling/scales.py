@@ -48,6 +48,8 @@ class TextRule:
     valid_pairs: int = 512
     # Less than one pass over the text cannot overfit, so nothing is dropped.
     dropout: float = 0.0
+    # With the paper's start and AdamW 128 layers learn little in a run as short as these (docs/depth.md).
+    residual_scale: float | None = 1.0
     # Adafactor's 40,000 steps of warm-up are longer than the whole run.
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     learning_rate: float = 1e-2
@@ -124,6 +126,7 @@ class LanguageModelRule:
     steps: int = 2200
     checkpoint_every: int = 200
     valid_sequences: int = 512
+    residual_scale: float | None = 1.0
     learning_rate: float = 4e-3
     warmup_steps: int = 100
 
@@ -133,8 +136,8 @@ TEXT, IMAGES, LANGUAGE_MODEL = TextRule(), ImageRule(), LanguageModelRule()
 SLICE = TextRule(
     most_layers=4, most_stages=2, width_by=1, feed_forward_by=1, heads_by=1, head_width_by=1, vocabulary_by=1,
     max_length=128, micro_batches=4, schedule="fill_drain", remat="except_last", batch_tokens=512, steps=30,
-    checkpoint_every=15, valid_pairs=32, dropout=0.1, optimizer="adafactor", learning_rate=3e-3, warmup_steps=10,
-    max_grad_norm=None, precision="bf16",
+    checkpoint_every=15, valid_pairs=32, dropout=0.1, residual_scale=None, optimizer="adafactor", learning_rate=3e-3,
+    warmup_steps=10, max_grad_norm=None, precision="bf16",
 )  # fmt: skip
 """The rule of scale ``slice``: the paper's widths, vocabulary, update, precision and recomputation, with few layers and
 steps. Up to 500M parameters, which two cores and 16 GiB hold. It tests what paper scale computes, not what it learns.
@@ -277,7 +280,7 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
                 heads=max(1, paper.model.heads // rule.heads_by),
                 head_width=paper.model.head_width // rule.head_width_by,
                 vocabulary=vocabulary,
-                dropout=rule.dropout,
+                **_fields(rule, "dropout", "residual_scale"),
             ),
             "text": paper.text.model_copy(
                 update={
@@ -342,6 +345,7 @@ def _small_language_model(paper: LanguageModelExperiment, stages: int, rule: Lan
         heads=paper.model.heads // rule.heads_by,
         vocabulary=vocabulary,
         time=length,
+        residual_scale=rule.residual_scale,
     )
     return paper.model_copy(
         update={

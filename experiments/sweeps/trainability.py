@@ -1,27 +1,30 @@
-"""What makes the deepest model trainable (section 5 of the paper): depth-scaled initialization of feed-forward layers
-and clipped logits, each on and off, at two learning rates.
+"""What makes deep models trainable (section 5 of the paper names two measures): how blocks start, clipped logits, at
+which depth and rate.
 
-    T(64, ...), 128 layers    scaled start, clipped logits      the unchanged run
-                              scaled start                      each run records gradient norms and the kurtosis
-                              clipped logits                    of activations for every layer
-                              neither
+    start of blocks    small steps    every output matrix starts and moves divided by 2L (``residual_scale``)
+                       scaled start   the paper's: feed-forward's output matrix starts divided by L
+                       plain start
+    depth              T(6), T(16), T(32), T(64), with the widths of the largest run
+    rate               the scale's, and three times that
+    logits             clipped at 30, as in the paper, and not
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.base.cluster import Cluster
-from experiments.report.page import Page, Section
+from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value
 from experiments.scaling.scales import TEXT, TINY_TEXT, TextRule, shrunk_by
 from experiments.sweeps.members.base import Member, folder_name, read_record
 from experiments.sweeps.report.figures import layer_curves
+from experiments.sweeps.report.verdicts import t_margin
 from experiments.sweeps.text_base import smoke_test
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t128_6b
@@ -31,35 +34,105 @@ from suite.training.metrics import APPLIED, GRAD_NORM, LOSS, every_step
 NAME = "trainability"
 
 RULES = {
-    "laptop": replace(TEXT, steps=150, batch_tokens=512, micro_batches=4, checkpoint_every=75, warmup_steps=15),
+    "laptop": replace(TEXT, steps=150, batch_tokens=512, micro_batches=2, most_stages=1, threads=1,
+                      checkpoint_every=75, warmup_steps=15),
     "tiny": replace(TINY_TEXT, corpus_languages=None, train_pairs=None),
     "paper": None,
-}
+}  # fmt: skip
 """Rules by scale. The laptop scale keeps the depth but not the steps; the paper's problems appear after thousands."""
 
-CASES = {
-    "scaled start, clipped logits": (True, True),
-    "scaled start": (True, False),
-    "clipped logits": (False, True),
-    "neither": (False, False),
-}
+STARTS = {"small steps": (True, 1.0), "scaled start": (True, None), "plain start": (False, None)}
+"""Values of ``depth_scaled_init`` and ``residual_scale``."""
+
+DEPTHS = {"laptop": (6, 16, 32, 64), "tiny": (1, 2), "paper": (32, 64)}
+"""L by scale. At scale paper 16 stages need more layers than T(6) has."""
+
 FACTORS = (1.0, 3.0)
 """Factors of the run's learning rate."""
+
+SEEDS = 3
 
 EVERY = 10
 """Steps between records of layer statistics."""
 
 
 @dataclass(frozen=True)
-class LayerCurves:
+class Case:
+    """A setting that is compared; its runs differ in the seed alone."""
+
+    layers: int
+    start: str
+    factor: float = 1.0
+    clipped: bool = True
+
+    @property
+    def label(self) -> str:
+        """Names it in a report."""
+        rate = "" if self.factor == 1 else f", {self.factor:g} x the rate"
+        return f"T({self.layers}), {self.start}{rate}{'' if self.clipped else ', logits not clipped'}"
+
+    def experiment(self, rule: TextRule | None, cluster: Cluster, scale: str, seed: int) -> TranslationExperiment:
+        """Returns its run with a seed."""
+        run = t128_6b() if rule is None else shrunk_by(t128_6b(), rule, cluster, scale)
+        scaled, residual = STARTS[self.start]
+        model = replace(
+            run.model, layers=self.layers, depth_scaled_init=scaled, residual_scale=residual,
+            logit_clip=run.model.logit_clip if self.clipped else None,
+        )  # fmt: skip
+        rate = {"learning_rate": self.factor * run.optimizer.learning_rate}
+        train = {"seed": seed, "layer_stats_every": EVERY, "max_nonfinite_steps": run.train.steps}
+        return run.model_copy(
+            update={
+                "model": model,
+                "optimizer": run.optimizer.model_copy(update=rate),
+                "train": run.train.model_copy(update=train),
+            }
+        )
+
+
+def cases(scale: str) -> dict[Case, int]:
+    """Returns the cases, and how many seeds each has: all starts at the least and the largest depth at both rates with
+    every seed; the depths between and the logits without a bound with one."""
+    depths = DEPTHS[scale]
+    found = {
+        Case(layers, start, factor): SEEDS
+        for factor in FACTORS
+        for layers in (depths[0], depths[-1])
+        for start in STARTS
+    }
+    found |= {Case(layers, start): 1 for layers in depths[1:-1] for start in STARTS}
+    found |= {Case(depths[-1], start, factor, clipped=False): 1 for factor in FACTORS for start in STARTS}
+    return found
+
+
+@dataclass(frozen=True)
+class FinishedRun:
     """The recorded curves of one finished run."""
 
-    label: str
+    case: Case
+    seed: int
     record: dict[str, Any]
     losses: list[float]
     norms: list[float]
     applied: list[float]
     layers: list[dict[str, Any]]
+
+    @property
+    def changes(self) -> list[float]:
+        """How far the update of each recorded step moves the decoder's output: the changes of all decoder layers
+        together, relative to the size of the last one's output."""
+        first, last = self.case.layers + 2, 2 * self.case.layers + 1
+        return [
+            sum(line["change_rms"][first : last + 1]) / line["output_rms"][last]
+            for line in self.layers
+            if None not in (*line["change_rms"][first : last + 1], line["output_rms"][last])
+        ]
+
+    @property
+    def kurtosis(self) -> float | None:
+        """The largest of a layer at the last recorded step."""
+        values = [value for value in self.layers[-1]["kurtosis"] if value is not None] if self.layers else []
+        return max(values, default=None)
 
 
 class Trainability:
@@ -69,99 +142,110 @@ class Trainability:
     scales: tuple[str, ...] = tuple(RULES)
 
     def members(self, scale: str, cluster: Cluster, runs: Path) -> list[Member]:
-        """Returns eight runs with one seed."""
+        """Returns its runs, the deepest ones first."""
         rule, place = RULES[scale], folder_name(NAME, scale)
         return [
-            Member(f"{place}/{_id(case, factor)}", label(case, factor), _run(case, factor, rule, cluster, scale))
-            for factor in FACTORS
-            for case in CASES
+            Member(
+                f"{place}/{_folder(case)}-{seed}",
+                case.label,
+                case.experiment(rule, cluster, scale, seed),
+                priority=case.layers,
+            )
+            for case, seeds in cases(scale).items()
+            for seed in range(seeds)
         ]
 
     def page(self, scale: str, cluster: Cluster, runs: Path) -> Page:
-        """Returns a table, and each layer's norm and kurtosis at the end."""
-        members = self.members(scale, cluster, runs)
-        curves_of_all = _read_curves(members, runs)
-        finished = {curves.label for curves in curves_of_all}
-        missing = [member.folder for member in members if member.label not in finished]
+        """Returns the tables, and figures of each layer in the middle of the runs."""
+        finished = _read_runs(scale, runs)
+        missing = len(self.members(scale, cluster, runs)) - len(finished)
         sentences = [
-            "The deepest of the five runs with depth-scaled initialization of its feed-forward layers and with logits "
-            "clipped at 30, as in the paper, and without either, at its own learning rate and at three times that. "
-            "With one seed, differences smaller than those between seeds cannot be distinguished.",
-            *([f"Not finished, and excluded: {', '.join(missing)}."] if missing else []),
+            "The deepest of the five runs and three of its depth-reduced forms, with the same text, tokens and seeds. "
+            "Small steps: every block's output matrix starts divided by 2L, and so is its learning rate. Scaled start, "
+            "the paper's: feed-forward's output matrix starts divided by L, the rate is the same for all. A case "
+            "without an interval has one seed: differences smaller than those between seeds say nothing there.",
+            *([f"Not finished: {missing} runs."] if missing else []),
         ]
-        pictures = layer_curves([(curves.label, curves.layers[-1]) for curves in curves_of_all if curves.layers])
-        sections = [Section("What was compared", sentences), Section("Layers at the end", pictures=pictures)]
         return Page(
             f"Trainability of deep models, scale {scale}",
-            [*sections, Section("Runs", tables=[table(curves_of_all)])],
+            [
+                Section("What was compared", sentences),
+                Section("Runs", tables=self._tables(finished)),
+                Section("Layers in the middle of the run", pictures=_pictures(finished)),
+            ],
             warning=smoke_test(scale),
         )
 
     def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
-        """The page's table."""
-        return [table(_read_curves(self.members(scale, cluster, runs), runs))]
+        """The page's tables."""
+        return self._tables(_read_runs(scale, runs))
+
+    def _tables(self, finished: Sequence[FinishedRun]) -> list[Table]:
+        headings = (
+            "case", "runs", "steps skipped", "training loss, last ten steps", "validation, nats a token", "±",
+            "a step's change of the decoder's output", "gradient norm, median", "largest",
+            "largest kurtosis of a layer at the end",
+        )  # fmt: skip
+        notes = [
+            "Means over seeds; ± is the 95% interval of the mean over seeds. Training losses are label-smoothed; norms "
+            "are before clipping.",
+            "A step's change: for the same input, the changes of all decoder layers by the update together, relative "
+            "to the decoder's output (root mean squares, median of the recorded steps).",
+            "Kurtosis is in excess of the normal distribution's, of a layer's output for one micro-batch.",
+        ]
+        rows = [_row(case, runs) for case, runs in _by_case(finished)]
+        return [Table(NAME, "Trainability (measured)", headings, rows or [[None] * len(headings)], notes)]
 
 
 SWEEP = Trainability()
 
 
-def label(case: str, factor: float) -> str:
-    """Returns a run's label."""
-    return case if factor == 1 else f"{case}; {factor:g} x the learning rate"
+def _folder(case: Case) -> str:
+    clipped = "" if case.clipped else "-unclipped"
+    return f"{case.start.replace(' ', '-')}-{case.layers}-x{case.factor:g}{clipped}"
 
 
-def _id(case: str, factor: float) -> str:
-    return f"{case.replace(', ', '-').replace(' ', '-')}-x{factor:g}"
+def _read_runs(scale: str, runs: Path) -> list[FinishedRun]:
+    finished = []
+    for case, seeds in cases(scale).items():
+        for seed in range(seeds):
+            folder = runs / folder_name(NAME, scale) / f"{_folder(case)}-{seed}"
+            record = read_record(folder)
+            if record is None:
+                continue
+            losses, norms, applied = (
+                [math.nan if line[name] is None else float(line[name]) for line in every_step(folder / "metrics.jsonl")]
+                for name in (LOSS, GRAD_NORM, APPLIED)
+            )
+            layers = read_lines(folder / "layers.jsonl")
+            finished.append(FinishedRun(case, seed, record, losses, norms, applied, layers))
+    return finished
 
 
-def _run(case: str, factor: float, rule: TextRule | None, cluster: Cluster, scale: str) -> TranslationExperiment:
-    run = t128_6b() if rule is None else shrunk_by(t128_6b(), rule, cluster, scale)
-    scaled, clipped = CASES[case]
-    return run.model_copy(
-        update={
-            "model": replace(run.model, depth_scaled_init=scaled, logit_clip=run.model.logit_clip if clipped else None),
-            "optimizer": run.optimizer.model_copy(update={"learning_rate": factor * run.optimizer.learning_rate}),
-            "train": run.train.model_copy(update={"layer_stats_every": EVERY, "max_nonfinite_steps": run.train.steps}),
-        }
-    )
+def _by_case(finished: Sequence[FinishedRun]) -> Iterator[tuple[Case, list[FinishedRun]]]:
+    """Yields each case with its runs, by depth."""
+    for case in sorted(dict.fromkeys(run.case for run in finished), key=lambda case: case.layers):
+        yield case, [run for run in finished if run.case == case]
 
 
-def _read_curves(members: Sequence[Member], runs: Path) -> list[LayerCurves]:
-    curves_of_all = []
-    for member in members:
-        folder = runs / member.folder
-        record = read_record(folder)
-        if record is None:
-            continue
-        losses, norms, applied = (
-            [math.nan if line[name] is None else float(line[name]) for line in every_step(folder / "metrics.jsonl")]
-            for name in (LOSS, GRAD_NORM, APPLIED)
-        )
-        layers = read_lines(folder / "layers.jsonl")
-        curves_of_all.append(LayerCurves(member.label, record, losses, norms, applied, layers))
-    return curves_of_all
-
-
-def table(curves_of_all: Sequence[LayerCurves]) -> Table:
-    """Returns one row per run."""
-    headings = (
-        "run", "steps skipped", "loss, first ten steps", "last ten", "validation", "gradient norm, median", "largest",
-        "largest kurtosis of a layer, at the start", "at the end",
-    )  # fmt: skip
-    rows: list[list[Value]] = [_row(curves) for curves in curves_of_all]
-    notes = [
-        "Losses in nats per token, label-smoothed; norms before clipping. Excess kurtosis of a layer's output for one "
-        "micro-batch.",
-    ]
-    return Table(NAME, "Trainability (measured)", headings, rows or [[None] * len(headings)], notes)
-
-
-def _row(curves: LayerCurves) -> list[Value]:
-    norms = [norm for norm in curves.norms if math.isfinite(norm)]
-    largest = [max((value for value in line["kurtosis"] if value is not None), default=None) for line in curves.layers]
+def _row(case: Case, runs: Sequence[FinishedRun]) -> list[Value]:
+    valid = [float(run.record["valid_nll"]) for run in runs]
+    norms = [norm for run in runs for norm in run.norms if math.isfinite(norm)]
+    changes = [change for run in runs for change in run.changes]
+    kurtosis = [run.kurtosis for run in runs if run.kurtosis is not None]
     return [
-        curves.label, int(sum(1 - applied for applied in curves.applied)), statistics.fmean(curves.losses[:10]),
-        statistics.fmean(curves.losses[-10:]), curves.record["valid_nll"],
-        statistics.median(norms) if norms else None, max(norms, default=None),
-        largest[0] if largest else None, largest[-1] if largest else None,
+        case.label, len(runs), int(sum(1 - applied for run in runs for applied in run.applied)),
+        statistics.fmean(loss for run in runs for loss in run.losses[-10:]), statistics.fmean(valid),
+        t_margin(valid) or None, statistics.median(changes) if changes else None,
+        statistics.median(norms) if norms else None, max(norms, default=None), max(kurtosis, default=None),
     ]  # fmt: skip
+
+
+def _pictures(finished: Sequence[FinishedRun]) -> list[Picture]:
+    """Returns the curves of small steps and of the paper's start at every depth, at the run's own rate."""
+    shown = [
+        (case.label, runs[0].layers[len(runs[0].layers) // 2])
+        for case, runs in _by_case(finished)
+        if case.factor == 1 and case.clipped and case.start != "plain start" and runs[0].layers
+    ]
+    return layer_curves(shown)

@@ -113,6 +113,11 @@ class RunFolder:
         return self.path / "scores.json"
 
     @property
+    def samples(self) -> Path:
+        """Translations of a few held-out strings with the run's last checkpoint, one a line."""
+        return self.path / "samples.jsonl"
+
+    @property
     def messages(self) -> Path:
         """Messages for the terminal."""
         return self.path / "messages.log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from experiments.scaling.scales import with_changes
 from experiments.tasks import data_folder, prepare_data, workload
 from launch import interrupts
 from launch.backends.select import Backend, select_backend
+from launch.inference.held_out_samples import described, translate_held_out
 from launch.planning.layer_costs import cost_model
 from launch.runs.checkpoints import (
     check_published,
@@ -96,7 +97,7 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
 
 def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launcher: str, console: Console) -> None:
     """Runs a resolved experiment; ``make_run`` creates its folder once it is planned. Raises as ``start`` does."""
-    session = _Session(select_backend(launcher), console)
+    session = _Session(select_backend(launcher), console, shows_samples=False)
     chosen = _prepare(with_available_precision(chosen, session.backend.cluster(), console.print), console)
     planned = session.plan(chosen)
     session.train(make_run(), _with_planned_micro_batches(chosen, planned), planned)
@@ -213,7 +214,10 @@ def _prepare(chosen: Experiment, console: Console) -> Experiment:
     return changed.model_copy(update={"train": train})
 
 
-NO_SHAPE = ("classes", "label_smoothing", "norm_decay", "dropout", "logit_clip", "depth_scaled_init", "time")
+NO_SHAPE = {"classes", "label_smoothing", "norm_decay", "dropout", "logit_clip", "time"} | {
+    "depth_scaled_init",
+    "residual_scale",
+}
 """Fields of a model on which no parameter depends but those of its last layer."""
 
 
@@ -239,6 +243,8 @@ class _Session:
     backend: Backend
     console: Console
     resumes: bool = False
+    shows_samples: bool = True
+    """Whether translations of a few held-out strings end the run; not in a sweep, which scores its members."""
 
     def plan(self, chosen: Experiment, settings: str = "") -> PlanReport:
         """Plans a run on the available devices and prints the plan. Raises PlanError when it does not fit."""
@@ -267,12 +273,13 @@ class _Session:
             state.spec = replace(state.spec, checkpoint_step=checkpoint_step)
             try:
                 self._run_workers(state)
+                samples = described(translate_held_out(run, chosen, self.console)) if self.shows_samples else []
             finally:
                 if not interrupts.was_interrupted():
                     _show_trace(run, state.planned, self.console)
                     update_page(run, self.console, holds_lock=True)
             publish(run, "end", self.console.print)
-            _summarise(run, state.planned, self.console)
+            _summarise(run, state.planned, self.console, samples)
 
     def _run_workers(self, state: CurrentRun) -> None:
         """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers
@@ -399,7 +406,7 @@ def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
     console.print(f"trace: {run.trace} (opens in ui.perfetto.dev), plot: {run.timeline}")
 
 
-def _summarise(run: RunFolder, planned: PlanReport, console: Console) -> None:
+def _summarise(run: RunFolder, planned: PlanReport, console: Console, samples: Sequence[str]) -> None:
     record = read_json(run.record) or {}
     unit = record["unit"]
     traced = [trace.timeline for trace in read_traces(run.traces) if trace.replica == 0]
@@ -412,6 +419,7 @@ def _summarise(run: RunFolder, planned: PlanReport, console: Console) -> None:
         describe_losses(record),
         describe_scores(record),
         *describe_best(record),
+        *samples,
         f"peak memory of all workers: {record['peak_memory_bytes'] / GIB:.2f} GiB",
         f"wandb run: {record['wandb_run'] or 'none'}{hint}",
         f"{FOLDER_LINE}{run.path}",

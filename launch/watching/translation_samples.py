@@ -9,6 +9,7 @@ from experiments.report.page import Section
 from experiments.report.table import Table, Value, aligned
 from launch.watching.run_data import RunData
 from suite.evaluation.scores import MEASURES
+from suite.training.jsonl import read_lines
 
 SENTENCES = 20
 """Test translations that are shown, drawn at random."""
@@ -16,11 +17,13 @@ SENTENCES = 20
 LONGEST = 400
 """Characters of a sentence that are shown."""
 
+_COLUMNS = ("direction", "source", "translation", "reference")
+
 
 def score_section(run: RunData) -> Section:
-    """Returns the scores and samples; empty before ``make score``."""
+    """Returns the scores and samples; before ``make score`` the few samples of the run's end, if it has some."""
     if not run.scores:
-        return Section("Translations")
+        return Section("Translations", tables=_end_samples(run.run.samples))
     directions = run.scores["directions"]
     ranked = sorted(directions, key=lambda name: -directions[name]["bleu"])
     means: list[list[Value]] = [
@@ -52,6 +55,11 @@ def score_section(run: RunData) -> Section:
     )
 
 
+def _end_samples(path: Path) -> list[Table]:
+    rows: list[list[Value]] = [[line[name][:LONGEST] or "(empty)" for name in _COLUMNS] for line in read_lines(path)]
+    return [Table("samples", f"{len(rows)} held-out strings, drawn at random", _COLUMNS, rows, [])] if rows else []
+
+
 def _samples(folder: Path, directions: list[str]) -> list[Table]:
     """Returns a table of test translations drawn at random from all directions; none without the texts."""
     pairs = [(name, *lines) for name in directions for lines in zip(*_texts(folder, name), strict=False)]
@@ -63,7 +71,7 @@ def _samples(folder: Path, directions: list[str]) -> list[Table]:
     if not rows:
         return []
     title = f"{len(rows)} of {len(pairs):,} test translations, drawn at random"
-    return [Table("samples", title, ("direction", "source", "translation", "reference"), rows, [])]
+    return [Table("samples", title, _COLUMNS, rows, [])]
 
 
 def _texts(folder: Path, direction: str) -> list[list[str]]:

@@ -1,10 +1,15 @@
-"""Statistics of each layer of a deep model: the gradient norm and the kurtosis of the output.
+"""Statistics of each layer of a deep model, one line every n steps:
 
-    {"step": 20, "norms": [0.31, 0.02, ...], "kurtosis": [0.1, 0.4, ..., null]}       one line every n steps
+    {"step": 20,
+     "norms":      [0.31, 0.02, ...]         the gradient norm
+     "kurtosis":   [0.10, 0.40, ..., null]   of the output
+     "output_rms": [1.20, 1.21, ..., null]   the root mean square of the output
+     "change_rms": [0.05, 0.01, ..., null]}  and of its change through the step's update, for the same input
 
-The paper (section 5) finds sharp activations, with positive kurtosis, in its deepest models. This is the excess
-kurtosis, mean((x - mean)^4) / variance^2 - 3, of the first tensor that a layer returns for the first micro-batch of the
-first replica. It is null for the last layer, whose full logits never exist.
+The output is the first tensor that a layer returns for the first micro-batch of the first replica. Its kurtosis is in
+excess of the normal distribution's: mean((x - mean)^4) / variance^2 - 3. The paper (section 5) finds it positive in its
+deepest models. For the change the layer runs twice more, without dropout, before and after the update. The last layer
+has only a norm: its full logits never exist.
 """
 
 from __future__ import annotations
@@ -18,10 +23,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from suite.exchange import gather
-from suite.pipeline.model.layers import as_tuple
+from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.schedule.action import Action
 from suite.training.jsonl import JsonLinesFile, reopen
+
+_NAMES = ("kurtosis", "output_rms", "change_rms")
 
 
 def kurtosis(tensor: Tensor) -> Tensor:
@@ -39,7 +46,8 @@ class LayerStats:
         """``path`` is None on all workers but the one that writes; ``start`` is the step that the run resumes from."""
         self._executor, self._every = executor, every
         self._lines: JsonLinesFile | None = reopen(path, start) if path is not None else None
-        self._kurtosis: dict[int, Tensor] = {}
+        self._inputs: dict[int, Tensors] = {}
+        self._stats: dict[int, tuple[Tensor, ...]] = {}
 
     def due(self, step: int) -> bool:
         """Whether to record this step: the first, and then every n-th."""
@@ -47,8 +55,7 @@ class LayerStats:
 
     @contextmanager
     def recording(self, step: int) -> Iterator[None]:
-        """Records the outputs of the step that is trained in this context."""
-        self._kurtosis.clear()
+        """Records the layers' inputs and outputs of the step that is trained in this context."""
         stage = self._executor.stage
         hooks = [
             layer.register_forward_hook(self._make_hook(index))
@@ -65,22 +72,44 @@ class LayerStats:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             action = self._executor.status.action
             if isinstance(action, Action) and (action.kind, action.micro_batch) == ("F", 0):
-                self._kurtosis[index] = kurtosis(as_tuple(output)[0])
+                first = as_tuple(output)[0]
+                self._stats[index] = kurtosis(first), _rms(first)
+                # a copy: the next layer may work in place
+                self._inputs[index] = tuple(tensor.detach().clone() for tensor in inputs)
 
         return hook
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Records how far the update in this context changes the outputs of the recorded inputs."""
+        evaluate = self._executor.stage.evaluate_layer
+        before = {index: evaluate(index, inputs) for index, inputs in self._inputs.items()}
+        yield
+        for index, inputs in self._inputs.items():
+            change = evaluate(index, inputs).float() - before[index].float()
+            self._stats[index] = *self._stats[index], _rms(change)
 
     def write(self, step: int, norms: tuple[float, ...]) -> None:
         """Gathers and writes the record of a step; ``norms`` are the gradient norms of all layers."""
         if not self.due(step):
             return
-        per_worker = gather([(index, float(value)) for index, value in self._kurtosis.items()])
+        per_worker = gather([(index, [float(value) for value in values]) for index, values in self._stats.items()])
+        self._inputs.clear()
+        self._stats.clear()
         if self._lines is None:
             return
-        per_layer = {index: value for pairs in per_worker for index, value in pairs}
+        per_layer = {index: values for pairs in per_worker for index, values in pairs}
+        none: list[float | None] = [None] * len(_NAMES)
+        columns = zip(*(per_layer.get(index, none) for index in range(len(norms))), strict=True)
         self._lines.write({
             "step": step + 1, "norms": [_finite(norm) for norm in norms],
-            "kurtosis": [_finite(per_layer.get(index)) for index in range(len(norms))],
+            **{name: [_finite(value) for value in column] for name, column in zip(_NAMES, columns, strict=True)},
         })  # fmt: skip
+
+
+def _rms(tensor: Tensor) -> Tensor:
+    """Returns the root mean square of all values, a scalar on the tensor's device."""
+    return tensor.detach().float().square().mean().sqrt()
 
 
 def _finite(value: float | None) -> float | None:

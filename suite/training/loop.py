@@ -154,7 +154,8 @@ def _train_step(worker: TrainingSetup, step: int) -> TrainedStep:
         sums = worker.executor.train(batch, step)
     status.begin("update", step)
     with status.waiting_for("the other workers' gradients and norms"):
-        result = worker.optimizer.update(sums, step, recorder, peak_bytes(worker.executor.stage.device))
+        with worker.layer_stats.updating() if worker.layer_stats is not None else nullcontext():
+            result = worker.optimizer.update(sums, step, recorder, peak_bytes(worker.executor.stage.device))
         if worker.layer_stats is not None:
             worker.layer_stats.write(step, result.layer_norms)
     bubble = None

@@ -63,6 +63,23 @@ def _scheduled(step: int, settings: OptimizerSettings) -> float:
     return peak * (1 - min(1.0, periods))
 
 
+def scaled_start_factors(scale: float, settings: OptimizerSettings) -> tuple[float, float]:
+    """Returns the factors of the learning rate and of the weight decay of a parameter that starts ``scale`` times as
+    large as usual, so that it moves equally far relative to its size.
+
+    Training is then the same as with a parameter of usual size whose product is multiplied by ``scale``, but for the
+    norm of the gradients. Without factors a step of AdamW and RMSProp is as long as the rate; one of SGD follows the
+    gradient, which is ``1/scale`` times as large; one of Adafactor follows the parameter, down to a root mean square of
+    1e-3. RMSProp and SGD add the decay to the gradient, the others take it from the parameter.
+    """
+    return {
+        "adamw": (scale, 1 / scale),
+        "adafactor": (1.0, 1.0),
+        "rmsprop": (scale, 1 / scale**2),
+        "sgd": (scale**2, 1 / scale**2),
+    }[settings.name]
+
+
 def param_groups(
     parameters: Mapping[Key, nn.Parameter], factors: Mapping[Key, tuple[float, float]], settings: OptimizerSettings
 ) -> list[dict[str, Any]]:

@@ -102,20 +102,28 @@ def _curves(
 
 
 def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
-    """Returns each layer's gradient norm, and each one's kurtosis, a line a run of (label, a line of layers.jsonl)."""
+    """Returns a figure of each statistic of the layers, a line a run of (label, a line of layers.jsonl)."""
     if not lines:
         return []
     curves = {
-        "norms": ("norm of the layer's gradient", "log", "Gradient norm of each layer at the last recorded step."),
-        "kurtosis": ("excess kurtosis", "symlog", "Excess kurtosis of each layer's output at the last recorded step."),
+        "change_rms": (
+            "change by the update",
+            "log",
+            "Change of each layer's output by one update, same input",
+        ),
+        "output_rms": ("size of the output", "log", "Root mean square of each layer's output"),
+        "norms": ("norm of the layer's gradient", "log", "Gradient norm of each layer"),
+        "kurtosis": ("excess kurtosis", "symlog", "Excess kurtosis of each layer's output"),
     }
     pictures = []
     for name, (heading, scale, caption) in curves.items():
-        figure, axis = new_figure("layer of the list: embedding, encoder, embedding, decoder, head", heading, SIZE)
+        figure, axis = new_figure("place in the list: embedding, encoder, embedding, decoder, head", heading, SIZE)
         for label, line in lines:
             values = [float("nan") if value is None else value for value in line[name]]
-            axis.plot(range(len(values)), values, linewidth=1, label=label)
+            places = [at / (len(values) - 1) for at in range(len(values))]
+            axis.plot(places, values, linewidth=1, label=label)
         axis.set_yscale(scale)
         axis.legend(frameon=False, fontsize=7, ncols=2)
-        pictures.append(Picture(name, figure, caption))
+        steps = sorted({line["step"] for _, line in lines})
+        pictures.append(Picture(name, figure, f"{caption}, step {' and '.join(map(str, steps))} (measured)."))
     return pictures

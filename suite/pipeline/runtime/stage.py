@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from suite.device import MULTIPLIES_BF16_INTO_FP32
 from suite.pipeline.model.batchnorm import RunningStats, by_micro_batch
 from suite.pipeline.model.changing_buffers import ChangingBuffers, Values, copies_of_buffers, replaced
-from suite.pipeline.model.layers import Tensors, loss_of, materialize
+from suite.pipeline.model.layers import Tensors, as_tuple, loss_of, materialize
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.runtime.boundary import CutSpec, cast_to_boundary
 from suite.pipeline.runtime.shape_inference import ShapeInference
@@ -115,6 +115,20 @@ class Stage:
     def layer(self, index: int) -> nn.Module:
         """Returns the layer with an index in the model."""
         return self.layers[self.indices.index(index)]
+
+    @torch.no_grad()
+    def evaluate_layer(self, index: int, inputs: Tensors) -> Tensor:
+        """Returns the first tensor that a layer makes of its inputs in evaluation mode, without a change of buffers."""
+        layer = self.layer(index)
+        layer.eval()
+        try:
+            with (
+                replaced(copies_of_buffers(layer)),
+                torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed),
+            ):
+                return as_tuple(layer(*inputs))[0]
+        finally:
+            layer.train()
 
     def named_parameters(self) -> dict[tuple[int, str], nn.Parameter]:
         """Returns all parameters by (layer, name), cell by cell."""

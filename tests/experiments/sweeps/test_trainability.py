@@ -2,64 +2,91 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.sweeps.trainability import CASES, FACTORS, SWEEP
+from experiments.sweeps.trainability import SEEDS, STARTS, SWEEP, Case, cases
 from suite.pipeline.planning.devices import GIB
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 
 
 @pytest.mark.parametrize("scale", SWEEP.scales)
-def test_members_differ_only_in_initialization_clipping_and_rate(scale, tmp_path):
+def test_members_differ_only_in_depth_start_clipping_rate_and_seed(scale, tmp_path):
     members = SWEEP.members(scale, LAPTOP, tmp_path)
-    count = len(CASES) * len(FACTORS)
-    assert len({member.folder for member in members}) == len({member.label for member in members}) == count
-    differences = set()
+    assert len(members) == len({member.folder for member in members}) == sum(cases(scale).values())
+    assert len({member.label for member in members}) == len(cases(scale))
     base = members[0].experiment
     for member in members:
         run = member.experiment
-        differences.add(
-            (
-                run.model.depth_scaled_init,
-                run.model.logit_clip,
-                run.optimizer.learning_rate / base.optimizer.learning_rate,
-            )
+        model = replace(
+            run.model,
+            layers=base.model.layers,
+            depth_scaled_init=base.model.depth_scaled_init,
+            residual_scale=base.model.residual_scale,
+            logit_clip=base.model.logit_clip,
         )
         optimizer = run.optimizer.model_copy(update={"learning_rate": base.optimizer.learning_rate})
-        assert run.model_copy(update={"model": base.model, "optimizer": optimizer}) == base
-        assert run.model.layers == base.model.layers
-    assert differences == {(start, clip, rate) for start in (True, False) for clip in (30.0, None) for rate in FACTORS}
-    if scale != "tiny":
-        assert base.model.list_length == 131  # the paper's 128, two embeddings and the head
+        train = run.train.model_copy(update={"seed": base.train.seed})
+        assert run.model_copy(update={"model": model, "optimizer": optimizer, "train": train}) == base
+        assert member.priority == run.model.layers
+    assert {run.model.list_length for run in (member.experiment for member in members)} == (
+        {"tiny": {5, 7}, "laptop": {15, 35, 67, 131}, "paper": {67, 131}}[scale]  # 131: the paper's 128, and 3
+    )
 
 
-def test_the_report_lists_finished_and_missing_members(tmp_path):
-    first, second = SWEEP.members("laptop", LAPTOP, tmp_path)[:2]
-    for member, norm in ((first, 0.5), (second, None)):
-        folder = tmp_path / member.folder
-        folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps({"valid_nll": 6.25}))
-        lines = [
-            {"train/loss": 9 - step / 10, "train/grad_norm": norm, "train/applied": float(step != 3)}
-            for step in range(20)
-        ]
-        lines.insert(10, {"step": 10, "valid/nll": 7.5})
-        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-        layers = [{"step": step, "norms": [0.1, 0.2, norm], "kurtosis": [0.5, step, None]} for step in (1, 10)]
-        (folder / "layers.jsonl").write_text("\n".join(map(json.dumps, layers)))
+def test_the_paper_s_measures_are_compared_at_both_ends_of_depth_and_rate():
+    found = cases("laptop")
+    for start in STARTS:
+        for layers in (6, 64):
+            for factor in (1.0, 3.0):
+                assert found[Case(layers, start, factor)] == SEEDS
+        assert found[Case(64, start, 3.0, clipped=False)] == 1
+
+
+def write_run(folder, valid, norm, change):
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps({"valid_nll": valid}))
+    lines = [
+        {"train/loss": 9 - step / 10, "train/grad_norm": norm, "train/applied": float(step != 3)} for step in range(20)
+    ]
+    lines.insert(10, {"step": 10, "valid/nll": 7.5})
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    layers = [
+        {
+            "step": step,
+            "norms": [0.1] * 14 + [norm],
+            "kurtosis": [0.5, step] * 7 + [None],
+            "output_rms": [2.0] * 14 + [None],
+            "change_rms": [9.0] * 8 + [change] * 6 + [None],  # 6 decoder layers, before the head
+        }
+        for step in (1, 10)
+    ]
+    (folder / "layers.jsonl").write_text("\n".join(map(json.dumps, layers)))
+
+
+def test_the_report_has_means_over_seeds_and_what_a_step_moves(tmp_path):
+    members = [member for member in SWEEP.members("laptop", LAPTOP, tmp_path) if member.experiment.model.layers == 6]
+    first, second, other = members[0], members[1], members[3]
+    assert first.label == second.label != other.label
+    write_run(tmp_path / first.folder, 6.25, 0.5, 0.5)
+    write_run(tmp_path / second.folder, 6.75, 0.5, 1.0)
+    write_run(tmp_path / other.folder, 7.0, None, 0.5)
     (table,) = SWEEP.tables("laptop", LAPTOP, tmp_path)
-    left_out, early, late, valid, middle, largest, sharp_first, sharp_last = table.rows[0][1:]
-    assert (left_out, valid, middle, largest, sharp_first, sharp_last) == (1, 6.25, 0.5, 0.5, 1, 10)
-    assert math.isclose(early, 8.55)
-    assert math.isclose(late, 7.55)
-    assert table.rows[1][5:7] == [None, None]  # no norm was finite
+    assert [row[:3] for row in table.rows] == [[first.label, 2, 2], [other.label, 1, 1]]
+    loss, valid, margin, change, middle, largest, sharp = table.rows[0][3:]
+    assert math.isclose(loss, 7.55)
+    assert valid == 6.5
+    assert math.isclose(margin, 12.706 * 0.5 / 2, rel_tol=1e-3)  # t of one degree of freedom, 0.354 / sqrt(2)
+    assert change == pytest.approx((6 * 0.5 / 2 + 6 * 1.0 / 2) / 2)
+    assert (middle, largest, sharp) == (0.5, 0.5, 10)
+    assert table.rows[1][5] is None
+    assert table.rows[1][7:9] == [None, None]  # no norm was finite
     html, markdown = SWEEP.page("laptop", LAPTOP, tmp_path).write(tmp_path / "report")
-    assert html.read_text().count("<svg") == 2
+    assert html.read_text().count("<svg") == 4
     text = markdown.read_text()
-    assert f"excluded: {SWEEP.members('laptop', LAPTOP, tmp_path)[2].folder}" in text
-    assert first.folder not in text.partition("excluded: ")[2].partition("\n")[0]
+    assert f"Not finished: {sum(cases('laptop').values()) - 3} runs" in text
     assert "smoke test" not in text
     assert "> **A smoke test: at scale tiny" in SWEEP.page("tiny", LAPTOP, tmp_path).markdown()

@@ -8,6 +8,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,11 +26,13 @@ from launch.inference import export as exporting
 from launch.inference import translate as translating
 from launch.inference.decode import DecodeOutput, DecodeTask, find_text_run, stages_of, translate_tokens
 from launch.inference.export import export
+from launch.inference.held_out_samples import described, translate_held_out
 from launch.inference.methods import BeamSearch
 from launch.inference.model_text import load_text, source_of
 from launch.inference.score import _print_scores, directions, score_run, scored_rows
 from launch.inference.translate import lines_of, translate
-from launch.runs.store import find_run, named_run
+from launch.runs.store import RunFolder, find_run, named_run
+from launch.watching.translation_samples import score_section
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import BEGIN_ID, END_ID
@@ -264,6 +267,46 @@ def test_a_text_is_translated(scored, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert (end.value.code or 0, printed.err) == (0, "checkpoint of step 7, the latest one\n")
     assert printed.out == f"{written[at]}\n"
+
+
+def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path):
+    """The three languages with the most pairs, beside what ``gpipe translate`` finds for the same strings."""
+    run = find_run("made")
+    experiment, console = find_text_run(run), Console(file=io.StringIO(), width=10_000)
+    data = load_text(run, experiment, QUIET)
+    samples = translate_held_out(run, experiment, console)
+    largest = sorted(data.languages, key=lambda code: -data.pairs[code])[:3]
+    assert [sample["direction"] for sample in samples] == [
+        f"en-{largest[0]}", f"{largest[1]}-en", f"en-{largest[2]}",
+    ]  # fmt: skip
+    pairs = set(data.texts("valid", range(sum(data.sizes["valid"]))))
+    for sample in samples:
+        source, target = sample["direction"].split("-")
+        pair = (sample["source"], sample["reference"])
+        assert (pair if source == "en" else pair[::-1]) in {tuple(map(one_line, texts)) for texts in pairs}
+        tokens = translate_tokens(run, [source_of(sample["source"], target, data, 24)], 1, QUIET).results
+        assert sample["translation"] == one_line(data.tokenizer.decode(tokens[0], skip_special_tokens=True))
+    assert any(sample["translation"] for sample in samples)
+    lines = described(samples)
+    assert lines[:2] == ["3 held-out strings, drawn at random:", f"  en-{largest[0]}  {samples[0]['source']}"]
+    assert lines[9] == f"    reference {samples[2]['reference']}"
+    shutil.copy(run.samples, tmp_path / "samples.jsonl")
+    section = score_section(SimpleNamespace(scores={}, run=RunFolder(tmp_path)))
+    assert [row[0] for row in section.tables[0].rows] == [sample["direction"] for sample in samples]
+    assert section.tables[0].rows[1][3] == samples[1]["reference"]
+
+
+def test_no_held_out_strings_are_shown_without_a_checkpoint_or_of_a_large_model(capsys):
+    console = Console(width=10_000)
+    bare = find_run("bare")
+    assert translate_held_out(bare, find_text_run(bare), console) == []
+    assert capsys.readouterr().out.startswith("no held-out strings are translated: ")
+    assert not bare.samples.exists()
+    assert translate_held_out(bare, find("t128_6b"), console) == []
+    assert translate_held_out(bare, find("transformer_13"), console) == []
+    assert capsys.readouterr().out == ""
+    assert score_section(SimpleNamespace(scores={}, run=bare)).tables == []
+    assert described([]) == []
 
 
 def test_the_exported_model_generates_our_greedy_tokens(scored, modules_cache):

@@ -1,0 +1,107 @@
+"""Translations of a few held-out strings at the end of a run: ``samples.jsonl`` in its folder, and lines to print."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+from rich.console import Console
+
+from experiments.base.experiment import Experiment
+from experiments.tasks import data_folder
+from experiments.translation.experiment import TranslationExperiment
+from launch.inference.methods import BeamSearch
+from launch.inference.model import load_model
+from launch.inference.model_text import trained_languages
+from launch.runs.store import CACHE, RunFolder
+from suite.data.text.packing import pad_to_rectangle
+from suite.data.text.splitting import VALID
+from suite.data.text.text import TextData
+from suite.data.text.tokenizer import END_ID, ENGLISH, PAD_ID
+from suite.decoding.beam import SIZE
+from suite.decoding.decode import Decoder
+from suite.decoding.kv_cache import CachedLayers, first_cached_layer
+from suite.errors import SuiteError
+from suite.evaluation.scores import one_line
+from suite.paths import write_atomically
+from suite.pipeline.model.layers import count_parameters
+from suite.pipeline.model.topology import RankCoord
+
+SAMPLES = 3
+
+MOST_PARAMETERS = 50_000_000
+"""Of a model that decodes a few strings on a core of any machine in seconds."""
+
+
+def translate_held_out(run: RunFolder, experiment: Experiment, console: Console) -> list[dict[str, str]]:
+    """Translates held-out strings with the run's checkpoint, writes them to its folder, and returns them.
+
+    Returns none for a task other than translation and for a large model. Prints why if the checkpoint cannot be used.
+    """
+    if not isinstance(experiment, TranslationExperiment) or count_parameters(experiment.build()[0]) > MOST_PARAMETERS:
+        return []
+    data = TextData.open(data_folder(experiment, CACHE).resolve())
+    pairs = list(_draw(experiment, data))
+    try:
+        translations = _translate([tokens for tokens, _ in pairs], experiment, run)
+    except SuiteError as error:
+        console.print(f"no held-out strings are translated: {error}")
+        return []
+    texts = data.tokenizer.batch_decode(translations, skip_special_tokens=True)
+    samples = [sample | {"translation": one_line(text)} for (_, sample), text in zip(pairs, texts, strict=True)]
+    write_atomically(run.samples, "".join(json.dumps(sample) + "\n" for sample in samples))
+    return samples
+
+
+def described(samples: Sequence[dict[str, str]]) -> list[str]:
+    """Returns the lines to print."""
+    lines = [f"{len(samples)} held-out strings, drawn at random:"] if samples else []
+    for sample in samples:
+        lines += [
+            f"  {sample['direction']}  {sample['source']}",
+            f"    model     {sample['translation'] or '(empty)'}",
+            f"    reference {sample['reference']}",
+        ]
+    return lines
+
+
+def _draw(experiment: TranslationExperiment, data: TextData) -> Iterator[tuple[list[int], dict[str, str]]]:
+    """Yields source tokens and texts of held-out pairs, drawn from the languages with the most training pairs; every
+    second one is into English."""
+    generator, rows, start = random.Random(experiment.train.seed), {}, 0
+    for language, size in zip(data.languages, data.sizes[VALID], strict=True):
+        rows[language] = range(start, start + size)
+        start += size
+    languages = [code for code in trained_languages(experiment, data) if rows[code]]
+    languages.sort(key=lambda code: -data.pairs[code])
+    for number in range(SAMPLES if languages else 0):
+        language = languages[number % len(languages)]
+        at = generator.choice(rows[language])
+        (tokens,), (texts,) = data.token_ids(VALID, [at]), data.texts(VALID, [at])
+        codes = (ENGLISH, language)
+        source, target = (1, 0) if number % 2 else (0, 1)
+        yield (
+            [data.language_id(codes[target]), *tokens[source], END_ID],
+            {
+                "direction": f"{codes[source]}-{codes[target]}",
+                "source": one_line(texts[source]),
+                "reference": one_line(texts[target]),
+            },
+        )
+
+
+def _translate(sources: Sequence[Sequence[int]], experiment: TranslationExperiment, run: RunFolder) -> list[list[int]]:
+    """Returns the tokens of each translation, found in this process."""
+    layers, cpu = list(load_model(run.path).layers), torch.device("cpu")
+    method = BeamSearch(SIZE, experiment.text.max_length)
+    part = CachedLayers(layers, 0, first_cached_layer(layers), cpu, False)
+    groups = method.groups(sources)
+    searches = {number: method.search(sources, group) for number, group in enumerate(groups)}
+    rows = [pad_to_rectangle([sources[at] for at in group], PAD_ID) for group in groups]
+    Decoder(RankCoord(0, 1, 1), part, 0, None, cpu).run(rows, method.first, searches.__getitem__, lambda number: None)
+    found: dict[int, list[int]] = {}
+    for number, group in enumerate(groups):
+        found.update(zip(group, searches[number].results, strict=True))
+    return [found[at] for at in range(len(sources))]
