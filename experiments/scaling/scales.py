@@ -43,8 +43,8 @@ class TextRule:
     schedule: ScheduleName = "auto"
     remat: Remat = "auto"
     batch_tokens: int = 1024
-    steps: int = 140
-    checkpoint_every: int = 50
+    steps: int = 420
+    checkpoint_every: int = 105
     valid_pairs: int = 512
     # Less than one pass over the text cannot overfit, so nothing is dropped.
     dropout: float = 0.0
@@ -54,7 +54,7 @@ class TextRule:
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     learning_rate: float = 1e-2
     warmup_steps: int = 30
-    lr_decay: Literal["inverse_sqrt", "cosine"] = "inverse_sqrt"
+    lr_decay: Literal["inverse_sqrt", "cosine", "linear"] = "inverse_sqrt"
     max_grad_norm: float | None = 1.0
     precision: Literal["fp32", "bf16"] = "fp32"
     threads: int | None = None
@@ -131,7 +131,7 @@ class LanguageModelRule:
     warmup_steps: int = 100
 
 
-TEXT, IMAGES, LANGUAGE_MODEL = TextRule(), ImageRule(), LanguageModelRule()
+TEXT, IMAGES, LANGUAGE_MODEL = TextRule(lr_decay="linear"), ImageRule(), LanguageModelRule()
 
 SLICE = TextRule(
     most_layers=4, most_stages=2, width_by=1, feed_forward_by=1, heads_by=1, head_width_by=1, vocabulary_by=1,
@@ -300,7 +300,9 @@ def _small_text(paper: TranslationExperiment, stages: int, rule: TextRule) -> Ex
             "optimizer": OptimizerSettings(
                 name=rule.optimizer,
                 lr_decay_steps=(
-                    rule.steps - rule.warmup_steps if rule.lr_decay == "cosine" else paper.optimizer.lr_decay_steps
+                    paper.optimizer.lr_decay_steps
+                    if rule.lr_decay == "inverse_sqrt"
+                    else rule.steps - rule.warmup_steps
                 ),
                 **_fields(rule, "learning_rate", "warmup_steps", "lr_decay", "max_grad_norm", "precision"),
             ),
