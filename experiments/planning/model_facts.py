@@ -14,6 +14,7 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES
 from suite.settings import OptimizerSettings
+from suite.training.adafactor import BATCH_BYTES, BATCH_COPIES
 from suite.training.update_rule import state_shapes
 
 
@@ -64,9 +65,18 @@ def _state_bytes(shape: tuple[int, ...], optimizer: OptimizerSettings) -> int:
 
 
 def with_optimizer_state(costs: tuple[LayerCost, ...], work: Measurable) -> tuple[LayerCost, ...]:
-    """Returns the costs with the optimizer's state that ``bytes_per_parameter`` does not count."""
-    sizes = model_facts(work).state_bytes
-    return tuple(replace(cost, state_bytes=size) for cost, size in zip(costs, sizes, strict=True))
+    """Returns the costs with the optimizer's state that ``bytes_per_parameter`` does not count, and with room for the
+    batches in which Adafactor updates small parameters of a stage: those of a layer by itself may be smaller."""
+    facts = model_facts(work)
+    batches = BATCH_COPIES * min(BATCH_BYTES, 4 * facts.parameters) if work.optimizer.name == "adafactor" else 0
+    return tuple(
+        replace(
+            cost,
+            state_bytes=size,
+            update_peak_bytes=max(cost.update_peak_bytes, batches if cost.parameters > cost.frozen else 0),
+        )
+        for cost, size in zip(costs, facts.state_bytes, strict=True)
+    )
 
 
 def with_communicators(machine: Machine, work: Measurable, cluster: Cluster) -> Machine:

@@ -19,8 +19,8 @@ CORPUS = "Helsinki-NLP/opus-100"
 
 # "(3.0, 40K)" multiplies Vaswani's schedule, which has width^-0.5 in it, as that team's code does (Lingvo,
 # lingvo/core/schedule.py, TransformerSchedule; tasks/mt/base_config.py: "for the big model, 3.0", 40000 steps):
-# 3 / sqrt(1024 * 40000) = 4.7e-4 at the end of the warm-up. torch's Adafactor multiplies a rate by the root mean square
-# of the parameter, which here begins near width^-0.5, so the same step is the relative rate 3 / sqrt(40000) = 0.015.
+# 3 / sqrt(1024 * 40000) = 4.7e-4 at the end of the warm-up. Adafactor multiplies a rate by the root mean square of the
+# parameter, which here begins near width^-0.5, so the same step is the relative rate 3 / sqrt(40000) = 0.015.
 # It also caps the rate at 1/sqrt(step), like Adafactor's authors (Shazeer and Stern, 2018, use min(0.01, .)): from step
 # 19,230 on the cap applies, 0.0072 at most and 0.0050 at the end of the warm-up.
 WARMUP_STEPS = 40_000

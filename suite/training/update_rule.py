@@ -1,4 +1,4 @@
-"""The update rule: the learning rate of a step, torch's optimizer, and the state that it keeps of each parameter.
+"""The update rule: the learning rate of a step, the optimizer, and the state that it keeps of each parameter.
 
 rate  peak _        inverse_sqrt   1/sqrt(step), as in the Transformer papers
           / \\__     exponential    a factor every lr_decay_steps, applied continuously
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from suite.settings import OptimizerSettings
+from suite.training.adafactor import Adafactor
 
 Key = tuple[int, str]
 """A parameter's layer and name."""
@@ -38,11 +39,11 @@ def learning_rate(step: int, settings: OptimizerSettings) -> float:
     is the line with ``w + s`` for w. The Transformer papers' "(3.0, 40k)" for width d is the first with
     ``peak = 3.0 / sqrt(d * 40000)``.
 
-    torch's Adafactor caps the rate at ``1 / sqrt(t)`` (Shazeer and Stern, 2018). Where the cap is lower, ``lr_decay``
+    Adafactor caps the rate at ``1 / sqrt(t)`` (Shazeer and Stern, 2018). Where the cap is lower, ``lr_decay``
     has no effect.
     """
     rate = _scheduled(step, settings)
-    # capped here as well, by torch's own expression, so that the logged rate is the applied rate to the bit
+    # capped here as well, by Adafactor's own expression, so that the logged rate is the applied rate to the bit
     return min(rate, 1 / (step + 1) ** 0.5) if settings.name == "adafactor" else rate
 
 
@@ -96,10 +97,10 @@ def param_groups(
 def make_optimizer(
     parameters: list[nn.Parameter] | list[dict[str, Any]], settings: OptimizerSettings
 ) -> torch.optim.Optimizer:
-    """Returns torch's optimizer of these parameters, or groups of them."""
+    """Returns the optimizer of these parameters, or groups of them: torch's, or Adafactor in batches."""
     if settings.name == "adafactor":
         # update clipping d = 1 is part of Adafactor (Shazeer and Stern, 2018) and independent of max_grad_norm
-        return torch.optim.Adafactor(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, d=1.0)
+        return Adafactor(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, d=1.0)
     if settings.name == "rmsprop":
         return torch.optim.RMSprop(
             parameters, lr=settings.learning_rate, alpha=settings.beta2, eps=settings.epsilon,

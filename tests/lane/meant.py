@@ -17,7 +17,6 @@ MEANT = {
         "suite/decoding/sampling.py:advance",
         "a copy from the device",
     ): "logits, once a token: prompts have generators of the host",
-    ("optim/_adafactor.py:_single_tensor_adafactor", "a value"): "torch's Adafactor reads two norms of each parameter",
 }
 
 

@@ -34,14 +34,17 @@ from suite.pipeline.runtime.skip import find_skips, pops_of
 from suite.pipeline.runtime.weight_grad import WeightGradStore, with_deferrable_linears
 from suite.settings import OptimizerSettings
 
-_UPDATE_TRAFFIC = {"adamw": 32, "adafactor": 36, "rmsprop": 32, "sgd": 24}
+_UPDATE_TRAFFIC = {"adamw": 32, "adafactor": 96, "rmsprop": 32, "sgd": 24}
 """Bytes of memory traffic for each parameter in norm and update: weight, gradient and moments read, weight and moments
-written; RMSProp has a momentum instead of a mean, SGD nothing else; Adafactor writes and reads its whole update instead
-of moments."""
+written; RMSProp has a momentum instead of a mean, SGD nothing else. Adafactor (``suite.training.adafactor``) has no
+moments of this size, but passes over a matrix many times: both norms read 8; for the sums of rows and of columns,
+gradients squared 2 x 8 and added by halves 2 x 12; roots written 4 and bounded 8, gradients divided by them 12, the
+update's norm 4, scaled 8, added 12."""
 
-_UPDATE_BYTES = {"adamw": 8, "adafactor": 12, "rmsprop": 12, "sgd": 8}
-"""Temporary bytes for each parameter of the largest tensor: its squares in fp64 for the norm; Adafactor's and
-RMSProp's update too."""
+_UPDATE_BYTES = {"adamw": 8, "adafactor": 8, "rmsprop": 12, "sgd": 8}
+"""Temporary bytes for each parameter of the largest tensor: its squares in fp64 for the norm; RMSProp's update too.
+Adafactor's squares and update, 4 one after the other, are no more than the norm's. The batches of its smaller tensors
+are those of a stage and not of a layer: ``experiments.planning.model_facts`` adds them."""
 
 
 class CudaAutocast(TorchFunctionMode):

@@ -22,6 +22,7 @@ from suite.errors import BusyError, PlanError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.communicators import COLLECTIVE_BYTES, P2P_BYTES
 from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.estimate import OpCostMode
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Node
 from suite.pipeline.planning.simulate import Link, simulate
@@ -30,6 +31,7 @@ from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.timeline import Timeline
 from suite.settings import OptimizerSettings, PipelineSettings
+from suite.training.adafactor import BATCH_BYTES, BATCH_COPIES
 from suite.training.update_rule import make_optimizer
 from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, language, peaks, refused, translation
 
@@ -73,7 +75,7 @@ def test_bytes_of_a_parameter(name: Any, precision: Any, replicas: int, each: fl
     assert bytes_per_parameter(OptimizerSettings(name=name, precision=precision), replicas) == each
 
 
-def test_adafactors_rows_and_columns_are_counted_as_torch_allocates_them() -> None:
+def test_adafactors_rows_and_columns_are_counted_as_they_are_allocated() -> None:
     """Its state is small for matrices and as large as the parameter for vectors."""
     work = translation("pipeline.stages=1 optimizer.name=adafactor")
     layers, _ = work.build()
@@ -91,6 +93,26 @@ def test_adafactors_rows_and_columns_are_counted_as_torch_allocates_them() -> No
     assert all(0 < size < 4 * cost.parameters for size, cost in zip(expected, planned.layer_costs.costs, strict=True))
     adamw = try_plan(translation("pipeline.stages=1"), LAPTOP, estimated_costs)
     assert {cost.state_bytes for cost in adamw.layer_costs.costs} == {0}
+
+
+def test_a_plan_has_room_for_the_batches_of_adafactor() -> None:
+    """They may hold parameters of all layers of a stage, so a layer by itself does not show them."""
+    work = translation("pipeline.stages=1 optimizer.name=adafactor")
+    parameters = [p for layer in work.build()[0] for p in layer.to_empty(device="cpu").parameters()]
+    optimizer = make_optimizer(parameters, work.optimizer)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    with OpCostMode(1.0, 1.0) as walked:
+        optimizer.step()
+    costs = try_plan(work, LAPTOP, estimated_costs).layer_costs.costs
+    assert 0 < walked.peak <= max(cost.update_peak_bytes for cost in costs)
+    batch = min(BATCH_BYTES, 4 * count_parameters(work.build()[0]))
+    assert min(cost.update_peak_bytes for cost in costs) == BATCH_COPIES * batch
+    adamw = try_plan(translation("pipeline.stages=1"), LAPTOP, estimated_costs).layer_costs.costs
+    assert [cost.update_peak_bytes for cost in adamw] == [
+        8 * max((parameter.numel() for parameter in layer.parameters()), default=0) for layer in work.build()[0]
+    ]
 
 
 def test_a_plan_for_gpus_keeps_bytes_for_every_communicator() -> None:

@@ -1,9 +1,12 @@
 """The rate of each step, under each way of falling."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from suite.settings import OptimizerSettings
+from suite.training.adafactor import Adafactor
 from suite.training.update_rule import learning_rate, make_optimizer, state_shapes
 
 
@@ -58,7 +61,7 @@ def test_is_stable_then_falls_as_a_line():
 
 @pytest.mark.parametrize("beta1", [0, 0.9])
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "rmsprop", "sgd"])
-def test_the_state_is_what_torch_allocates(name, beta1):
+def test_the_state_is_what_the_optimizer_allocates(name, beta1):
     """Plans, ZeRO and checkpoints go by these names and shapes."""
     settings = OptimizerSettings(name=name, beta1=beta1)
     parameter = torch.nn.Parameter(torch.ones(2, 3))
@@ -75,7 +78,7 @@ def test_the_rate_of_adafactor_is_the_one_that_acts(step):
     settings = OptimizerSettings(name="adafactor", learning_rate=0.015, warmup_steps=40_000)
     parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
     rate = learning_rate(step, settings)
-    optimizer = torch.optim.Adafactor([parameter], lr=rate, weight_decay=0.0)
+    optimizer = Adafactor([parameter], lr=rate)
     optimizer.state[parameter] = {"step": torch.tensor(float(step)), "variance": torch.ones_like(parameter)}
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()
@@ -87,3 +90,27 @@ def test_only_adafactor_is_bounded():
     capped = OptimizerSettings(name="adafactor", learning_rate=0.4, warmup_steps=10)
     assert [learning_rate(step, capped) for step in (8, 39)] == [pytest.approx(1 / 3), 40**-0.5]
     assert rates(10)[9] == 0.4
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "wsd"])
+def test_adafactor_rests_when_its_rate_has_fallen_to_zero(decay):
+    """At a rate of exactly 0 parameters keep their bits and the state goes on: nothing is divided by the rate."""
+    settings = OptimizerSettings(
+        name="adafactor", learning_rate=0.1, warmup_steps=2, lr_decay=decay, lr_decay_steps=4, weight_decay=0.1,
+        lr_stable_steps=1 if decay == "wsd" else 0,
+    )  # fmt: skip
+    parameters = [torch.nn.Parameter(torch.ones(size)) for size in ((3, 4), (5,))]
+    optimizer = make_optimizer(parameters, settings)
+    seen, rates_seen = [], []
+    for step in range(10):
+        rates_seen.append(learning_rate(step, settings))
+        optimizer.param_groups[0]["lr"] = rates_seen[-1]
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 0.5 + step)
+        optimizer.step()
+        seen.append([parameter.detach().clone() for parameter in parameters])
+    assert rates_seen[-2:] == [0, 0]
+    assert all(value.isfinite().all() for values in seen for value in values)
+    moved = [not torch.equal(one[0], other[0]) for one, other in pairwise(seen)]
+    assert moved == [rate > 0 for rate in rates_seen[1:]]
+    assert {float(state["step"]) for state in optimizer.state.values()} == {10}

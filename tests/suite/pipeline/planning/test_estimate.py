@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from models import blocks, resnet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
@@ -21,6 +23,7 @@ from suite.pipeline.planning.estimate import OpCostMode, estimate
 from suite.pipeline.planning.profile import MicroBatch, Sample, profile
 from suite.pipeline.planning.simulate import Link
 from suite.settings import OptimizerSettings
+from suite.training import adafactor
 from suite.training.optimizer import single_device_update
 from tests.suite.pipeline.freezing import FREEZES, freeze
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
@@ -134,7 +137,36 @@ def test_where_traffic_is_what_counts():
     assert first.update_s == 32 * 15
     assert last.update_s == 0
     adafactor = OptimizerSettings(name="adafactor")
-    assert estimated(lambda: [Product(3, 5)], SquareLoss(), rows(11, 3), TRAFFIC, adafactor)[0].update_s == 36 * 15
+    assert estimated(lambda: [Product(3, 5)], SquareLoss(), rows(11, 3), TRAFFIC, adafactor)[0].update_s == 96 * 15
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes that operators read and write; of each a tensor is read once."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        read = {id(leaf): leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
+        written = [leaf for leaf in tree_leaves(args[0] if out is None else out) if isinstance(leaf, Tensor)]
+        storages = {leaf.untyped_storage().data_ptr() for leaf in read.values()}
+        if func._schema.is_mutable or not storages & {leaf.untyped_storage().data_ptr() for leaf in written}:  # no view
+            self.bytes += sum(leaf.nbytes for leaf in (*read.values(), *written))
+        return out
+
+
+def test_the_traffic_of_adafactor_is_that_of_its_operators():
+    """Of a large matrix, beside which its rows, columns and norms are few."""
+    settings = OptimizerSettings(name="adafactor", max_grad_norm=None)
+    matrix = nn.Linear(1024, 2048, bias=False)
+    matrix.weight.grad = torch.ones_like(matrix.weight)
+    update = single_device_update(matrix, settings)
+    update()
+    with Traffic() as seen:
+        update()
+    planned = estimated(lambda: [Product(3, 5)], SquareLoss(), rows(11, 3), TRAFFIC, settings)[0].update_s / 15
+    assert seen.bytes / matrix.weight.numel() == pytest.approx(planned, rel=0.01)
 
 
 def test_an_operator_takes_its_products_or_its_traffic_whichever_is_longer():
@@ -219,6 +251,15 @@ def test_bytes_of_convolutions_are_those_measured_but_for_the_kernels_own(monkey
         assert sizes(found, alive) == sizes(real, alive)
         for name in ("forward_peak_bytes", "graph_peak_bytes", "backward_peak_bytes"):
             assert 0 < getattr(found, name) <= getattr(real, name)
+
+
+def test_temporary_bytes_of_adafactor_are_those_of_the_norm(monkeypatch):
+    """Of a matrix that is too large for a batch; the batches of a stage are counted by ``experiments.planning``."""
+    monkeypatch.setattr(adafactor, "BATCH_BYTES", 4 * 64 * 512)
+    args = (lambda: [Product(64, 512), Through()], SquareLoss(), rows(4, 64))
+    optimizer = OptimizerSettings(name="adafactor")
+    found, real = estimated(*args, optimizer=optimizer)[0], measured(*args, monkeypatch, optimizer)[0]
+    assert found.update_peak_bytes == pytest.approx(real.update_peak_bytes, abs=64)
 
 
 def test_bytes_of_layers_with_odd_boundaries(monkeypatch):

@@ -1,0 +1,231 @@
+"""Adafactor in batches: torch's values, the bits of each parameter by itself, and no wait of the host."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from suite.pipeline.planning.estimate import OpCostMode
+from suite.training import adafactor
+from suite.training.adafactor import BATCH_BYTES, BATCH_COPIES, Adafactor
+
+SHAPES = ((64, 192), (64, 64), (2000, 64), (40000, 1), (64,), (1, 64), (3, 5, 7), (33, 1), ())
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def draw(shapes, seed, dtype=torch.float32):
+    """Returns a tensor of each shape; one with a million times smaller values follows one with ordinary ones."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(shape, generator=generator, dtype=torch.float64) * 10.0 ** (-6 * (at % 2))).to(dtype)
+        for at, shape in enumerate(shapes)
+    ]
+
+
+def parameters_of(values):
+    return [torch.nn.Parameter(value.clone()) for value in values]
+
+
+def walk(optimizer, parameters, gradients):
+    """Takes a step with each list of gradients."""
+    for of_step in gradients:
+        for parameter, gradient in zip(parameters, of_step, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        optimizer.step()
+
+
+def results(parameters, optimizer):
+    """Returns the values and the states of the parameters."""
+    return [(p.detach(), dict(optimizer.state[p])) for p in parameters]
+
+
+def trained(values, gradients, **settings):
+    parameters = parameters_of(values)
+    optimizer = Adafactor(parameters, lr=0.02, **settings)
+    walk(optimizer, parameters, gradients)
+    return results(parameters, optimizer)
+
+
+def assert_same_bits(one, other):
+    for (value, state), (other_value, other_state) in zip(one, other, strict=True):
+        assert torch.equal(value, other_value)
+        assert state.keys() == other_state.keys()
+        assert all(torch.equal(state[name], other_state[name]) for name in state)
+
+
+def beside_torchs(groups, steps=20, **settings):
+    """Trains two copies of the same groups, by torch and by ours; returns the results of both."""
+    found = []
+    for make in (torch.optim.Adafactor, Adafactor):
+        own = copy.deepcopy(groups)
+        parameters = [parameter for group in own for parameter in group["params"]]
+        optimizer = make(own, **settings)
+        shapes = [parameter.shape for parameter in parameters]
+        walk(optimizer, parameters, [draw(shapes, 100 + step, torch.float64) for step in range(steps)])
+        found.append(results(parameters, optimizer))
+    return found
+
+
+def assert_close(expected, found):
+    for (value, state), (own_value, own_state) in zip(expected, found, strict=True):
+        torch.testing.assert_close(own_value, value, rtol=1e-12, atol=1e-14)
+        kept = {name: tensor for name, tensor in state.items() if tensor is not None}
+        assert own_state.keys() == kept.keys()
+        for name, tensor in kept.items():
+            assert own_state[name].dtype == tensor.dtype
+            assert own_state[name].device == tensor.device
+            torch.testing.assert_close(own_state[name], tensor, rtol=1e-12, atol=0)  # the shape too
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"lr": 0.5}, {"weight_decay": 0.1}, {"d": 2.0}, {"beta2_decay": -0.5}, {"eps": (1e-3, 0.1)}, {"lr": 0.0}],
+    ids=str,
+)
+def test_values_and_states_are_those_of_torch(settings):
+    """Three of each shape, so that batches have one, two and all three of them."""
+    values = [value for shape in SHAPES for value in draw([shape] * 3, len(shape), torch.float64)]
+    assert_close(*beside_torchs([{"params": parameters_of(values)}], **settings))
+
+
+def test_gradients_of_zeros_keep_parameters():
+    """All roots are at their lower bound then; torch's rule does the same."""
+    values = draw(SHAPES, 0)
+    for (value, _), before in zip(trained(values, [[torch.zeros_like(v) for v in values]] * 2), values, strict=True):
+        assert torch.equal(value, before)
+
+
+def test_groups_have_a_rate_and_a_decay_of_their_own():
+    groups = [
+        {"params": parameters_of(draw([(6, 5)] * 2 + [(7,)], at, torch.float64)), "lr": lr, "weight_decay": decay}
+        for at, (lr, decay) in enumerate([(0.02, 0.0), (0.005, 0.3), (0.0, 0.3)])
+    ]
+    assert_close(*beside_torchs(groups))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_parameter_has_the_same_bits_alone_and_in_any_batch(shape, threads):
+    torch.set_num_threads(threads)
+    most = 17 if shape in ((2000, 64), (40000, 1)) else 64  # these are large, and have several batches before that
+    values = draw([shape] * most, 1)
+    gradients = [draw([shape] * most, 2 + step) for step in range(2)]
+    alone = [
+        trained([value], [[of_step[at]] for of_step in gradients], weight_decay=0.1)[0]
+        for at, value in enumerate(values)
+    ]
+    for count in (1, 2, 3, 7, most):
+        batch = trained(values[:count], [of_step[:count] for of_step in gradients], weight_decay=0.1)
+        assert_same_bits(batch, alone[:count])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("limit", [1, 1 << 12, BATCH_BYTES])
+def test_bits_depend_neither_on_the_neighbours_nor_on_threads_nor_on_the_size_of_batches(limit, dtype, monkeypatch):
+    """As on the stages of a pipeline: all in one process, and in two or three parts."""
+    shapes = [shape for shape in SHAPES for _ in range(3)]
+    values, gradients = draw(shapes, 3, dtype), [draw(shapes, 4 + step, dtype) for step in range(3)]
+    torch.set_num_threads(1)
+    whole = trained(values, gradients)
+    monkeypatch.setattr(adafactor, "BATCH_BYTES", limit)
+    torch.set_num_threads(2)
+    for cuts in ((0, 27), (0, 10, 27), (0, 4, 23, 27)):
+        parts = []
+        for begin, end in pairwise(cuts):
+            parts += trained(values[begin:end], [of_step[begin:end] for of_step in gradients])
+        assert_same_bits(parts, whole)
+
+
+def test_gradients_whose_memory_is_ordered_otherwise_change_no_bits():
+    values, gradients = draw([(16, 24)] * 3, 5), draw([(16, 24)] * 3, 6)
+    turned = [gradient.t().contiguous().t() for gradient in gradients]
+    assert_same_bits(trained(values, [gradients]), trained(values, [[turned[0], gradients[1], turned[2]]]))
+
+
+def test_steps_that_differ_are_those_of_each_parameter():
+    """Of three alike, one has no gradient in the first step, and one a state that was loaded."""
+    values, gradients = draw([(8, 6)] * 3, 7), [draw([(8, 6)] * 3, 8 + step) for step in range(3)]
+    others = trained(values[2:], [[of_step[2]] for of_step in gradients])[0]
+    parameters = parameters_of(values)
+    optimizer = Adafactor(parameters, lr=0.02)
+    parameters[2].data.copy_(others[0])
+    optimizer.state[parameters[2]] = {name: value.clone() for name, value in others[1].items()}
+    walk(optimizer, parameters, [[gradients[0][0], None, gradients[0][2]], gradients[1]])
+    assert [float(optimizer.state[parameter]["step"]) for parameter in parameters] == [2, 1, 5]
+    for at, of_each in enumerate(
+        ([gradients[0][0], gradients[1][0]], [gradients[1][1]],
+         [*(of_step[2] for of_step in gradients), gradients[0][2], gradients[1][2]])
+    ):  # fmt: skip
+        found = results(parameters, optimizer)[at : at + 1]
+        assert_same_bits(found, trained(values[at : at + 1], [[gradient] for gradient in of_each]))
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a host reads of tensors, and what has a shape that depends on values."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        aten = torch.ops.aten
+        self.count += func._overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.masked_select)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("make", "waits"),
+    [(Adafactor, 0), (torch.optim.Adafactor, 3), (lambda p: torch.optim.Adafactor(p, foreach=True), 5)],
+    ids=["ours", "torch's", "torch's foreach"],
+)
+def test_a_step_reads_no_value(make, waits):
+    """torch's reads two norms and the step count of each parameter, the latter once or three times."""
+    parameters = parameters_of(draw(SHAPES * 2, 9))
+    optimizer = make(parameters)
+    for step in range(2):
+        for parameter, gradient in zip(parameters, draw(SHAPES * 2, 10 + step), strict=True):
+            parameter.grad = gradient
+        with Waits() as seen:
+            optimizer.step()
+        assert seen.count == waits * len(parameters)
+
+
+def test_a_large_gradient_is_not_copied_and_small_ones_are_within_the_bytes_planned(monkeypatch):
+    monkeypatch.setattr(adafactor, "BATCH_BYTES", 4 * 32 * 16 * 5)
+    large, vector, small = (64, 64), (32 * 16,), (32, 16)
+    for shape, most in ((large, 4 * 64 * 64), (vector, BATCH_COPIES * 4 * 32 * 16 * 5), (small, 3 * 4 * 32 * 16 * 5)):
+        parameters = parameters_of(draw([shape] * 11, 12))
+        optimizer = Adafactor(parameters)
+        walk(optimizer, parameters, [draw([shape] * 11, 13)])
+        with OpCostMode(1.0, 1.0) as walked:
+            optimizer.step()
+        assert most / 2 < walked.peak <= most + 8 * sum(shape) * 5 + 4096
+
+
+def test_a_state_dict_resumes():
+    values, gradients = draw(SHAPES, 14), [draw(SHAPES, 15 + step) for step in range(4)]
+    whole = trained(values, gradients)
+    parameters = parameters_of(values)
+    first = Adafactor(parameters, lr=0.02)
+    walk(first, parameters, gradients[:2])
+    second = Adafactor(parameters, lr=0.5)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    walk(second, parameters, gradients[2:])
+    assert_same_bits(results(parameters, second), whole)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"lr": -1.0}, {"beta2_decay": 0.1}, {"eps": (-1.0, 1e-3)}, {"eps": (None, -1.0)}, {"d": 0.0},
+                 {"weight_decay": -1.0}], ids=str,
+)  # fmt: skip
+def test_wrong_numbers_are_refused(settings):
+    with pytest.raises(ValueError, match="Adafactor takes numbers that are not negative"):
+        Adafactor(parameters_of(draw(SHAPES, 0)), **settings)
