@@ -1,12 +1,13 @@
 """What makes deep models trainable (section 5 of the paper names two measures): how blocks start, clipped logits, at
-which depth and rate.
+which depth and rate, with which optimizer.
 
     start of blocks    small steps    every output matrix starts and moves divided by 2L (``residual_scale``)
                        scaled start   the paper's: feed-forward's output matrix starts divided by L
                        plain start
     depth              T(6), T(16), T(32), T(64), with the widths of the largest run
+    optimizer          AdamW, whose step is as long as the rate; Adafactor, the paper's, whose step follows the size
     rate               the scale's, and three times that
-    logits             clipped at 30, as in the paper, and not
+    logits             clipped at 30, and not
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ STARTS = {"small steps": (True, 1.0), "scaled start": (True, None), "plain start
 DEPTHS = {"laptop": (6, 16, 32, 64), "tiny": (1, 2), "paper": (32, 64)}
 """L by scale. At scale paper 16 stages need more layers than T(6) has."""
 
-FACTORS = (1.0, 3.0)
-"""Factors of the run's learning rate."""
+HIGH = 3.0
+"""The factor of the higher rate."""
+
+ADAFACTOR_RATE = 0.05
+"""At small scales; relative to the size of a parameter."""
 
 SEEDS = 3
 
@@ -62,14 +66,16 @@ class Case:
 
     layers: int
     start: str
+    optimizer: str
     factor: float = 1.0
     clipped: bool = True
 
     @property
     def label(self) -> str:
         """Names it in a report."""
+        optimizer = {"adamw": "AdamW", "adafactor": "Adafactor"}[self.optimizer]
         rate = "" if self.factor == 1 else f", {self.factor:g} x the rate"
-        return f"T({self.layers}), {self.start}{rate}{'' if self.clipped else ', logits not clipped'}"
+        return f"T({self.layers}), {self.start}, {optimizer}{rate}{'' if self.clipped else ', logits not clipped'}"
 
     def experiment(self, rule: TextRule | None, cluster: Cluster, scale: str, seed: int) -> TranslationExperiment:
         """Returns its run with a seed."""
@@ -79,29 +85,30 @@ class Case:
             run.model, layers=self.layers, depth_scaled_init=scaled, residual_scale=residual,
             logit_clip=run.model.logit_clip if self.clipped else None,
         )  # fmt: skip
-        rate = {"learning_rate": self.factor * run.optimizer.learning_rate}
+        rate = run.optimizer.learning_rate if self.optimizer == run.optimizer.name else ADAFACTOR_RATE
         train = {"seed": seed, "layer_stats_every": EVERY, "max_nonfinite_steps": run.train.steps}
         return run.model_copy(
             update={
                 "model": model,
-                "optimizer": run.optimizer.model_copy(update=rate),
+                "optimizer": run.optimizer.model_copy(
+                    update={"name": self.optimizer, "learning_rate": self.factor * rate}
+                ),
                 "train": run.train.model_copy(update=train),
             }
         )
 
 
 def cases(scale: str) -> dict[Case, int]:
-    """Returns the cases, and how many seeds each has: all starts at the least and the largest depth at both rates with
-    every seed; the depths between and the logits without a bound with one."""
-    depths = DEPTHS[scale]
-    found = {
-        Case(layers, start, factor): SEEDS
-        for factor in FACTORS
-        for layers in (depths[0], depths[-1])
-        for start in STARTS
-    }
-    found |= {Case(layers, start): 1 for layers in depths[1:-1] for start in STARTS}
-    found |= {Case(depths[-1], start, factor, clipped=False): 1 for factor in FACTORS for start in STARTS}
+    """Returns the cases, and how many seeds each has: all starts at the least and the largest depth have every seed;
+    the depths between, the higher rate, and the logits without a bound have one."""
+    depths, main = DEPTHS[scale], "adafactor" if RULES[scale] is None else "adamw"
+    found: dict[Case, int] = {}
+    for start in STARTS:
+        for optimizer in dict.fromkeys((main, "adafactor")):
+            found |= {Case(layers, start, optimizer): SEEDS for layers in (depths[0], depths[-1])}
+        found |= {Case(layers, start, main): 1 for layers in depths[1:-1]}
+        found |= {Case(layers, start, main, HIGH): 1 for layers in (depths[0], depths[-1])}
+        found[Case(depths[-1], start, main, HIGH, clipped=False)] = 1
     return found
 
 
@@ -160,10 +167,11 @@ class Trainability:
         finished = _read_runs(scale, runs)
         missing = len(self.members(scale, cluster, runs)) - len(finished)
         sentences = [
-            "The deepest of the five runs and three of its depth-reduced forms, with the same text, tokens and seeds. "
-            "Small steps: every block's output matrix starts divided by 2L, and so is its learning rate. Scaled start, "
-            "the paper's: feed-forward's output matrix starts divided by L, the rate is the same for all. A case "
-            "without an interval has one seed: differences smaller than those between seeds say nothing there.",
+            "The deepest of the five runs and shallower forms of it, with the same text, tokens and seeds. Small "
+            "steps: every block's output matrix starts divided by 2L, and so is its learning rate with AdamW. Scaled "
+            "start, the paper's: feed-forward's output matrix starts divided by L, the rate is the same for all. "
+            "Adafactor, the paper's optimizer: its step follows the size of a parameter by itself.",
+            "A case without an interval has one seed: differences smaller than those between seeds say nothing there.",
             *([f"Not finished: {missing} runs."] if missing else []),
         ]
         return Page(
@@ -202,7 +210,7 @@ SWEEP = Trainability()
 
 def _folder(case: Case) -> str:
     clipped = "" if case.clipped else "-unclipped"
-    return f"{case.start.replace(' ', '-')}-{case.layers}-x{case.factor:g}{clipped}"
+    return f"{case.start.replace(' ', '-')}-{case.layers}-{case.optimizer}-x{case.factor:g}{clipped}"
 
 
 def _read_runs(scale: str, runs: Path) -> list[FinishedRun]:
@@ -246,6 +254,6 @@ def _pictures(finished: Sequence[FinishedRun]) -> list[Picture]:
     shown = [
         (case.label, runs[0].layers[len(runs[0].layers) // 2])
         for case, runs in _by_case(finished)
-        if case.factor == 1 and case.clipped and case.start != "plain start" and runs[0].layers
+        if case.optimizer == "adamw" and case.factor == 1 and case.start != "plain start" and runs[0].layers
     ]
     return layer_curves(shown)

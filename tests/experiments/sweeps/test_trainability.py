@@ -28,7 +28,8 @@ def test_members_differ_only_in_depth_start_clipping_rate_and_seed(scale, tmp_pa
             residual_scale=base.model.residual_scale,
             logit_clip=base.model.logit_clip,
         )
-        optimizer = run.optimizer.model_copy(update={"learning_rate": base.optimizer.learning_rate})
+        same = {"name": base.optimizer.name, "learning_rate": base.optimizer.learning_rate}
+        optimizer = run.optimizer.model_copy(update=same)
         train = run.train.model_copy(update={"seed": base.train.seed})
         assert run.model_copy(update={"model": model, "optimizer": optimizer, "train": train}) == base
         assert member.priority == run.model.layers
@@ -37,13 +38,23 @@ def test_members_differ_only_in_depth_start_clipping_rate_and_seed(scale, tmp_pa
     )
 
 
-def test_the_paper_s_measures_are_compared_at_both_ends_of_depth_and_rate():
+def test_the_paper_s_measures_are_compared_at_both_ends_of_depth_with_both_optimizers():
     found = cases("laptop")
     for start in STARTS:
         for layers in (6, 64):
-            for factor in (1.0, 3.0):
-                assert found[Case(layers, start, factor)] == SEEDS
-        assert found[Case(64, start, 3.0, clipped=False)] == 1
+            assert found[Case(layers, start, "adamw")] == found[Case(layers, start, "adafactor")] == SEEDS
+            assert found[Case(layers, start, "adamw", 3.0)] == 1
+        assert found[Case(64, start, "adamw", 3.0, clipped=False)] == 1
+
+
+@pytest.mark.parametrize("scale", SWEEP.scales)
+def test_each_optimizer_has_a_rate_of_its_own(scale, tmp_path):
+    for member in SWEEP.members(scale, LAPTOP, tmp_path):
+        optimizer = member.experiment.optimizer
+        own = 3 / 40_000**0.5 if scale == "paper" else {"adamw": 0.01, "adafactor": 0.05}[optimizer.name]
+        factor = 3 if "3 x the rate" in member.label else 1
+        assert optimizer.learning_rate == pytest.approx(factor * own), member.label
+        assert scale != "paper" or optimizer.name == "adafactor"
 
 
 def write_run(folder, valid, norm, change):
