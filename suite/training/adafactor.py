@@ -13,14 +13,14 @@ of elementwise additions (``_sum``), and norms are taken of each parameter by it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 BATCH_BYTES = 4 << 20
-"""The most bytes of parameters that are updated together. A larger parameter is alone, and its gradient not copied."""
+"""The most bytes of parameters updated together. One of more than half is alone, and its gradient is not copied."""
 
 BATCH_COPIES = 3
 """Temporary tensors, each as large as a batch, that are alive at once: the gradients, and of vectors their squares or
@@ -47,17 +47,12 @@ class Adafactor(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Updates all parameters that have a gradient. Returns what ``closure``, called first, returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]
+        """Updates all parameters that have a gradient."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             for step, batch in self._batches(parameters):
                 self._update(batch, step, group)
-        return loss
 
     def _batches(self, parameters: list[Tensor]) -> list[tuple[float, list[Tensor]]]:
         """Counts a step. Returns batches of parameters that are alike, each with its step, the first of which is 1."""
