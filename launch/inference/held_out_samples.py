@@ -31,6 +31,9 @@ from suite.pipeline.model.topology import RankCoord
 
 SAMPLES = 3
 
+DRAWN, FEWEST_WORDS = 50, 3
+"""Strings that are drawn for each sample; the first of so many words is taken: a single letter shows little."""
+
 MOST_PARAMETERS = 50_000_000
 """Of a model that decodes a few strings on a core of any machine in seconds."""
 
@@ -78,16 +81,18 @@ def _draw(experiment: TranslationExperiment, data: TextData) -> Iterator[tuple[l
     languages.sort(key=lambda code: -data.pairs[code])
     for number in range(SAMPLES if languages else 0):
         language = languages[number % len(languages)]
-        at = generator.choice(rows[language])
-        (tokens,), (texts,) = data.token_ids(VALID, [at]), data.texts(VALID, [at])
         codes = (ENGLISH, language)
         source, target = (1, 0) if number % 2 else (0, 1)
+        drawn = generator.sample(rows[language], min(DRAWN, len(rows[language])))
+        texts = data.texts(VALID, drawn)
+        chosen = next((at for at, pair in enumerate(texts) if len(pair[source].split()) >= FEWEST_WORDS), 0)
+        (tokens,), pair = data.token_ids(VALID, [drawn[chosen]]), texts[chosen]
         yield (
             [data.language_id(codes[target]), *tokens[source], END_ID],
             {
                 "direction": f"{codes[source]}-{codes[target]}",
-                "source": one_line(texts[source]),
-                "reference": one_line(texts[target]),
+                "source": one_line(pair[source]),
+                "reference": one_line(pair[target]),
             },
         )
 
