@@ -122,12 +122,15 @@ class LanguageModelRule:
     length_by: int = 8
     corpus: str = "docstrings"
     micro_batches: int = 4
+    """Of several stages. With one, a replica computes its share of a mini-batch at once."""
+    most_replicas: int = 2
+    """With one stage."""
     batch_sequences: int = 16
-    steps: int = 2200
-    checkpoint_every: int = 200
+    steps: int = 4000
+    checkpoint_every: int = 500
     valid_sequences: int = 512
-    residual_scale: float | None = 1.0
-    learning_rate: float = 4e-3
+    residual_scale: float | None = 2.0
+    learning_rate: float = 1e-2
     warmup_steps: int = 100
 
 
@@ -225,7 +228,7 @@ def for_laptop(paper: Experiment, cluster: Cluster) -> Experiment:
     if isinstance(paper, TranslationExperiment):
         return with_changes(paper, _small_text(paper, _stages(paper, cluster), TEXT))
     if isinstance(paper, LanguageModelExperiment):
-        return with_changes(paper, _small_language_model(paper, _stages(paper, cluster), LANGUAGE_MODEL))
+        return with_changes(paper, _small_language_model(paper, cluster, LANGUAGE_MODEL))
     assert isinstance(paper, ImageExperiment), type(paper)
     return with_changes(paper, _small_images(paper, _stages(paper, cluster), IMAGES))
 
@@ -337,7 +340,10 @@ def _small_images(paper: ImageExperiment, stages: int, rule: ImageRule) -> Exper
     )
 
 
-def _small_language_model(paper: LanguageModelExperiment, stages: int, rule: LanguageModelRule) -> Experiment:
+def _small_language_model(paper: LanguageModelExperiment, cluster: Cluster, rule: LanguageModelRule) -> Experiment:
+    stages = _stages(paper, cluster)
+    replicas = 1 if stages > 1 else max(1, min(rule.most_replicas, cluster.devices))
+    micro_batches = rule.micro_batches if stages > 1 else 1
     vocabulary, length = paper.text.vocabulary // rule.vocabulary_by, paper.text.length // rule.length_by
     model = replace(
         paper.model,
@@ -354,7 +360,9 @@ def _small_language_model(paper: LanguageModelExperiment, stages: int, rule: Lan
             "scale": "laptop",
             "model": model,
             "text": DocumentSettings(corpus=rule.corpus, vocabulary=vocabulary, length=length),
-            "pipeline": paper.pipeline.model_copy(update={"stages": stages, "micro_batches": rule.micro_batches}),
+            "pipeline": paper.pipeline.model_copy(
+                update={"stages": stages, "micro_batches": micro_batches, "replicas": replicas}
+            ),
             "optimizer": OptimizerSettings(
                 lr_decay="cosine",
                 lr_decay_steps=rule.steps - rule.warmup_steps,

@@ -99,14 +99,14 @@ class Case:
 
 
 def cases(scale: str) -> dict[Case, int]:
-    """Returns the cases, and how many seeds each has: all starts at the least and the largest depth have every seed;
-    the depths between, the higher rate, and the logits without a bound have one."""
+    """Returns the cases, and how many seeds each has: all starts at the least and the largest depth have every seed,
+    and so have small steps between; the other starts between, the higher rate, and logits without a bound have one."""
     depths, main = DEPTHS[scale], "adafactor" if RULES[scale] is None else "adamw"
     found: dict[Case, int] = {}
     for start in STARTS:
         for optimizer in dict.fromkeys((main, "adafactor")):
             found |= {Case(layers, start, optimizer): SEEDS for layers in (depths[0], depths[-1])}
-        found |= {Case(layers, start, main): 1 for layers in depths[1:-1]}
+        found |= {Case(layers, start, main): SEEDS if start == "small steps" else 1 for layers in depths[1:-1]}
         found |= {Case(layers, start, main, HIGH): 1 for layers in (depths[0], depths[-1])}
         found[Case(depths[-1], start, main, HIGH, clipped=False)] = 1
     return found

@@ -65,6 +65,16 @@ def test_a_laptop_keeps_the_depth_that_it_can_train_and_divides_all_widths_by_on
     assert "model.layers 1663 -> 128" in resolve("transformer_1663", "laptop", LAPTOP)[0].shrunk
 
 
+def test_a_laptop_uses_both_cores_as_stages_or_else_as_replicas() -> None:
+    for name, cluster, expected in (
+        ("transformer_13", LAPTOP, (1, 2, 1)),
+        ("transformer_103", LAPTOP, (2, 1, 4)),
+        ("transformer_13", Cluster(1, 2**34, "cpu"), (1, 1, 1)),
+    ):
+        pipeline = resolve(name, "laptop", cluster)[0].pipeline
+        assert (pipeline.stages, pipeline.replicas, pipeline.micro_batches) == expected
+
+
 def test_the_text_sets_the_models_vocabulary_and_length() -> None:
     run = find("transformer_3").with_settings("text.vocabulary=500 text.length=64")
     assert (run.model.vocabulary, run.model.time, run.batch) == (500, 64, 32 * 64)

@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from experiments.base.cluster import Cluster
 from experiments.registry import experiments, find, resolve
@@ -81,6 +83,17 @@ def test_one_rule_keeps_the_runs_proportions() -> None:
     assert wide == pytest.approx(deep, rel=1e-3)
     wide, deep = (count_parameters(resolve(name, "laptop", LAPTOP)[0].build()[0]) for name in NAMES[1:3])
     assert wide == pytest.approx(deep, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_deep_runs_start_and_move_by_depth_but_not_at_the_papers_scale_and_its_slice(name: str) -> None:
+    assert find(name).model.residual_scale is None
+    assert resolve(name, "slice", LAPTOP)[0].model.residual_scale is None
+    small, _ = resolve(name, "laptop", LAPTOP)
+    assert small.model.residual_scale == 1
+    assert "model.residual_scale none -> 1" in small.shrunk
+    factors = small.update_factors("1.attention.outward.weight", nn.Parameter(torch.ones(1)))
+    assert factors == pytest.approx((1 / (2 * small.model.layers), 2 * small.model.layers))
 
 
 @pytest.mark.parametrize("name", NAMES)
