@@ -8,8 +8,9 @@
 
 The output is the first tensor that a layer returns for the first micro-batch of the first replica. Its kurtosis is in
 excess of the normal distribution's: mean((x - mean)^4) / variance^2 - 3. The paper (section 5) finds it positive in its
-deepest models. For the change the layer runs twice more, without dropout, before and after the update. The last layer
-has only a norm: its full logits never exist.
+deepest models. For the change the layer runs twice more, before and after the update: in evaluation mode, with the same
+buffers, and in fp32, because the rounding of bf16 is larger than most changes. The last layer has only a norm: its full
+logits never exist.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from suite.exchange import gather
+from suite.pipeline.model.changing_buffers import copies_of_buffers
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.schedule.action import Action
@@ -82,11 +84,13 @@ class LayerStats:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Records how far the update in this context changes the outputs of the recorded inputs."""
-        evaluate = self._executor.stage.evaluate_layer
-        before = {index: evaluate(index, inputs) for index, inputs in self._inputs.items()}
+        stage = self._executor.stage
+        # the same buffers for both: the update replaces BatchNorm's running statistics, too
+        buffers = {index: copies_of_buffers(stage.layer(index)) for index in self._inputs}
+        before = {index: stage.evaluate_layer(index, inputs, buffers[index]) for index, inputs in self._inputs.items()}
         yield
         for index, inputs in self._inputs.items():
-            change = evaluate(index, inputs).float() - before[index].float()
+            change = stage.evaluate_layer(index, inputs, buffers[index]) - before[index]
             self._stats[index] = *self._stats[index], _rms(change)
 
     def write(self, step: int, norms: tuple[float, ...]) -> None:

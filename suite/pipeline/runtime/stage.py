@@ -117,16 +117,15 @@ class Stage:
         return self.layers[self.indices.index(index)]
 
     @torch.no_grad()
-    def evaluate_layer(self, index: int, inputs: Tensors) -> Tensor:
-        """Returns the first tensor that a layer makes of its inputs in evaluation mode, without a change of buffers."""
+    def evaluate_layer(self, index: int, inputs: Tensors, buffers: Values) -> Tensor:
+        """Returns the first tensor that a layer makes of its inputs in evaluation mode, in fp32, with these buffers in
+        place of its own."""
         layer = self.layer(index)
         layer.eval()
         try:
-            with (
-                replaced(copies_of_buffers(layer)),
-                torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed),
-            ):
-                return as_tuple(layer(*inputs))[0]
+            with replaced([(module, name, value.clone()) for module, name, value in buffers]):
+                wide = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor for tensor in inputs)
+                return as_tuple(layer(*wide))[0]
         finally:
             layer.train()
 

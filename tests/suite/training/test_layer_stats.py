@@ -36,31 +36,53 @@ class Dropped(nn.Linear):
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_change_is_that_of_the_same_input_without_dropout(precision, tmp_path, monkeypatch):
-    """A linear layer whose update adds a matrix: its output changes by the input's product with the matrix."""
+def change_of(make_layer, x, update, precision, path, monkeypatch):
+    """Returns the recorded change by ``update(stage)``, for the input x."""
     monkeypatch.setattr(layer_stats, "gather", lambda values: [values])
     with torch.device("meta"):
-        layers = [Dropped(8, 6, bias=False)]
+        layers = [make_layer()]
     stage = Stage(layers, [range(1)], None, torch.device("cpu"), precision, seed=0)
     executor = SimpleNamespace(
         stage=stage,
         coord=RankCoord(0, 1, 1),
         status=SimpleNamespace(action=Action("F", 0, 0)),
     )
-    stats = LayerStats(executor, 1, 0, tmp_path / "layers.jsonl")
-    x, matrix = torch.rand(50, 8), torch.rand(6, 8)
-    weight = stage.layers[0].weight
-    nn.init.constant_(weight, 0.5)
+    stats = LayerStats(executor, 1, 0, path)
+    stage.running_stats.begin(0)
     with stats.recording(0), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         stage.layers[0](x)
     with stats.updating():
-        weight.data += matrix
+        update(stage)
     stats.write(0, (0.1,))
-    (line,) = read(tmp_path / "layers.jsonl")
-    expected = (x @ matrix.T).square().mean().sqrt().item()
-    assert line["change_rms"] == [pytest.approx(expected, rel=1e-5 if precision == "fp32" else 1e-2)]
     assert stage.layers.training
+    (line,) = read(path)
+    return line["change_rms"][0]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize("size", [1, 1e-4])
+def test_the_change_is_that_of_the_same_input_without_dropout(size, precision, dtype, tmp_path, monkeypatch):
+    """A linear layer whose update adds a matrix: its output changes by the input's product with the matrix, even where
+    bf16 rounds it away."""
+    x, matrix = torch.rand(50, 8).to(dtype), size * torch.rand(6, 8)
+
+    def update(stage):
+        stage.layers[0].weight.data += matrix
+
+    found = change_of(lambda: Dropped(8, 6, bias=False), x, update, precision, tmp_path / "layers.jsonl", monkeypatch)
+    assert found == pytest.approx((x.float() @ matrix.T).square().mean().sqrt().item(), rel=1e-3)
+
+
+def test_running_statistics_are_no_change(tmp_path, monkeypatch):
+    """They follow the mini-batch in the same moment as the parameters follow the gradient."""
+
+    def update(stage):
+        before = stage.layers[0].running_mean.clone()
+        stage.running_stats.update(True)
+        assert not torch.equal(stage.layers[0].running_mean, before)
+
+    x = torch.randn(50, 8, 3, 3) + 3
+    assert change_of(lambda: nn.BatchNorm2d(8), x, update, "fp32", tmp_path / "layers.jsonl", monkeypatch) == 0
 
 
 def read(path):
