@@ -10,7 +10,8 @@ take the same branches.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,17 @@ import torch
 MULTIPLIES_BF16_INTO_FP32 = ("cuda", "xpu")
 """Kinds of devices where ``torch.mm`` and ``torch.addmm`` have ``out_dtype`` (torch 2.13). The CPU has no such product:
 fp32 factors take four times as long, and blocks that stay in the cache save nothing at 512 tokens and more."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A context in which the host's operations have one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def is_host(device: torch.device) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from experiments.custom.layer_trial import described, trial_error
+from suite.device import one_thread
 from suite.errors import SettingError, first_line
 from suite.pipeline.model.batchnorm import by_micro_batch
 from suite.pipeline.model.layers import Tensors, structure_key, ties_of
@@ -182,12 +183,8 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
 
 def _trial_on_one_thread(layer: nn.Module, tensors: Tensors) -> str:
     """Tries a layer again, because sums of several threads may be in another order on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return trial_error(by_micro_batch(_initialised(layer)), tensors)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _initialised(layer: nn.Module) -> nn.Module:

@@ -23,6 +23,7 @@ from suite.data.text.tokenizer import END_ID, ENGLISH, PAD_ID
 from suite.decoding.beam import SIZE
 from suite.decoding.decode import Decoder
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
+from suite.device import one_thread
 from suite.errors import SuiteError
 from suite.evaluation.scores import one_line
 from suite.paths import write_atomically
@@ -35,18 +36,21 @@ DRAWN, FEWEST_WORDS = 50, 3
 """Strings that are drawn for each sample; the first of so many words is taken: a single letter shows little."""
 
 MOST_PARAMETERS = 50_000_000
-"""Of a model that decodes a few strings on a core of any machine in seconds."""
+"""Of a model that decodes a few strings on one core in seconds."""
 
 
 def translate_held_out(run: RunFolder, experiment: Experiment, console: Console) -> list[dict[str, str]]:
     """Translates held-out strings with the run's checkpoint, writes them to its folder, and returns them.
 
-    Returns none for a task other than translation and for a large model. Prints why if the checkpoint cannot be used.
+    Returns none for a task other than translation, for a large model, and without held-out strings. Prints why if the
+    checkpoint cannot be used.
     """
     if not isinstance(experiment, TranslationExperiment) or count_parameters(experiment.build()[0]) > MOST_PARAMETERS:
         return []
     data = TextData.open(data_folder(experiment, CACHE).resolve())
     pairs = list(_draw(experiment, data))
+    if not pairs:
+        return []
     try:
         translations = _translate([tokens for tokens, _ in pairs], experiment, run)
     except SuiteError as error:
@@ -105,7 +109,9 @@ def _translate(sources: Sequence[Sequence[int]], experiment: TranslationExperime
     groups = method.groups(sources)
     searches = {number: method.search(sources, group) for number, group in enumerate(groups)}
     rows = [pad_to_rectangle([sources[at] for at in group], PAD_ID) for group in groups]
-    Decoder(RankCoord(0, 1, 1), part, 0, None, cpu).run(rows, method.first, searches.__getitem__, lambda number: None)
+    decoder = Decoder(RankCoord(0, 1, 1), part, 0, None, cpu)
+    with one_thread():  # the operations are small: on busy cores threads would wait for each other, for minutes
+        decoder.run(rows, method.first, searches.__getitem__, lambda number: None)
     found: dict[int, list[int]] = {}
     for number, group in enumerate(groups):
         found.update(zip(group, searches[number].results, strict=True))

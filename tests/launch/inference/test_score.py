@@ -36,6 +36,7 @@ from launch.watching.translation_samples import score_section
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import BEGIN_ID, END_ID
+from suite.decoding.decode import Decoder
 from suite.errors import SettingError
 from suite.evaluation.scores import one_line
 from suite.pipeline.model.layers import count_parameters, materialize, ties_of
@@ -269,12 +270,16 @@ def test_a_text_is_translated(scored, monkeypatch, capsys):
     assert printed.out == f"{written[at]}\n"
 
 
-def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path):
+def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path, monkeypatch):
     """The three languages with the most pairs, beside what ``gpipe translate`` finds for the same strings."""
     run = find_run("made")
     experiment, console = find_text_run(run), Console(file=io.StringIO(), width=10_000)
     data = load_text(run, experiment, QUIET)
-    samples = translate_held_out(run, experiment, console)
+    threads, decode = [], Decoder.run
+    with monkeypatch.context() as patched:
+        patched.setattr(Decoder, "run", lambda *args: (threads.append(torch.get_num_threads()), decode(*args)))
+        samples = translate_held_out(run, experiment, console)
+    assert threads == [1]
     largest = sorted(data.languages, key=lambda code: -data.pairs[code])[:3]
     assert [sample["direction"] for sample in samples] == [
         f"en-{largest[0]}", f"{largest[1]}-en", f"en-{largest[2]}",
@@ -296,12 +301,15 @@ def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path
     assert section.tables[0].rows[1][3] == samples[1]["reference"]
 
 
-def test_no_held_out_strings_are_shown_without_a_checkpoint_or_of_a_large_model(capsys):
+def test_no_held_out_strings_are_shown_without_them_without_a_checkpoint_or_of_a_large_model(capsys, monkeypatch):
     console = Console(width=10_000)
     bare = find_run("bare")
     assert translate_held_out(bare, find_text_run(bare), console) == []
     assert capsys.readouterr().out.startswith("no held-out strings are translated: ")
     assert not bare.samples.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr("launch.inference.held_out_samples._draw", lambda *args: iter(()))
+        assert translate_held_out(bare, find_text_run(bare), console) == []
     assert translate_held_out(bare, find("t128_6b"), console) == []
     assert translate_held_out(bare, find("transformer_13"), console) == []
     assert capsys.readouterr().out == ""
