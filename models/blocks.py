@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from models.shape import BlockShape, TransformerShape
+from models.shape import BlockShape, TransformerShape, output_scale
 
 
 class SelfAttention(nn.Module):
@@ -136,9 +136,10 @@ def reset_linear(linear: nn.Linear, fused: int = 1, scale: float = 1.0) -> None:
     nn.init.zeros_(linear.bias)
 
 
-def is_output_matrix(name: str) -> bool:
-    """Whether a parameter, such as ``3.feed.outward.weight``, is of a block's last projection, bias included."""
-    return ".outward." in name
+def start_scale(shape: BlockShape, name: str) -> float:
+    """Returns how large a parameter, such as ``3.feed.outward.weight``, starts relative to a usual one because of the
+    residual scale: 1 unless it is an output matrix or its bias."""
+    return (output_scale(shape) or 1.0) if ".outward." in name else 1.0
 
 
 def same_sentence(queries: Tensor, keys: Tensor) -> Tensor:

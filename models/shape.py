@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Protocol
@@ -56,7 +55,7 @@ def output_scale(shape: BlockShape) -> float | None:
 
 def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str]) -> None:
     """Raises ValueError, naming the field, for a count below 1 or above a million (three of them multiplied are still
-    a size that torch knows), an odd width, a share outside [0, 1), or a residual scale that is not above 0."""
+    a size that torch knows), an odd width, a share outside [0, 1), or a residual scale outside [1e-6, 1e6]."""
     for name in counts:
         if getattr(shape, name) < 1:
             raise ValueError(f"{name} must be at least 1, not {getattr(shape, name)}")
@@ -67,8 +66,12 @@ def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str
     for name in shares:
         if not 0 <= getattr(shape, name) < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(shape, name)}")
-    if shape.residual_scale is not None and not 0 < shape.residual_scale < math.inf:
-        raise ValueError(f"residual_scale must be above 0, or none for the paper's start, not {shape.residual_scale}")
+    if (
+        shape.residual_scale is not None and not 1e-6 <= shape.residual_scale <= 1e6
+    ):  # so that its square has an inverse
+        raise ValueError(
+            f"residual_scale must be from 1e-6 to 1e6, or none for the paper's start, not {shape.residual_scale}"
+        )
 
 
 @dataclass(frozen=True)

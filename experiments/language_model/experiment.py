@@ -9,10 +9,9 @@ from pydantic import BeforeValidator
 from torch import nn
 
 from experiments.base.experiment import Experiment, checked_shape
-from models.blocks import is_output_matrix
+from models.blocks import start_scale
 from models.language_model import LanguageModelShape, layers
 from models.loss import TranslationLoss
-from models.shape import output_scale
 from suite.settings import DocumentSettings, DocumentTrainSettings
 from suite.training.update_rule import scaled_start_factors
 from suite.training.validation import Criterion
@@ -79,5 +78,4 @@ class LanguageModelExperiment(Experiment):
 
     def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
         """Output matrices of blocks move as slowly as they start small."""
-        scale = output_scale(self.model) if is_output_matrix(name) else None
-        return (1.0, 1.0) if scale is None else scaled_start_factors(scale, self.optimizer)
+        return scaled_start_factors(start_scale(self.model, name), self.optimizer)
