@@ -101,7 +101,7 @@ class Case:
 def cases(scale: str) -> dict[Case, int]:
     """Returns the cases, and how many seeds each has: all starts at the least and the largest depth have every seed,
     and so have small steps between; the other starts between, the higher rate, and logits without a bound have one."""
-    depths, main = DEPTHS[scale], "adafactor" if RULES[scale] is None else "adamw"
+    depths, main = DEPTHS[scale], _own_optimizer(scale)
     found: dict[Case, int] = {}
     for start in STARTS:
         for optimizer in dict.fromkeys((main, "adafactor")):
@@ -110,6 +110,10 @@ def cases(scale: str) -> dict[Case, int]:
         found |= {Case(layers, start, main, HIGH): 1 for layers in (depths[0], depths[-1])}
         found[Case(depths[-1], start, main, HIGH, clipped=False)] = 1
     return found
+
+
+def _own_optimizer(scale: str) -> str:
+    return "adafactor" if RULES[scale] is None else "adamw"
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,7 @@ class Trainability:
             [
                 Section("What was compared", sentences),
                 Section("Runs", tables=self._tables(finished)),
-                Section("Layers in the middle of the run", pictures=_pictures(finished)),
+                Section("Layers in the middle of the run", pictures=_pictures(finished, _own_optimizer(scale))),
             ],
             warning=smoke_test(scale),
         )
@@ -249,11 +253,11 @@ def _row(case: Case, runs: Sequence[FinishedRun]) -> list[Value]:
     ]  # fmt: skip
 
 
-def _pictures(finished: Sequence[FinishedRun]) -> list[Picture]:
+def _pictures(finished: Sequence[FinishedRun], optimizer: str) -> list[Picture]:
     """Returns the curves of small steps and of the paper's start at every depth, at the run's own rate."""
     shown = [
         (case.label, runs[0].layers[len(runs[0].layers) // 2])
         for case, runs in _by_case(finished)
-        if case.optimizer == "adamw" and case.factor == 1 and case.start != "plain start" and runs[0].layers
+        if case.optimizer == optimizer and case.factor == 1 and case.start != "plain start" and runs[0].layers
     ]
     return layer_curves(shown)

@@ -57,7 +57,7 @@ def test_each_optimizer_has_a_rate_of_its_own(scale, tmp_path):
         assert scale != "paper" or optimizer.name == "adafactor"
 
 
-def write_run(folder, valid, norm, change):
+def write_run(folder, valid, norm, change, depth=6):
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps({"valid_nll": valid}))
     lines = [
@@ -68,10 +68,10 @@ def write_run(folder, valid, norm, change):
     layers = [
         {
             "step": step,
-            "norms": [0.1] * 14 + [norm],
-            "kurtosis": [0.5, step] * 7 + [None],
-            "output_rms": [2.0] * 14 + [None],
-            "change_rms": [9.0] * 8 + [change] * 6 + [None],  # 6 decoder layers, before the head
+            "norms": [0.1] * (2 * depth + 2) + [norm],
+            "kurtosis": [0.5, step] * (depth + 1) + [None],
+            "output_rms": [2.0] * (2 * depth + 2) + [None],
+            "change_rms": [9.0] * (depth + 2) + [change] * depth + [None],  # the decoder is before the head
         }
         for step in (1, 10)
     ]
@@ -101,3 +101,10 @@ def test_the_report_has_means_over_seeds_and_what_a_step_moves(tmp_path):
     assert f"Not finished: {sum(cases('laptop').values()) - 3} runs" in text
     assert "smoke test" not in text
     assert "> **A smoke test: at scale tiny" in SWEEP.page("tiny", LAPTOP, tmp_path).markdown()
+
+
+def test_the_page_has_figures_of_the_optimizer_of_its_scale(tmp_path):
+    member = SWEEP.members("paper", LAPTOP, tmp_path)[0]
+    write_run(tmp_path / member.folder, 6.25, 0.5, 0.5, member.experiment.model.layers)
+    html, _ = SWEEP.page("paper", LAPTOP, tmp_path).write(tmp_path / "report")
+    assert html.read_text().count("<svg") == 4
