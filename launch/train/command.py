@@ -214,10 +214,9 @@ def _prepare(chosen: Experiment, console: Console) -> Experiment:
     return changed.model_copy(update={"train": train})
 
 
-NO_SHAPE = {"classes", "label_smoothing", "norm_decay", "dropout", "logit_clip", "time"} | {
-    "depth_scaled_init",
-    "residual_scale",
-}
+NO_SHAPE = (
+    "classes", "label_smoothing", "norm_decay", "dropout", "logit_clip", "depth_scaled_init", "residual_scale", "time"
+)  # fmt: skip
 """Fields of a model on which no parameter depends but those of its last layer."""
 
 
