@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -60,9 +60,13 @@ class LayerStats:
         """Records the layers' inputs and outputs of the step that is trained in this context."""
         stage = self._executor.stage
         hooks = [
-            layer.register_forward_hook(self._make_hook(index))
+            hook
             for index, layer in zip(stage.indices, stage.layers, strict=True)
             if self._executor.coord.replica == 0 and self.due(step)
+            for hook in (
+                layer.register_forward_pre_hook(partial(self._record_inputs, index)),
+                layer.register_forward_hook(partial(self._record_output, index)),
+            )
         ]
         try:
             yield
@@ -70,16 +74,19 @@ class LayerStats:
             for hook in hooks:
                 hook.remove()
 
-    def _make_hook(self, index: int) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            action = self._executor.status.action
-            if isinstance(action, Action) and (action.kind, action.micro_batch) == ("F", 0):
-                first = as_tuple(output)[0]
-                self._stats[index] = kurtosis(first), _rms(first)
-                # a copy: the next layer may work in place
-                self._inputs[index] = tuple(tensor.detach().clone() for tensor in inputs)
+    def _record_inputs(self, index: int, module: nn.Module, inputs: Tensors) -> None:
+        if self._is_first_forward():
+            # copies, made before the forward: a layer may work in place
+            self._inputs[index] = tuple(tensor.detach().clone() for tensor in inputs)
 
-        return hook
+    def _record_output(self, index: int, module: nn.Module, inputs: Tensors, output: Tensor | Tensors) -> None:
+        if self._is_first_forward():
+            first = as_tuple(output)[0]
+            self._stats[index] = kurtosis(first), _rms(first)
+
+    def _is_first_forward(self) -> bool:
+        action = self._executor.status.action
+        return isinstance(action, Action) and (action.kind, action.micro_batch) == ("F", 0)
 
     @contextmanager
     def updating(self) -> Iterator[None]:

@@ -123,9 +123,9 @@ class Stage:
         layer = self.layer(index)
         layer.eval()
         try:
-            with replaced([(module, name, value.clone()) for module, name, value in buffers]):
-                wide = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor for tensor in inputs)
-                return as_tuple(layer(*wide))[0]
+            with replaced(buffers):
+                copies = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone() for tensor in inputs)
+                return as_tuple(layer(*copies))[0]
         finally:
             layer.train()
 

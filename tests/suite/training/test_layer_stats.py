@@ -32,8 +32,10 @@ def test_kurtosis_of_what_is_known(draw, expected):
 
 
 class Dropped(nn.Linear):
+    """It works in place, too."""
+
     def forward(self, x):
-        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+        return nn.functional.dropout(super().forward(x.mul_(2)), 0.5, self.training)
 
 
 def change_of(make_layer, x, update, precision, path, monkeypatch):
@@ -45,12 +47,14 @@ def change_of(make_layer, x, update, precision, path, monkeypatch):
     executor = SimpleNamespace(
         stage=stage,
         coord=RankCoord(0, 1, 1),
-        status=SimpleNamespace(action=Action("F", 0, 0)),
+        status=SimpleNamespace(action=None),
     )
     stats = LayerStats(executor, 1, 0, path)
     stage.running_stats.begin(0)
     with stats.recording(0), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        stage.layers[0](x)
+        for factor, action in enumerate((Action("F", 0), Action("F", 1), Action("R", 0)), start=1):
+            executor.status.action = action
+            stage.layers[0](x.clone() * factor)
     with stats.updating():
         update(stage)
     stats.write(0, (0.1,))
@@ -70,7 +74,7 @@ def test_the_change_is_that_of_the_same_input_without_dropout(size, precision, d
         stage.layers[0].weight.data += matrix
 
     found = change_of(lambda: Dropped(8, 6, bias=False), x, update, precision, tmp_path / "layers.jsonl", monkeypatch)
-    assert found == pytest.approx((x.float() @ matrix.T).square().mean().sqrt().item(), rel=1e-3)
+    assert found == pytest.approx((2 * x.float() @ matrix.T).square().mean().sqrt().item(), rel=1e-3)
 
 
 def test_running_statistics_are_no_change(tmp_path, monkeypatch):
