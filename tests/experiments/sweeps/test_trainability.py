@@ -33,6 +33,11 @@ def test_members_differ_only_in_depth_start_clipping_rate_and_seed(scale, tmp_pa
         train = run.train.model_copy(update={"seed": base.train.seed})
         assert run.model_copy(update={"model": model, "optimizer": optimizer, "train": train}) == base
         assert member.priority == run.model.layers
+        depth, start = member.label.split(", ")[:2]
+        assert depth == f"T({run.model.layers})"
+        assert (run.model.depth_scaled_init, run.model.residual_scale) == STARTS[start]
+        assert run.model.logit_clip == (None if "not clipped" in member.label else 30.0)
+        assert member.folder.endswith(f"-{run.train.seed}")
     assert {run.model.list_length for run in (member.experiment for member in members)} == (
         {"tiny": {5, 7}, "laptop": {15, 35, 67, 131}, "paper": {67, 131}}[scale]  # 131: the paper's 128, and 3
     )
