@@ -89,7 +89,7 @@ class RunFolder:
 
     @property
     def layers(self) -> Path:
-        """Gradient norm and kurtosis of each layer, one line every ``train.layer_stats_every`` steps."""
+        """Statistics of each layer, one line every ``train.layer_stats_every`` steps."""
         return self.path / "layers.jsonl"
 
     @property
@@ -114,7 +114,7 @@ class RunFolder:
 
     @property
     def samples(self) -> Path:
-        """Translations of a few held-out strings with the run's last checkpoint, one a line."""
+        """Translations of a few held-out strings at the run's end, one a line."""
         return self.path / "samples.jsonl"
 
     @property
