@@ -43,17 +43,17 @@ def translate_held_out(run: RunFolder, experiment: Experiment, console: Console)
     """Translates held-out strings with the run's checkpoint, writes them to its folder, and returns them.
 
     Returns none for a task other than translation, for a large model, and without held-out strings. Prints why if the
-    checkpoint cannot be used.
+    checkpoint or the text cannot be read.
     """
     if not isinstance(experiment, TranslationExperiment) or count_parameters(experiment.build()[0]) > MOST_PARAMETERS:
         return []
-    data = TextData.open(data_folder(experiment, CACHE).resolve())
-    pairs = list(_draw(experiment, data))
-    if not pairs:
-        return []
     try:
+        data = TextData.open(data_folder(experiment, CACHE).resolve())
+        pairs = list(_draw(experiment, data))
+        if not pairs:
+            return []
         translations = _translate([tokens for tokens, _ in pairs], experiment, run)
-    except SuiteError as error:
+    except (SuiteError, OSError) as error:  # the run is finished: no storage that fails now may end it
         console.print(f"no held-out strings are translated: {error}")
         return []
     texts = data.tokenizer.batch_decode(translations, skip_special_tokens=True)

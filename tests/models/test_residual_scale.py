@@ -98,6 +98,14 @@ def train(model: nn.Sequential, settings: OptimizerSettings, factors) -> None:  
         optimizer.step()
 
 
+@pytest.mark.parametrize(("scaled", "expected"), [(True, (1.0, 0.25)), (False, (1.0, 1.0))])
+def test_without_it_feed_forward_alone_starts_scaled_in_the_paper_s_model(
+    scaled: bool, expected: tuple[float, float]
+) -> None:
+    assert TransformerShape(4, 32, 48, 2, 40, depth_scaled_init=scaled).output_scales == expected
+    assert LanguageModelShape(4, 32, 48, 2, 40).output_scales == (0.25, 0.25)
+
+
 def test_without_it_no_parameter_has_a_rate_of_its_own() -> None:
     for name in ("t128_6b", "transformer_13"):
         run = find(name)

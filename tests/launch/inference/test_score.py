@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -288,6 +289,7 @@ def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path
     for sample in samples:
         source, target = sample["direction"].split("-")
         pair = (sample["source"], sample["reference"])
+        assert len(sample["source"].split()) >= 3
         assert (pair if source == "en" else pair[::-1]) in {tuple(map(one_line, texts)) for texts in pairs}
         tokens = translate_tokens(run, [source_of(sample["source"], target, data, 24)], 1, QUIET).results
         assert sample["translation"] == one_line(data.tokenizer.decode(tokens[0], skip_special_tokens=True))
@@ -310,6 +312,10 @@ def test_no_held_out_strings_are_shown_without_them_without_a_checkpoint_or_of_a
     with monkeypatch.context() as patched:
         patched.setattr("launch.inference.held_out_samples._draw", lambda *args: iter(()))
         assert translate_held_out(bare, find_text_run(bare), console) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(TextData, "open", Mock(side_effect=OSError("gone")))
+        assert translate_held_out(bare, find_text_run(bare), console) == []
+    assert capsys.readouterr().out == "no held-out strings are translated: gone\n"
     assert translate_held_out(bare, find("t128_6b"), console) == []
     assert translate_held_out(bare, find("transformer_13"), console) == []
     assert capsys.readouterr().out == ""
