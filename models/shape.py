@@ -66,9 +66,8 @@ def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str
     for name in shares:
         if not 0 <= getattr(shape, name) < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(shape, name)}")
-    if (
-        shape.residual_scale is not None and not 1e-6 <= shape.residual_scale <= 1e6
-    ):  # so that its square has an inverse
+    # these bounds give its square a finite inverse, the factor of a decay
+    if shape.residual_scale is not None and not 1e-6 <= shape.residual_scale <= 1e6:
         raise ValueError(
             f"residual_scale must be from 1e-6 to 1e6, or none for the paper's start, not {shape.residual_scale}"
         )
@@ -114,6 +113,11 @@ class TransformerShape:
         check_numbers(self, counts, shares=("dropout", "label_smoothing"))
         if self.logit_clip is not None and not self.logit_clip > 0:
             raise ValueError(f"logit_clip must be above 0, or none for no bound, not {self.logit_clip}")
+        if self.residual_scale is not None and not self.depth_scaled_init:
+            raise ValueError(
+                f"depth_scaled_init=false has no effect with residual_scale={self.residual_scale:g}; set "
+                "residual_scale=none, too"
+            )
 
     @property
     def attention_width(self) -> int:

@@ -16,6 +16,7 @@ from models.blocks import CrossAttention, FeedForward, SelfAttention
 from models.language_model import LanguageModelShape
 from models.loss import TranslationLoss
 from models.shape import TransformerShape
+from suite.errors import SettingError
 from suite.pipeline.model.layers import as_tuple
 from suite.settings import OptimizerSettings
 from suite.training.update_rule import make_optimizer, param_groups
@@ -121,3 +122,10 @@ def test_a_scale_without_a_finite_factor_of_the_decay_is_refused(scale: float) -
     for kept in (1e-6, 1e6):
         run = find("t128_6b").with_settings(f"model.residual_scale={kept} optimizer.name=rmsprop")
         assert all(map(math.isfinite, run.update_factors("3.feed.outward.weight", nn.Parameter(torch.ones(1)))))
+
+
+def test_a_start_that_the_scale_replaces_is_refused() -> None:
+    small = find("t128_6b").with_settings("model.residual_scale=1")
+    with pytest.raises(SettingError, match="depth_scaled_init=false has no effect with residual_scale=1; set"):
+        small.with_settings("model.depth_scaled_init=false")
+    assert not small.with_settings("model.depth_scaled_init=false model.residual_scale=none").model.residual_scale
