@@ -199,8 +199,9 @@ class Trainability:
             "largest kurtosis of a layer at the end",
         )  # fmt: skip
         notes = [
-            "Means over seeds; ± is the 95% interval of the mean over seeds. Training losses are label-smoothed; norms "
-            "are before clipping.",
+            "Losses are means over seeds; ± is the 95% interval of the mean over seeds. Skipped steps, medians and "
+            "largest values are those of all seeds together. Training losses are label-smoothed; norms are before "
+            "clipping.",
             "A step's change: for the same input, the changes of all decoder layers by the update together, relative "
             "to the decoder's output (root mean squares, median of the recorded steps).",
             "Kurtosis is in excess of the normal distribution's, of a layer's output for one micro-batch.",
