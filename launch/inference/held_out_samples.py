@@ -14,12 +14,12 @@ from experiments.tasks import data_folder
 from experiments.translation.experiment import TranslationExperiment
 from launch.inference.methods import BeamSearch
 from launch.inference.model import load_model
-from launch.inference.model_text import trained_languages
+from launch.inference.model_text import source_of, trained_languages
 from launch.runs.store import CACHE, RunFolder
 from suite.data.text.packing import pad_to_rectangle
 from suite.data.text.splitting import VALID
 from suite.data.text.text import TextData
-from suite.data.text.tokenizer import END_ID, ENGLISH, PAD_ID
+from suite.data.text.tokenizer import ENGLISH, PAD_ID
 from suite.decoding.beam import SIZE
 from suite.decoding.decode import Decoder
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
@@ -90,9 +90,9 @@ def _draw(experiment: TranslationExperiment, data: TextData) -> Iterator[tuple[l
         drawn = generator.sample(rows[language], min(DRAWN, len(rows[language])))
         texts = data.texts(VALID, drawn)
         chosen = next((at for at, pair in enumerate(texts) if len(pair[source].split()) >= FEWEST_WORDS), 0)
-        (tokens,), pair = data.token_ids(VALID, [drawn[chosen]]), texts[chosen]
+        pair = texts[chosen]
         yield (
-            [data.language_id(codes[target]), *tokens[source], END_ID],
+            source_of(pair[source], codes[target], data, experiment.text.max_length),
             {
                 "direction": f"{codes[source]}-{codes[target]}",
                 "source": one_line(pair[source]),
