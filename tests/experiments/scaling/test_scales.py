@@ -73,6 +73,17 @@ def test_laptop_keeps_depth_and_lists_every_change(name: str) -> None:
     assert count_parameters(small.build()[0]) < 20e6
 
 
+@pytest.mark.parametrize("name", [*NAMES, "transformer_13", "transformer_103"])
+def test_blocks_of_shrunk_text_runs_move_by_depth_and_the_papers_do_not(name: str) -> None:
+    assert find(name).model.residual_scale is None
+    laptop, _ = resolve(name, "laptop", LAPTOP)
+    assert laptop.model.residual_scale == 1
+    assert "model.residual_scale" in " ".join(laptop.shrunk)
+    rates = laptop.optimizer
+    assert rates.lr_decay == ("linear" if name in NAMES else "cosine")
+    assert rates.warmup_steps + rates.lr_decay_steps == laptop.train.steps
+
+
 def test_one_rule_keeps_the_runs_proportions() -> None:
     small = [resolve(name, "laptop", LAPTOP)[0].model for name in NAMES]
     paper = [find(name).model for name in NAMES]
