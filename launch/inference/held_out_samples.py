@@ -48,23 +48,24 @@ def translate_held_out(run: RunFolder, experiment: Experiment, console: Console)
     if not isinstance(experiment, TranslationExperiment) or count_parameters(experiment.build()[0]) > MOST_PARAMETERS:
         return []
     try:
+        run.samples.unlink(missing_ok=True)  # those of an earlier end
         data = TextData.open(data_folder(experiment, CACHE).resolve())
         pairs = list(_draw(experiment, data))
         if not pairs:
             return []
         translations = _translate([tokens for tokens, _ in pairs], experiment, run)
+        texts = data.tokenizer.batch_decode(translations, skip_special_tokens=True)
+        samples = [sample | {"translation": one_line(text)} for (_, sample), text in zip(pairs, texts, strict=True)]
+        write_atomically(run.samples, "".join(json.dumps(sample) + "\n" for sample in samples))
     except (SuiteError, OSError) as error:  # the run is finished: no storage that fails now may end it
         console.print(f"no held-out strings are translated: {error}")
         return []
-    texts = data.tokenizer.batch_decode(translations, skip_special_tokens=True)
-    samples = [sample | {"translation": one_line(text)} for (_, sample), text in zip(pairs, texts, strict=True)]
-    write_atomically(run.samples, "".join(json.dumps(sample) + "\n" for sample in samples))
     return samples
 
 
 def described(samples: Sequence[dict[str, str]]) -> list[str]:
     """Returns the lines to print."""
-    lines = [f"{len(samples)} held-out strings, drawn at random:"] if samples else []
+    lines = ["held-out strings of the languages with the most text:"] if samples else []
     for sample in samples:
         lines += [
             f"  {sample['direction']}  {sample['source']}",

@@ -57,7 +57,8 @@ def score_section(run: RunData) -> Section:
 
 def _end_samples(path: Path) -> list[Table]:
     rows: list[list[Value]] = [[line[name][:LONGEST] or "(empty)" for name in _COLUMNS] for line in read_lines(path)]
-    return [Table("samples", f"{len(rows)} held-out strings, drawn at random", _COLUMNS, rows, [])] if rows else []
+    title = "Held-out strings of the languages with the most text"
+    return [Table("samples", title, _COLUMNS, rows, [])] if rows else []
 
 
 def _samples(folder: Path, directions: list[str]) -> list[Table]:

@@ -295,7 +295,10 @@ def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path
         assert sample["translation"] == one_line(data.tokenizer.decode(tokens[0], skip_special_tokens=True))
     assert any(sample["translation"] for sample in samples)
     lines = described(samples)
-    assert lines[:2] == ["3 held-out strings, drawn at random:", f"  en-{largest[0]}  {samples[0]['source']}"]
+    assert lines[:2] == [
+        "held-out strings of the languages with the most text:",
+        f"  en-{largest[0]}  {samples[0]['source']}",
+    ]
     assert lines[9] == f"    reference {samples[2]['reference']}"
     shutil.copy(run.samples, tmp_path / "samples.jsonl")
     section = score_section(SimpleNamespace(scores={}, run=RunFolder(tmp_path)))
