@@ -128,15 +128,14 @@ class FinishedRun:
     applied: list[float]
     layers: list[dict[str, Any]]
 
-    @property
-    def changes(self) -> list[float]:
-        """How far the update of each recorded step moves the decoder's output: the changes of all decoder layers
-        together, relative to the size of the last one's output."""
+    def decoder(self, statistic: str) -> list[list[float]]:
+        """Returns a statistic of the decoder layers at each recorded step, relative to the size of the target
+        embedding's output, which is the input of the first one."""
         first, last = self.case.layers + 2, 2 * self.case.layers + 1
         return [
-            sum(line["change_rms"][first : last + 1]) / line["output_rms"][last]
+            [value / line["output_rms"][first - 1] for value in line[statistic][first : last + 1]]
             for line in self.layers
-            if None not in (*line["change_rms"][first : last + 1], line["output_rms"][last])
+            if None not in line[statistic][first : last + 1]
         ]
 
     @property
@@ -195,15 +194,16 @@ class Trainability:
     def _tables(self, finished: Sequence[FinishedRun]) -> list[Table]:
         headings = (
             "case", "runs", "steps skipped", "training loss, last ten steps", "validation, nats a token", "±",
-            "a step's change of the decoder's output", "gradient norm, median", "largest",
+            "size of the decoder's output", "its change by one update", "gradient norm, median", "largest",
             "largest kurtosis of a layer at the end",
         )  # fmt: skip
         notes = [
             "Losses are means over seeds; ± is the 95% interval of the mean over seeds. Skipped steps, medians and "
             "largest values are those of all seeds together. Training losses are label-smoothed; norms are before "
             "clipping.",
-            "A step's change: for the same input, the changes of all decoder layers by the update together, relative "
-            "to the decoder's output (root mean squares, median of the recorded steps).",
+            "The size of the decoder's output and its change by one update are root mean squares, relative to the "
+            "target embedding's output: the largest of the recorded steps. A change is the sum over the decoder's "
+            "layers of each one's change for the same input.",
             "Kurtosis is in excess of the normal distribution's, of a layer's output for one micro-batch.",
         ]
         rows = [_row(case, runs) for case, runs in _by_case(finished)]
@@ -244,12 +244,13 @@ def _by_case(finished: Sequence[FinishedRun]) -> Iterator[tuple[Case, list[Finis
 def _row(case: Case, runs: Sequence[FinishedRun]) -> list[Value]:
     valid = [float(run.record["valid_nll"]) for run in runs]
     norms = [norm for run in runs for norm in run.norms if math.isfinite(norm)]
-    changes = [change for run in runs for change in run.changes]
+    changes = [sum(of_layers) for run in runs for of_layers in run.decoder("change_rms")]
+    sizes = [of_layers[-1] for run in runs for of_layers in run.decoder("output_rms")]
     kurtosis = [run.kurtosis for run in runs if run.kurtosis is not None]
     return [
         case.label, len(runs), int(sum(1 - applied for run in runs for applied in run.applied)),
         statistics.fmean(loss for run in runs for loss in run.losses[-10:]), statistics.fmean(valid),
-        t_margin(valid) or None, statistics.median(changes) if changes else None,
+        t_margin(valid) or None, max(sizes, default=None), max(changes, default=None),
         statistics.median(norms) if norms else None, max(norms, default=None), max(kurtosis, default=None),
     ]  # fmt: skip
 

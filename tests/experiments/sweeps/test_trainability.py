@@ -75,7 +75,7 @@ def write_run(folder, valid, norm, change, depth=6):
             "step": step,
             "norms": [0.1] * (2 * depth + 2) + [norm],
             "kurtosis": [0.5, step] * (depth + 1) + [None],
-            "output_rms": [2.0] * (2 * depth + 2) + [None],
+            "output_rms": [2.0] * (2 * depth + 1) + [8.0, None],
             "change_rms": [9.0] * (depth + 2) + [change] * depth + [None],  # the decoder is before the head
         }
         for step in (1, 10)
@@ -92,14 +92,15 @@ def test_the_report_has_means_over_seeds_and_what_a_step_moves(tmp_path):
     write_run(tmp_path / other.folder, 7.0, None, 0.5)
     (table,) = SWEEP.tables("laptop", LAPTOP, tmp_path)
     assert [row[:3] for row in table.rows] == [[first.label, 2, 2], [other.label, 1, 1]]
-    loss, valid, margin, change, middle, largest, sharp = table.rows[0][3:]
+    loss, valid, margin, size, change, middle, largest, sharp = table.rows[0][3:]
     assert math.isclose(loss, 7.55)
     assert valid == 6.5
     assert math.isclose(margin, 12.706 * 0.5 / 2, rel_tol=1e-3)  # t of one degree of freedom, 0.354 / sqrt(2)
-    assert change == pytest.approx((6 * 0.5 / 2 + 6 * 1.0 / 2) / 2)
+    assert size == 8.0 / 2  # of the last decoder layer, relative to the embedding
+    assert change == pytest.approx(6 * 1.0 / 2)  # of six decoder layers
     assert (middle, largest, sharp) == (0.5, 0.5, 10)
     assert table.rows[1][5] is None
-    assert table.rows[1][7:9] == [None, None]  # no norm was finite
+    assert table.rows[1][8:10] == [None, None]  # no norm was finite
     html, markdown = SWEEP.page("laptop", LAPTOP, tmp_path).write(tmp_path / "report")
     assert html.read_text().count("<svg") == 4
     text = markdown.read_text()
