@@ -117,12 +117,13 @@ def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
     }
     pictures = []
     for name, (heading, scale, caption) in curves.items():
-        figure, axis = new_figure("place in the list: embedding, encoder, embedding, decoder, head", heading, SIZE)
+        figure, axis = new_figure("layer of the list", heading, SIZE)
         for label, line in lines:
             values = [float("nan") if value is None else value for value in line[name]]
             places = [at / (len(values) - 1) for at in range(len(values))]
             axis.plot(places, values, linewidth=1, label=label)
         axis.set_yscale(scale)
+        axis.set_xticks([0, 0.5, 1], ["source embedding, encoder", "target embedding, decoder", "head"])
         axis.legend(frameon=False, fontsize=7, ncols=2)
         steps = sorted({line["step"] for _, line in lines})
         pictures.append(Picture(name, figure, f"{caption}, step {' and '.join(map(str, steps))} (measured)."))
