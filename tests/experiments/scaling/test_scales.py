@@ -77,8 +77,12 @@ def test_laptop_keeps_depth_and_lists_every_change(name: str) -> None:
 def test_blocks_of_shrunk_text_runs_move_by_depth_and_the_papers_do_not(name: str) -> None:
     assert find(name).model.residual_scale is None
     laptop, _ = resolve(name, "laptop", LAPTOP)
-    assert laptop.model.residual_scale == 1
-    assert "model.residual_scale" in " ".join(laptop.shrunk)
+    scale = 1 if name in NAMES else 2
+    assert laptop.model.residual_scale == scale
+    assert f"model.residual_scale none -> {scale}" in laptop.shrunk
+    factors = laptop.update_factors("1.attention.outward.weight", nn.Parameter(torch.ones(1)))
+    assert factors == pytest.approx((scale / (2 * laptop.model.layers), 2 * laptop.model.layers / scale))
+    assert name not in NAMES or resolve(name, "slice", LAPTOP)[0].model.residual_scale is None
     rates = laptop.optimizer
     assert rates.lr_decay == ("linear" if name in NAMES else "cosine")
     assert rates.warmup_steps + rates.lr_decay_steps == laptop.train.steps
@@ -94,17 +98,6 @@ def test_one_rule_keeps_the_runs_proportions() -> None:
     assert wide == pytest.approx(deep, rel=1e-3)
     wide, deep = (count_parameters(resolve(name, "laptop", LAPTOP)[0].build()[0]) for name in NAMES[1:3])
     assert wide == pytest.approx(deep, rel=1e-2)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_deep_runs_start_and_move_by_depth_but_not_at_the_papers_scale_and_its_slice(name: str) -> None:
-    assert find(name).model.residual_scale is None
-    assert resolve(name, "slice", LAPTOP)[0].model.residual_scale is None
-    small, _ = resolve(name, "laptop", LAPTOP)
-    assert small.model.residual_scale == 1
-    assert "model.residual_scale none -> 1" in small.shrunk
-    factors = small.update_factors("1.attention.outward.weight", nn.Parameter(torch.ones(1)))
-    assert factors == pytest.approx((1 / (2 * small.model.layers), 2 * small.model.layers))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -38,7 +38,8 @@ STEPS = 12
 SETTINGS = (
     "text.corpus=text text.vocabulary=300 text.length=24 model.dropout=0.1 model.width=16 model.feed_forward=32 "
     f"train.steps={STEPS} train.batch_sequences=8 train.checkpoint_every=6 train.threads=1 tracking.wandb=disabled "
-    "train.valid_sequences=20 pipeline.micro_batches=3 pipeline.remat=except_last optimizer.warmup_steps=4 "
+    "train.valid_sequences=20 pipeline.micro_batches=3 pipeline.replicas=1 pipeline.remat=except_last "
+    "optimizer.warmup_steps=4 "
 )
 PROMPTS = ["The stage sends", "A layer", "One stage <|endoftext|>", "The layer waits", "x"]
 
