@@ -9,7 +9,8 @@ from tests.suite.training.checkpoint.saves import layer_files
 # 120 pairs: it overfits after step 27
 SETTINGS = (
     "train.steps=48 train.checkpoint_every=7 train.validate_every=3 train.patience=2 train.max_restarts=20 "
-    "optimizer.learning_rate=0.05 optimizer.warmup_steps=4 text.languages=de text.train_pairs=de:120"
+    "optimizer.learning_rate=0.05 optimizer.warmup_steps=4 optimizer.lr_decay=inverse_sqrt model.residual_scale=none "
+    "text.languages=de text.train_pairs=de:120"
 )
 
 
