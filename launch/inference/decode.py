@@ -165,31 +165,32 @@ def _worker(
     groups = make_groups(coord, GROUP_TIMEOUT_S) if world > 1 else None
     decoder = Decoder(coord, part, holder, groups, device)
     dist.barrier()
-    decoded = _decode_groups(task, decoder, coord, step)
-    dist.barrier()
-    dist.destroy_process_group()
-    return decoded, messages
-
-
-def _decode_groups(
-    task: DecodeTask[Result], decoder: Decoder, coord: RankCoord, step: int
-) -> DecodeOutput[Result] | None:
-    groups = task.method.groups(task.sources)
-    searches = {number: task.method.search(task.sources, group) for number, group in enumerate(groups)}
     start = time.monotonic()
     with task.progress.open("ab", buffering=0) as progress:
-        rows = [pad_to_rectangle([task.sources[at] for at in group], PAD_ID) for group in groups]
-        decoder.run(
-            rows, task.method.first, searches.__getitem__,
-            lambda number: _write_progress(progress, groups[number], searches[number].results),
-        )  # fmt: skip
-    if not coord.is_last:
-        return None
-    results: list[list[Result]] = [[] for _ in task.sources]
+        results = decode_groups(decoder, task.method, task.sources, partial(_write_progress, progress))
+    seconds = time.monotonic() - start
+    dist.barrier()
+    dist.destroy_process_group()
+    return DecodeOutput(results, step, seconds) if coord.is_last else None, messages
+
+
+def decode_groups(
+    decoder: Decoder, method: DecodingMethod[Result], sources: Sequence[Sequence[int]],
+    on_group: Callable[[Sequence[int], Sequence[Sequence[Result]]], None] = lambda group, results: None,
+) -> list[list[Result]]:  # fmt: skip
+    """Decodes sources group by group with this stage of the model, and returns each one's result; on
+    stages before the last, empty ones. ``on_group`` gets the numbers and the results of each finished group."""
+    groups = method.groups(sources)
+    searches = {number: method.search(sources, group) for number, group in enumerate(groups)}
+    rows = [pad_to_rectangle([sources[at] for at in group], PAD_ID) for group in groups]
+    decoder.run(
+        rows, method.first, searches.__getitem__, lambda number: on_group(groups[number], searches[number].results)
+    )
+    results: list[list[Result]] = [[] for _ in sources]
     for number, group in enumerate(groups):
         for at, result in zip(group, searches[number].results, strict=True):
             results[at] = list(result)
-    return DecodeOutput(results, step, time.monotonic() - start)
+    return results
 
 
 def _write_progress(progress: Any, group: Sequence[int], results: Sequence[Sequence[float]]) -> None:

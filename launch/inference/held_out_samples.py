@@ -12,14 +12,14 @@ from rich.console import Console
 from experiments.base.experiment import Experiment
 from experiments.tasks import data_folder
 from experiments.translation.experiment import TranslationExperiment
+from launch.inference.decode import decode_groups
 from launch.inference.methods import BeamSearch
 from launch.inference.model import load_model
 from launch.inference.model_text import source_of, trained_languages
 from launch.runs.store import CACHE, RunFolder
-from suite.data.text.packing import pad_to_rectangle
 from suite.data.text.splitting import VALID
 from suite.data.text.text import TextData
-from suite.data.text.tokenizer import ENGLISH, PAD_ID
+from suite.data.text.tokenizer import ENGLISH
 from suite.decoding.beam import SIZE
 from suite.decoding.decode import Decoder
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
@@ -42,10 +42,17 @@ MOST_PARAMETERS = 50_000_000
 def translate_held_out(run: RunFolder, experiment: Experiment, console: Console) -> list[dict[str, str]]:
     """Translates held-out strings with the run's checkpoint, writes them to its folder, and returns them.
 
-    Returns none for a task other than translation, for a large model, and without held-out strings. Prints why if the
-    checkpoint or the text cannot be read.
+    Returns none for a task other than translation and without held-out strings. Prints why it returns none for a large
+    model, and if the checkpoint or the text cannot be read.
     """
-    if not isinstance(experiment, TranslationExperiment) or count_parameters(experiment.build()[0]) > MOST_PARAMETERS:
+    if not isinstance(experiment, TranslationExperiment):
+        return []
+    parameters = count_parameters(experiment.build()[0])
+    if parameters > MOST_PARAMETERS:
+        console.print(
+            f"no held-out strings are translated: one core is too slow for {parameters / 1e6:,.0f}M parameters (most: "
+            f"{MOST_PARAMETERS / 1e6:,.0f}M); use gpipe translate"
+        )
         return []
     try:
         run.samples.unlink(missing_ok=True)  # those of an earlier end
@@ -105,15 +112,7 @@ def _draw(experiment: TranslationExperiment, data: TextData) -> Iterator[tuple[l
 def _translate(sources: Sequence[Sequence[int]], experiment: TranslationExperiment, run: RunFolder) -> list[list[int]]:
     """Returns the tokens of each translation, found in this process."""
     layers, cpu = list(load_model(run.path).layers), torch.device("cpu")
-    method = BeamSearch(SIZE, experiment.text.max_length)
     part = CachedLayers(layers, 0, first_cached_layer(layers), cpu, False)
-    groups = method.groups(sources)
-    searches = {number: method.search(sources, group) for number, group in enumerate(groups)}
-    rows = [pad_to_rectangle([sources[at] for at in group], PAD_ID) for group in groups]
     decoder = Decoder(RankCoord(0, 1, 1), part, 0, None, cpu)
     with one_thread():  # the operations are small: on busy cores threads would wait for each other, for minutes
-        decoder.run(rows, method.first, searches.__getitem__, lambda number: None)
-    found: dict[int, list[int]] = {}
-    for number, group in enumerate(groups):
-        found.update(zip(group, searches[number].results, strict=True))
-    return [found[at] for at in range(len(sources))]
+        return decode_groups(decoder, BeamSearch(SIZE, experiment.text.max_length), sources)

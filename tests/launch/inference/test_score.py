@@ -320,6 +320,7 @@ def test_no_held_out_strings_are_shown_without_them_without_a_checkpoint_or_of_a
         assert translate_held_out(bare, find_text_run(bare), console) == []
     assert capsys.readouterr().out == "no held-out strings are translated: gone\n"
     assert translate_held_out(bare, find("t128_6b"), console) == []
+    assert "one core is too slow for 6," in capsys.readouterr().out
     assert translate_held_out(bare, find("transformer_13"), console) == []
     assert capsys.readouterr().out == ""
     assert score_section(SimpleNamespace(scores={}, run=bare)).tables == []
