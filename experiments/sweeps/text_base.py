@@ -9,7 +9,6 @@ from pathlib import Path
 from experiments.base.cluster import Cluster
 from experiments.report.page import Page, Section
 from experiments.report.table import Table, Value
-from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
@@ -42,7 +41,7 @@ class TextSweep:
     """Runs of another sweep that the report shows if they are finished."""
     baselines: Callable[[str, Cluster], list[tuple[str, BaselineRuns]]] | None = None
     """Labels and runs of the tuned baselines."""
-    scales: tuple[str, ...] = tuple(scale for scale, rule in SWEEPS.items() if rule.models is None)
+    scales: tuple[str, ...] = ("laptop", "tiny", "paper")
 
     def members(self, scale: str, cluster: Cluster, runs: Path) -> list[Member]:
         """Returns its runs. A run with two labels appears twice, with one folder."""

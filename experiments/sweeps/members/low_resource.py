@@ -1,7 +1,7 @@
 """Members of the sweep ``low_resource``: one language with few pairs, alone, with relatives, with unrelated languages.
 
     alone, tuned (``tuning.py``)    every seed
-    with relatives                  every seed, each temperature T
+    with relatives                  every seed
     with unrelated languages        every seed: as many pairs, as much English, no relative; not at scale laptop_long
 
 Every run trains until its validations stop improving, and its best checkpoint is scored.
@@ -45,7 +45,6 @@ class Model:
 
     name: str
     others: tuple[str, ...] = ()
-    temperature: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,6 @@ class Case:
     group: Group
     count: int | None
     """Training pairs; None: all of them."""
-    temperatures: tuple[float, ...]
-    """Of the runs with relatives. The last one is compared with the other models."""
 
     @property
     def title(self) -> str:
@@ -71,22 +68,18 @@ class Case:
     @property
     def models(self) -> tuple[Model, ...]:
         """All models: the tuned bilingual one first, the control last."""
-        related, unrelated = ", ".join(self.group.relatives), ", ".join(self.group.unrelated)
-        control = Model(f"with {unrelated} (unrelated)", self.group.unrelated, self.temperatures[-1])
-        return (
-            Model("alone, tuned"),
-            *(Model(f"with {related}, T = {each:g}", self.group.relatives, each) for each in self.temperatures),
-            *([control] if unrelated else []),
-        )
-
-    @property
-    def compared(self) -> tuple[Model, ...]:
-        """The bilingual model, the one with relatives, and the one with unrelated languages, if there is one."""
-        return self.models[0], *self.models[len(self.temperatures) :]
+        relatives, unrelated = self.group.relatives, self.group.unrelated
+        related = Model(f"with {', '.join(relatives)}", relatives)
+        control = Model(f"with {', '.join(unrelated)} (unrelated)", unrelated)
+        return Model("alone, tuned"), related, *([control] if unrelated else [])
 
     def label(self, model: Model) -> str:
         """Returns the label of a model's runs."""
         return f"{self.title}: {model.name}"
+
+
+SCORING = Scoring(4, 300)
+"""Of all scales but ``tiny``."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +90,10 @@ class LowResourceRule:
     groups: tuple[Group, ...]
     counts: tuple[int | None, ...]
     """Training pairs of the language; None: all of them."""
-    temperatures: tuple[float, ...]
-    seeds: int
     validate_every: int
     patience: int
-    scoring: Scoring
+    seeds: int = 3
+    scoring: Scoring = SCORING
 
 
 GALICIAN = Group("gl", ("es", "pt_BR"), ("fi", "hu"), 15_000)
@@ -112,11 +104,6 @@ _LAPTOP = TextRule(
     batch_tokens=1024, steps=1080, checkpoint_every=360, valid_pairs=1400, dropout=0.1, learning_rate=4e-3,
     warmup_steps=100, threads=1,
 )  # fmt: skip
-_GPU = TextRule(
-    width_by=4, feed_forward_by=16, heads_by=8, head_width_by=1, vocabulary_by=8, max_length=48, micro_batches=1,
-    batch_tokens=8192, steps=2000, checkpoint_every=500, valid_pairs=1400, dropout=0.1, learning_rate=2e-3,
-    warmup_steps=150, precision="bf16",
-)  # fmt: skip
 _TINY = TextRule(
     layers_by=6, width_by=64, feed_forward_by=512, heads_by=8, head_width_by=8, vocabulary_by=64, corpus="django",
     max_length=16, micro_batches=1, batch_tokens=64, steps=6, checkpoint_every=3, valid_pairs=16, dropout=0.1,
@@ -124,43 +111,36 @@ _TINY = TextRule(
 )  # fmt: skip
 
 RULES = {
-    "laptop": LowResourceRule(
-        _LAPTOP, (GALICIAN,), (500, 2000), (5.0,), seeds=3, validate_every=40, patience=3,
-        scoring=Scoring(4, 300),
-    ),
-    "laptop_slavic": LowResourceRule(
-        _LAPTOP, (BELARUSIAN,), (500, 2000), (5.0,), seeds=3, validate_every=40, patience=3,
-        scoring=Scoring(4, 300),
-    ),
+    "laptop": LowResourceRule(_LAPTOP, (GALICIAN,), (500, 2000), validate_every=40, patience=3),
+    "laptop_slavic": LowResourceRule(_LAPTOP, (BELARUSIAN,), (500, 2000), validate_every=40, patience=3),
     "laptop_long": LowResourceRule(
-        replace(_LAPTOP, steps=3600, checkpoint_every=600), (replace(GALICIAN, unrelated=()),), (2000,), (5.0,),
-        seeds=3, validate_every=80, patience=4, scoring=Scoring(4, 300),
-    ),
-    "laptop_all": LowResourceRule(
-        replace(_LAPTOP, steps=2000), (GALICIAN, BELARUSIAN), (500, 2000, None), (1.0, 2.0, 5.0), seeds=3,
-        validate_every=40, patience=4, scoring=Scoring(4, 300),
-    ),
-    # one GPU, all layers; it has not run
-    "gpu": LowResourceRule(
-        _GPU, (GALICIAN, BELARUSIAN), (500, 2000, None), (5.0,), seeds=3, validate_every=50, patience=4,
-        scoring=Scoring(4, 300),
+        replace(_LAPTOP, steps=3600, checkpoint_every=600),
+        (replace(GALICIAN, unrelated=()),),
+        (2000,),
+        validate_every=80,
+        patience=4,
     ),
     # a test of the whole sweep in two minutes; the models learn nothing
     "tiny": LowResourceRule(
-        _TINY, (Group("nl", ("de",), ("es",), 300),), (50, None), (5.0,), seeds=2, validate_every=2, patience=1,
+        _TINY,
+        (Group("nl", ("de",), ("es",), 300),),
+        (50, None),
+        validate_every=2,
+        patience=1,
+        seeds=2,
         scoring=Scoring(1, 3),
     ),
-}  # fmt: skip
-"""The sweep by scale. ``laptop``, ``laptop_slavic`` and ``laptop_long`` are meant for an hour each on two cores,
-``laptop_all`` for a day. ``laptop_long`` trains the multilingual model with 2,000 pairs three times as long, without
-the control. The models have one stage, so one micro-batch is the fastest. The validation sample has all pairs of the
-low-resource language, whatever the other languages are."""
+}
+"""The sweep by scale. ``laptop``, ``laptop_slavic`` and ``laptop_long`` are meant for an hour each on two cores.
+``laptop_long`` trains the multilingual model with 2,000 pairs three times as long, without the control. The models have
+one stage, so one micro-batch is the fastest. The validation sample has all pairs of the low-resource language, whatever
+the other languages are."""
 
 
 def cases(scale: str) -> list[Case]:
     """Returns what is compared at a scale."""
     rule = RULES[scale]
-    return [Case(group, count, rule.temperatures) for group in rule.groups for count in rule.counts]
+    return [Case(group, count) for group in rule.groups for count in rule.counts]
 
 
 def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
@@ -191,9 +171,7 @@ def alone(case: Case, scale: str, cluster: Cluster) -> BaselineRuns:
 
 def _multilingual(case: Case, model: Model, seed: int, scale: str, cluster: Cluster) -> Member:
     run = _run(case, RULES[scale].text, model.others, seed, scale, cluster)
-    run = run.model_copy(update={"text": run.text.model_copy(update={"temperature": model.temperature})})
-    others = "-".join(model.others)
-    name = f"{case.group.language}-{case.amount}-with-{others}-T{model.temperature:g}-{seed}"
+    name = f"{case.group.language}-{case.amount}-with-{'-'.join(model.others)}-{seed}"
     return _member(scale, name, case, model, run)
 
 

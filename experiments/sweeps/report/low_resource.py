@@ -100,7 +100,7 @@ def verdicts(cases: Sequence[Case], results: Results) -> list[Verdict]:
     """Relatives against the tuned bilingual model, and against as many pairs of unrelated languages, if any."""
     found = []
     for case in cases:
-        alone, relatives, *control = case.compared
+        alone, relatives, *control = case.models
         found.append(_verdict(case, relatives, alone, "beats the tuned bilingual model", PAPER, results))
         for unrelated in control:
             what = "beats one with unrelated languages"
@@ -154,7 +154,7 @@ def budget_table(cases: Sequence[Case], runs_of: Runs) -> Table:
     """Returns the validation NLL of each model at its best, at equal tokens of the language, and at equal tokens."""
     rows: list[list[Value]] = []
     for case in cases:
-        references = {run.run.seed: run.validations[run.best][0] for run in runs_of(case, case.compared[0])}
+        references = {run.run.seed: run.validations[run.best][0] for run in runs_of(case, case.models[0])}
         for model in case.models:
             runs = [run for run in runs_of(case, model) if run.run.seed in references]
             best = mean_and_margin(_values(runs, NLL))

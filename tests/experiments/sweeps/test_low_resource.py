@@ -28,7 +28,7 @@ from suite.pipeline.planning.devices import GIB
 from tests.experiments.sweeps.finished import write_scores
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
-CASE = Case(GALICIAN, 500, (5.0,))
+CASE = Case(GALICIAN, 500)
 BEST = SETTINGS[1]
 
 
@@ -83,14 +83,14 @@ def test_a_folder_holds_one_run_and_a_label_one_setting_with_every_seed(scale, t
         if member.scoring is not None:
             seeds.setdefault(member.label, []).append(member.experiment.train.seed)
     rule = RULES[scale]
-    models = sum(len(rule.temperatures) + bool(group.unrelated) for group in rule.groups)  # not tuned
+    models = sum(1 + bool(group.unrelated) for group in rule.groups)  # not tuned
     assert len(seeds) == models * len(rule.counts)
     assert all(found == list(range(RULES[scale].seeds)) for found in seeds.values())
 
 
 def test_runs_with_relatives_and_with_unrelated_languages_differ_in_the_languages_alone(tmp_path):
     found = {member.label: member.experiment for member in members(tmp_path) if member.folder.endswith("-0")}
-    _, related, unrelated = CASE.compared
+    _, related, unrelated = CASE.models
     one, other = found[CASE.label(related)], found[CASE.label(unrelated)]
     assert changes(one, other) == [
         "text.languages ('es', 'gl', 'pt_BR') -> ('fi', 'gl', 'hu')",
@@ -129,7 +129,7 @@ def finish(runs: Path, right, nll):
     """Finishes all runs; ``right`` and ``nll`` are of the models alone, related, unrelated."""
     tune(runs)
     for case in cases("laptop"):
-        for at, model in enumerate(case.compared):
+        for at, model in enumerate(case.models):
             for member in members(runs):
                 if member.label == case.label(model):
                     here = nll[at] + 0.01 * member.experiment.train.seed
@@ -142,7 +142,7 @@ def test_losses_of_bilingual_models_alone_are_dashed(tmp_path):
     picture = loss_curves(read_results("laptop", members(tmp_path), tmp_path))
     styles = {line.get_label(): line.get_linestyle() for line in picture.figure.axes[0].lines}
     for case in cases("laptop"):
-        assert [styles[case.label(model)] for model in case.compared] == ["--", "-", "-"]
+        assert [styles[case.label(model)] for model in case.models] == ["--", "-", "-"]
 
 
 def tables(runs: Path, name: str):
@@ -184,7 +184,7 @@ def test_a_loss_by_nll_and_chrf_is_a_contradiction_and_a_gain_by_one_of_them_is_
 
 def test_with_a_seed_missing_nothing_is_decided(tmp_path):
     finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    (tmp_path / "low_resource-laptop/gl-500-with-es-pt_BR-T5-2/scores.json").unlink()
+    (tmp_path / "low_resource-laptop/gl-500-with-es-pt_BR-2/scores.json").unlink()
     found, table = outcomes(tmp_path)
     assert found == ["undecided", "undecided", "confirmed", "confirmed"]
     assert table.rows[0][6] == "2 of 3"
@@ -235,7 +235,7 @@ def test_budgets_compare_at_the_tokens_of_the_bilingual_run(tmp_path):
 def test_a_budget_beyond_the_end_of_a_run_is_not_reached(tmp_path):
     finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
     for member in members(tmp_path):
-        if member.folder.endswith("gl-500-with-es-pt_BR-T5-1"):  # it ended at its largest number of steps
+        if member.folder.endswith("gl-500-with-es-pt_BR-1"):  # it ended at its largest number of steps
             path = tmp_path / member.folder / "record.json"
             record = json.loads(path.read_text())
             path.write_text(json.dumps(record | {"stopped_early": False, "steps": 1080, "tokens": 90_000}))
@@ -256,7 +256,7 @@ def test_scores_have_the_copied_source_and_the_parts_of_the_pairs(tmp_path):
 
 def test_both_directions_have_scores_of_their_own(tmp_path):
     finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    path = tmp_path / "low_resource-laptop/gl-500-with-es-pt_BR-T5-0/scores.json"
+    path = tmp_path / "low_resource-laptop/gl-500-with-es-pt_BR-0/scores.json"
     scores = json.loads(path.read_text())
     scores["directions"]["gl-en"]["nll"] = 9.01
     path.write_text(json.dumps(scores))
@@ -276,7 +276,7 @@ def test_missing_runs_are_named_and_the_smoke_test_says_so(tmp_path):
     tune(tmp_path)
     assert outcomes(tmp_path)[0] == ["no runs"] * 4
     text = SWEEP.page("laptop", LAPTOP, tmp_path).markdown()
-    assert "gl-500-with-es-pt_BR-T5-0" in text
+    assert "gl-500-with-es-pt_BR-0" in text
     assert "smoke test" not in text
     page = SWEEP.page("tiny", LAPTOP, tmp_path)
     assert "> **A smoke test: at scale tiny" in page.markdown()
