@@ -54,7 +54,7 @@ class TextRule:
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     learning_rate: float = 1e-2
     warmup_steps: int = 30
-    lr_decay: Literal["inverse_sqrt", "cosine", "linear"] = "inverse_sqrt"
+    lr_decay: Literal["inverse_sqrt", "cosine", "linear"] = "linear"
     max_grad_norm: float | None = 1.0
     precision: Literal["fp32", "bf16"] = "fp32"
     threads: int | None = None
@@ -134,13 +134,13 @@ class LanguageModelRule:
     warmup_steps: int = 100
 
 
-TEXT, IMAGES, LANGUAGE_MODEL = TextRule(lr_decay="linear"), ImageRule(), LanguageModelRule()
+TEXT, IMAGES, LANGUAGE_MODEL = TextRule(), ImageRule(), LanguageModelRule()
 
 SLICE = TextRule(
     most_layers=4, most_stages=2, width_by=1, feed_forward_by=1, heads_by=1, head_width_by=1, vocabulary_by=1,
     max_length=128, micro_batches=4, schedule="fill_drain", remat="except_last", batch_tokens=512, steps=30,
     checkpoint_every=15, valid_pairs=32, dropout=0.1, residual_scale=None, optimizer="adafactor", learning_rate=3e-3,
-    warmup_steps=10, max_grad_norm=None, precision="bf16",
+    warmup_steps=10, lr_decay="inverse_sqrt", max_grad_norm=None, precision="bf16",
 )  # fmt: skip
 """The rule of scale ``slice``: the paper's widths, vocabulary, update, precision and recomputation, with few layers and
 steps. Up to 500M parameters, which two cores and 16 GiB hold. It tests what paper scale computes, not what it learns.
@@ -160,7 +160,7 @@ SWEEPS = {
         TextRule(
             layers_by=6, vocabulary_by=16, corpus_languages=("da", "de", "es", "gl", "it", "nl"),
             train_pairs=("it:3000", "nl:3000", "da:500", "gl:500"), max_length=20, batch_tokens=1024,
-            steps=2000, checkpoint_every=500, valid_pairs=600, dropout=0.1, learning_rate=4e-3, warmup_steps=100,
+            steps=1500, checkpoint_every=500, valid_pairs=600, dropout=0.1, learning_rate=8e-3, warmup_steps=100,
             threads=1,
         ),
         baselines=("da", "de", "es", "gl", "it", "nl"),
@@ -169,15 +169,15 @@ SWEEPS = {
         patience=4,
         max_pairs=300,
     ),
-    # The smallest, the wide and the deep model in six related languages, at a higher rate and for more steps. The heads
+    # The smallest, the wide and the deep model in six related languages, for more steps. The heads
     # of the deep model are together as wide as the model, those of the wide one twice as wide, as in the paper.
     "laptop_long": SweepRule(
         TextRule(
             layers_by=6, most_stages=1, heads_by=4, head_width_by=4, vocabulary_by=16,
             corpus_languages=("ca", "es", "fr", "gl", "it", "pt_BR"),
             train_pairs=("fr:3000", "it:3000", "ca:500", "gl:500"), max_length=20, micro_batches=1,
-            batch_tokens=1024, steps=6000, checkpoint_every=1000, valid_pairs=600, dropout=0.1, learning_rate=8e-3,
-            warmup_steps=400, threads=1,
+            batch_tokens=1024, steps=3000, checkpoint_every=1000, valid_pairs=600, dropout=0.1, learning_rate=8e-3,
+            warmup_steps=100, threads=1,
         ),
         baselines=("ca", "gl"),
         seeds=3,
@@ -214,7 +214,7 @@ SWEEPS = {
         None, baselines=("de", "fr", "cy", "ka", "gd", "yo"), seeds=1, batches=(0.065, 0.25, 1.0)
     ),
 }  # fmt: skip
-"""Scales of sweeps on text, by name."""
+"""Scales of sweeps on text, by name. A short search chose the rate and its decay (docs/sweeps.md)."""
 
 
 def for_laptop(paper: Experiment, cluster: Cluster) -> Experiment:

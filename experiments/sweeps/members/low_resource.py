@@ -101,7 +101,7 @@ BELARUSIAN = Group("be", ("ru", "uk"), ("fi", "hu"), 13_500)
 
 _LAPTOP = TextRule(
     layers_by=2, width_by=8, feed_forward_by=16, heads_by=4, vocabulary_by=16, max_length=24, micro_batches=1,
-    batch_tokens=1024, steps=1080, checkpoint_every=360, valid_pairs=1400, dropout=0.1, learning_rate=4e-3,
+    batch_tokens=1024, steps=720, checkpoint_every=240, valid_pairs=1400, dropout=0.1, learning_rate=8e-3,
     warmup_steps=100, threads=1,
 )  # fmt: skip
 _TINY = TextRule(
@@ -114,7 +114,7 @@ RULES = {
     "laptop": LowResourceRule(_LAPTOP, (GALICIAN,), (500, 2000), validate_every=40, patience=3),
     "laptop_slavic": LowResourceRule(_LAPTOP, (BELARUSIAN,), (500, 2000), validate_every=40, patience=3),
     "laptop_long": LowResourceRule(
-        replace(_LAPTOP, steps=3600, checkpoint_every=600),
+        replace(_LAPTOP, steps=2160, checkpoint_every=720),
         (replace(GALICIAN, unrelated=()),),
         (2000,),
         validate_every=80,
