@@ -42,7 +42,6 @@ ORDER = [
     "experiments/tables",
     "experiments/scaling",
     "experiments/planning",
-    "experiments/tasks",
     "experiments/custom",
     "experiments/images",
     "experiments/language_model",

@@ -1,23 +1,29 @@
 """One fully resolved run: every number that its result depends on, immutable, saved with it as ``experiment.toml``.
 
-This is the common part; ``experiments.translation`` and ``experiments.images`` add the settings of text and images.
+This is the common part. A task is a folder beside this one, with a subclass of ``Experiment`` that has its settings,
+layers, loss, data and scales; ``registry.TASKS`` names it, and no other file asks which task a run has.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import PrivateAttr, ValidationError, model_validator
 from torch import nn
 
 from experiments.base import overrides
+from experiments.base.cluster import Cluster
+from experiments.base.data_source import DataSource
 from suite.errors import SettingError, nearest
+from suite.log import Log
+from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges
+from suite.pipeline.planning.profile import Sample
 from suite.pipeline.schedule import config, csv_file
 from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
 from suite.training.profiling import profiled_steps
@@ -74,6 +80,9 @@ class Experiment(FrozenRecord):
     """Whether the actions of every step are recorded; the first few always are."""
     shrunk: tuple[str, ...] = ()
 
+    _prepared: Path | None = PrivateAttr(default=None)
+    """Folder of the prepared data that samples are taken from; no setting."""
+
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         errors = [
@@ -117,9 +126,108 @@ class Experiment(FrozenRecord):
         """Returns the layers, on the meta device, and the loss."""
 
     @property
+    @abstractmethod
+    def min_rows(self) -> int:
+        """Rows that a step has at least; suggested plans have no more micro-batches."""
+
+    @property
+    @abstractmethod
+    def max_rows(self) -> int:
+        """Rows that a step has at most, an upper bound of R x M."""
+
+    @abstractmethod
+    def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
+        """Returns a copy with a fraction of its mini-batch, and the setting for it."""
+
+    @abstractmethod
+    def sample(self) -> Sample:
+        """Returns sample micro-batches for this M and R, of the prepared data if the task needs that."""
+
+    @abstractmethod
+    def key(self) -> str:
+        """Returns a key that is equal for equal layer costs: of layers, sample and update."""
+
+    def data_errors(self) -> list[str]:
+        """Returns what the prepared data contradicts. Raises SettingError for a language that it lacks."""
+        return []
+
+    def trial_errors(self) -> list[str]:
+        """Returns all faults of the task's own settings, of its data, and of layers that are tried."""
+        return [*self.setting_errors(), *self.data_errors()]
+
+    @property
+    def sample_note(self) -> str:
+        """What a sample without prepared data assumes; empty if it is the same with it."""
+        return ""
+
+    def check_data(self) -> None:
+        """Raises DataError for a text or image set that is no known name and no folder. Fetches nothing."""
+
+    @abstractmethod
+    def data_folder(self, cache: Path) -> Path:
+        """Returns the folder of its prepared data below the cache."""
+
+    @abstractmethod
+    def prepare_data(self, cache: Path, log: Log) -> str:
+        """Prepares the data and returns its name, which differs from the setting if a fallback was used.
+
+        Raises DataError when the data is not available.
+        """
+
+    @abstractmethod
+    def data_source(self, data: Path, coord: RankCoord) -> DataSource:
+        """Returns the data of a worker; all workers must call it."""
+
+    def small(self, cluster: Cluster) -> Experiment:
+        """Returns the run at scale ``laptop``, small enough for a few cores; one designed for a laptop as it is."""
+        return self
+
+    def slice(self, cluster: Cluster) -> Experiment:
+        """Returns the run at scale ``slice``. Raises SettingError for one that has none."""
+        raise SettingError(f"{self.name} has no scale slice, which is for the paper's translation runs; omit SCALE")
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return self.train.steps
+
+    @property
+    def threads(self) -> int | None:
+        """Compute threads per stage; None: cores / stages."""
+        return self.train.threads
+
+    def with_pipeline(self, pipeline: PipelineSettings) -> Self:
+        """Returns a copy with another pipeline."""
+        return self.model_copy(update={"pipeline": pipeline})
+
+    def with_prepared(self, folder: Path) -> Self:
+        """Returns a copy that takes its samples from the prepared data in this folder."""
+        copy = self.model_copy()
+        copy._prepared = folder
+        return copy
+
+    def stages_on(self, cluster: Cluster) -> int:
+        """Returns K at a small scale: at most the number of devices. On cores, which workers can share, a run that the
+        paper pipelines keeps at least 2 stages."""
+        least = min(self.pipeline.stages, 2) if cluster.kind == "cpu" else 1
+        return max(min(self.pipeline.stages, cluster.devices), least)
+
+    @property
     def metric_names(self) -> tuple[str, ...]:
         """What the loss reports beside its objective."""
         return (self.metric_name,)
+
+    def metric_of(self, line: Mapping[str, Any]) -> str:
+        """Returns ``metric_name``, given the metrics of a step; executes no code of others."""
+        return self.metric_name
+
+    def listed(self, summary: str) -> str:
+        """Returns what ``gpipe list`` says of it, given the summary of the function that makes it."""
+        return f"{self.name} ({self.data}): {summary}"
+
+    def layers_changed(self, notes: Mapping[str, Any]) -> str:
+        """Returns a warning if the layers may differ from those of a checkpoint with these notes on its data."""
+        return ""
 
     def trackers(self) -> list[Tracker]:
         """Returns those of the task alone."""
@@ -182,7 +290,8 @@ class Experiment(FrozenRecord):
                 values[section][field] = value
             else:
                 values[section] = value
-        return self.validated(values)
+        changed = self.validated(values)
+        return changed if self._prepared is None else changed.with_prepared(self._prepared)
 
     def completed(self, given: dict[str, Any]) -> dict[str, Any]:
         """Adds the settings that follow from the given ones: a decay to 0 ends with the run, and a schedule's file

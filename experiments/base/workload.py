@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from suite.pipeline.planning.profile import Sample
 from suite.settings import OptimizerSettings, PipelineSettings
@@ -44,11 +44,11 @@ class Workload(Measurable, Protocol):
     """An experiment, or anything else that can be planned."""
 
     @property
-    def examples(self) -> int:
+    def min_rows(self) -> int:
         """Rows that a step has at least; suggested plans have no more micro-batches."""
 
     @property
-    def most_rows(self) -> int | None:
+    def max_rows(self) -> int | None:
         """Rows that a step has at most, an upper bound of R x M; None without a bound."""
 
     @property
@@ -63,14 +63,14 @@ class Workload(Measurable, Protocol):
     def steps(self) -> int:
         """Steps of the whole run."""
 
-    def with_pipeline(self, pipeline: PipelineSettings) -> Workload:
+    def with_pipeline(self, pipeline: PipelineSettings) -> Self:
         """Returns the same workload with another pipeline."""
 
-    def setting_errors(self) -> list[str]:
-        """Returns all contradictions between its settings, apart from the devices."""
+    def trial_errors(self) -> list[str]:
+        """Returns all contradictions between its settings, apart from the devices, and what its data contradicts."""
 
-    def with_share(self, share: float) -> tuple[Workload, str]:
-        """Returns the same workload with a share of its mini-batch, and the setting for it."""
+    def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
+        """Returns the same workload with a fraction of its mini-batch, and the setting for it."""
 
 
 class SingleThreadWorkload:
@@ -91,71 +91,6 @@ class SingleThreadWorkload:
         return repr(self)
 
 
-class ExperimentWorkload(ABC):
-    """The common part of workloads made from an experiment."""
-
-    experiment: Any
-
-    @abstractmethod
-    def with_experiment(self, experiment: Any) -> Self:
-        """Returns the workload of another experiment."""
-
-    @property
-    def name(self) -> str:
-        """As in the registry."""
-        return str(self.experiment.name)
-
-    @property
-    def pipeline(self) -> PipelineSettings:
-        """As set."""
-        pipeline: PipelineSettings = self.experiment.pipeline
-        return pipeline
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        """As set."""
-        optimizer: OptimizerSettings = self.experiment.optimizer
-        return optimizer
-
-    @property
-    def batch(self) -> int:
-        """As set."""
-        return int(self.experiment.batch)
-
-    @property
-    def unit(self) -> str:
-        """Of the task."""
-        return str(self.experiment.unit)
-
-    @property
-    def steps(self) -> int:
-        """As set."""
-        return int(self.experiment.train.steps)
-
-    @property
-    def threads(self) -> int | None:
-        """As set."""
-        threads: int | None = self.experiment.train.threads
-        return threads
-
-    def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """The model and its loss."""
-        layers, loss = self.experiment.build()
-        return layers, loss
-
-    def setting_errors(self) -> list[str]:
-        """The experiment's."""
-        return list(self.experiment.setting_errors())
-
-    def with_pipeline(self, pipeline: PipelineSettings) -> Self:
-        """A copy."""
-        return self.with_experiment(self.experiment.model_copy(update={"pipeline": pipeline}))
-
-    def with_settings(self, settings: str) -> Self:
-        """A copy with ``field=value`` settings applied. Raises as ``Experiment.with_settings``."""
-        return self.with_experiment(self.experiment.with_settings(settings))
-
-
 def sample_shapes(sample: Sample) -> list[list[tuple[int, ...]]]:
     """Returns the shapes of a sample. Costs depend on them and not on the values."""
     micro_batches = (sample.typical, sample.largest)
@@ -165,3 +100,13 @@ def sample_shapes(sample: Sample) -> list[list[tuple[int, ...]]]:
 def update_key(optimizer: OptimizerSettings) -> tuple[str, str, bool]:
     """Returns the optimizer settings that costs depend on."""
     return optimizer.name, optimizer.precision, optimizer.max_grad_norm is not None
+
+
+FIRST_WORD = 4
+"""The first token id of a word; lower ids are special tokens."""
+
+
+def random_ids(rows: int, time: int, vocabulary: int) -> Tensor:
+    """Returns (rows, time) int64 word ids, always the same; costs do not depend on the words."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(min(FIRST_WORD, vocabulary - 1), vocabulary, (rows, time), generator=generator)

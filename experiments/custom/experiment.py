@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
@@ -11,13 +11,22 @@ from torch import nn
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
+from experiments.base.workload import sample_shapes, update_key
 from experiments.custom.batches import SpecBatches
-from experiments.custom.layers import all_on_meta, tie_shared
-from experiments.custom.loading import Source, absolute, called, load_spec
-from experiments.custom.loss import SummedLoss, metrics_of
-from suite.errors import SettingError, first_line
+from experiments.custom.loading import Source, absolute, called, description, digest, load_spec
+from experiments.custom.loss import metrics_of, units_of
+from experiments.custom.source import CustomSource
+from experiments.custom.spec_model import build, update_factors
+from experiments.custom.trial import first_batch, layer_errors
+from suite.errors import SettingError, SuiteError
+from suite.log import Log
+from suite.pipeline.model.layers import Tensors
+from suite.pipeline.model.microbatch import sizes
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
 from suite.train_spec import TrainSpec
+from suite.training.metrics import own_metric
 from suite.training.trackers import Tracker, Values
 from suite.training.validation import Criterion
 
@@ -56,6 +65,20 @@ class CustomExperiment(Experiment):
         """Those of the spec's metrics; ``loss`` if it has none."""
         return tuple(metrics_of(self.spec)) or ("loss",)
 
+    def metric_of(self, line: Mapping[str, Any]) -> str:
+        """From the line: ``metric_name`` would execute the function."""
+        return own_metric(line, self.unit)
+
+    def listed(self, summary: str) -> str:
+        """With the function's own summary."""
+        return f"{self.name} ({self.source}): {description(self.source)}"
+
+    def layers_changed(self, notes: Mapping[str, Any]) -> str:
+        """If the function's file has another digest."""
+        if notes.get("source") == digest(self.source):
+            return ""
+        return f"{self.source} has changed since the run; its layers are as they are now"
+
     @property
     def list_length(self) -> int:
         """As many as the spec has."""
@@ -88,6 +111,67 @@ class CustomExperiment(Experiment):
         on_step = self.spec.on_step
         return [StepHook(self.source, on_step)] if on_step is not None else []
 
+    @property
+    def min_rows(self) -> int:
+        """Rows."""
+        return len(self._first_batch()[0][0])
+
+    @property
+    def max_rows(self) -> int:
+        """Rows."""
+        return self.min_rows
+
+    def _first_batch(self) -> tuple[Tensors, Tensors]:
+        return first_batch(self.source, self.train.seed, self.train.batch_rows)
+
+    def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
+        """With fewer rows."""
+        setting = f"train.batch_rows={max(1, int(self.batch * fraction))}"
+        return self.with_settings(setting), setting
+
+    def sample(self) -> Sample:
+        """The rows of the first step."""
+        inputs, targets = self._first_batch()
+        parts = sizes(len(inputs[0]), self.pipeline.replicas * self.pipeline.micro_batches)
+
+        def first(rows: int) -> MicroBatch:
+            return MicroBatch(tuple(t[:rows] for t in inputs), tuple(t[:rows] for t in targets))
+
+        typical = first(parts[len(parts) // 2])
+        return Sample(typical, first(parts[0]), units_of(self.spec, typical.targets or typical.inputs))
+
+    def key(self) -> str:
+        """The file of the function, the layers, the shapes of the sample, and the update."""
+        layers, loss = self.build()
+        shapes = sample_shapes(self.sample())
+        return repr((self.source, digest(self.source), layers, loss, shapes, update_key(self.optimizer)))
+
+    def trial_errors(self) -> list[str]:
+        """What the layers, the loss and the data stumble over, tried on the rows of the smallest micro-batch."""
+        try:
+            least = sizes(self.min_rows, self.pipeline.replicas * max(1, self.pipeline.micro_batches))[-1]
+        except SuiteError as error:
+            return [str(error)]
+        errors = [*layer_errors(self.source, self.train.seed, self.train.batch_rows, least)]
+        if self.train.validate_every is not None and self.spec.valid is None:
+            errors.append(
+                f"train.validate_every={self.train.validate_every}, but {self.source} has no held-out data; set valid "
+                "of its TrainSpec, or train.validate_every=none"
+            )
+        return errors
+
+    def data_folder(self, cache: Path) -> Path:
+        """The cache itself: the function reads its data from where it likes."""
+        return cache
+
+    def prepare_data(self, cache: Path, log: Log) -> str:
+        """Prepares nothing."""
+        return self.data
+
+    def data_source(self, data: Path, coord: RankCoord) -> CustomSource:
+        """What the function returns."""
+        return CustomSource(self, coord)
+
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the spec's layers on the meta device, and its loss. Raises SettingError when their number is not
         that of the run."""
@@ -113,35 +197,6 @@ class StepHook:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Calls nothing."""
-
-
-def build(spec: TrainSpec) -> tuple[list[nn.Module], nn.Module]:
-    """Returns the layers on the meta device, and the loss. Raises SettingError for layers that cannot be used."""
-    layers = list(spec.layers)
-    tie_shared(layers)
-    _, targets = SpecBatches(spec, rows=1, seed=0).whole(0)
-    return all_on_meta(layers), SummedLoss(spec, len(targets))
-
-
-def update_factors(spec: TrainSpec, name: str, parameter: nn.Parameter) -> tuple[float, float]:
-    """Returns the factors of the learning rate and of the weight decay of a parameter, such as ``3.weight``.
-
-    Raises SettingError when ``param_groups`` fails, or returns anything else than two numbers, 0 or more.
-    """
-    if spec.param_groups is None:
-        return 1.0, 1.0
-    try:
-        found = spec.param_groups(name, parameter)
-    except Exception as error:
-        raise SettingError(f"param_groups failed for {name}: {type(error).__name__}: {first_line(error)}") from error
-    if isinstance(found, tuple | list) and len(found) == 2:
-        lr_factor, decay_factor = found
-        if all(isinstance(factor, int | float) and 0 <= factor < math.inf for factor in found):
-            return float(lr_factor), float(decay_factor)
-    raise SettingError(
-        f"param_groups returned {' '.join(repr(found).split())[:100]} for {name}; return the factors of its learning "
-        "rate and of its weight decay, two numbers, 0 or more"
-    )
 
 
 def find_custom(source: str, name: str = "") -> CustomExperiment:

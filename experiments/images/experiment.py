@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import BeforeValidator
 from torch import nn
 
+from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment, checked_shape
+from experiments.base.shrink import with_changes
+from experiments.base.workload import sample_shapes, update_key
+from experiments.images.scales import small_run
+from experiments.images.source import ImageSource
 from models.amoebanet import AmoebaNetShape, layers
 from models.loss import ClassificationLoss
+from suite.data.images.prepare import folder_of_images, prepare_images
+from suite.data.images.sets import check_source
+from suite.log import Log
 from suite.pipeline.model.microbatch import sizes
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import AUTO, ImageSettings, ImageTrainSettings
 from suite.training.validation import Criterion
 
@@ -67,3 +78,54 @@ class ImageExperiment(Experiment):
         """Returns AmoebaNet's layers and the loss."""
         with torch.device("meta"):
             return layers(self.model), ClassificationLoss(self.model.label_smoothing)
+
+    @property
+    def min_rows(self) -> int:
+        """Images; half as many if BatchNorm needs two per micro-batch."""
+        return self.batch // 2 if self.model.last_size(self.images.size) == 1 else self.batch
+
+    @property
+    def max_rows(self) -> int:
+        """Images."""
+        return self.batch
+
+    def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
+        """With fewer images."""
+        setting = f"train.batch_images={max(1, int(self.batch * fraction))}"
+        return self.with_settings(setting), setting
+
+    def sample(self) -> Sample:
+        """Random images: costs do not depend on the content. Micro-batches differ by at most one image."""
+        parts = sizes(self.batch, self.pipeline.replicas * self.pipeline.micro_batches)
+        typical = parts[len(parts) // 2]
+        return Sample(self._random(typical), self._random(parts[0]), typical)
+
+    def _random(self, rows: int) -> MicroBatch:
+        model, size = self.model, self.images.size
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(rows, model.channels, size, size, generator=generator)
+        return MicroBatch((images,), (torch.randint(0, model.classes, (rows,), generator=generator),))
+
+    def key(self) -> str:
+        """The model, the shapes of the sample, and the update."""
+        return repr((self.model, sample_shapes(self.sample()), update_key(self.optimizer)))
+
+    def check_data(self) -> None:
+        """Of the image set."""
+        check_source(self.data)
+
+    def data_folder(self, cache: Path) -> Path:
+        """By image set and size."""
+        return folder_of_images(self.images, cache)
+
+    def prepare_data(self, cache: Path, log: Log) -> str:
+        """Resizes the images."""
+        return prepare_images(self.images, self.model.channels, self.model.classes, cache, log).info.source
+
+    def data_source(self, data: Path, coord: RankCoord) -> ImageSource:
+        """Images and classes."""
+        return ImageSource(self, data, coord)
+
+    def small(self, cluster: Cluster) -> Experiment:
+        """Fewer filters, small images."""
+        return self if self.scale == "laptop" else with_changes(self, small_run(self, cluster))

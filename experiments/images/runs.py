@@ -10,6 +10,8 @@ epsilon to the root of the mean square, TensorFlow's to the mean square under it
 
 from __future__ import annotations
 
+import re
+
 from experiments.images.experiment import ImageExperiment
 from models.amoebanet import AmoebaNetShape
 from suite.settings import ImageSettings, ImageTrainSettings, OptimizerSettings, PipelineSettings
@@ -60,3 +62,31 @@ def amoebanet_fashion() -> ImageExperiment:
         ),
         train=ImageTrainSettings(steps=steps, batch_images=128, checkpoint_every=200),
     )
+
+
+TABLE_SIZE, TABLE_BATCH = 224, 128
+"""Table 1 has images of 224 x 224 and mini-batches of 128."""
+
+
+def find_amoebanet(name: str, devices: int) -> ImageExperiment | None:
+    """Returns ``amoebanet_<L>x<D>`` of Table 1 with one stage per device; None for any other name.
+
+    Micro-batches have one image unless set, for the least memory per stage. Raises SettingError when no AmoebaNet-D has
+    these numbers.
+    """
+    match = re.fullmatch(r"amoebanet_([0-9]{1,4})x([0-9]{1,6})", name)
+    if match is None:
+        return None
+    shape = {"layers": int(match[1]), "filters": int(match[2])}
+    values = {
+        "name": name,
+        "scale": "paper",
+        "model": shape,
+        "images": ImageSettings(source=IMAGENET, size=TABLE_SIZE),
+        "pipeline": PipelineSettings(),
+        "optimizer": OptimizerSettings(name="rmsprop", beta2=0.9),
+        "train": ImageTrainSettings(batch_images=TABLE_BATCH, steps=100_000),
+    }
+    run = ImageExperiment.validated(values)
+    stages = max(1, min(devices, run.list_length))
+    return run.with_pipeline(PipelineSettings(stages=stages, micro_batches=TABLE_BATCH, remat="auto"))

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import BeforeValidator
 from torch import nn
 
+from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment, checked_shape
+from experiments.base.shrink import with_changes
+from experiments.base.workload import random_ids, sample_shapes, update_key
+from experiments.language_model.scales import small_run
+from experiments.language_model.source import DocumentSource
 from models.blocks import start_scale
 from models.language_model import LanguageModelShape, layers
 from models.loss import TranslationLoss
+from suite.data.documents.prepare import check_documents, folder_of_documents, prepare_documents
+from suite.log import Log
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import DocumentSettings, DocumentTrainSettings
 from suite.training.update_rule import scaled_start_factors
 from suite.training.validation import Criterion
@@ -79,3 +89,49 @@ class LanguageModelExperiment(Experiment):
     def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
         """Output matrices of blocks move as slowly as they start small."""
         return scaled_start_factors(start_scale(self.model, name), self.optimizer)
+
+    @property
+    def min_rows(self) -> int:
+        """Sequences."""
+        return self.train.batch_sequences
+
+    @property
+    def max_rows(self) -> int:
+        """Sequences."""
+        return self.train.batch_sequences
+
+    def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
+        """With fewer sequences."""
+        setting = f"train.batch_sequences={max(1, int(self.train.batch_sequences * fraction))}"
+        return self.with_settings(setting), setting
+
+    def sample(self) -> Sample:
+        """Full sequences; micro-batches are equal up to one of them, and costs do not depend on the text."""
+        rows = -(-self.train.batch_sequences // (self.pipeline.replicas * self.pipeline.micro_batches))
+        ids = random_ids(rows, self.model.time, self.model.vocabulary)
+        micro_batch = MicroBatch((ids,), (ids,))
+        return Sample(micro_batch, micro_batch)
+
+    def key(self) -> str:
+        """The shape, the rows of a micro-batch, and the update."""
+        return repr((self.model, sample_shapes(self.sample()), update_key(self.optimizer)))
+
+    def check_data(self) -> None:
+        """Of the documents."""
+        check_documents(self.data)
+
+    def data_folder(self, cache: Path) -> Path:
+        """By documents, vocabulary and length."""
+        return folder_of_documents(self.text, cache)
+
+    def prepare_data(self, cache: Path, log: Log) -> str:
+        """Splits and tokenizes the documents."""
+        return prepare_documents(self.text, cache, log).corpus
+
+    def data_source(self, data: Path, coord: RankCoord) -> DocumentSource:
+        """Rows of tokens."""
+        return DocumentSource(self, data, coord)
+
+    def small(self, cluster: Cluster) -> Experiment:
+        """Narrow, with at most 128 blocks."""
+        return self if self.scale == "laptop" else with_changes(self, small_run(self, cluster))

@@ -57,6 +57,25 @@ def transformer(layers: int) -> LanguageModelExperiment:
     )  # fmt: skip
 
 
+def language_model(
+    shape: LanguageModelShape,
+    pipeline: PipelineSettings,
+    optimizer: OptimizerSettings | None = None,
+    sequences: int = SEQUENCES,
+) -> LanguageModelExperiment:
+    """Returns a model that is only planned or measured, with the default optimizer."""
+    run = transformer(shape.layers)
+    return run.model_copy(
+        update={
+            "model": shape,
+            "text": DocumentSettings(vocabulary=shape.vocabulary, length=shape.time),
+            "pipeline": pipeline,
+            "optimizer": optimizer or OptimizerSettings(),
+            "train": run.train.model_copy(update={"batch_sequences": sequences}),
+        }
+    )
+
+
 def find_transformer(name: str) -> Callable[[], LanguageModelExperiment] | None:
     """Returns the function that makes ``transformer_<L>``; None for any other name."""
     match = re.fullmatch(r"transformer_([1-9]\d{0,5})", name)

@@ -20,7 +20,7 @@ Change = tuple[Workload, str]
 def numbers_of_micro_batches(work: Workload) -> Iterator[Workload]:
     """Yields the workload with K, 2K, 4K, ... micro-batches, as long as each has an example, and at last with the
     largest multiple of K; if there are fewer than K examples, with one for each."""
-    pipeline, most = work.pipeline, max(1, work.examples // work.pipeline.replicas)
+    pipeline, most = work.pipeline, max(1, work.min_rows // work.pipeline.replicas)
     most = most // pipeline.stages * pipeline.stages or most
     counts = [pipeline.stages << power for power in range((most // pipeline.stages).bit_length())]
     for count in dict.fromkeys([*counts, most]):
@@ -44,7 +44,7 @@ def kinds_of_change(work: Workload, cluster: Cluster, layers: int) -> Iterator[I
     counts = sorted({max(pipeline.stages + 1, max_stages * eighth // 8) for eighth in range(1, 9)})
     yield (_changed(work, stages=count) for count in counts if pipeline.stages < count <= max_stages)
     doubled = [pipeline.micro_batches << power for power in range(1, 12)]
-    fitting = [count for count in doubled if count * pipeline.replicas <= work.examples]
+    fitting = [count for count in doubled if count * pipeline.replicas <= work.min_rows]
     yield (_changed(work, micro_batches=count) for count in fitting)
     if cluster.devices > 0:
         stages = min(pipeline.stages, layers, cluster.devices)
@@ -68,7 +68,7 @@ def _smaller(work: Workload, stages: int, replicas: int) -> Iterator[Change]:
     pipeline = work.pipeline
     for power in range(11):
         count = -(-pipeline.micro_batches * pipeline.replicas // (replicas << power))
-        count = min(count, (work.examples >> power) // replicas)
+        count = min(count, (work.min_rows >> power) // replicas)
         if count < 1:
             return
         changes = {"stages": stages, "replicas": replicas, "micro_batches": count}
@@ -78,7 +78,7 @@ def _smaller(work: Workload, stages: int, replicas: int) -> Iterator[Change]:
         changed, settings = _changed(work, **changes)
         if power:
             try:
-                changed, batch = changed.with_share(2.0**-power)
+                changed, batch = changed.with_batch_fraction(2.0**-power)
             except SettingError:  # so small that it contradicts other settings
                 return
             settings = f"{settings} {batch}".strip()

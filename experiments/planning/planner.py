@@ -82,7 +82,7 @@ def plan_workload(
     settings.
     """
     smallest = _with_most_micro_batches(work)
-    if faults := smallest.setting_errors() or _frozen_errors(smallest):  # other numbers of devices would not help
+    if faults := smallest.trial_errors() or _frozen_errors(smallest):  # other numbers of devices would not help
         raise PlanError(faults, notes=notes)
     try:
         log(f"the plan of {work.name}")
@@ -168,7 +168,7 @@ def _shares_cores(cluster: Cluster) -> bool:
 
 def row_errors(work: Workload) -> list[str]:
     """Returns a fault if there are more micro-batches than rows in a mini-batch."""
-    pipeline, rows = work.pipeline, work.most_rows
+    pipeline, rows = work.pipeline, work.max_rows
     if rows is None or pipeline.replicas * pipeline.micro_batches <= rows:
         return []
     return [
@@ -232,7 +232,7 @@ def _with_fastest_micro_batches(
 
 def _try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]) -> PlanReport:
     pipeline = work.pipeline
-    faults = work.setting_errors()
+    faults = work.trial_errors()
     if faults:
         raise PlanError(faults)
     share_cores = _shares_cores(cluster)

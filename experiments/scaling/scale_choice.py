@@ -8,10 +8,8 @@ from typing import Literal
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
-from experiments.base.workload import Workload
+from experiments.base.shrink import with_changes
 from experiments.planning.planner import estimated_costs, least_memory, plan_workload, try_plan
-from experiments.scaling.scales import fit_to_cluster, for_laptop, for_slice, with_changes
-from experiments.tasks import workload
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.planning.devices import GIB
 
@@ -29,21 +27,21 @@ def choose_scale(
     """
     settings = list(settings)
     if requested == "slice":
-        return _shrunk(paper, for_slice(paper, cluster), settings, "as requested")
+        return _shrunk(paper, paper.slice(cluster), settings, "as requested")
     if paper.scale == "laptop":
         if requested == "paper":
             raise SettingError(f"{paper.name} is not a run of the paper and has no scale paper; omit SCALE")
         chosen = fit_to_cluster(paper.with_settings(settings), cluster)
         return chosen, f"{paper.name}, shrunk: {', '.join(chosen.shrunk)}" if chosen.shrunk else ""
     if requested == "laptop":
-        return _shrunk(paper, for_laptop(paper, cluster), settings, "as requested")
+        return _shrunk(paper, paper.small(cluster), settings, "as requested")
     try:
         whole = paper.with_settings(settings)
     except SettingError as fault:
         if requested == "paper":
             raise
         # raises again if the settings are wrong at any scale
-        return _shrunk(paper, for_laptop(paper, cluster), settings, f"because at scale paper {fault}")
+        return _shrunk(paper, paper.small(cluster), settings, f"because at scale paper {fault}")
     shortage = find_shortage(whole, cluster)
     if shortage is None:
         return whole, f"{paper.title}, nothing shrunk"
@@ -52,7 +50,7 @@ def choose_scale(
             f"{option('SCALE', 'paper')} of {paper.name} {shortage}; {_remedy(whole, cluster)}, or "
             + option("SCALE", "laptop")
         )
-    return _shrunk(paper, for_laptop(paper, cluster), settings, f"because paper {shortage}")
+    return _shrunk(paper, paper.small(cluster), settings, f"because paper {shortage}")
 
 
 def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
@@ -60,15 +58,15 @@ def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
 
     Bytes are estimated on the meta device (``suite.pipeline.planning.estimate``).
     """
-    work, pipeline = workload(experiment), experiment.pipeline
-    if cluster.kind == "gpu" and _fits(work, cluster):
+    pipeline = experiment.pipeline
+    if cluster.kind == "gpu" and _fits(experiment, cluster):
         return None
     enough = _large_enough(experiment)
     try:
-        try_plan(work, enough, estimated_costs)
+        try_plan(experiment, enough, estimated_costs)
     except PlanError as fault:
         return f"cannot run with these settings: {'; '.join(fault.errors)}"
-    least = least_memory(work, enough)
+    least = least_memory(experiment, enough)
     assert least is not None, "the run fits devices without a bound"
     return (
         f"needs {enough.devices} GPUs (K = {pipeline.stages} stages x R = {pipeline.replicas} replicas) "
@@ -76,9 +74,9 @@ def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
     )
 
 
-def _fits(work: Workload, cluster: Cluster) -> bool:
+def _fits(experiment: Experiment, cluster: Cluster) -> bool:
     try:
-        try_plan(work, cluster, estimated_costs)
+        try_plan(experiment, cluster, estimated_costs)
     except PlanError:
         return False
     return True
@@ -87,9 +85,7 @@ def _fits(work: Workload, cluster: Cluster) -> bool:
 def _remedy(experiment: Experiment, cluster: Cluster) -> str:
     """Returns the first plan that fits, or the advice to use a larger cluster."""
     try:
-        plan_workload(
-            workload(experiment), cluster if cluster.kind == "gpu" else _large_enough(experiment), estimated_costs
-        )
+        plan_workload(experiment, cluster if cluster.kind == "gpu" else _large_enough(experiment), estimated_costs)
     except PlanError as fault:
         if fault.remedies:
             return f"use {fault.remedies[0].partition(':')[0]}"
@@ -99,6 +95,15 @@ def _remedy(experiment: Experiment, cluster: Cluster) -> str:
 def _large_enough(experiment: Experiment) -> Cluster:
     """Returns a cluster with the requested number of devices and unlimited memory."""
     return Cluster(experiment.pipeline.stages * experiment.pipeline.replicas, 2**62, "gpu")
+
+
+def fit_to_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:
+    """Returns a run designed for a laptop with at most as many stages as GPUs; on cores it stays unchanged."""
+    max_stages = max(1, cluster.devices)
+    if cluster.kind == "cpu" or experiment.pipeline.stages <= max_stages:
+        return experiment
+    pipeline = experiment.pipeline.model_copy(update={"stages": max_stages, "layers_per_cell": None})
+    return with_changes(experiment, experiment.with_pipeline(pipeline))
 
 
 HEADLINES = (

@@ -11,9 +11,9 @@ from pathlib import Path
 from experiments.base.cluster import Cluster
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
-from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.multilingual import baseline, member, seeds
+from experiments.sweeps.members.scales import SWEEPS
 from experiments.sweeps.report.labels import mean_and_margin
 from experiments.sweeps.report.results import Results
 from experiments.sweeps.report.verdicts import Verdict, compare

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
-from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.base import Member, Scoring, folder_name
 from experiments.sweeps.members.multilingual import (
     BILINGUAL,
@@ -20,6 +19,7 @@ from experiments.sweeps.members.multilingual import (
     seeds,
     tuned_baselines,
 )
+from experiments.sweeps.members.scales import SWEEPS
 from experiments.sweeps.report.verdicts import beats_bilingual, bigger_is_better, depth_beats_width
 from experiments.sweeps.text_base import TextSweep
 from experiments.translation.runs import romance_strings

@@ -22,20 +22,20 @@ from typing import Any
 from experiments.base.cluster import Cluster
 from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value
-from experiments.scaling.scales import TEXT, TINY_TEXT, TextRule, shrunk_by
 from experiments.sweeps.members.base import Member, folder_name, read_record
 from experiments.sweeps.report.figures import layer_curves
 from experiments.sweeps.report.verdicts import t_margin
 from experiments.sweeps.text_base import smoke_test
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t128_6b
+from experiments.translation.scales import LAPTOP, TINY_TEXT, TextRule, shrunk_by
 from suite.training.jsonl import read_lines
 from suite.training.metrics import APPLIED, GRAD_NORM, LOSS, every_step
 
 NAME = "trainability"
 
 RULES = {
-    "laptop": replace(TEXT, steps=150, batch_tokens=512, micro_batches=2, most_stages=1, threads=1,
+    "laptop": replace(LAPTOP, steps=150, batch_tokens=512, micro_batches=2, most_stages=1, threads=1,
                       checkpoint_every=75, warmup_steps=15),
     "tiny": replace(TINY_TEXT, corpus_languages=None, train_pairs=None),
     "paper": None,

@@ -12,7 +12,6 @@ from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.report.table import ReportProgress, Table, Value
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import MULTILINGUAL_RUNS
-from experiments.translation.workload import Translation
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
 
@@ -55,7 +54,7 @@ def paper_plans_table(
 
 
 def _rows(run: TranslationExperiment, cluster: Cluster) -> list[list[Value]]:
-    work, notes = limit_replicas_to_cluster(Translation(run.with_settings(AUTO)), cluster)
+    work, notes = limit_replicas_to_cluster(run.with_settings(AUTO), cluster)
     pipeline = work.pipeline
     given = f"{AUTO} pipeline.replicas={pipeline.replicas}" if notes else AUTO
     try:
@@ -67,7 +66,7 @@ def _rows(run: TranslationExperiment, cluster: Cluster) -> list[list[Value]]:
         if not fault.remedies:
             return [missing]
         settings = fault.remedies[0].split('"')[1]
-        suggested = Translation(run.with_settings(settings))
+        suggested = run.with_settings(settings)
         planned = plan_workload(suggested, cluster, estimated_costs)
         return [missing, _row(f"suggested: {settings}", planned)]
 

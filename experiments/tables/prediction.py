@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from experiments.base.workload import SingleThreadWorkload
-from experiments.language_model.workload import LanguageModel
+from experiments.base.workload import SingleThreadWorkload, random_ids
+from experiments.language_model.experiment import LanguageModelExperiment
+from experiments.language_model.runs import language_model
 from experiments.report.table import Table, Value, relative_spread
-from experiments.translation.workload import random_ids
 from models import resnet, transformer
 from models.language_model import LanguageModelShape
 from models.loss import ClassificationLoss, TranslationLoss
@@ -66,13 +66,14 @@ class Convolutional(_SmallModel):
         return Sample(micro_batch, micro_batch)
 
 
-def decoder_only() -> LanguageModel:
+def decoder_only() -> LanguageModelExperiment:
     """Returns a Transformer-8 of width 512: one kind of layer, and a head as expensive as four layers."""
     shape = LanguageModelShape(layers=8, width=512, feed_forward=2048, heads=8, vocabulary=4000, time=128)
-    return LanguageModel.of(shape, PIPELINE, sequences=16)
+    run = language_model(shape, PIPELINE, sequences=16)
+    return run.model_copy(update={"name": "decoder only, Transformer-8, width 512"})
 
 
-PredictedModel = EncoderDecoder | Convolutional | LanguageModel
+PredictedModel = EncoderDecoder | Convolutional | LanguageModelExperiment
 
 
 def predicted_models() -> list[PredictedModel]:
@@ -105,7 +106,7 @@ def prediction_table(measure: Callable[[PredictedModel], Sequence[Round]]) -> Ta
         ]
         rows.append(
             [
-                work.name if not isinstance(work, LanguageModel) else "decoder only, Transformer-8, width 512",
+                work.name,
                 predicted, measured, relative_spread(steps), predicted / measured,
                 max(rounds[-1].measured_bytes) / 2**20, min(ratios), max(ratios),
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from experiments.base.cluster import Cluster
-from experiments.images.workload import BATCH, SIZE, Classification, find_amoebanet
+from experiments.images.runs import TABLE_BATCH, TABLE_SIZE, find_amoebanet
 from experiments.planning.planner import estimated_costs
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, silent
@@ -26,7 +26,7 @@ def amoebanet_table(report: ReportProgress = silent) -> Table:
     numbers = paper_numbers("table1.amoebanet")
     ours = bytes_per_parameter(OptimizerSettings(name="rmsprop"), replicas=1)
     rows: list[list[Value]] = []
-    cases = columns("amoebanet", BATCH)
+    cases = columns("amoebanet", TABLE_BATCH)
     for bytes_each in (numbers["bytes_per_parameter"], ours):
         for at, column in enumerate(cases):
             report(len(rows), 2 * len(cases), f"AmoebaNet-D, {column.name}, {bytes_each:g} bytes per parameter")
@@ -37,8 +37,8 @@ def amoebanet_table(report: ReportProgress = silent) -> Table:
         "D (paper)", "ratio of D", "parameters (paper)", "parameters GB (paper)", "peak activations GB (paper)",
     )  # fmt: skip
     notes = [
-        f"Mini-batch {BATCH} images of {SIZE} x {SIZE}, fp32; with a pipeline M = {BATCH}, the last micro-batch not "
-        f"recomputed. L is the paper's, D the largest multiple of {STEP} that fits.",
+        f"Mini-batch {TABLE_BATCH} images of {TABLE_SIZE} x {TABLE_SIZE}, fp32; with a pipeline M = {TABLE_BATCH}, "
+        f"the last micro-batch not recomputed. L is the paper's, D the largest multiple of {STEP} that fits.",
         "GB are sums over devices. Activations are all memory that is not for parameters: the saved inputs of each "
         "micro-batch, skips included, activations and gradients of one micro-batch, messages.",
         f"The paper has 12 bytes: a weight and RMSProp's two values. This suite has {ours:.0f}: gradients stay "
@@ -54,7 +54,7 @@ def _row(at: int, column: Column, bytes_each: float, limit: int) -> list[Value]:
     numbers = paper_numbers("table1.amoebanet")
     layers, paper = numbers["L"][at], numbers["D"][at]
     pipeline = column.pipeline
-    rows = BATCH // pipeline.micro_batches
+    rows = TABLE_BATCH // pipeline.micro_batches
     most = STEP * largest(lambda units: fits(amoebanet_costs(layers, STEP * units, rows), pipeline, bytes_each, limit))
     costs = amoebanet_costs(layers, most, rows)
     peaks = cell_peaks(costs, pipeline, bytes_each, limit)
@@ -69,8 +69,8 @@ def _row(at: int, column: Column, bytes_each: float, limit: int) -> list[Value]:
 
 def _naive_gib() -> float:
     """Returns the GiB that the paper's largest network without a pipeline needs here."""
-    numbers, naive = paper_numbers("table1.amoebanet"), columns("amoebanet", BATCH)[0].pipeline
-    costs = amoebanet_costs(numbers["L"][0], numbers["D"][0], BATCH)
+    numbers, naive = paper_numbers("table1.amoebanet"), columns("amoebanet", TABLE_BATCH)[0].pipeline
+    costs = amoebanet_costs(numbers["L"][0], numbers["D"][0], TABLE_BATCH)
     return max(cell_peaks(costs, naive, numbers["bytes_per_parameter"], 2**62)) / GIB
 
 
@@ -78,6 +78,6 @@ def _naive_gib() -> float:
 def amoebanet_costs(layers: int, filters: int, rows: int) -> tuple[LayerCost, ...]:
     """Returns the estimated costs of AmoebaNet-D on micro-batches of ``rows`` images."""
     work = find_amoebanet(f"amoebanet_{layers}x{filters}", devices=1)
-    assert isinstance(work, Classification)
-    work = work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": BATCH // rows}))
+    assert work is not None
+    work = work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": TABLE_BATCH // rows}))
     return estimated_costs(work, Cluster(1, DEVICES["TPUv2"].memory_bytes, "gpu", device=DEVICES["TPUv2"])).costs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from experiments.base.cluster import Cluster
 from experiments.language_model.runs import SEQUENCES as BATCH
-from experiments.language_model.workload import LanguageModel
+from experiments.language_model.runs import language_model
 from experiments.planning.planner import estimated_costs
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, silent
@@ -83,7 +83,7 @@ def _row(at: int, column: Column, bytes_each: float, limit: int) -> list[Value]:
 
 def _layer_costs(pipeline: PipelineSettings) -> tuple[LayerCost, LayerCost, LayerCost]:
     """Returns the costs of the embedding, of a block and of the head."""
-    work = LanguageModel.of(LanguageModelShape(layers=1), pipeline.model_copy(update={"stages": 1}))
+    work = language_model(LanguageModelShape(layers=1), pipeline.model_copy(update={"stages": 1}))
     costs = estimated_costs(work, Cluster(1, DEVICES["TPUv3"].memory_bytes, "gpu", device=DEVICES["TPUv3"])).costs
     return costs[0], costs[1], costs[2]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from experiments.images.workload import BATCH, SIZE, Classification, find_amoebanet
+from experiments.images.experiment import ImageExperiment
+from experiments.images.runs import TABLE_BATCH, TABLE_SIZE, find_amoebanet
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, silent
 from experiments.tables.table2_transformer import MESSAGE_BYTES, SLEEP_S, Measure, SleepingWork, simulated_step
@@ -14,8 +15,8 @@ from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.plan import make_plan
 from suite.settings import PipelineSettings
 
-MeasureCosts = Callable[[Classification], Sequence[LayerCost]]
-"""Returns the costs of each layer of a workload, measured on this machine."""
+MeasureCosts = Callable[[ImageExperiment], Sequence[LayerCost]]
+"""Returns the costs of each layer of a run, measured on this machine."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def measured_costs(costs: MeasureCosts) -> tuple[Sequence[LayerCost], int]:
     numbers = paper_numbers("table2.amoebanet")
     base = max(numbers["M"])
     work = find_amoebanet(f"amoebanet_{numbers['layers']}x{numbers['filters']}", devices=1)
-    assert isinstance(work, Classification)
+    assert work is not None
     return costs(work.with_pipeline(PipelineSettings(micro_batches=base))), base
 
 
@@ -88,8 +89,8 @@ def amoebanet_speeds(measure: Measure, costs: MeasureCosts, report: ReportProgre
     )  # fmt: skip
     notes = [
         f"Layer costs are measured: the real cells of AmoebaNet-D({numbers['layers']}, {numbers['filters']}), images "
-        f"of {SIZE} x {SIZE}, micro-batches of {BATCH // base}, one thread of this machine. The plan partitions them; "
-        "the cells are uneven.",
+        f"of {TABLE_SIZE} x {TABLE_SIZE}, micro-batches of {TABLE_BATCH // base}, one thread of this machine. The plan "
+        "partitions them; the cells are uneven.",
         "Measured: the executor with sleeping stages, one process each, calibrated to these costs. Each row is slowed "
         f"down so that a mean forward sleeps {SLEEP_S * 1e3:.0f} ms; the speeds are corrected for that.",
         "From K = 2 to K = 8 at M = 32 the paper's speed grows 2.88 times; with even cells it would grow 3.517 times.",

@@ -18,7 +18,7 @@ from torch import nn
 from experiments.base.cluster import Cluster
 from experiments.base.workload import SingleThreadWorkload
 from experiments.language_model.runs import SEQUENCES as BATCH
-from experiments.language_model.workload import LanguageModel
+from experiments.language_model.runs import language_model
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, relative_spread, silent
@@ -247,7 +247,7 @@ def cell_seconds(
     """
     shape = LanguageModelShape(layers)
     cluster = Cluster(stages, DEVICES[device].memory_bytes, "gpu", device=replace(DEVICES[device], memory_bytes=2**62))
-    work = LanguageModel.of(shape, PipelineSettings(stages=stages, micro_batches=BATCH))
+    work = language_model(shape, PipelineSettings(stages=stages, micro_batches=BATCH))
     planned = plan_workload(work, replace(cluster, bytes_per_device=2**62), estimated_costs)
     costs = [stage.cost for stage in planned.plan.cells]
     forward, backward = (sum(getattr(cost, name) for cost in costs) for name in ("forward_s", "backward_s"))

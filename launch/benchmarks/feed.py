@@ -27,7 +27,6 @@ from launch.runs.store import CACHE
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
 from launch.worker.feed_processes import MAX_PROCESSES, FeedProcesses
-from launch.worker.feeds import data_source
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
@@ -70,7 +69,7 @@ def _turn(number: int, way: str, processes: int, experiment: Experiment, data: P
         return _launch_beside(_wait)
     coord = RankCoord(0, experiment.pipeline.stages, experiment.pipeline.replicas)
     steps = range(100 * number, 100 * number + BATCHES + 2 * max(1, processes))
-    make: Callable[[int], MiniBatch | None] = data_source(experiment, data, coord).batch
+    make: Callable[[int], MiniBatch | None] = experiment.data_source(data, coord).batch
     if processes:
         make = FeedProcesses(experiment, data, coord, steps, processes)
     left = iter(steps)

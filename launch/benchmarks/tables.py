@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.base.hints import command
-from experiments.images.workload import Classification
+from experiments.images.experiment import ImageExperiment
 from experiments.report.table import Table
 from experiments.sweeps import batch_size
 from experiments.sweeps.report.results import read_results
@@ -106,11 +106,11 @@ def _synthetic_measurer(console: Console) -> Callable[[SleepingWork], Measuremen
     return measure
 
 
-def _cost_measurer(console: Console) -> Callable[[Classification], Sequence[LayerCost]]:
+def _cost_measurer(console: Console) -> Callable[[ImageExperiment], Sequence[LayerCost]]:
     """Returns a function that measures a workload's layers in one process with one thread."""
 
-    def costs(work: Classification) -> Sequence[LayerCost]:
-        one = work.with_experiment(work.experiment.with_settings("train.threads=1"))
+    def costs(work: ImageExperiment) -> Sequence[LayerCost]:
+        one = work.with_settings("train.threads=1")
         cost_model = measure_costs(
             one, replace(this_machine(), devices=1), CACHE / "costs", console.print, LocalBackend(), timeout_s=timeout_s
         )

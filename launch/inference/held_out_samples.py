@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 
 from experiments.base.experiment import Experiment
-from experiments.tasks import data_folder
 from experiments.translation.experiment import TranslationExperiment
 from launch.inference.decode import decode_groups
 from launch.inference.methods import BeamSearch
@@ -56,7 +55,7 @@ def translate_held_out(run: RunFolder, experiment: Experiment, console: Console)
         return []
     try:
         run.samples.unlink(missing_ok=True)  # those of an earlier end
-        data = TextData.open(data_folder(experiment, CACHE).resolve())
+        data = TextData.open(experiment.data_folder(CACHE).resolve())
         pairs = list(_draw(experiment, data))
         if not pairs:
             return []

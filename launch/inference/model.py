@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from experiments.base.experiment import Experiment
-from experiments.custom.experiment import CustomExperiment
-from experiments.custom.loading import digest
 from experiments.registry import read_experiment_file
 from launch.runs.checkpoints import checkpoints_to_use
 from launch.runs.store import RunFolder, find_run, resume_command
@@ -60,8 +58,7 @@ def load_model(run: str | Path, checkpoint: str | int | None = None) -> WholeMod
         made = [materialize(layer, experiment.train.seed, cpu) for layer in layers]
         for index, layer in enumerate(made):
             load_layer(found, index, layer, found.read(index))
-        if isinstance(experiment, CustomExperiment) and found.notes.get("source") != digest(experiment.source):
-            changed = f"{experiment.source} has changed since the run; its layers are as they are now"
+        if changed := experiment.layers_changed(found.notes):
             warnings.warn(changed, stacklevel=4)
         return WholeModel(made)
 

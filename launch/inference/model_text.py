@@ -12,7 +12,6 @@ from rich.console import Console
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.language_model.experiment import LanguageModelExperiment
-from experiments.tasks import data_folder, prepare_data
 from experiments.translation.experiment import TranslationExperiment
 from launch.runs.checkpoints import checkpoints_to_use
 from launch.runs.store import CACHE, RunFolder
@@ -53,8 +52,8 @@ def _load(
     run: RunFolder, experiment: Experiment, open_data: Callable[[Path], Data], console: Console, choice: Choice
 ) -> Data:
     checkpoints = checkpoints_to_use(run, experiment, choice, console.print)
-    prepared = prepare_data(experiment, CACHE, console.print)
-    data = open_data(data_folder(experiment, CACHE).resolve()) if prepared == experiment.data else None
+    prepared = experiment.prepare_data(CACHE, console.print)
+    data = open_data(experiment.data_folder(CACHE).resolve()) if prepared == experiment.data else None
     if data is None or data.digest != checkpoints[0].notes.get("vocabulary", data.digest):
         raise DataError(
             f"run {run.path} was trained on {experiment.data} with a vocabulary that cannot be prepared again, so its "

@@ -14,15 +14,13 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.hints import option
 from experiments.base.workload import Workload
 from experiments.custom.loading import is_source
-from experiments.images.workload import find_amoebanet
+from experiments.images.runs import find_amoebanet
 from experiments.language_model.runs import find_transformer
 from experiments.planning.neighbours import limit_replicas_to_cluster
 from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import plan_workload
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
-from experiments.tasks import check_data, data_folder, workload
-from experiments.translation.experiment import TranslationExperiment
 from launch.backends.select import LocalBackend, cluster_backend
 from launch.planning.layer_costs import cost_model
 from launch.runs.store import CACHE
@@ -89,9 +87,9 @@ def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: 
     network = find_amoebanet(name, cluster.devices)
     if network is not None:
         network = network.with_settings(settings)
-        check_data(network.experiment)
+        network.check_data()
         return _PlanRequest(network, settings)
-    check_data(find(name).with_settings(settings))
+    find(name).with_settings(settings).check_data()
     return _experiment(name, cluster, scale, settings)
 
 
@@ -100,18 +98,16 @@ def _experiment(name: str, cluster: Cluster, scale: RequestedScale, settings: st
         resolved, scale_note = resolve(name, scale, cluster, settings)
         noted = [scale_note] if scale_note else []
         chosen = with_available_precision(resolved, cluster, noted.append)
-        data = data_folder(chosen, CACHE)
-        if data.exists() or not isinstance(chosen, TranslationExperiment):
-            existing = data.resolve() if data.exists() else None
-            return _PlanRequest(workload(chosen, data.resolve()), settings, tuple(noted), existing)
-        noted.append(
-            f"the text is not prepared yet: the plan assumes micro-batches of rows of {chosen.text.max_length} tokens"
-        )
-        return _PlanRequest(workload(chosen), settings, tuple(noted))
+        data = chosen.data_folder(CACHE)
+        if data.exists():
+            return _PlanRequest(chosen.with_prepared(data.resolve()), settings, tuple(noted), data.resolve())
+        if chosen.sample_note:
+            noted.append(f"the data is not prepared yet: the plan assumes {chosen.sample_note}")
+        return _PlanRequest(chosen, settings, tuple(noted))
     if scale in ("laptop", "slice"):
         chosen, scale_note = resolve(name, scale, cluster, settings)
-        return _PlanRequest(workload(chosen), settings, (scale_note,))
-    work = workload(find(name).with_settings(settings))
+        return _PlanRequest(chosen, settings, (scale_note,))
+    work = find(name).with_settings(settings)
     if "pipeline.replicas" in settings:
         return _PlanRequest(work, settings)
     changed, notes = limit_replicas_to_cluster(work, cluster)

@@ -9,8 +9,6 @@ from rich.table import Table
 
 from experiments.base.hints import command, option
 from experiments.benchmark.cases import CASES, FEED
-from experiments.custom.experiment import CustomExperiment
-from experiments.custom.loading import description
 from experiments.custom_sweeps import find_sweep, installed_sweeps
 from experiments.registry import experiments
 from experiments.sweeps.registry import SWEEPS
@@ -97,11 +95,7 @@ def table() -> Table:
             name, str(len(layers)), f"{count_parameters(layers):,}", str(pipeline.stages), str(pipeline.replicas),
             str(pipeline.micro_batches), f"{experiment.batch:,} {experiment.unit}",
         )  # fmt: skip
-        if isinstance(experiment, CustomExperiment):
-            descriptions.append(f"{name} ({experiment.source}): {description(experiment.source)}")
-            continue
-        summary = (make.__doc__ or "").split("\n")[0]
-        text = f"{name} ({experiment.data}): {summary}"
+        text = experiment.listed((make.__doc__ or "").split("\n")[0])
         descriptions.append(fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     rows.caption, rows.caption_justify = "\n".join(descriptions), "left"
     return rows

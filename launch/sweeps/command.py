@@ -20,12 +20,9 @@ from experiments.base.experiment import Experiment
 from experiments.base.hints import command, option
 from experiments.custom_sweeps import find_sweep, installed_sweeps
 from experiments.report.page import Section
-from experiments.scaling.scale_choice import find_shortage
-from experiments.scaling.scales import fit_to_cluster
+from experiments.scaling.scale_choice import find_shortage, fit_to_cluster
 from experiments.sweeps.members.base import Member, Sweep, folder_name
 from experiments.sweeps.registry import SWEEPS, find_scale
-from experiments.tasks import data_folder, prepare_data, workload
-from experiments.translation.experiment import TranslationExperiment
 from launch import interrupts
 from launch.backends.select import select_backend
 from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage, note
@@ -94,16 +91,15 @@ def _fitted(member: Member, scale: str, cluster: Cluster, log: Log) -> Member:
         raise PlacementError(f"the sweep does not fit at scale paper: {experiment.name} {lack}; use {laptop}")
     if scale == "gpu" and cluster.kind != "gpu":
         raise PlacementError(f"the sweep at scale gpu needs a GPU, and this machine has {cluster}; use {laptop}")
-    data = prepare_data(experiment, CACHE, log)
+    data = experiment.prepare_data(CACHE, log)
     changed = experiment if data == experiment.data else experiment.with_data(data)
     fitted = with_available_precision(with_member_threads(fit_to_cluster(changed, cluster), cluster), cluster, log)
-    if isinstance(fitted, TranslationExperiment):
-        try:
-            errors = workload(fitted, data_folder(fitted, CACHE)).setting_errors()
-        except SettingError as error:
-            errors = [str(error)]
-        if errors:
-            raise SettingError(f"{member.folder}: {errors[0]}")
+    try:
+        errors = fitted.with_prepared(fitted.data_folder(CACHE)).data_errors()
+    except SettingError as error:
+        errors = [str(error)]
+    if errors:
+        raise SettingError(f"{member.folder}: {errors[0]}")
     return replace(member, experiment=fitted)
 
 

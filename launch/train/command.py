@@ -15,14 +15,13 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
+from experiments.base.shrink import with_changes
 from experiments.planning.neighbours import shrunk_to
 from experiments.planning.plan_report import PlanReport, in_figures
 from experiments.planning.planner import plan_workload, row_errors
 from experiments.planning.timeline_plot import draw
 from experiments.registry import find, read_experiment_file, resolve
 from experiments.scaling.scale_choice import RequestedScale
-from experiments.scaling.scales import with_changes
-from experiments.tasks import data_folder, prepare_data, workload
 from launch import interrupts
 from launch.backends.select import Backend, select_backend
 from launch.inference.held_out_samples import described, translate_held_out
@@ -81,7 +80,7 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     check_url(chosen.train.checkpoint_dir or "")
     if scale_note:
         console.print(scale_note)
-    if faults := row_errors(workload(chosen)):  # before any data is prepared
+    if faults := row_errors(chosen):  # before any data is prepared
         raise PlanError(faults)
     prepared = _prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
     if prepared != chosen:
@@ -137,7 +136,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     backend = select_backend(launcher)
     backend.check_workers(chosen)
     as_planned = _with_planned_schedule(run, before, chosen)
-    prepared = prepare_data(chosen, CACHE, console.print)
+    prepared = chosen.prepare_data(CACHE, console.print)
     if prepared != chosen.data:
         raise DataError(
             f"run {run.path} was trained on {chosen.data}, which is not available now; it cannot resume on "
@@ -196,7 +195,7 @@ def _prepare(chosen: Experiment, console: Console) -> Experiment:
 
     Raises DataError when no data is available, CheckpointError when ``train.init_from`` names an unsuitable run.
     """
-    data = prepare_data(chosen, CACHE, console.print)
+    data = chosen.prepare_data(CACHE, console.print)
     changed = chosen if data == chosen.data else chosen.with_data(data)
     if chosen.train.init_from is None:
         return changed
@@ -232,7 +231,7 @@ def _model_differences(own: Experiment, other: Experiment) -> str:
 
 
 def _data_of(chosen: Experiment) -> Path:
-    return data_folder(chosen, CACHE).resolve()
+    return chosen.data_folder(CACHE).resolve()
 
 
 @dataclass(frozen=True)
@@ -251,7 +250,7 @@ class _Session:
         notes = [f"{chosen.title}; {workers} workers, {threads} threads each"]
         find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen), self.resumes)
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
-            work = workload(chosen, _data_of(chosen))
+            work = chosen.with_prepared(_data_of(chosen))
             planned = plan_workload(work, self.backend.cluster(), find_costs, tuple(notes), settings, set_part)
         for line in planned.lines():
             self.console.print(line)

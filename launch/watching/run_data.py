@@ -9,13 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from experiments.base.experiment import Experiment
-from experiments.custom.experiment import CustomExperiment
 from experiments.registry import read_experiment_file
 from launch.runs.store import RUNS, RunFolder
 from launch.watching.run_state import RunState, read_state
 from suite.errors import SettingError
 from suite.paths import read_json
-from suite.training.metrics import STEP, own_metric, read_history
+from suite.training.metrics import STEP, read_history
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class RunData:
     @property
     def metric(self) -> str:
         """The metric of a validation: nll, accuracy."""
-        if isinstance(self.experiment, CustomExperiment):  # its ``metric_name`` would import somebody else's code
-            return own_metric(self.steps[-1], self.unit)
-        return self.record.get("measure") or self.experiment.metric_name
+        return self.record.get("measure") or self.experiment.metric_of(self.steps[-1])
 
     @property
     def criterion(self) -> str:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
 from launch.worker.cgroups import cpu_limit
-from launch.worker.feeds import DataSource, data_source
 from launch.worker.parent import end_with_parent
 from suite.device import is_host, module_of
 from suite.errors import DataError, SuiteError, first_line
@@ -148,7 +148,7 @@ class _Source(Dataset[FlatBatch | SuiteError]):
 
     @cached_property
     def _source(self) -> DataSource:
-        return data_source(self._experiment, self._data, self._coord)
+        return self._experiment.data_source(self._data, self._coord)
 
     def __getitem__(self, step: int) -> FlatBatch | SuiteError:
         try:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment_file
 from launch.runs.checkpoints import checkpoint_location, note_published
@@ -25,7 +26,6 @@ from launch.worker.cgroups import cpu_limit
 from launch.worker.distributed import GROUP_TIMEOUT_S
 from launch.worker.engine import Engine, PartitionedModel, assemble
 from launch.worker.feed_processes import FeedProcesses, feed_process_count
-from launch.worker.feeds import DataSource, data_source
 from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
 from launch.worker.loading import initialize, load_to_resume, take_over
@@ -285,7 +285,7 @@ def _build_context(
     if coord.is_metrics_rank and spec.flops is not None:
         peak = device_peak(device, experiment.optimizer.precision, spec.costs)
         utilization = Utilization(spec.flops, peak, coord.stages * coord.replicas)
-    source = data_source(experiment, spec.data, coord)
+    source = experiment.data_source(spec.data, coord)
     if warning := source.check(engine.notes or vocabulary):
         log(warning)
     dist.barrier()  # every worker has read the experiment, and its checkpoint if it resumes

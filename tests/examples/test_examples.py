@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from experiments.custom.experiment import find_custom
-from experiments.custom.workload import Custom
 from suite.data.images import rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -48,8 +47,8 @@ def gpipe(folder, *arguments):
 @pytest.mark.parametrize("name", ["digits.py:digits", "vision_transformer.py:fashion"])
 def test_its_layers_fit_together(name, monkeypatch):
     monkeypatch.setattr(rows, "ImageRows", Noise)
-    work = Custom(find_custom(f"{EXAMPLES}/{name}"))
-    assert not work.setting_errors()
+    work = find_custom(f"{EXAMPLES}/{name}")
+    assert not work.trial_errors()
     assert work.pipeline.stages == 2
 
 

@@ -8,7 +8,6 @@ import math
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.planner import estimated_costs, try_plan
 from experiments.registry import find
-from experiments.tasks import workload
 from launch.worker.engine import PartitionedModel, assemble
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
@@ -37,7 +36,7 @@ def bytes_of_stages(name, settings):
     run = find(name).with_settings(settings)
     stages = run.pipeline.stages
     cluster = parse_cluster(f"1x{stages}xH100", Cluster(stages, 8 << 30, "cpu"))
-    planned = try_plan(workload(run), cluster, estimated_costs)
+    planned = try_plan(run, cluster, estimated_costs)
     return [
         (
             sum(planned.plan.layers_per_cell[stage::stages]),

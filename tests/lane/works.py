@@ -13,13 +13,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.custom.batches import SpecBatches
-from experiments.custom.experiment import build
 from experiments.custom.layers import all_on_meta, tie_shared
 from experiments.custom.loading import load_spec
 from experiments.custom.loss import SummedLoss
 from experiments.custom.spec_check import layers_of
+from experiments.custom.spec_model import build
 from experiments.registry import find
-from experiments.tasks import workload
 from models.chunked_loss import set_logits_bytes
 from models.loss import TranslationLoss
 from models.shape import BEGIN, END
@@ -117,8 +116,7 @@ SMALL = {
 def experiment(name):
     """A model of the experiments, with their sample."""
     run = find(name).with_settings(f"{SMALL[name]} pipeline.micro_batches=2 pipeline.replicas=1")
-    work = workload(run)
-    sample, (layers, loss) = work.sample().largest, work.build()
+    sample, (layers, loss) = run.sample().largest, run.build()
     return Work(layers, loss, MiniBatch([sample.inputs] * 2, [sample.targets] * 2, 8.0))
 
 

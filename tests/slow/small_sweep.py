@@ -12,7 +12,6 @@ import sys
 from experiments.base.cluster import Cluster
 from experiments.registry import find
 from experiments.report.page import Page
-from experiments.scaling.scales import for_laptop
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.registry import SWEEPS
 from launch import cli, interrupts
@@ -24,7 +23,7 @@ SETTINGS = f"pipeline.stages=1 train.steps={STEPS} train.checkpoint_every=10"
 
 
 def member(name, settings="", priority=0):
-    run = for_laptop(find("t24_1_3b_wide"), Cluster(2, 2**33, "cpu"))
+    run = find("t24_1_3b_wide").small(Cluster(2, 2**33, "cpu"))
     for part in (TINY, SETTINGS, settings):
         run = run.with_settings(part)
     return Member(f"small/{name}", name, run, priority=priority)

@@ -9,7 +9,6 @@ from safetensors.numpy import load_file
 
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from experiments.scaling.scales import for_laptop
 from launch.backends.processes import ProcessLauncher
 from launch.runs.store import RunFolder
 from launch.supervision.supervisor import Supervisor
@@ -102,7 +101,7 @@ class Trials:
         self._count = 0
 
     def experiment(self, settings: str):
-        return for_laptop(find("t24_1_3b_wide"), Cluster(2, 2**33, "cpu")).with_settings(TINY).with_settings(settings)
+        return find("t24_1_3b_wide").small(Cluster(2, 2**33, "cpu")).with_settings(TINY).with_settings(settings)
 
     def job(self, settings: str):
         """Returns a new run's job and its experiment."""

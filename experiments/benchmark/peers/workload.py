@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from experiments.base.workload import SingleThreadWorkload
-from experiments.translation.workload import random_ids
+from experiments.base.workload import SingleThreadWorkload, random_ids
 from models.language_model import Block, LanguageModelShape
 from models.loss import TranslationLoss
 from models.synthetic import SyntheticLayer

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
-from experiments.scaling.scales import TextRule, shrunk_by
 from experiments.sweeps.members.base import Member, Scoring, folder_name
 from experiments.sweeps.members.tuning import BaselineRuns, Setting, tuned_members, tuning_members
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m
+from experiments.translation.scales import TextRule, shrunk_by
 
 NAME = "low_resource"
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
-from experiments.scaling.scales import SWEEPS, shrunk_by
 from experiments.sweeps.members.base import Member, Scoring, folder_name
+from experiments.sweeps.members.scales import SWEEPS
 from experiments.sweeps.members.tuning import BaselineRuns, Setting, tuned_members, tuning_members
 from experiments.translation import runs as translation
 from experiments.translation.experiment import TranslationExperiment
+from experiments.translation.scales import shrunk_by
 
 MODELS = tuple(run.__name__ for run in translation.MULTILINGUAL_RUNS)
 """The five of section 5, smallest first."""

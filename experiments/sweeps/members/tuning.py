@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report.table import Table, Value
-from experiments.scaling.scales import TextRule
 from experiments.sweeps.members.base import Member, read_record
+from experiments.translation.scales import TextRule
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from experiments.base.hints import command
-from experiments.scaling.scales import SWEEPS
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST, baseline_label
+from experiments.sweeps.members.scales import SWEEPS
 from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, Results, Run, directions_of
 from suite.errors import DataError
 from suite.evaluation.bootstrap import PairedTest, TwoTranslations, paired_bootstrap

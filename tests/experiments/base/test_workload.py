@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from experiments.base.cluster import Cluster
-from experiments.language_model.workload import LanguageModel
+from experiments.base.workload import FIRST_WORD, random_ids
+from experiments.language_model.runs import language_model
 from experiments.registry import find, resolve
-from experiments.translation.workload import FIRST_WORD, Translation, random_ids
+from experiments.translation.experiment import TranslationExperiment
 from models.language_model import LanguageModelShape
 from suite.data.text.batching import TranslationBatches
 from suite.data.text.prepare import folder_of, prepare
@@ -26,17 +27,18 @@ LAPTOP = Cluster(2, 2**33, "cpu")
 SHAPE = LanguageModelShape(4, width=16, feed_forward=32, heads=2, vocabulary=50, time=12)
 
 
-def translation(settings: str = "", text: Path | None = None) -> Translation:
+def translation(settings: str = "", text: Path | None = None) -> TranslationExperiment:
     """T(2, 128, 1) on Django's texts."""
     base = (
         "model.layers=2 text.corpus=django text.vocabulary=1200 text.max_length=32 train.batch_tokens=600 "
         "pipeline.micro_batches=8"
     )
     experiment, _ = resolve("t12_400m", "laptop", LAPTOP, base)
-    return Translation(experiment.with_settings(settings), text)
+    run = experiment.with_settings(settings)
+    return run if text is None else run.with_prepared(text)
 
 
-def costs(work: Translation) -> list[LayerCost]:
+def costs(work: TranslationExperiment) -> list[LayerCost]:
     """Estimated anew: what a plan asks for is kept by key."""
     layers, loss = work.build()
     return estimate(layers, loss, work.sample().largest, DEVICES["TPUv3"], work.optimizer)
@@ -45,7 +47,7 @@ def costs(work: Translation) -> list[LayerCost]:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
-    settings = translation().experiment.text
+    settings = translation().text
     prepare(settings, cache, print)
     return folder_of(settings, cache)
 
@@ -94,7 +96,7 @@ def test_real_text_and_rows_of_full_length_have_different_keys(text: Path) -> No
 
 def language(micro_batches: int = 8, optimizer: Any = None, shape: LanguageModelShape = SHAPE, **pipeline: Any) -> Any:
     settings = PipelineSettings(micro_batches=micro_batches, **pipeline)
-    return LanguageModel.of(shape, settings, optimizer or OptimizerSettings())
+    return language_model(shape, settings, optimizer or OptimizerSettings())
 
 
 def test_language_models_have_equal_keys_only_for_equal_costs() -> None:
@@ -124,20 +126,20 @@ def test_a_language_model_is_sampled_by_full_sequences() -> None:
 
 
 def test_a_share_of_a_mini_batch_names_its_setting() -> None:
-    model, setting = language().with_share(0.25)
-    assert (model.examples, model.batch, setting) == (8, 8 * 12, "train.batch_sequences=8")
+    model, setting = language().with_batch_fraction(0.25)
+    assert (model.min_rows, model.batch, setting) == (8, 8 * 12, "train.batch_sequences=8")
     assert language().with_settings(setting) == model
-    work, setting = translation().with_share(0.5)
+    work, setting = translation().with_batch_fraction(0.5)
     assert (work.batch, setting) == (300, "train.batch_tokens=300")
-    assert Translation(translation().experiment.with_settings(setting)) == work
+    assert translation().with_settings(setting) == work
 
 
 def test_without_text_the_sample_has_rows_of_full_length() -> None:
-    paper = Translation(find("t128_6b")).sample()
+    paper = find("t128_6b").sample()
     # 4,000,000 tokens in 8 x 256 micro-batches: 1953.1 each, which 16 rows of 128 hold
     assert paper.largest.inputs[0].shape == paper.largest.inputs[1].shape == (16, 128)
     assert paper.largest.targets[0].shape == (16, 128)
-    assert Translation(find("t128_6b")).examples == 4_000_000 // 128
+    assert find("t128_6b").min_rows == 4_000_000 // 128
 
 
 def test_random_ids_are_words_and_always_the_same() -> None:
@@ -153,8 +155,8 @@ def places(one: MicroBatch) -> int:
 
 def test_a_sample_of_real_text_has_typical_and_largest_micro_batches(text: Path) -> None:
     work = translation(text=text)
-    train, pipeline = work.experiment.train, work.pipeline
-    batches = TranslationBatches(TextData.open(text), work.experiment.text, train, 1, pipeline.micro_batches)
+    train, pipeline = work.train, work.pipeline
+    batches = TranslationBatches(TextData.open(text), work.text, train, 1, pipeline.micro_batches)
     seen = [sum(tensor.numel() for tensor in inputs) for step in range(16) for inputs in batches.batch(step, 0).inputs]
     sample = work.sample()
     assert len(seen) == 16 * 8

@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from experiments.registry import find
-from experiments.tasks import workload
 from suite import TrainSpec
 from suite.errors import SuiteError
 
@@ -140,7 +139,7 @@ def outcome(folder: Path, seed: int) -> str:
     source = folder / f"own{seed}.py"
     source.write_text(f"{MODULE}def f():\n    return mutated({seed})\n")
     try:
-        said = workload(find(f"{source}:f")).setting_errors()
+        said = find(f"{source}:f").trial_errors()
     except SuiteError as error:
         said = [str(error)]
     except Exception as error:

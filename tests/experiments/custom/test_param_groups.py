@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from experiments.custom.experiment import find_custom, update_factors
-from experiments.tasks import workload
+from experiments.custom.experiment import find_custom
+from experiments.custom.spec_model import update_factors
 from suite import TrainSpec
 from suite.errors import SettingError
 
@@ -48,5 +48,5 @@ def test_a_function_that_fails_is_named():
 
 
 def test_what_is_wrong_is_refused_before_workers_start():
-    (error,) = workload(find_custom(f"{__file__}:wrong_for_norms")).setting_errors()
+    (error,) = find_custom(f"{__file__}:wrong_for_norms").trial_errors()
     assert error.startswith("param_groups returned 1.0 for 1.weight; ")

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.language_model.runs import find_transformer
-from experiments.language_model.workload import LanguageModel
+from experiments.language_model.runs import find_transformer, language_model
 from experiments.registry import find, read_experiment, resolve
 from suite.errors import SettingError
 from suite.pipeline.model.layers import count_parameters
@@ -41,7 +40,7 @@ def test_the_papers_sizes_train_in_bf16_and_are_counted_in_fp32() -> None:
     run = find("transformer_13")
     assert run.optimizer.precision == "bf16"
     assert resolve("transformer_13", "laptop", LAPTOP)[0].optimizer.precision == "fp32"
-    assert LanguageModel.of(run.model, run.pipeline).optimizer.precision == "fp32"
+    assert language_model(run.model, run.pipeline).optimizer.precision == "fp32"
 
 
 @pytest.mark.parametrize(
@@ -85,12 +84,11 @@ def test_the_text_sets_the_models_vocabulary_and_length() -> None:
 LARGEST = """
 import json, resource, time
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.language_model.workload import LanguageModel
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.registry import find
 
 cluster = parse_cluster("128x16GiB", Cluster(2, 2**33, "cpu"))
-model = LanguageModel(find("transformer_1663"))
+model = find("transformer_1663")
 begin = time.process_time()
 model.build()
 built = time.process_time()

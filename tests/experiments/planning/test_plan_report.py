@@ -12,7 +12,7 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import LayerCosts, in_figures, in_hour_interval, in_hours
 from experiments.planning.planner import estimated_costs, plan_workload, try_plan
-from experiments.translation.workload import Translation
+from experiments.translation.experiment import TranslationExperiment
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.planning.works import LAPTOP, ROOMY, language, translation
@@ -119,7 +119,7 @@ def test_a_plan_tells_every_schedule_that_fits_and_marks_its_own(schedule: str) 
     assert marked.split()[0].strip(",") == chosen["schedule"]
 
 
-def between_1f1b_and_fill_drain(work: Translation) -> Cluster:
+def between_1f1b_and_fill_drain(work: TranslationExperiment) -> Cluster:
     """Returns devices on which 1F1B keeps all its activations and fill-drain does not."""
     kept = work.with_settings("pipeline.remat=never")
     rows = plan_workload(kept, ROOMY, estimated_costs).plan.alternatives

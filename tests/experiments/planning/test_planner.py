@@ -12,12 +12,11 @@ from torch import nn
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
-from experiments.language_model.workload import LanguageModel
+from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.planning.neighbours import numbers_of_micro_batches
 from experiments.planning.plan_report import LayerCosts
 from experiments.planning.planner import estimated_costs, least_memory, plan_workload, row_errors, try_plan
 from experiments.registry import find, resolve
-from experiments.translation.workload import Translation
 from suite.errors import BusyError, PlanError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.communicators import COLLECTIVE_BYTES, P2P_BYTES
@@ -38,20 +37,20 @@ from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, language, peaks
 
 def test_bytes_of_stages_follow_parameters_micro_batches_and_remat() -> None:
     settings = "pipeline.stages=2 pipeline.micro_batches=8 pipeline.schedule=fill_drain pipeline.remat=except_last"
-    work = Translation(resolve("t48_1_3b_deep", "laptop", LAPTOP, settings)[0])
+    work = resolve("t48_1_3b_deep", "laptop", LAPTOP, settings)[0]
     plain = peaks(work)
     assert len(plain) == 2
     assert sum(plain) > 16 * count_parameters(work.build()[0])
-    kept = peaks(Translation(work.experiment.with_settings("pipeline.remat=never")))
+    kept = peaks(work.with_settings("pipeline.remat=never"))
     assert all(more > less for more, less in zip(kept, plain, strict=True))
-    fine = peaks(Translation(work.experiment.with_settings("pipeline.micro_batches=16")))
+    fine = peaks(work.with_settings("pipeline.micro_batches=16"))
     assert all(less < more for less, more in zip(fine, plain, strict=True))
 
 
 def test_activations_of_a_feed_forward_layer_are_those_counted_by_hand() -> None:
     work = translation("model.dropout=0.1 pipeline.stages=1")
     encoder = estimated_costs(work, LAPTOP).costs[1]
-    run = work.experiment
+    run = work
     rows = -(-run.train.batch_tokens // (run.pipeline.micro_batches * run.text.max_length))
     tokens, width, hidden, attention, heads = rows * run.text.max_length, 64, 128, 32, 1
     # two LayerNorms' results and two statistics each; q, k, v; the attention's result, the logarithm of a sum for each
@@ -132,7 +131,7 @@ def test_a_plan_for_gpus_keeps_bytes_for_every_communicator() -> None:
 
 def test_a_plan_counts_logits_as_its_devices_compute_them() -> None:
     """A GPU of 80 GB keeps the logits of a micro-batch of 2,048 tokens, in bf16; a device of 16 GiB recomputes them."""
-    work = Translation(find("t128_6b"))
+    work = find("t128_6b")
     large, small = (
         estimated_costs(work, parse_cluster(f"128x{device}", LAPTOP)).costs[-1] for device in ("H100", "V100")
     )
@@ -238,7 +237,7 @@ def test_a_plan_of_many_micro_batches_is_refused_without_a_step_simulated(
     assert len(counts.generated) <= candidates
 
 
-class Frozen(LanguageModel):
+class Frozen(LanguageModelExperiment):
     """Every parameter is frozen."""
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
@@ -254,13 +253,13 @@ def test_a_model_that_is_frozen_whole_is_refused_before_anything_is_priced() -> 
         raise AssertionError("priced")
 
     plain = language(stages=2)
-    fault = refused(Frozen(plain.experiment), ROOMY, layer_costs)
+    fault = refused(Frozen.validated(plain.model_dump()), ROOMY, layer_costs)
     assert re.match(r"all \d+ parameters of the model are frozen", str(fault))
     assert fault.remedies == ()
 
 
 def test_the_least_memory_of_a_run_fits_it_and_a_tenth_of_a_gib_less_does_not() -> None:
-    work = Translation(find("t128_6b"))
+    work = find("t128_6b")
     least = least_memory(work, parse_cluster("128xH100", LAPTOP))
     assert least is not None
     assert least < 79 * GIB
@@ -296,7 +295,7 @@ def test_declared_devices_take_no_turns_but_the_cores_at_hand_do() -> None:
 
 
 def test_the_papers_6b_fits_its_own_devices_and_not_a_quarter_of_their_memory() -> None:
-    work = Translation(find("t128_6b"))
+    work = find("t128_6b")
     assert plan_workload(work, parse_cluster("128x16GiB", LAPTOP), estimated_costs).parameters == 6_040_979_968
     assert "needs" in refused(work, parse_cluster("128x4GiB", LAPTOP)).errors[0]
 

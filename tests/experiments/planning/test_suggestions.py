@@ -14,7 +14,7 @@ from experiments.base.workload import Measurable
 from experiments.planning.neighbours import kinds_of_change, limit_replicas_to_cluster
 from experiments.planning.plan_report import LayerCosts, PlanReport
 from experiments.planning.planner import estimated_costs, plan_workload
-from experiments.translation.workload import Translation
+from experiments.translation.experiment import TranslationExperiment
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
 from suite.settings import PipelineSettings
@@ -81,11 +81,11 @@ def test_an_advice_is_the_whole_of_the_settings_and_says_what_was_changed_before
 SET = re.compile(r'^SET="([^"]+)": (\d+\.\d\d) GiB per device(?:, (\d+\.\d\d) (m?)s per step)? \(estimated\)$')
 
 
-def again(work: Translation, remedy: str, cluster: Cluster, pricer: Any) -> PlanReport:
+def again(work: TranslationExperiment, remedy: str, cluster: Cluster, pricer: Any) -> PlanReport:
     """Applies an advice as a person would, and plans again."""
     match = SET.match(remedy)
     assert match is not None, remedy
-    planned = plan_workload(Translation(work.experiment.with_settings(match[1])), cluster, pricer)
+    planned = plan_workload(work.with_settings(match[1]), cluster, pricer)
     assert (match[3] is None) == (cluster.device is None)  # seconds of a device that nobody declared
     if match[3]:
         seconds = float(match[3]) * (1e-3 if match[4] else 1.0)

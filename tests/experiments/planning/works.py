@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.language_model.workload import LanguageModel
+from experiments.language_model.experiment import LanguageModelExperiment
+from experiments.language_model.runs import language_model
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.registry import resolve
-from experiments.translation.workload import Translation
+from experiments.translation.experiment import TranslationExperiment
 from models.language_model import LanguageModelShape
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
@@ -21,17 +22,17 @@ LAPTOP = Cluster(2, 12 * GIB, "cpu")
 ROOMY = Cluster(8, 12 * GIB, "gpu")
 
 
-def translation(settings: str = "") -> Translation:
+def translation(settings: str = "") -> TranslationExperiment:
     """T(2, 128, 1) of 7 layers at the laptop's scale, scheduled and recomputed as the paper does, with 8 micro-batches,
     where nothing else is said."""
     usual = ("pipeline.remat=except_last", "pipeline.schedule=fill_drain", "pipeline.micro_batches=8")
     added = [setting for setting in usual if setting.partition("=")[0] not in settings]
-    return Translation(resolve("t12_400m", "laptop", LAPTOP, " ".join(["model.layers=2", *added, settings]))[0])
+    return resolve("t12_400m", "laptop", LAPTOP, " ".join(["model.layers=2", *added, settings]))[0]
 
 
-def language(stages: int = 4, blocks: int = 10) -> LanguageModel:
+def language(stages: int = 4, blocks: int = 10) -> LanguageModelExperiment:
     shape = LanguageModelShape(blocks, width=64, feed_forward=256, heads=4, vocabulary=100, time=32)
-    return LanguageModel.of(shape, PipelineSettings(stages=stages, micro_batches=8))
+    return language_model(shape, PipelineSettings(stages=stages, micro_batches=8))
 
 
 def refused(work: Any, cluster: Cluster, pricer: Any = estimated_costs) -> PlanError:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
+from experiments.base.shrink import changes
 from experiments.registry import experiments, find, resolve
-from experiments.scaling.scales import changes
 from suite.errors import PlacementError, SettingError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.scaling.scales import changes
+from experiments.base.shrink import changes
 from experiments.sweeps.low_resource import SWEEP
 from experiments.sweeps.members.low_resource import (
     GALICIAN,

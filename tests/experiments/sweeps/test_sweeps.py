@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from experiments.base.cluster import Cluster
+from experiments.base.shrink import changes
 from experiments.custom_sweeps import find_sweep
 from experiments.registry import find, read_experiment
-from experiments.scaling.scales import SWEEPS as RULES
-from experiments.scaling.scales import changes
 from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
 from experiments.sweeps.members.multilingual import MODELS, baseline, model
+from experiments.sweeps.members.scales import SWEEPS as RULES
 from experiments.sweeps.members.tuning import SETTINGS
 from experiments.sweeps.registry import SWEEPS, find_scale
 from suite.errors import SettingError

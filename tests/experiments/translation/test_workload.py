@@ -1,7 +1,6 @@
 """A corpus that leaves nothing to validate on is refused when the run is planned."""
 
 from experiments.registry import find
-from experiments.translation.workload import Translation
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.splitting import TRAIN, VALID
 
@@ -23,5 +22,5 @@ def test_a_corpus_too_small_for_a_validation_split_is_named(tmp_path):
     )
     data = prepare(experiment.text, tmp_path, lambda _: None)
     assert (sum(data.sizes[TRAIN]), sum(data.sizes[VALID])) == (6, 0)
-    (error,) = Translation(experiment, folder_of(experiment.text, tmp_path)).setting_errors()
+    (error,) = experiment.with_prepared(folder_of(experiment.text, tmp_path)).trial_errors()
     assert error.startswith(f"{texts} has no validation pairs; add a validation file to it")

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import suite
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from experiments.scaling.scales import for_laptop
 from launch import cli
 from launch.backends.processes import run_attempt
 from launch.inference.export import export
@@ -45,7 +44,7 @@ PROMPTS = ["The stage sends", "A layer", "One stage <|endoftext|>", "The layer w
 
 
 def train(name, settings, cells, stops=(STEPS,)):
-    experiment = for_laptop(find("transformer_3"), Cluster(2, 2**33, "cpu")).with_settings(SETTINGS + settings)
+    experiment = find("transformer_3").small(Cluster(2, 2**33, "cpu")).with_settings(SETTINGS + settings)
     prepare_documents(experiment.text, Path(".cache"), lambda _: None)
     run = named_run("transformer_3", name)()
     for stop in stops:

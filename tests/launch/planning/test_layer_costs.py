@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.language_model.workload import LanguageModel
+from experiments.language_model.runs import language_model
 from experiments.planning.planner import estimated_costs, plan_workload
 from launch.backends import select
 from launch.backends.select import LocalBackend
@@ -30,7 +30,7 @@ COSTS = (replace(COST, gradient_bytes=0), *[COST] * 3, replace(COST, parameters=
 
 
 def work(stages=2, shape=TINY, **pipeline):
-    return LanguageModel.of(shape, PipelineSettings(stages=stages, micro_batches=4, **pipeline))
+    return language_model(shape, PipelineSettings(stages=stages, micro_batches=4, **pipeline))
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_declared_device_is_never_measured(measured, tmp_path):
 
 def test_costs_that_would_take_too_long_to_measure_are_estimated_and_marked(measured, tmp_path, monkeypatch):
     monkeypatch.setattr(select, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, fp32=1e9))
-    paper = LanguageModel.of(LanguageModelShape(13), PipelineSettings(stages=2, micro_batches=32))
+    paper = language_model(LanguageModelShape(13), PipelineSettings(stages=2, micro_batches=32))
     model = layer_costs.cost_model(tmp_path, pytest.fail)
     planned = plan_workload(paper, Cluster(2, 64 * GIB, "cpu"), model)
     assert measured == []

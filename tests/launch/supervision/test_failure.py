@@ -8,7 +8,6 @@ import pytest
 from experiments.base.cluster import Cluster
 from experiments.planning.neighbours import shrunk_to
 from experiments.registry import find
-from experiments.scaling.scales import for_laptop
 from launch.supervision.attempts import Attempts
 from launch.supervision.failure import Cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
@@ -54,7 +53,7 @@ def test_reasons_to_stop(causes, new, restarts, reason):
 
 
 def test_attempts_are_numbered_across_resumes(tmp_path):
-    experiment = for_laptop(find("t24_1_3b_wide"), Cluster(2, 2**33, "cpu"))
+    experiment = find("t24_1_3b_wide").small(Cluster(2, 2**33, "cpu"))
     path = tmp_path / "attempts.jsonl"
     attempts = Attempts(path)
     assert attempts.begin(experiment) == 1
@@ -72,8 +71,10 @@ def test_attempts_are_numbered_across_resumes(tmp_path):
 
 
 def test_a_run_shrinks_with_its_mini_batch_and_micro_batches():
-    asked = for_laptop(find("t24_1_3b_wide"), Cluster(2, 2**33, "cpu")).with_settings(
-        "pipeline.stages=3 pipeline.replicas=4 pipeline.micro_batches=2"
+    asked = (
+        find("t24_1_3b_wide")
+        .small(Cluster(2, 2**33, "cpu"))
+        .with_settings("pipeline.stages=3 pipeline.replicas=4 pipeline.micro_batches=2")
     )
 
     def sizes(devices):

@@ -8,7 +8,6 @@ from safetensors.numpy import load_file
 
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from experiments.scaling.scales import for_laptop
 from launch.backends import processes as spawn
 from launch.runs.store import RunFolder
 from launch.worker.worker import AttemptSpec
@@ -40,7 +39,7 @@ def trained(tmp_path_factory):
             if setting.partition("=")[0] not in settings:
                 settings += f" {setting}"
         if (settings, stop) not in done:
-            experiment = for_laptop(find("t48_1_3b_deep"), Cluster(2, 2**33, "cpu")).with_settings(BASE + settings)
+            experiment = find("t48_1_3b_deep").small(Cluster(2, 2**33, "cpu")).with_settings(BASE + settings)
             prepare(experiment.text, root / "cache", print)
             run = RunFolder(root / str(len(done)))
             run.path.mkdir()

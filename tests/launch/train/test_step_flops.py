@@ -5,14 +5,13 @@ import pytest
 from experiments.base.cluster import Cluster
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.registry import find
-from experiments.tasks import workload
 from launch.train.command import _step_flops
 from suite.pipeline.planning.devices import DEVICES
 
 
 def plan(name, settings):
     cluster = Cluster(4, 2**36, "gpu", device=DEVICES["H100"])
-    return plan_workload(workload(find(name).with_settings(settings)), cluster, estimated_costs)
+    return plan_workload(find(name).with_settings(settings), cluster, estimated_costs)
 
 
 def test_images_count_each_image_and_recomputes_only_as_hardware():

@@ -14,12 +14,10 @@ import torch
 
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from experiments.scaling.scales import for_laptop
 from launch.backends.processes import run_processes, run_worker
 from launch.runs.store import RunFolder
 from launch.worker import feed_processes, worker
 from launch.worker.feed_processes import FeedProcesses, FlatBatch, feed_process_count
-from launch.worker.feeds import data_source
 from launch.worker.prefetch import Prefetcher
 from launch.worker.worker import AttemptSpec
 from suite.data.text.prepare import folder_of, prepare
@@ -43,9 +41,7 @@ def cache(tmp_path_factory):
 
 def experiment_with(settings, cache):
     """Returns an experiment, and the folder of its text."""
-    experiment = (
-        for_laptop(find("t24_1_3b_wide"), Cluster(2, 2**33, "cpu")).with_settings(SETTINGS).with_settings(settings)
-    )
+    experiment = find("t24_1_3b_wide").small(Cluster(2, 2**33, "cpu")).with_settings(SETTINGS).with_settings(settings)
     prepare(experiment.text, cache, lambda _: None)
     return experiment, folder_of(experiment.text, cache)
 
@@ -63,7 +59,7 @@ def assert_same(one: MiniBatch, other: MiniBatch):
 def test_processes_make_the_mini_batches_of_the_source(cache, coord):
     settings = f"pipeline.stages={coord.stages} pipeline.replicas={coord.replicas}"
     experiment, data = experiment_with(settings, cache)
-    source, before = data_source(experiment, data, coord), torch.get_rng_state()
+    source, before = experiment.data_source(data, coord), torch.get_rng_state()
     made = FeedProcesses(experiment, data, coord, range(2, 7), 2)
     assert len(made._batches._workers) == 2, "started by the thread that has set the device, which pins memory for it"
     for step in range(2, 7):
@@ -101,7 +97,7 @@ def own(folder, prefetch=True):
 def test_data_of_your_own_comes_through_processes(tmp_path):
     coord = RankCoord(0, 2, 1)
     experiment = own(tmp_path)
-    source, made = data_source(experiment, tmp_path, coord), FeedProcesses(experiment, tmp_path, coord, range(4), 1)
+    source, made = experiment.data_source(tmp_path, coord), FeedProcesses(experiment, tmp_path, coord, range(4), 1)
     for step in range(4):
         batch = made(step)
         assert set(batch.targets) == {()}, "the first stage has no loss"

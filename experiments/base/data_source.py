@@ -1,0 +1,92 @@
+"""What a worker asks of a run's data: mini-batches on the stages that need them, held-out data, and baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from suite.errors import DataError
+from suite.exchange import broadcast
+from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.topology import RankCoord
+from suite.training.validation import HeldOut
+
+
+class DataSource(Protocol):
+    """Mini-batches for the stages that need them, None for all others."""
+
+    def batch(self, step: int) -> MiniBatch | None:
+        """Returns this worker's share of a step."""
+
+    def held_out(self) -> HeldOut:
+        """Returns the held-out mini-batches. All workers must call it."""
+
+    has_held_out: bool
+    """Whether there are any."""
+
+    def notes(self) -> dict[str, Any]:
+        """Returns the description of the data that checkpoints store."""
+
+    def counts(self) -> dict[str, int]:
+        """Returns the number of examples of each split. Call it on the last stage only."""
+
+    is_thread_safe: bool
+    """Whether ``batch`` may be called in another thread than the layers: it draws no global random numbers."""
+
+    def check(self, notes: dict[str, Any]) -> str:
+        """Returns a warning if a checkpoint may be of other data, empty otherwise; all workers must call it.
+
+        Raises DataError when it certainly is.
+        """
+
+    def baselines(self, held_out: HeldOut) -> dict[str, float]:
+        """Returns scores without the model on the held-out mini-batches, by name, the one to beat first; empty if the
+        data has none. Call it on the last stage only."""
+
+    def bytes_per_unit(self, held_out: HeldOut) -> float | None:
+        """Returns the bytes of text of a held-out token; None if units are no text. Call it on the last stage only."""
+
+
+class Batches(Protocol):
+    """Mini-batches of prepared data."""
+
+    def batch(self, step: int, replica: int, inputs: bool, targets: bool) -> MiniBatch:
+        """Returns a replica's share of a step, with or without its inputs and its targets."""
+
+
+class PreparedSource:
+    """Prepared data, read on the first and the last stage."""
+
+    is_thread_safe, has_held_out = True, True
+    _coord: RankCoord
+    _batches: Batches | None = None
+
+    def batch(self, step: int) -> MiniBatch | None:
+        """Inputs on the first stage, targets on the last."""
+        coord = self._coord
+        if self._batches is None:
+            return None
+        return self._batches.batch(step, coord.replica, coord.is_first, coord.is_last)
+
+
+def labels(held_out: HeldOut) -> Iterator[Tensor]:
+    return (target for batch in held_out.batches if batch for (target,) in batch.targets)
+
+
+def check_vocabulary(notes: dict[str, Any], vocabulary: str | None) -> None:
+    """Raises DataError if a checkpoint has another vocabulary than the prepared text."""
+    if notes and vocabulary not in (None, notes.get("vocabulary")):
+        raise DataError(
+            "the checkpoint was trained with a different vocabulary than the prepared text, so its ids would stand "
+            "for other words; restore the cache that it was trained with, or start a new run without it"
+        )
+
+
+def held_out_on_all(batches: Sequence[MiniBatch] | None, by_group: bool = False) -> HeldOut:
+    """Returns the mini-batches, or as many None as the first stage has mini-batches, and the names of their groups."""
+    own = batches or ()
+    names = {name for batch in own for name, _ in batch.groups} if by_group else set()
+    count, groups = broadcast([len(own), sorted(names)])  # rank 0 is a first stage
+    return HeldOut(batches if batches is not None else [None] * count, tuple(groups))
