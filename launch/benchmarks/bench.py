@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -208,9 +208,8 @@ def score(entrant: Entrant, observed: Sequence[Observation], parameters: set[str
     differences = [value for one in observed for value in one.differences.values()]
     whole = {name for one in observed for name in one.differences} == parameters
     worst = max((math.inf if math.isnan(value) else value for value in differences), default=math.inf)
-    peaks = [one.peak for one in observed if one.peak is not None]
     return Score(
-        entrant.name, entrant.ours, entrant.recomputes, peak_bytes=max(peaks, default=None),
+        entrant.name, entrant.ours, entrant.recomputes, peak_bytes=max(one.peak for one in observed),
         difference=worst if whole else math.inf, ideal_s=ideal_s,
     )  # fmt: skip
 
@@ -220,7 +219,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu_model(), "cores": cpu_limit(), "threads_a_process": 1, "system": platform.platform(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "deepspeed", "torchgpipe")},
+        **{name: version(name) for name in ("torch", "deepspeed")},
     }  # fmt: skip
 
 
@@ -240,10 +239,3 @@ def _write(results: Sequence[Result]) -> Path:
     record = {"machine": machine(), "cases": [result.record() for result in results]}
     path.write_text(json.dumps(record, indent=1))
     return path
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -58,7 +58,7 @@ class Observation:
 
     differences: dict[str, float]
     """Largest difference from the reference gradient for each parameter it holds, relative to its largest value."""
-    peak: int | None
+    peak: int
     """Peak bytes that the step allocated."""
 
 

@@ -58,7 +58,7 @@ def serve(
     observed: list[Observation] = []
     for entrant in entrants:
         runners.append(entrant.build(context))
-        observed.append(_check(runners[-1], entrant, inputs.truths[entrant.threads_of(work)]))
+        observed.append(_check(runners[-1], inputs.truths[entrant.threads_of(work)]))
     store.set(f"{group}/built/{rank}", json.dumps([asdict(each) for each in observed]))
     for turn in count():
         key = turn_key(group, turn)
@@ -71,7 +71,7 @@ def serve(
     dist.destroy_process_group()
 
 
-def _check(runner: Runner, entrant: Entrant, truth_file: Path) -> Observation:
+def _check(runner: Runner, truth_file: Path) -> Observation:
     """Runs one step, which also warms up."""
     dist.barrier()
     with no_sleep(), MemoryTracker(torch.device("cpu")) as memory_tracker:
@@ -79,7 +79,7 @@ def _check(runner: Runner, entrant: Entrant, truth_file: Path) -> Observation:
     dist.barrier()
     differences = compare(runner.gradients(), truth_file)
     runner.clear()
-    return Observation(differences, memory_tracker.peak if entrant.peak else None)
+    return Observation(differences, memory_tracker.peak)
 
 
 def compare(gradients: Gradients, truth_file: Path) -> dict[str, float]:

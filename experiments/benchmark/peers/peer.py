@@ -88,8 +88,6 @@ class Entrant:
     """Returns why it cannot run a workload, or None."""
     threads: int = 1
     """Of a process that computes; 0: as many as there are workers."""
-    peak: bool = True
-    """Whether its peak memory is measured, which works only for allocations of a worker's main thread."""
 
     def threads_of(self, work: BenchWorkload) -> int:
         """Returns the threads of a process that computes."""

@@ -8,7 +8,6 @@ from experiments.benchmark.peers.deepspeed_pipeline import DeepSpeedPipeline
 from experiments.benchmark.peers.one_process import OneProcess
 from experiments.benchmark.peers.peer import Entrant, accept_all
 from experiments.benchmark.peers.torch_pipelining import TorchPipelining, split_backward_refusal
-from experiments.benchmark.peers.torchgpipe import TorchGPipe, torchgpipe_refusal
 
 COMPUTING = ("layers", "translation")
 
@@ -26,11 +25,6 @@ def _torch(name: str, schedule: str, recompute: bool, virtual_stages: int = 1, v
     )
 
 
-def _torchgpipe(name: str, checkpoint: str) -> Entrant:
-    build, refuse = partial(TorchGPipe, checkpoint=checkpoint), partial(torchgpipe_refusal, checkpoint=checkpoint)
-    return Entrant(name, build, checkpoint != "never", refuse=refuse, peak=False)
-
-
 PEERS = (
     _torch("torch GPipe, recomputed", "GPipe", True),
     _torch("torch GPipe", "GPipe", False),
@@ -42,8 +36,6 @@ PEERS = (
     _torch("torch ZBV zero-bubble", "ZBVZeroBubble", False, virtual_stages=2, v_shaped=True),
     Entrant("DeepSpeed 1F1B, recomputed", partial(DeepSpeedPipeline, recompute=True), True),
     Entrant("DeepSpeed 1F1B", partial(DeepSpeedPipeline, recompute=False), False),
-    _torchgpipe("torchgpipe, recomputed", "except_last"),
-    _torchgpipe("torchgpipe", "never"),
     Entrant("one process, one thread", partial(OneProcess, threads=1), False, workloads=COMPUTING),
     Entrant("one process, K threads", partial(OneProcess, threads=0), False, workloads=COMPUTING, threads=0),
 )

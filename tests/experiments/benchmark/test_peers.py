@@ -1,6 +1,5 @@
 """Every entrant computes, in real processes, the gradients of one process with the whole model."""
 
-import importlib.util
 import io
 
 import pytest
@@ -47,25 +46,16 @@ def test_all_entrants_have_the_gradients_of_one_process(work):
         assert score.difference <= TOLERANCE, score
         assert not score.wrong
         assert [len(steps) for steps in score.seconds_by_round.values()] == [1, 1]
-        assert (score.peak_bytes is not None) == entrant.peak
+        assert score.peak_bytes is not None
     assert result.wrong == []
 
 
 def test_these_peers_run_with_and_without_recompute():
     kinds = {(peer.name.partition(",")[0], peer.recomputes) for peer in PEERS if peer.name.partition(",")[0]}
-    for name in ("torch GPipe", "torch 1F1B", "torch interleaved 1F1B", "DeepSpeed 1F1B", "torchgpipe"):
+    for name in ("torch GPipe", "torch 1F1B", "torch interleaved 1F1B", "DeepSpeed 1F1B"):
         assert {(name, True), (name, False)} <= kinds
     assert ("torch interleaved zero-bubble", False) in kinds
     assert ("torch ZBV zero-bubble", False) in kinds
-
-
-def test_torchgpipe_reports_that_it_is_not_installed(monkeypatch):
-    torchgpipe = next(peer for peer in PEERS if peer.name == "torchgpipe")
-    if importlib.util.find_spec("torchgpipe") is None:
-        assert "pip install" in torchgpipe.refuse(SLEEPERS)
-    else:
-        assert torchgpipe.refuse(SLEEPERS) is None
-        assert "no replicas" in torchgpipe.refuse(REPLICAS)
 
 
 def test_why_zero_bubble_has_no_row_for_translation():
