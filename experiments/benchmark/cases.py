@@ -2,8 +2,7 @@
 
     round 0    A B C D      all entrants, in random order
     round 1    D C B A      the same entrants backwards: what changes steadily affects all alike
-    round 2    C A D        another order, of those that a comparison still needs (``experiments.benchmark.results``)
-    round 3    D A C        ... until every ratio is known, or the time is up
+    round 2    C A D B      another order, and so on
 
 An entrant's turn is a few steps. Entrants that only sleep share their processes. Each entrant that computes has
 processes of its own, which wait while others run.
@@ -30,9 +29,6 @@ from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
 
-PAIR = 2
-"""Rounds of one order and the same backwards, with the same entrants. Every entrant runs in the first pair."""
-
 
 @dataclass(frozen=True)
 class Case:
@@ -41,8 +37,8 @@ class Case:
     work: BenchWorkload
     steps: int = 2
     """Steps of a turn."""
-    time_limit_s: float = 540.0
-    """Seconds of the case, measuring costs included. Another pair of rounds starts only if it will end within it."""
+    rounds: int = 6
+    """An even number. An interval of fewer than six rounds is too narrow."""
     own_processes: bool = False
     """Whether each entrant has processes of its own."""
 
@@ -68,7 +64,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "layers": (Case(LanguageModelWork(2, 8), own_processes=True),),
     "translation": (Case(TranslationWork(2, 8), steps=4, own_processes=True),),
-    "overhead": tuple(Case(OverheadWork(k, 32), steps=8) for k in (1, 2)),
+    "overhead": tuple(Case(OverheadWork(k, 32), steps=8, rounds=40) for k in (1, 2)),
     "replicas": (Case(SyntheticWork(2, 8, replicas=2, parameters=1 << 20)),),
 }
 
@@ -87,8 +83,8 @@ def cases(name: str) -> tuple[Case, ...]:
 def turn_order(names: Collection[str], number: int) -> list[str]:
     """Returns the order of entrants in a round, counted from 0: random in even rounds, backwards in the next one."""
     known = sorted(names)
-    order = [known[place] for place in np.random.default_rng(number // PAIR).permutation(len(known))]
-    return order if number % PAIR == 0 else order[::-1]
+    order = [known[place] for place in np.random.default_rng(number // 2).permutation(len(known))]
+    return order if number % 2 == 0 else order[::-1]
 
 
 def ideal_fill_drain_s(costs: Sequence[LayerCost], cells: Sequence[int], micro_batches: int, recomputes: bool) -> float:

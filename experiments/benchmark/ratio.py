@@ -1,4 +1,4 @@
-"""How much faster one entrant is than another, from the rounds in which both ran, with a 95% interval.
+"""How much faster one entrant is than another, from the rounds of a case, with a 95% interval.
 
 Other work on the machine changes all times of a round together, so the ratio within a round varies less than the times:
 
@@ -12,23 +12,19 @@ The interval is a bootstrap, from the medians of rounds drawn again and again wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-FEWEST_ROUNDS = 6
-"""Rounds that an interval needs. With fewer, it is often too narrow."""
-
 PRECISION = 0.03
-"""A ratio is known when no end of its interval is farther from it than this share of it."""
+"""Two entrants are level only if no end of the interval is farther from the ratio than this share of it."""
 
 _DRAWS = 4000
 
 _TAIL = 0.0125
-"""Share of the drawn medians below the interval, and above it. A bootstrap of few rounds is too narrow, and so is one
-that ends the rounds when it is narrow. With this share, an interval of benchmarks as they are run covers the true ratio
-in 91 to 95 of 100 (simulated, for noise of 1 to 5% a turn); with 0.025 it would be 89 to 93."""
+"""Share of the drawn medians below the interval, and above it. It is less than 0.025 because a bootstrap of few rounds
+is too narrow."""
 
 
 @dataclass(frozen=True)
@@ -38,43 +34,23 @@ class Ratio:
     median: float
     low: float
     high: float
-    rounds: int
-
-    @property
-    def margin(self) -> float:
-        """The distance of the farther end of the interval, as a share of the ratio."""
-        return max(self.high - self.median, self.median - self.low) / self.median
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether there are enough rounds for an interval."""
-        return self.rounds >= FEWEST_ROUNDS
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there are enough rounds and the interval is narrow enough."""
-        return self.has_interval and self.margin <= PRECISION
 
     @property
     def verdict(self) -> str:
         """How the own entrant stands to the other: ahead or behind only where the interval excludes 1, level only where
-        the ratio is known."""
-        if self.has_interval and not self.low <= 1 <= self.high:
+        it is narrow."""
+        if not self.low <= 1 <= self.high:
             return "ahead of" if self.low > 1 else "behind"
-        return "level with" if self.is_known else "undecided against"
+        margin = max(self.high - self.median, self.median - self.low) / self.median
+        return "level with" if margin <= PRECISION else "undecided against"
 
     def __str__(self) -> str:
-        if not self.has_interval:
-            return f"{self.median:.3f} ({self.rounds} rounds)"
         return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def ratio_of(other: Mapping[int, float], own: Mapping[int, float]) -> Ratio | None:
-    """Returns the ratio of the seconds by round; None if no round has both."""
-    common = sorted(other.keys() & own.keys())
-    if not common:
-        return None
-    ratios = np.array([other[number] / own[number] for number in common])
+def ratio_of(other: Sequence[float], own: Sequence[float]) -> Ratio:
+    """Returns the ratio of the seconds of the same rounds."""
+    ratios = np.divide(other, own)
     places = np.random.default_rng(len(ratios)).integers(len(ratios), size=(_DRAWS, len(ratios)))
     low, high = np.quantile(np.median(ratios[places], axis=1), (_TAIL, 1 - _TAIL))
-    return Ratio(float(np.median(ratios)), float(low), float(high), len(ratios))
+    return Ratio(float(np.median(ratios)), float(low), float(high))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
-from experiments.benchmark.ratio import FEWEST_ROUNDS, PRECISION, Ratio
-from experiments.benchmark.results import KINDS, PARTS, TOLERANCE, Kind, Result, Score
+from experiments.benchmark.ratio import PRECISION
+from experiments.benchmark.results import KINDS, PARTS, TOLERANCE, Result
 from experiments.report.figure import COLOURS, INK, new_figure
 from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value
 
 HEADINGS = (
-    "entrant", "step s (measured)", "rounds", "ideal fill-drain s (computed)", "ideal / step", "peak MiB (measured)",
+    "entrant", "step s (measured)", "ideal fill-drain s (computed)", "ideal / step", "peak MiB (measured)",
     "gradient difference", "remark",
 )  # fmt: skip
 
@@ -43,8 +41,7 @@ def summary(result: Result) -> Table:
         [
             "A ratio is the peer's seconds over the suite's in the same round: the median over rounds and its 95% "
             "interval (bootstrap). Ahead: the interval is above 1. Behind: it is below. Level: it contains 1, and is "
-            f"within ±{PRECISION:.0%}. Undecided: it contains 1 and is wider, or there are fewer than {FEWEST_ROUNDS} "
-            "rounds, too few for an interval.",
+            f"within ±{PRECISION:.0%}. Undecided: it contains 1 and is wider.",
             "The fastest peer is the one with the lowest ratio in these rounds. Where several peers are close, the "
             "choice makes the ratio a little too low, so it favours the peers.",
             "Alike: peers that recompute like it. In its memory: peers whose peak is at most 1% above its own; for an "
@@ -57,11 +54,11 @@ def _pairs(result: Result, recomputes: bool) -> list[Table]:
     """Returns the ratios of our entrants over each peer that recomputes alike; nothing without both."""
     ours = [score for score in result.ours if score.recomputes is recomputes]
     found = {score.entrant: {peer.entrant: ratio for peer, ratio in result.compared(score, "alike")} for score in ours}
-    peers = [s for s in result.scores if not s.is_ours and any(s.entrant in ratios for ratios in found.values())]
+    peers = [peer for peer, _ in result.compared(ours[0], "alike")] if ours else []
     if not peers:
         return []
     rows: list[list[Value]] = [
-        [peer.entrant, *(str(ratios[peer.entrant]) if peer.entrant in ratios else None for ratios in found.values())]
+        [peer.entrant, *(str(ratios[peer.entrant]) for ratios in found.values())]
         for peer in sorted(peers, key=lambda peer: peer.median)
     ]
     how = "recompute" if recomputes else "do not recompute"
@@ -71,15 +68,14 @@ def _pairs(result: Result, recomputes: bool) -> list[Table]:
 def entrants_table(result: Result) -> Table:
     """Returns all entrants, ours first, sorted by speed."""
     rows: list[list[Value]] = []
-    for score in sorted(result.scores, key=lambda s: (not s.ran, not s.is_ours, s.median if s.ran else 0.0)):
-        if not score.ran:
+    for score in sorted(result.scores, key=lambda s: (not s.rounds, not s.is_ours, s.rounds and s.median)):
+        if not score.rounds:
             rows.append([score.entrant, *[None] * (len(HEADINGS) - 2), score.remark])
             continue
-        ideal_s, rounds = None if math.isnan(score.ideal_s) else score.ideal_s, len(score.seconds_by_round)
         rows.append(
             [
-                score.entrant, score.median, rounds, ideal_s, ideal_s / score.median if ideal_s else None,
-                score.peak_bytes / 2**20 if score.peak_bytes is not None else None, score.difference,
+                score.entrant, score.median, score.ideal_s, score.ideal_s and score.ideal_s / score.median,
+                score.peak_bytes / 2**20, score.difference,
                 "WRONG GRADIENTS" if score.wrong else score.remark,
             ]
         )  # fmt: skip
@@ -97,12 +93,9 @@ def _notes(result: Result) -> list[str]:
     return [
         f"{work}; cells of {', '.join(map(str, result.cells))} layers; mean costs of a stage, measured alone: "
         f"F {each[0]:.3g} ms, R {each[1]:.3g} ms, B {each[2]:.3g} ms.",
-        f"A turn is {case.steps} steps; {where}, one thread per process. Rounds go on until every ratio has "
-        f"{FEWEST_ROUNDS} rounds and an interval within ±{PRECISION:.0%}, or until the case has taken "
-        f"{case.time_limit_s:.0f} s. Entrants that no open ratio needs leave after an even number of rounds, so "
-        "compare medians only between entrants with equal rounds; ratios are taken within rounds. A step is forward "
-        "and backward of one mini-batch, gradients averaged over replicas, no update; its time is that of the slowest "
-        "worker.",
+        f"A turn is {case.steps} steps; {where}, one thread per process; {case.rounds} rounds. Ratios are taken "
+        "within rounds. A step is forward and backward of one mini-batch, gradients averaged over replicas, no update; "
+        "its time is that of the slowest worker.",
         f"A stage has {2 * work.micro_batches} forwards and backwards in a step, recomputes aside: 1 ms a step is "
         f"{1e3 / (2 * work.micro_batches):.3g} µs for each.",
         "Ideal fill-drain: without message times, (M+K-1)(F+B) + (M-1)R with recompute, (M+K-1)(F+B) without, from "
@@ -114,32 +107,23 @@ def _notes(result: Result) -> list[str]:
 
 
 def _picture(result: Result) -> list[Picture]:
-    """Returns the summary's ratios with their intervals; nothing if no ratio has one."""
-    ours = [score for score in reversed(result.ours) if _with_interval(result, score, "all") is not None]
+    """Returns the summary's ratios with their intervals; nothing without peers."""
+    ours = [score for score in reversed(result.ours) if result.best(score, "all") is not None]
     if not ours:
         return []
     figure, axis = new_figure("times as fast as the fastest peer", "", (8.0, 0.9 + 0.42 * len(ours)))
     axis.xaxis.set_major_formatter("{x:.2f}")
     for place, kind in enumerate(KINDS):
-        ratios = [_with_interval(result, score, kind) for score in ours]
-        points = [(row, ratio) for row, ratio in enumerate(ratios) if ratio is not None]
+        found = [result.best(score, kind) for score in ours]
+        points = [(row, best[1]) for row, best in enumerate(found) if best is not None]
         axis.errorbar(
             [ratio.median for _, ratio in points], [row + 0.2 * (1 - place) for row, _ in points],
             xerr=[[r.median - r.low for _, r in points], [r.high - r.median for _, r in points]],
             fmt="o", markersize=4, capsize=3, linewidth=1.2, color=COLOURS[place], label=OVER[kind],
         )  # fmt: skip
     axis.axvline(1, color=INK, linewidth=1, linestyle="--")
-    axis.set_yticks(range(len(ours)), [_short(score) for score in ours])
+    axis.set_yticks(range(len(ours)), [score.entrant.removeprefix("suite ") for score in ours])
     axis.legend(frameon=False, fontsize=8)
     return [
         Picture("ratios", figure, "Speed over the fastest peer, with 95% intervals; right of 1 the suite is ahead.")
     ]
-
-
-def _with_interval(result: Result, score: Score, kind: Kind) -> Ratio | None:
-    found = result.best(score, kind)
-    return found[1] if found is not None and found[1].has_interval else None
-
-
-def _short(score: Score) -> str:
-    return score.entrant.removeprefix("suite ")

@@ -22,8 +22,8 @@ from experiments.language_model.runs import language_model
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, relative_spread, silent
+from experiments.tables.sleeping import SquareError, SyntheticLayer
 from models.language_model import LanguageModelShape
-from models.synthetic import SquareLoss, SyntheticLayer
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.profile import MicroBatch, Sample
@@ -57,7 +57,7 @@ class SleepingWork(SingleThreadWorkload):
         """One sleeping layer per stage."""
         with torch.device("meta"):
             layers = [SyntheticLayer(forward, backward / 2, backward / 2) for forward, backward in self.seconds]
-        return list[nn.Module](layers), SquareLoss()
+        return list[nn.Module](layers), SquareError()
 
     def sample(self) -> Sample:
         """A tensor as large as the message."""

@@ -7,24 +7,23 @@ import math
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from experiments.benchmark.cases import FEED, PAIR, Case, cases, ideal_fill_drain_s, turn_order
+from experiments.benchmark.cases import FEED, Case, cases, ideal_fill_drain_s, turn_order
 from experiments.benchmark.peers.peer import Entrant
 from experiments.benchmark.peers.workload import BenchWorkload
 from experiments.benchmark.report import entrants_table, page, summary
-from experiments.benchmark.results import Result, Score, refused
+from experiments.benchmark.results import Result, Score
 from launch.backends.processes import run_processes
-from launch.benchmarks.entrant_processes import BenchInputs, EntrantProcesses, Observation
+from launch.benchmarks.entrant_processes import run_turns
 from launch.benchmarks.feed import feed_table
-from launch.benchmarks.worker import reference_gradients, tensor_name
+from launch.benchmarks.worker import BenchInputs, Observation, reference_gradients, tensor_name
 from launch.runs.store import RUNS
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
@@ -83,75 +82,38 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
     console.print(f"{case.title}: measuring layer costs and reference gradients")
     FOLDER.mkdir(parents=True, exist_ok=True)
     log = FOLDER.resolve() / "bench.log"
-    costs = _costs(work, log) if costs is None else costs
-    plans, plan_errors = make_plans(work, costs, entrants)
-    accepted, left_out = [], []
-    for entrant in entrants:
-        if entrant.workloads and work.name not in entrant.workloads:
-            continue
-        reason = plan_errors.get(entrant.name) or entrant.refuse(work)
-        if reason is None:
-            accepted.append(entrant)
-        else:
-            left_out.append(refused(entrant, reason))
+    costs = _costs(case, log) if costs is None else costs
+    entrants = [entrant for entrant in entrants if work.name in (entrant.workloads or [work.name])]
+    plans, reasons = make_plans(work, costs, entrants)
+    reasons |= {entrant.name: reason for entrant in entrants if (reason := entrant.refuse(work)) is not None}
+    accepted = [entrant for entrant in entrants if entrant.name not in reasons]
+    names = [entrant.name for entrant in accepted]
+    turns = (*names, *(name for number in range(case.rounds) for name in turn_order(names, number)))
     executed_plans = {name: (plan.layers_per_cell, plan.schedule_config) for name, plan in plans.items()}
     seconds = [cost.forward_s + cost.backward_s for cost in costs]
-    cells = {
-        count: tuple(partition(seconds, count))
-        for count in {entrant.virtual_stages * work.stages for entrant in accepted} | {work.stages}
-    }
-    parameters = _parameters(work)
-
-    def scored(entrant: Entrant, observed: Sequence[Observation]) -> Score:
-        recomputes_forward = plans[entrant.name].recomputes[0] > 0 if entrant.name in plans else entrant.recomputes
-        ideal_s = ideal_fill_drain_s(costs, cells[work.stages], work.micro_batches, recomputes_forward)
-        found = score(entrant, observed, parameters, ideal_s)
-        return _add_plan(found, plans, entrant) if entrant.ours else found
-
+    counts = {work.stages} | {entrant.virtual_stages * work.stages for entrant in accepted}
+    cells = {count: tuple(partition(seconds, count)) for count in counts}
     with tempfile.TemporaryDirectory() as folder:
-        truths = {
-            threads: Path(folder) / f"{threads}.safetensors" for threads in {e.threads_of(work) for e in accepted}
-        }
-        for threads, file in truths.items():
-            run_processes(reference_gradients, 1, work, file, threads)
+        truths = {}
+        for threads in {entrant.threads_of(work) for entrant in accepted}:
+            truths[threads] = Path(folder) / f"{threads}.safetensors"
+            run_processes(reference_gradients, 1, work, truths[threads], threads)
         console.print(f"{case.title}: starting {len(accepted)} entrants and comparing their gradients")
-        with EntrantProcesses(BenchInputs(case, cells, executed_plans, truths, log), accepted) as processes:
-            scores = tuple(scored(entrant, processes.observed[entrant.name]) for entrant in accepted)
-            result = Result(case, cells[work.stages], tuple(costs), scores)
-            result = run_rounds(processes.turn, result, begin + case.time_limit_s, console)
+        found = run_turns(BenchInputs(case, turns, cells, executed_plans, truths, log), accepted, console)
+    parameters = _parameters(work)
+    scores = []
+    for entrant in accepted:
+        scored = _add_plan(score(entrant, found[entrant.name], parameters), plans, entrant)
+        if scored.recomputes is not None:
+            ideal_s = ideal_fill_drain_s(costs, cells[work.stages], work.micro_batches, scored.recomputes)
+            scored = replace(scored, ideal_s=ideal_s)
+        scores.append(scored)
+    for entrant in entrants:
+        if entrant.name in reasons:
+            remark = f"not run: {reasons[entrant.name]}"
+            scores.append(Score(entrant.name, entrant.ours, entrant.recomputes, remark=remark))
     console.print(f"{case.title}: {time.monotonic() - begin:.0f} s in all")
-    return replace(result, scores=(*result.scores, *left_out))
-
-
-def run_rounds(
-    turn: Callable[[str], tuple[float, ...]],
-    result: Result,
-    until: float,
-    console: Console,
-    now: Callable[[], float] = time.monotonic,
-) -> Result:
-    """Returns the result with pairs of rounds: until every ratio is known, or the next pair would end after ``until``.
-
-    ``turn`` runs an entrant's turn and returns the seconds of its steps.
-    """
-    names = {score.entrant for score in result.scores}
-    seconds_of: dict[str, float] = {}
-    for first in count(step=PAIR):
-        if not names or (first > 0 and now() + PAIR * sum(seconds_of[name] for name in names) > until):
-            break
-        for number in range(first, first + PAIR):
-            steps = {}
-            for name in turn_order(names, number):
-                begin = now()
-                steps[name] = turn(name)
-                seconds_of[name] = now() - begin
-            result = result.with_round(number, steps)
-        console.print(
-            f"{result.case.title}: {first + PAIR} rounds, the last with {len(names)} entrants; "
-            f"{len(result.open_pairs)} ratios not known yet, {max(0.0, until - now()):.0f} s left"
-        )
-        names = result.needed
-    return result
+    return Result(case, cells[work.stages], tuple(costs), tuple(scores))
 
 
 def make_plans(
@@ -187,7 +149,9 @@ def peak_of(plan: Plan) -> int:
 
 
 def _add_plan(found: Score, plans: dict[str, Plan], entrant: Entrant) -> Score:
-    """Returns the score with the plan's numbers."""
+    """Returns the score with the plan's numbers, if the entrant has one."""
+    if entrant.name not in plans:
+        return found
     plan = plans[entrant.name]
     recomputes_forward, whole = plan.recomputes
     cap = peak_of(plans[entrant.memory_of]) - UNCOUNTED_BYTES if entrant.memory_of else None
@@ -197,20 +161,21 @@ def _add_plan(found: Score, plans: dict[str, Plan], entrant: Entrant) -> Score:
         remark += f", at most {cap / 2**20:.1f} MiB"
     # even with full recomputation a schedule keeps one micro-batch a stage
     partly = 0 < recomputes_forward < whole - plan.pipeline.stages
-    return replace(
-        found, memory_limit_bytes=cap, simulated_s=plan.step_s, recomputes=None if partly else recomputes_forward > 0,
-        ideal_s=math.nan if partly else found.ideal_s, remark=found.remark or remark,
-    )  # fmt: skip
+    recomputes = None if partly else recomputes_forward > 0
+    return replace(found, memory_limit_bytes=cap, simulated_s=plan.step_s, recomputes=recomputes, remark=remark)
 
 
-def score(entrant: Entrant, observed: Sequence[Observation], parameters: set[str], ideal_s: float) -> Score:
-    """Merges the workers' observations of one entrant. A missing gradient counts as infinitely wrong."""
-    differences = [value for one in observed for value in one.differences.values()]
-    whole = {name for one in observed for name in one.differences} == parameters
-    worst = max((math.inf if math.isnan(value) else value for value in differences), default=math.inf)
+def score(entrant: Entrant, found: Sequence[Observation], parameters: set[str]) -> Score:
+    """Merges what the workers found of one entrant. A missing gradient counts as infinitely wrong."""
+    differences = [math.inf if math.isnan(value) else value for one in found for value in one.differences.values()]
+    is_whole = {name for one in found for name in one.differences} == parameters
+    rounds = tuple(
+        tuple(max(of_step) for of_step in zip(*of_round, strict=True))
+        for of_round in zip(*(one.rounds for one in found), strict=True)
+    )
     return Score(
-        entrant.name, entrant.ours, entrant.recomputes, peak_bytes=max(one.peak for one in observed),
-        difference=worst if whole else math.inf, ideal_s=ideal_s,
+        entrant.name, entrant.ours, entrant.recomputes, rounds, max(one.peak for one in found),
+        difference=max(differences) if is_whole else math.inf,
     )  # fmt: skip
 
 
@@ -223,9 +188,10 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _costs(work: BenchWorkload, log: Path) -> Sequence[LayerCost]:
+def _costs(case: Case, log: Path) -> Sequence[LayerCost]:
     """Returns the layers' costs of the slowest process; as many measure concurrently as will compute concurrently."""
-    found: list[LayerMeasurements] = run_processes(measure_layers, work.measuring_processes, work, 1, False, log)
+    processes = case.work.stages * case.work.replicas if case.own_processes else 1
+    found: list[LayerMeasurements] = run_processes(measure_layers, processes, case.work, 1, False, log)
     return max((one.costs for one in found), key=lambda costs: sum(c.forward_s + c.backward_s for c in costs))
 
 

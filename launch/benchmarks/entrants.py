@@ -31,7 +31,7 @@ class Suite:
             MiniBatch(
                 split(context.inputs, count),
                 split([context.targets], count),
-                work.weight(),
+                work.weight,
                 offset=place.replica * count,
             )
             if place.is_first or place.is_last

@@ -9,7 +9,7 @@ A turn makes a few mini-batches of the paper's size. A round gives each way a tu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -55,11 +55,11 @@ def feed_table(console: Console, settings: str = "", rounds: int = ROUNDS) -> Ta
     torch.set_num_threads(1)
     several = max(2, min(MAX_PROCESSES, cpu_limit()))
     ways = {NOTHING: 0, THREAD: 0, "1 feed process": 1, f"{several} feed processes": several}
-    turns: dict[str, dict[int, Turn]] = {way: {} for way in ways}
+    turns: dict[str, list[Turn]] = {way: [] for way in ways}
     for number in range(rounds):
         for way in turn_order(ways, number):
             console.print(f"feed: round {number + 1} of {rounds}, {way}")
-            turns[way][number] = _turn(number, way, ways[way], experiment, data)
+            turns[way].append(_turn(number, way, ways[way], experiment, data))
     return _table(turns, experiment)
 
 
@@ -98,11 +98,11 @@ def _launch_beside(work: Callable[[], float]) -> Turn:
         return made.result(), launches, time.perf_counter() - begin
 
 
-def _table(turns: Mapping[str, Mapping[int, Turn]], experiment: TranslationExperiment) -> Table:
+def _table(turns: Mapping[str, Sequence[Turn]], experiment: TranslationExperiment) -> Table:
     batch_tokens, pipeline = experiment.train.batch_tokens, experiment.pipeline
     rows: list[list[Value]] = []
     for way, by_round in turns.items():
-        tokens, launches, seconds = ({number: turn[at] for number, turn in by_round.items()} for at in range(3))
+        tokens, launches, seconds = zip(*by_round, strict=True)
         made = ratio_of(tokens, seconds) if way != NOTHING else None
         rows.append(
             [way, _per_s(made), batch_tokens / made.median if made else None, _per_s(ratio_of(launches, seconds))]
@@ -118,7 +118,4 @@ def _table(turns: Mapping[str, Mapping[int, Turn]], experiment: TranslationExper
 
 
 def _per_s(rate: Ratio | None) -> str | None:
-    if rate is None:
-        return None
-    interval = f"[{rate.low:,.0f}, {rate.high:,.0f}]" if rate.has_interval else f"({rate.rounds} rounds)"
-    return f"{rate.median:,.0f} {interval}"
+    return f"{rate.median:,.0f} [{rate.low:,.0f}, {rate.high:,.0f}]" if rate is not None else None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 from time import perf_counter
 
@@ -17,15 +15,47 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from experiments.benchmark.cases import Case
 from experiments.benchmark.peers.one_process import WholeModel
 from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients, Runner
 from experiments.benchmark.peers.workload import BenchWorkload
-from launch.benchmarks.entrant_processes import DEADLINE_S, END, BenchInputs, Observation, turn_key
+from experiments.tables.sleeping import no_sleep
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
 from launch.worker.log_file import log_to
-from models.synthetic import no_sleep
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.memory_tracker import MemoryTracker
+from suite.pipeline.schedule.config import ScheduleConfig
+
+DEADLINE_S = 3600.0
+"""Longest life of a case's processes."""
+
+
+@dataclass(frozen=True)
+class BenchInputs:
+    """The inputs of a case's worker processes."""
+
+    case: Case
+    turns: tuple[str, ...]
+    """Whose turn it is, in order. In its first one an entrant is built and does its first step."""
+    cells: dict[int, tuple[int, ...]]
+    """Layers per cell, by the number of cells."""
+    plans: dict[str, tuple[tuple[int, ...], ScheduleConfig]]
+    """Cells and schedule of the planned entrants, by name."""
+    truths: dict[int, Path]
+    """The gradients of one process, by its number of threads: sums of another order can turn a ReLU on or off."""
+    log: Path
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one worker found of an entrant."""
+
+    differences: dict[str, float]
+    """Largest difference from the reference gradient for each parameter it holds, relative to its largest value."""
+    peak: int
+    """Peak bytes that the first step allocated."""
+    rounds: list[list[float]] = field(default_factory=list)
+    """Seconds of each step, by round."""
 
 
 def reference_gradients(rank: int, world: int, rendezvous: str, work: BenchWorkload, file: Path, threads: int) -> None:
@@ -39,12 +69,11 @@ def reference_gradients(rank: int, world: int, rendezvous: str, work: BenchWorkl
 
 
 def serve(
-    rank: int, world: int, rendezvous: str, inputs: BenchInputs, entrants: Sequence[Entrant], port: int, group: int
-) -> None:
-    """Builds the entrants, checks their gradients, and runs turns until told to end.
+    rank: int, world: int, rendezvous: str, inputs: BenchInputs, entrants: Sequence[Entrant], port: int
+) -> dict[str, Observation]:
+    """Runs all turns of these entrants; returns what this worker found of each.
 
-    The store at ``port`` is that of ``launch.benchmarks.entrant_processes``: it holds whose turn it is, and takes the
-    seconds.
+    In the store at ``port``, of ``launch.benchmarks.entrant_processes``, a turn's number appears when it may begin.
     """
     log_to(inputs.log)
     init_process_group(rank, world, rendezvous, threads=1)
@@ -54,21 +83,24 @@ def serve(
     context = BenchContext(coord, groups, work, inputs.cells, inputs.plans, *work.share(coord.replica))
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=DEADLINE_S))
 
-    runners: list[Runner] = []
-    observed: list[Observation] = []
-    for entrant in entrants:
-        runners.append(entrant.build(context))
-        observed.append(_check(runners[-1], inputs.truths[entrant.threads_of(work)]))
-    store.set(f"{group}/built/{rank}", json.dumps([asdict(each) for each in observed]))
-    for turn in count():
-        key = turn_key(group, turn)
-        whose = store.get(key).decode()  # waits without computing
-        if whose == END:
-            break
-        seconds = [_timed(runners[int(whose)]) for _ in range(case.steps)]
-        store.set(f"{key}/{rank}", json.dumps(seconds))
+    own = {entrant.name: entrant for entrant in entrants}
+    runners: dict[str, Runner] = {}
+    found: dict[str, Observation] = {}
+    for number, name in enumerate(inputs.turns):
+        if name not in own:
+            continue
+        store.get(str(number))  # waits without computing
+        if name not in runners:
+            runners[name] = own[name].build(context)
+            found[name] = _check(runners[name], inputs.truths[own[name].threads_of(work)])
+        else:
+            found[name].rounds.append([_timed(runners[name]) for _ in range(case.steps)])
+        dist.barrier()
+        if rank == 0:
+            store.set(str(number + 1), "")
     dist.barrier()
     dist.destroy_process_group()
+    return found
 
 
 def _check(runner: Runner, truth_file: Path) -> Observation:

@@ -44,7 +44,7 @@ class DeepSpeedPipeline(CellRunner):
         self._engine, *_ = deepspeed.initialize(
             model=module, model_parameters=list(module.parameters()),
             config={
-                "train_micro_batch_size_per_gpu": work.micro_batch_rows,
+                "train_micro_batch_size_per_gpu": work.shape[0],
                 "gradient_accumulation_steps": work.micro_batches,
                 "optimizer": {"type": "SGD", "params": {"lr": 0.0}},
                 "zero_allow_untested_optimizer": True,

@@ -54,7 +54,7 @@ class BenchContext:
 
     def objective(self, loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
         """Returns a function: (outputs, targets) of a micro-batch -> its part of the mini-batch's mean loss."""
-        weight = self.work.weight()
+        weight = self.work.weight
 
         def part(outputs: Tensor, targets: Tensor) -> Tensor:
             objective: Tensor = loss(outputs, targets)[0]

@@ -72,7 +72,7 @@ def _boundary_specs(context: BenchContext, layers: Sequence[nn.Module]) -> list[
 
     Without them a stage infers its shapes by running on uninitialized memory, where ids are out of range.
     """
-    rows = context.work.micro_batch_rows
+    rows = context.work.shape[0]
     tensors: Tensors = tuple(torch.empty_like(tensor[:rows], device="meta") for tensor in context.inputs)
     specs = [tensors]
     for layer in layers:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from experiments.base.workload import SingleThreadWorkload, random_ids
+from experiments.tables.sleeping import SquareError, SyntheticLayer
 from models.language_model import Block, LanguageModelShape
 from models.loss import TranslationLoss
-from models.synthetic import SyntheticLayer
 from models.transformer import TransformerShape
 from models.transformer import layers as transformer_layers
 from suite.pipeline.model.layers import Tensors
@@ -36,27 +37,34 @@ class BenchWorkload(SingleThreadWorkload, ABC):
     def name(self) -> str:
         """Name of the benchmark."""
 
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a micro-batch's input, rows first."""
+
     @abstractmethod
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the layers, on the meta device, and the loss."""
 
-    @abstractmethod
     def full_batch(self) -> tuple[Tensors, Tensor]:
-        """Returns inputs and targets of the mini-batch of all replicas, (rows, ...) each, the same in every process."""
+        """Returns inputs and targets of the mini-batch of all replicas, (rows, ...) each, the same in every process:
+        random numbers."""
+        return (_normal(0, self.rows, *self.shape[1:]),), _normal(1, self.rows, *self.shape[1:])
 
-    @abstractmethod
+    @property
     def weight(self) -> float:
-        """Returns the divisor of the summed loss of the whole mini-batch."""
+        """The divisor of the summed loss of the whole mini-batch: its number of values or words."""
+        return float(self.rows * prod(self.shape[1:]))
+
+    @property
+    def rows(self) -> int:
+        """Rows of the mini-batch of all replicas."""
+        return self.shape[0] * self.micro_batches * self.replicas
 
     @property
     def pipeline(self) -> PipelineSettings:
         """K, M and R; entrants choose the other settings."""
         return PipelineSettings(stages=self.stages, micro_batches=self.micro_batches, replicas=self.replicas)
-
-    @property
-    def measuring_processes(self) -> int:
-        """Number of processes that measure its layers concurrently: as many as compute concurrently."""
-        return self.stages * self.replicas
 
     def share(self, replica: int) -> tuple[Tensors, Tensor]:
         """Returns one replica's inputs and targets, (rows, ...) each, as views."""
@@ -69,7 +77,7 @@ class BenchWorkload(SingleThreadWorkload, ABC):
         """Returns one replica's share, split into M equal micro-batches."""
         inputs, targets = self.share(replica)
         count = self.micro_batches
-        return MiniBatch(split(inputs, count), split([targets], count), self.weight(), replica * count)
+        return MiniBatch(split(inputs, count), split([targets], count), self.weight, replica * count)
 
     def sample(self) -> Sample:
         """One micro-batch; all have one size."""
@@ -77,19 +85,9 @@ class BenchWorkload(SingleThreadWorkload, ABC):
         first = MicroBatch(batch.inputs[0], batch.targets[0])
         return Sample(first, first)
 
-    @property
-    def rows(self) -> int:
-        """Rows of the mini-batch of all replicas."""
-        return self.micro_batch_rows * self.micro_batches * self.replicas
-
-    @property
-    @abstractmethod
-    def micro_batch_rows(self) -> int:
-        """Rows of a micro-batch."""
-
 
 PARTS = 2
-"""Sleeping layers per stage, so that schedules with several stages per process can divide a stage."""
+"""Layers per stage, so that schedules with several stages per process can divide a stage."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class SyntheticWork(BenchWorkload):
     parameters: int = PARTS
     """Parameters of a stage."""
     shape: tuple[int, ...] = (4, 128, 128)
-    """Shape of a message, in fp32: 256 KiB. Larger ones would keep two cores busy with copies at K = 16."""
+    """In fp32 256 KiB. Larger messages would keep two cores busy with copies at K = 16."""
 
     @property
     def name(self) -> str:
@@ -109,147 +107,67 @@ class SyntheticWork(BenchWorkload):
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Layers with equal times and a squared error."""
-        sleep_s, parameters = self.forward_s / PARTS, self.parameters // PARTS
+        times, parameters = (self.forward_s / PARTS,) * 3, self.parameters // PARTS
         with torch.device("meta"):
-            return [
-                SyntheticLayer(sleep_s, sleep_s, sleep_s, parameters) for _ in range(PARTS * self.stages)
-            ], SquareError()  # fmt: skip
+            return [SyntheticLayer(*times, parameters) for _ in range(PARTS * self.stages)], SquareError()
 
     def full_batch(self) -> tuple[Tensors, Tensor]:
-        """Random numbers."""
+        """Random numbers, with one target a row."""
         return (_normal(0, self.rows, *self.shape[1:]),), _normal(1, self.rows, 1, 1)
-
-    def weight(self) -> float:
-        """The number of values."""
-        return float(self.rows * self.shape[1] * self.shape[2])
-
-    @property
-    def measuring_processes(self) -> int:
-        """One, because sleeping processes do not slow each other down."""
-        return 1
-
-    @property
-    def micro_batch_rows(self) -> int:
-        """Rows of a message."""
-        return self.shape[0]
 
 
 @dataclass(frozen=True)
 class OverheadWork(BenchWorkload):
     """2K layers of one weight each, over one number: a step takes only what the pipeline itself does."""
 
-    @property
-    def name(self) -> str:
-        """``overhead``."""
-        return "overhead"
+    name = "overhead"
+    shape: tuple[int, ...] = (1, 1)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Products of 1 x 1 and a squared error."""
         with torch.device("meta"):
             return [nn.Linear(1, 1, bias=False) for _ in range(PARTS * self.stages)], SquareError()
 
-    def full_batch(self) -> tuple[Tensors, Tensor]:
-        """Random numbers."""
-        return (_normal(0, self.rows, 1),), _normal(1, self.rows, 1)
-
-    def weight(self) -> float:
-        """The number of values."""
-        return float(self.rows)
-
-    @property
-    def micro_batch_rows(self) -> int:
-        """One."""
-        return 1
-
 
 @dataclass(frozen=True)
 class LanguageModelWork(BenchWorkload):
-    """Blocks of the language model, without embedding and head: equal layers, one tensor between them."""
+    """Eight blocks of the language model, without embedding and head: equal layers, one tensor between them."""
 
-    layers: int = 8
-    width: int = 512
-    feed_forward: int = 2048
-    heads: int = 8
-    time: int = 128
-    each: int = 1
-
-    @property
-    def name(self) -> str:
-        """``layers``."""
-        return "layers"
+    name = "layers"
+    shape: tuple[int, ...] = (1, 128, 512)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Causal blocks and a squared error."""
-        shape = LanguageModelShape(self.layers, self.width, self.feed_forward, self.heads, vocabulary=2, time=self.time)
+        _, time, width = self.shape
+        shape = LanguageModelShape(8, width, 4 * width, heads=8, vocabulary=2, time=time)
         with torch.device("meta"):
-            return [Block(shape) for _ in range(self.layers)], SquareError()
+            return [Block(shape) for _ in range(shape.layers)], SquareError()
 
-    def full_batch(self) -> tuple[Tensors, Tensor]:
-        """Random numbers."""
-        size = (self.rows, self.time, self.width)
-        return (_normal(0, *size),), _normal(1, *size)
 
-    def weight(self) -> float:
-        """The number of values."""
-        return float(self.rows * self.time * self.width)
-
-    @property
-    def micro_batch_rows(self) -> int:
-        """As set."""
-        return self.each
+T4 = TransformerShape(4, 192, 768, 3, 4000, dropout=0.0, label_smoothing=0.1)
+"""Without dropout, whose masks differ between engines."""
 
 
 @dataclass(frozen=True)
 class TranslationWork(BenchWorkload):
     """The encoder-decoder T(L, H, A): different layers, and ids beside activations between them."""
 
-    layers: int = 4
-    width: int = 192
-    feed_forward: int = 768
-    heads: int = 3
-    vocabulary: int = 4000
-    time: int = 32
-    each: int = 8
-
-    @property
-    def name(self) -> str:
-        """``translation``."""
-        return "translation"
+    name = "translation"
+    model: TransformerShape = T4
+    shape: tuple[int, ...] = (8, 32)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """The model without dropout, whose masks differ between engines, and without ties, because not every peer sums
-        the gradients of a matrix that two stages share."""
-        shape = TransformerShape(
-            self.layers, self.width, self.feed_forward, self.heads, self.vocabulary, dropout=0.0, label_smoothing=0.1
-        )
+        """The model without ties, because not every peer sums the gradients of a matrix that two stages share."""
         with torch.device("meta"):
-            layers = transformer_layers(shape)
+            layers = transformer_layers(self.model)
         for layer in layers:
             layer.tied = {}  # type: ignore[assignment]
-        return layers, TranslationLoss(shape.label_smoothing)
+        return layers, TranslationLoss(self.model.label_smoothing)
 
     def full_batch(self) -> tuple[Tensors, Tensor]:
         """Random words without padding, so that all micro-batches take the same time."""
-        ids = random_ids(3 * self.rows, self.time, self.vocabulary)
+        ids = random_ids(3 * self.rows, self.shape[1], self.model.vocabulary)
         return (ids[: self.rows], ids[self.rows : 2 * self.rows]), ids[2 * self.rows :]
-
-    def weight(self) -> float:
-        """The number of target tokens."""
-        return float(self.rows * self.time)
-
-    @property
-    def micro_batch_rows(self) -> int:
-        """As set."""
-        return self.each
-
-
-class SquareError(nn.Module):
-    """Sums squared differences from the target."""
-
-    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """x and target of any shapes that broadcast -> (objective, measure)."""
-        objective = (x - target).square().sum()
-        return objective, objective.detach()
 
 
 def _normal(seed: int, *size: int) -> Tensor:

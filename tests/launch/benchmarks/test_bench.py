@@ -4,12 +4,12 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import time
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -22,14 +22,14 @@ from experiments.benchmark.peers.one_process import OneProcess
 from experiments.benchmark.peers.peer import Entrant
 from experiments.benchmark.peers.workload import SyntheticWork
 from experiments.benchmark.report import HEADINGS, entrants_table, page, summary
-from experiments.benchmark.results import TOLERANCE, Result, Score, refused
+from experiments.benchmark.results import TOLERANCE, Result, Score
 from experiments.tables.table2_transformer import closed_form
 from launch import cli
 from launch.benchmarks import bench, entrants
 from suite.errors import SettingError, WorkerDiedError
 from suite.pipeline.planning.costs import LayerCost
 
-TINY = Case(SyntheticWork(2, 3, forward_s=0.0, shape=(2, 3, 4)), steps=2, time_limit_s=0.0)
+TINY = Case(SyntheticWork(2, 3, forward_s=0.0, shape=(2, 3, 4)), steps=2, rounds=2)
 
 
 class Faulty(OneProcess):
@@ -86,10 +86,9 @@ def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypa
     assert (case["K"], case["M"], case["R"], case["cells"]) == (2, 3, 1, [2, 2])
     rows = {row["entrant"]: row for row in case["entrants"]}
     assert {name for name, row in rows.items() if row["wrong"]} == set(FAULTS)
-    assert all({at: len(steps) for at, steps in row["seconds_by_round"].items()} == {"0": 2, "1": 2}
-               for row in rows.values())  # fmt: skip
-    assert rows["missing"]["gradient_difference"] is None
-    assert rows["scaled"]["gradient_difference"] == pytest.approx(1e-3, rel=0.01)
+    assert all(list(map(len, row["rounds"])) == [2, 2] for row in rows.values())
+    assert rows["missing"]["difference"] is None
+    assert rows["scaled"]["difference"] == pytest.approx(1e-3, rel=0.01)
     assert rows[entrants.RECOMPUTED]["over_best"]["all"]["peer"] == "right"  # of those that are right the only peer
     table = (bench.FOLDER / "bench-sleeping-k2-m3.md").read_text()
     assert table.count("WRONG GRADIENTS") == len(FAULTS)
@@ -102,11 +101,12 @@ def test_a_right_benchmark_ends_well_and_prints_its_progress(monkeypatch, own):
     screen = io.StringIO()
     assert bench.bench("tiny", Console(file=screen, soft_wrap=True)) == []
     assert "starting 2 entrants and comparing their gradients" in screen.getvalue()
-    assert "2 rounds, the last with 2 entrants" in screen.getvalue()
-    assert "(2 rounds), undecided against right |" in screen.getvalue()
+    assert "K = 2, M = 3: round 1 of 2\n" in screen.getvalue()
+    assert "round 2 of 2" in screen.getvalue()
+    assert re.search(r"\| [\d.]+ \[[\d.]+, [\d.]+\], [a-z ]+ right \|", screen.getvalue())
     (case,) = json.loads((bench.FOLDER / "bench.json").read_text())["cases"]
     assert case["own_processes"] == own
-    assert [list(map(len, row["seconds_by_round"].values())) for row in case["entrants"]] == [[2, 2], [2, 2]]
+    assert [list(map(len, row["rounds"])) for row in case["entrants"]] == [[2, 2], [2, 2]]
 
 
 class Dying(OneProcess):
@@ -146,9 +146,9 @@ def test_the_ideal_time_of_equal_stages_is_the_closed_form():
     assert ideal_fill_drain_s(layers, (2, 2, 2, 2), 8, recomputes=False) == pytest.approx((8 + 4 - 1) * 0.06)
 
 
-def known(seconds, rounds=6):
-    """Turns of one step each, all alike."""
-    return dict.fromkeys(range(rounds), (seconds,))
+def known(seconds):
+    """Six turns of one step each, all alike."""
+    return ((seconds,),) * 6
 
 
 def result_of(*scores):
@@ -160,21 +160,21 @@ QUICK = Score("quick", False, False, known(1.0), peak_bytes=900, difference=1e-7
 LEAN = Score("lean", False, False, known(1.5), peak_bytes=90, difference=1e-7, ideal_s=0.5)
 ALIKE = Score("alike", False, True, known(4.0), peak_bytes=500, difference=1e-7, ideal_s=0.5)
 CHEAT = Score("cheat", False, True, known(0.1), peak_bytes=10, difference=0.5, ideal_s=0.5)
-UNSEEN = Score("unseen", False, False, known(0.9), difference=0.0, ideal_s=0.5)
+LARGE = Score("large", False, False, known(0.9), peak_bytes=1000, difference=0.0, ideal_s=0.5)
 
 
 def test_ratios_by_hand():
-    absent = refused(Entrant("absent", OneProcess, False), "it is not here")
-    result = result_of(QUICK, MINE, absent, ALIKE, CHEAT, LEAN, UNSEEN)
+    absent = Score("absent", False, False, remark="not run: it is not here")
+    result = result_of(QUICK, MINE, absent, ALIKE, CHEAT, LEAN, LARGE)
     (row,) = summary(result).rows
     assert row == [
         "suite mine",
-        "0.450 [0.450, 0.450], behind unseen",
+        "0.450 [0.450, 0.450], behind large",
         "2.000 [2.000, 2.000], ahead of alike",
-        "0.750 [0.750, 0.750], behind lean",  # of the memory of unseen nobody knows
+        "0.750 [0.750, 0.750], behind lean",
     ]
     rows = {row[0]: dict(zip(HEADINGS, row, strict=True)) for row in entrants_table(result).rows}
-    assert list(rows) == ["suite mine", "cheat", "unseen", "quick", "lean", "alike", "absent"]
+    assert list(rows) == ["suite mine", "cheat", "large", "quick", "lean", "alike", "absent"]
     assert rows["suite mine"]["step s (measured)"] == 2.0
     assert rows["suite mine"]["ideal / step"] == 0.5
     assert rows["absent"]["remark"] == "not run: it is not here"
@@ -187,63 +187,15 @@ def test_ratios_by_hand():
     json.dumps(result.record(), allow_nan=False)
 
 
-def test_only_entrants_of_open_comparisons_run_again():
-    assert result_of(MINE, QUICK, ALIKE, LEAN).needed == set()
-    few = replace(ALIKE, seconds_by_round=known(4.0, rounds=5))
-    assert result_of(MINE, QUICK, few, LEAN).needed == {"suite mine", "alike"}
-    noisy = replace(QUICK, seconds_by_round={at: (1.0 + 0.2 * (at % 2),) for at in range(8)})
-    assert result_of(MINE, noisy, ALIKE, LEAN).needed == {"suite mine", "quick"}
-    far = replace(
-        LEAN, peak_bytes=101, seconds_by_round={at: (3.0 + at % 2,) for at in range(8)}
-    )  # it cannot be the fastest
-    assert result_of(MINE, QUICK, ALIKE, far).needed == {"suite mine", "lean"}  # but in the memory of mine
-    assert result_of(MINE, QUICK, ALIKE, replace(far, peak_bytes=102)).needed == set()
-    assert result_of(QUICK, noisy).needed == set()  # nothing of ours
+def test_a_peer_needs_at_most_1_percent_more_memory_than_the_entrant_or_its_limit():
+    def best(peak, **mine):
+        found = result_of(replace(MINE, **mine), replace(LEAN, peak_bytes=peak)).ours[0]
+        return result_of(found, replace(LEAN, peak_bytes=peak)).best(found, "in its memory")
 
-
-class Clock:
-    """Turns of known seconds, with a clock that they move on; some entrants are noisy."""
-
-    def __init__(self, seconds, noise):
-        self.now, self.order = 0.0, []
-        self._seconds, self._noise, self._draws = seconds, noise, np.random.default_rng(1)
-
-    def turn(self, name):
-        step = self._seconds[name] * math.exp(self._noise.get(name, 0.0) * self._draws.standard_normal())
-        self.order.append(name)
-        self.now += step
-        return (step,)
-
-
-def rounds_of(clock, until, *scores):
-    empty = [replace(score, seconds_by_round={}) for score in scores]
-    screen = Console(file=io.StringIO())
-    return bench.run_rounds(clock.turn, result_of(*empty), until, screen, now=lambda: clock.now)
-
-
-SECONDS = {"suite mine": 2.0, "quick": 1.0, "lean": 1.5, "alike": 4.0, "unseen": 0.9}
-
-
-def test_rounds_go_on_in_pairs_until_every_ratio_is_known():
-    clock = Clock(SECONDS, {"quick": 0.05})
-    result = rounds_of(clock, 1e9, MINE, QUICK, LEAN, ALIKE, UNSEEN)
-    assert result.open_pairs == set()
-    rounds = {score.entrant: len(score.seconds_by_round) for score in result.scores}
-    assert rounds["suite mine"] == max(rounds.values()) >= 6
-    assert rounds["alike"] == rounds["lean"] == 6
-    assert all(number % 2 == 0 for number in rounds.values())
-    first = len(SECONDS)
-    assert clock.order[first : 2 * first] == clock.order[:first][::-1]
-
-
-def test_no_pair_of_rounds_begins_that_would_end_after_the_time_limit():
-    all_of_a_pair = 2 * sum(SECONDS.values())
-    for until, pairs in [(0.0, 1), (1.9 * all_of_a_pair, 1), (2.1 * all_of_a_pair, 2)]:
-        clock = Clock(SECONDS, {})
-        result = rounds_of(clock, until, MINE, QUICK, LEAN, ALIKE, UNSEEN)
-        assert {len(score.seconds_by_round) for score in result.scores} == {2 * pairs}
-        assert summary(result).rows[0][1].endswith("undecided against unseen")
-        assert page(result).sections[0].pictures == []
+    assert best(101) is not None
+    assert best(102) is None
+    assert best(102, memory_limit_bytes=102) is not None
+    assert best(101, memory_limit_bytes=50) is None
 
 
 def test_cases_by_name():

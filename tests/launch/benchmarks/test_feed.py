@@ -21,7 +21,7 @@ def test_each_way_has_its_rates(monkeypatch, tmp_path):
     ways, tokens, seconds, launches = zip(*table.rows, strict=True)
     assert ways[:3] == (NOTHING, "a thread", "1 feed process")
     assert tokens[0] is seconds[0] is None
-    assert all(re.fullmatch(r"[\d,]+ \(1 rounds\)", rate) for rate in (*tokens[1:], *launches))
+    assert all(re.fullmatch(r"[\d,]+ \[[\d,]+, [\d,]+\]", rate) for rate in (*tokens[1:], *launches))
     for rate, each in zip(tokens[1:], seconds[1:], strict=True):
         made = float(rate.split()[0].replace(",", ""))
         assert abs(made * each - 2000) < 100, "a mini-batch has about train.batch_tokens"

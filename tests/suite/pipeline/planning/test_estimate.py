@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from models import blocks, resnet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
-from models.synthetic import SquareLoss
 from suite.errors import SettingError
 from suite.pipeline.planning import profile as profiling
 from suite.pipeline.planning.costs import LayerCost, check_costs
@@ -26,7 +25,7 @@ from suite.settings import OptimizerSettings
 from suite.training import adafactor
 from suite.training.optimizer import single_device_update
 from tests.suite.pipeline.freezing import FREEZES, freeze
-from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
+from tests.suite.pipeline.toy import SquareLoss, SumLoss, toy_batch, toy_layers
 
 INFINITY = float("inf")
 PRODUCTS = Device(

@@ -7,14 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import synthetic
-from models.synthetic import SquareLoss, SyntheticLayer
+from experiments.tables import sleeping
+from experiments.tables.sleeping import SyntheticLayer
 from suite.pipeline.planning import profile as profiling
 from suite.pipeline.planning.costs import check_costs
 from suite.pipeline.planning.memory_tracker import MemoryTracker
 from suite.pipeline.planning.profile import LEAST_ROUNDS, WARM_UPS, MicroBatch, Sample, profile
 from suite.settings import OptimizerSettings
 from suite.training.optimizer import single_device_update
+from tests.suite.pipeline.toy import SquareLoss
 
 CPU = torch.device("cpu")
 FLOAT = 4
@@ -130,7 +131,7 @@ def _short(monkeypatch):
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(profiling, "time", clock)
-    monkeypatch.setattr(synthetic, "time", clock)
+    monkeypatch.setattr(sleeping, "time", clock)
     return clock
 
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from experiments.tables.sleeping import SyntheticLayer
 from launch.backends.processes import run_processes
-from models.synthetic import SquareLoss, SyntheticLayer
 from suite.errors import NeighbourLostError, StallError, WorkerError
 from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.model.microbatch import MiniBatch
@@ -22,7 +22,7 @@ from suite.pipeline.runtime.skip import SkipLayout, find_skips
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.suite.pipeline.build import build, join, mini_batch, unpartitioned
-from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
+from tests.suite.pipeline.toy import SquareLoss, SumLoss, toy_batch, toy_layers
 
 
 class Odd(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.synthetic import SyntheticLayer
+from experiments.tables.sleeping import SyntheticLayer
 from suite.pipeline.runtime.weight_grad import DeferrableLinear, WeightGradStore, with_deferrable_linears
 
 KINDS = [torch.float64, torch.float32]

@@ -54,12 +54,12 @@ class SyntheticLayer(nn.Module):
             self.weight.add_(torch.empty(1).uniform_(-0.1, 0.1).to(self.weight.device))
 
 
-class SquareLoss(nn.Module):
-    """The sum of squares of the outputs: any loss works where nothing is learned."""
+class SquareError(nn.Module):
+    """Sums squared differences from the target."""
 
     def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """x of any shape -> (objective, metric), both that sum; ``target`` is not used."""
-        objective = x.square().sum()
+        """x and target of any shapes that broadcast -> (objective, measure)."""
+        objective = (x - target).square().sum()
         return objective, objective.detach()
 
 
