@@ -39,8 +39,6 @@ class LinkMeasurement:
     """F, R and B of each pipeline's stages, measured alone."""
     link: Link
     """The link as measured between two hosts, message by message."""
-    emulated_by: str
-    """How the links were emulated."""
 
 
 def pipelines() -> list[SleepingWork]:
@@ -86,8 +84,8 @@ def slow_links_table(measure: Callable[[Sequence[SleepingWork], Link], LinkMeasu
                 ]
             )  # fmt: skip
         notes.append(
-            f"{link_name(link)}: emulated by {measured.emulated_by}; two hosts measured {link_name(measured.link)} in "
-            "messages of that size."
+            f"{link_name(link)}: a link in user space; two hosts measured {link_name(measured.link)} in messages of "
+            "that size."
         )
     headings = (
         "link", "K", "M", "KB per message", "step s (measured)", "spread", "step s (simulated)",

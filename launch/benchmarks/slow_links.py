@@ -33,7 +33,7 @@ def over_hosts(console: Console, folder: Path) -> Callable[[Sequence[SleepingWor
     def measure(works: Sequence[SleepingWork], link: Link) -> LinkMeasurement:
         folder.mkdir(parents=True, exist_ok=True)
         with Hosts(max(work.pipeline.stages for work in works), link) as hosts:
-            console.print(f"{link_name(link)}: {len(hosts.names)} hosts, connected by {hosts.how}")
+            console.print(f"{link_name(link)}: {len(hosts.names)} hosts")
             measured_links: list[Link] = run_processes(
                 in_host, 2, hosts.names[:2], _measure_link_once, works[0].message_bytes
             )
@@ -46,7 +46,7 @@ def over_hosts(console: Console, folder: Path) -> Callable[[Sequence[SleepingWor
                     shown = ", ".join(f"{one:.3f}" for one in seconds[-STEPS:])
                     console.print(f"K = {work.pipeline.stages}, M = {work.micro_batches}: {shown} s a step")
             stage_costs = tuple(costs[work] for work in works)
-            return LinkMeasurement(tuple(map(tuple, steps)), stage_costs, measured_links[0], hosts.how)
+            return LinkMeasurement(tuple(map(tuple, steps)), stage_costs, measured_links[0])
 
     return measure
 

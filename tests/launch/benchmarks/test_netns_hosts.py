@@ -11,6 +11,7 @@ from launch.benchmarks import tables
 from launch.benchmarks.netns_hosts import Hosts
 from suite.errors import SettingError
 from suite.pipeline.planning.simulate import Link
+from tests.launch.benchmarks.bridged_hosts import BridgedHosts, on_host
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -36,7 +37,7 @@ with socket.create_connection((sys.argv[1], 5000), timeout=5) as one:
 
 
 def python(hosts, host, program, *arguments):
-    return hosts.command(host, [sys.executable, "-c", program, *map(str, arguments)])
+    return on_host(hosts, host, [sys.executable, "-c", program, *map(str, arguments)])
 
 
 def answers(hosts, *sizes):
@@ -56,9 +57,9 @@ def namespaces():
 
 @as_root
 def test_hosts_answer_each_other_and_leave_nothing_behind():
-    with Hosts(2) as hosts:
+    with BridgedHosts(2) as hosts:
         assert answers(hosts, 1)
-        command = hosts.command(0, ["sh", "-c", "echo entered; exec sleep 600"])
+        command = on_host(hosts, 0, ["sh", "-c", "echo entered; exec sleep 600"])
         stays = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert stays.stdout.readline() == "entered\n"  # before that it is in no host
     with stays:
@@ -76,7 +77,7 @@ def test_a_link_is_as_slow_as_it_was_asked_to_be():
 
 @as_root
 def test_a_host_that_is_cut_off_answers_no_more_and_is_not_told():
-    with Hosts(3) as hosts:
+    with BridgedHosts(3) as hosts:
         assert answers(hosts, 1)
         hosts.cut_off(1)
         with pytest.raises(AssertionError, match=r"timed out|No route to host"):
@@ -86,13 +87,13 @@ def test_a_host_that_is_cut_off_answers_no_more_and_is_not_told():
 @as_root
 def test_hosts_of_a_killed_process_are_cleared_away_by_the_next():
     program = (
-        "import os, signal\nfrom launch.benchmarks.netns_hosts import Hosts\n"
-        "Hosts(1).__enter__()\nos.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal\nfrom tests.launch.benchmarks.bridged_hosts import BridgedHosts\n"
+        "BridgedHosts(1).__enter__()\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     dead = subprocess.Popen([sys.executable, "-c", program])
     dead.wait(60)
     assert f"gpipe-{dead.pid}-" in namespaces()
-    with Hosts(1):
+    with BridgedHosts(1):
         assert f"gpipe-{dead.pid}-" not in namespaces()
 
 
@@ -106,7 +107,7 @@ def test_without_the_tools_the_table_of_slow_links_ends_with_one_sentence(monkey
 @as_root
 def test_without_the_right_to_make_hosts_that_is_said_in_one_sentence():
     """To one who is root in a user namespace only."""
-    program = "from launch.benchmarks.netns_hosts import Hosts\nHosts(1).__enter__()"
+    program = "from tests.launch.benchmarks.bridged_hosts import BridgedHosts\nBridgedHosts(1).__enter__()"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", sys.executable, "-c", program],
         capture_output=True, text=True, check=False,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster as RayCluster
 
-from launch.benchmarks.netns_hosts import Hosts
+from tests.launch.benchmarks.bridged_hosts import BridgedHosts, on_host
 from tests.launch.train.test_end_to_end import SMALL, environment, gpipe
 from tests.slow.supervision.test_nodes import Driver, first_failure, losses_of
 
@@ -33,7 +33,7 @@ class RayHosts:
     """A Ray node of two CPUs on each of some hosts, the head on the first; a token opens them."""
 
     def __init__(self, number, folder):
-        self.hosts = Hosts(number).__enter__()
+        self.hosts = BridgedHosts(number).__enter__()
         self.session = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)  # a short name: sockets
         self.address = f"{self.hosts.addresses[0]}:6379"
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -54,7 +54,7 @@ class RayHosts:
         with self.logs[host].open("w") as log:
             self.processes.append(
                 subprocess.Popen(
-                    self.hosts.command(host, command), env=variables, stdout=log, stderr=log, start_new_session=True
+                    on_host(self.hosts, host, command), env=variables, stdout=log, stderr=log, start_new_session=True
                 )
             )
 
@@ -101,7 +101,7 @@ class HostDriver(Driver):
                    f"{SETTINGS} train.steps={STEPS} {settings}"]  # fmt: skip
         self.log = (folder / "printed").open("w")
         self.process = subprocess.Popen(
-            machines.hosts.command(0, command), cwd=folder, env=machines.variables, stdout=self.log,
+            on_host(machines.hosts, 0, command), cwd=folder, env=machines.variables, stdout=self.log,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
 
