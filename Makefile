@@ -2,7 +2,7 @@
 
 # Values are taken as they are typed and passed to the command line through the environment: neither make nor a shell
 # expands them, so quotes, blanks and dollar signs arrive. NAME is never taken from the environment: some systems set it.
-VALUES := NAME SCALE SET RUN CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB SEND_KEY MINUTES DEVICE
+VALUES := NAME SCALE SET RUN CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB MINUTES DEVICE
 NAME   :=
 $(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
 export $(VALUES)
@@ -73,8 +73,8 @@ list: $(READY) ## list the experiments
 settings: $(READY) ## print every setting, with its value in an experiment: NAME=, SCALE=, SET=, FORMAT=markdown (docs/settings.md)
 	@$(GPIPE) settings --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" -- "$$NAME"
 
-submit: $(READY) ## run it as a job on a Ray cluster: NAME= (or RUN=, there), ADDRESS=http://head:8265, STORAGE=, SCALE=, SET=, JOB=, SEND_KEY=1 (docs/cluster.md)
-	@$(GPIPE) submit --address "$$ADDRESS" --scale "$${SCALE:-auto}" --set "$$SET" --storage "$$STORAGE" --job "$$JOB" --run "$$RUN" $$(test "$$SEND_KEY" = 1 && echo --send-key) -- "$$NAME"
+submit: $(READY) ## run it as a job on a Ray cluster: NAME= (or RUN=, there), ADDRESS=http://head:8265, STORAGE=, SCALE=, SET=, JOB= (docs/cluster.md)
+	@$(GPIPE) submit --address "$$ADDRESS" --scale "$${SCALE:-auto}" --set "$$SET" --storage "$$STORAGE" --job "$$JOB" --run "$$RUN" -- "$$NAME"
 
 jobs: $(READY) ## the jobs on a cluster: ADDRESS=
 	@$(GPIPE) jobs --address "$$ADDRESS"

@@ -388,16 +388,12 @@ def _check_arguments() -> None:
 
 @contextmanager
 def _as_job() -> Iterator[None]:
-    """A context that, in a job on a cluster, loads the submitter's wandb key and copies the job's runs to their
-    storage. Elsewhere it does nothing."""
+    """A context that, in a job on a cluster, copies the job's runs to their storage. Elsewhere it does nothing."""
     if "GPIPE_JOB" not in os.environ:
         yield
         return
-    from launch.backends.secrets import claim_secret
     from launch.jobs.upload import uploading
 
-    if problem := claim_secret():
-        console.print(problem)
     with uploading(console.print):
         yield
 

@@ -19,15 +19,12 @@ def submit(
     ] = "",
     job: Annotated[str, typer.Option(help="name of the job; empty: the experiment's name and the time")] = "",
     run: Annotated[str, typer.Option(help="resume this run from the cluster's storage, instead of a name")] = "",
-    send_key: Annotated[
-        bool, typer.Option("--send-key", help="send WANDB_API_KEY even without a token or over plain http")
-    ] = False,
 ) -> None:
     """Run an experiment or a sweep as a job on a Ray cluster, and follow it."""
     from launch.jobs.submit import JobRequest
     from launch.jobs.submit import submit as submit_job
 
-    request = JobRequest(name, scale, settings, run, storage, job, send_key)
+    request = JobRequest(name, scale, settings, run, storage, job)
     raise typer.Exit(submit_job(request, address, console))
 
 

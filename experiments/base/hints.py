@@ -29,9 +29,7 @@ def option(name: str, value: str = "") -> str:
     """Returns what sets a variable of the Makefile, or the same option of ``gpipe``; without a value, its name."""
     if _by_make():
         return f"{name}={value}"
-    if name == "SEND_KEY":  # a switch
-        value = ""
-    word = name if name in _ARGUMENTS and not value else f"--{name.lower().replace('_', '-')}"
+    word = name if name in _ARGUMENTS and not value else f"--{name.lower()}"
     return f"{word} {value}".rstrip()
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import ray
 
-from launch.backends import secrets
 from launch.backends.network_interface import rendezvous_store, use_interface_of
 from launch.backends.processes import run_alone, run_worker_at
 from launch.backends.ray_dispatcher import Attempt, Report
@@ -33,7 +32,6 @@ def serve(config: dict[str, Any]) -> None:
     """Runs an agent until the dispatcher has no further attempt."""
     import ray.train  # not in the workers, which import this module too
 
-    secrets.load_secret()
     use_interface_of(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "")  # the interface that the host name resolves to, instead of loopback
     dispatcher, rank = config["dispatcher"], ray.train.get_context().get_world_rank()

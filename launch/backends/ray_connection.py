@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeVar
 
-from launch.backends import secrets
 from launch.backends.ray_init import init, join, shutdown
 from launch.ray_nodes import alive_nodes
 from launch.worker.cgroups import cpu_limit
@@ -41,7 +40,6 @@ class Connection:
         """Whether Ray is connected."""
         self._workers = 1
         """The largest number of workers requested so far; a local Ray is started for that many."""
-        self._keeper: object | None = None
 
     def open(self, workers: int = 1) -> None:
         """Connects. A local Ray gets room for ``workers``, even if they must share cores.
@@ -55,12 +53,10 @@ class Connection:
             join(requested, "unset RAY_ADDRESS to use this machine")
         else:  # more stages than cores are allowed: they share cores, and the plan reports it
             init(address="local", num_cpus=max(cpu_limit(), self._workers), include_dashboard=False)
-        self._keeper = secrets.serve_secret()
         self.connected = True
 
     def close(self) -> None:
         """Disconnects, which ends everything that was started over this connection."""
-        self._keeper = None
         shutdown()
         self.connected = False
 

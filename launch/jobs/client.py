@@ -137,19 +137,6 @@ class JobClient(JobSubmissionClient):
             ) from None
         return response.status_code in (401, 403)
 
-    def put_package(self, name: str, data: bytes) -> None:
-        """Uploads bytes to the cluster's package store. Raises JobError when the upload fails."""
-        response = self._do_request("PUT", f"/api/packages/gcs/{name}", data=data)
-        if response.status_code != 200:
-            self._raise_error(response)
-
-    def expire_package(self, name: str) -> None:
-        """Has the store delete a package in ten minutes: Ray pins a requested package that long and deletes it then,
-        unless a job uses it. Raises JobError when the request fails."""
-        response = self._do_request("GET", f"/api/packages/gcs/{name}")
-        if response.status_code != 200:
-            self._raise_error(response)
-
     def suite_jobs(self) -> list[JobDetails]:
         """Returns this suite's jobs, newest first."""
         jobs = [job for job in self.list_jobs() if job.submission_id and METADATA_KEY in (job.metadata or {})]

@@ -26,7 +26,6 @@ from experiments.scaling.scale_choice import RequestedScale
 from experiments.sweeps.members.base import folder_name
 from experiments.sweeps.registry import SWEEPS, find_scale
 from launch import interrupts
-from launch.jobs import secrets
 from launch.jobs.client import METADATA_KEY, JobClient, JobError
 from launch.jobs.logs import follow_job, how_to
 from launch.jobs.preflight import JobEnvironment, preflight
@@ -55,8 +54,6 @@ class JobRequest:
     storage: str = ""
     job: str = ""
     """Name of the job; empty: chosen."""
-    send_key: bool = False
-    """Whether the wandb key goes to any cluster."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +87,11 @@ def submit(request: JobRequest, address: str, console: Console) -> int:
             console.print(
                 f"{client.address} requires no token: anyone who can reach it can run code there and read all data"
             )
-        if not request.send_key:
-            secrets.check_safe(client)
         job = _free_name(client, request.job, command)
         environment = preflight(client, request.storage, run=request.run)
         for line in environment.lines:
             console.print(line)
-        _send(client, job, command, package, environment, with_key=True)
+        _send(client, job, command, package, environment)
     console.print(f"submitted: job {job} on {client.address}; Ctrl-C leaves it running")
     console.print(how_to(client, job))
     return follow_job(client, job, console)
@@ -113,7 +108,7 @@ def submit_doctor(address: str, storage: str, console: Console) -> int:
         job = _free_name(client, "", command)
         environment = preflight(client, storage, lenient=True)
         console.print(f"running the doctor on {client.address} as job {job}")
-        _send(client, job, command, package, replace(environment, url=""), with_key=False)
+        _send(client, job, command, package, replace(environment, url=""))
     return follow_job(client, job, console)
 
 
@@ -203,9 +198,7 @@ def _free_name(client: JobClient, requested: str, command: JobCommand) -> str:
     return job
 
 
-def _send(
-    client: JobClient, job: str, command: JobCommand, package: Package, environment: JobEnvironment, *, with_key: bool
-) -> None:
+def _send(client: JobClient, job: str, command: JobCommand, package: Package, environment: JobEnvironment) -> None:
     """Uploads the package and submits the job."""
     entrypoint = shlex.join([environment.python, "-m", "launch.cli", *command.arguments])
     variables = {
@@ -216,26 +209,17 @@ def _send(
         **({SHARED_CACHE: environment.cache} if environment.cache else {}),
         **{name: value for name in FORWARDED_VARIABLES if (value := os.environ.get(name))},
     }  # fmt: skip
-    secret_variables = secrets.stash_secret(client) if with_key else secrets.wandb_mode_only()
     advice = f"{hints.command('jobs', ADDRESS=client.address)} shows whether job {job} was submitted"
-    try:
-        with interrupts.interrupt_message(lambda: advice):
-            client.submit_job(
-                entrypoint=f"exec {entrypoint}",
-                submission_id=job,
-                runtime_env={
-                    "working_dir": str(package.archive),
-                    "env_vars": variables | secret_variables,
-                    **environment.install,
-                },
-                metadata={
-                    METADATA_KEY: " ".join(command.arguments[:2]),
-                    "storage": environment.storage,
-                    "extra_folders": " ".join(command.extra_folders),
-                    "set": hide_secrets(command.settings),
-                    "commit": package.commit,
-                },
-            )
-    except BaseException:
-        secrets.discard_secret(client, secret_variables)
-        raise
+    with interrupts.interrupt_message(lambda: advice):
+        client.submit_job(
+            entrypoint=f"exec {entrypoint}",
+            submission_id=job,
+            runtime_env={"working_dir": str(package.archive), "env_vars": variables, **environment.install},
+            metadata={
+                METADATA_KEY: " ".join(command.arguments[:2]),
+                "storage": environment.storage,
+                "extra_folders": " ".join(command.extra_folders),
+                "set": hide_secrets(command.settings),
+                "commit": package.commit,
+            },
+        )

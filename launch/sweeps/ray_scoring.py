@@ -6,7 +6,6 @@ import os
 import time
 from pathlib import Path
 
-from launch.backends import secrets
 from launch.backends.ray_agents import START_DEADLINE
 from launch.sweeps.devices import cluster_devices, connected
 from launch.sweeps.member_process import MemberSpec, log_console, score
@@ -55,7 +54,6 @@ def _score(line: str, folder: str, started_file: str) -> str:
     import io
 
     Path(started_file).touch()
-    secrets.load_secret()
     os.chdir(folder)
     output = io.StringIO()
     score(MemberSpec.of_line(line), log_console(output))

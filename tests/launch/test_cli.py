@@ -271,12 +271,12 @@ def test_a_file_without_read_permission_is_not_a_defect_of_the_suite(monkeypatch
     )
 
 
-def test_a_failure_to_claim_a_jobs_secret_is_one_sentence(monkeypatch, capsys):
-    def fail():
+def test_a_failure_to_copy_a_jobs_runs_is_one_sentence(monkeypatch, capsys):
+    def fail(log):
         raise RuntimeError("no head")
 
     monkeypatch.setenv("GPIPE_JOB", "j")
-    monkeypatch.setattr("launch.backends.secrets.claim_secret", fail)
+    monkeypatch.setattr("launch.jobs.upload.uploading", fail)
     assert gpipe("list", monkeypatch=monkeypatch) == 1
     (printed,) = capsys.readouterr().err.splitlines()
     assert printed.startswith("error: RuntimeError: no head; this is a defect of the suite")

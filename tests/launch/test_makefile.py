@@ -84,6 +84,4 @@ def test_without_values_each_target_has_its_own_defaults(place):
     assert made(place, "export", "RUN=r") == [
         "export", "--format", "huggingface", "--checkpoint", "", "--", "r",
     ]  # fmt: skip
-    assert made(place, "submit", "NAME=n", "SEND_KEY=1")[-3:] == ["--send-key", "--", "n"]
-    assert made(place, "submit", "NAME=n", "SEND_KEY=0")[-3:] == ["", "--", "n"]
     assert made(place, "sweep", LAUNCHER="ray", SCALE="tiny")[2:5] == ["tiny", "--launcher", "ray"]

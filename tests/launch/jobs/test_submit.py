@@ -2,6 +2,7 @@
 
 import socket
 import zipfile
+from pathlib import Path
 
 import pytest
 from ray.job_submission import JobDetails
@@ -10,8 +11,9 @@ from rich.console import Console
 from launch.jobs.client import JobError, address_of, is_dashboard
 from launch.jobs.listing import run_and_step
 from launch.jobs.logs import report_end
-from launch.jobs.source_package import checkout, pack
-from launch.jobs.submit import JobRequest, _check_names, job_command
+from launch.jobs.preflight import JobEnvironment
+from launch.jobs.source_package import Package, checkout, pack
+from launch.jobs.submit import JobCommand, JobRequest, _check_names, _send, job_command
 from launch.tracking.progress import Update
 from suite.errors import SettingError, SuiteError
 
@@ -53,6 +55,24 @@ def test_a_job_gets_a_file_from_anywhere_with_what_it_imports(tmp_path):
     names = [name for name in zipfile.ZipFile(package.archive).namelist() if name.startswith("own/")]
     assert names == ["own/own.py", "own/parts/__init__.py", "own/parts/helper.py"]
     assert f"{tmp_path}/own.py and 2 files that it imports are packed, too; data beside it is not" in package.lines
+
+
+def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    sent = []
+
+    class Listener:
+        address = "http://127.0.0.1:8265"
+
+        def submit_job(self, **job):
+            sent.append(job)
+
+    environment, package = JobEnvironment(1, "/s", "", "python", {}, ()), Package(Path("a.zip"), 1, "c", ())
+    _send(Listener(), "j", JobCommand("t128_6b", ("experiment", "t128_6b")), package, environment)
+    (job,) = sent
+    assert job["runtime_env"]["env_vars"]["WANDB_MODE"] == "online"
+    assert 40 * "0" not in str(job)
 
 
 @pytest.mark.parametrize(

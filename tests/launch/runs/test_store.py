@@ -67,7 +67,7 @@ def test_commands_are_those_that_work_where_the_user_is(monkeypatch):
     assert runs.resume_command(run, "train.steps=9") == 'gpipe resume /runs/t12_400m/1 --set "train.steps=9"'
     assert command("report", RUN="a b") == "gpipe report --run 'a b'"
     assert command("submit", NAME="n", STORAGE="", ADDRESS="http://h:1") == "gpipe submit n --address http://h:1"
-    assert (option("CLUSTER"), option("NAME"), option("SEND_KEY", "1")) == ("--cluster", "NAME", "--send-key")
+    assert (option("CLUSTER"), option("NAME")) == ("--cluster", "NAME")
     monkeypatch.setenv("GPIPE_JOB", "j")
     monkeypatch.setenv("GPIPE_ADDRESS", "http://head:8265")
     monkeypatch.setattr(runs, "STORAGE", "/shared")

@@ -142,20 +142,16 @@ def test_no_secret_is_written_anywhere(head, finished):
     assert list(head.session.glob("session_*/logs/runtime_env_agent.log"))  # where Ray writes a job's variables
 
 
-def test_driver_and_workers_get_the_key_through_memory(head):
+def test_driver_and_workers_run_the_code_of_the_package(head):
     work = (
-        "import hashlib, os, ray, launch; from launch.backends import secrets\n"
-        "assert secrets.claim_secret() is None and 'GPIPE_SECRET' not in os.environ\n"
-        "ray.init(log_to_driver=False); keeper = secrets.serve_secret()\n"
-        "os.environ.pop(secrets.SECRET)\n"
+        "import launch, ray; ray.init(log_to_driver=False)\n"
         "def worker():\n"
-        "    secrets.load_secret(); return hashlib.sha256(os.environ[secrets.SECRET].encode()).hexdigest()\n"
-        "print('found', ray.get(ray.remote(worker).remote()), launch.__file__)\n"
+        "    import launch; return launch.__file__\n"
+        "print('found', launch.__file__, ray.get(ray.remote(worker).remote()))\n"
     )
     submit = f"""
-import shlex, tempfile, time, hashlib, os
+import shlex, tempfile, time
 from pathlib import Path
-from launch.jobs import secrets
 from launch.jobs.client import JobClient
 from launch.jobs.source_package import checkout, pack
 client = JobClient({head.address!r})
@@ -163,20 +159,15 @@ with tempfile.TemporaryDirectory() as place:
     package = pack(checkout(), Path(place) / "package.zip")
     client.submit_job(
         entrypoint="exec {sys.executable} -c " + shlex.quote({work!r}), submission_id="third",
-        runtime_env={{"working_dir": str(package.archive), "env_vars": secrets.stash_secret(client)}},
+        runtime_env={{"working_dir": str(package.archive)}},
     )
 until = time.monotonic() + 60
 while not client.get_job_status("third").is_terminal() and time.monotonic() < until:
     time.sleep(0.2)
 print(client.get_job_logs("third"))
-print("wanted", hashlib.sha256(os.environ["WANDB_API_KEY"].encode()).hexdigest())
 """
-    printed = head.python(submit, WANDB_API_KEY=KEY)
-    (found,), (wanted,) = re.findall(r"^found (\w+)", printed, re.MULTILINE), re.findall(r"wanted (\w+)", printed)
-    assert found == wanted
-    assert re.search(
-        r"^found \w+ .*/working_dir_files/.*/launch/__init__.py", printed, re.MULTILINE
-    )  # the package's code
+    place = r"\S*/working_dir_files/\S*/launch/__init__\.py"
+    assert re.search(rf"^found {place} {place}$", head.python(submit), re.MULTILINE)
 
 
 def test_a_failed_job_shows_its_root_cause_and_exit_code(head):
