@@ -37,6 +37,8 @@ class Attempts:
             "start": watchdog.first_step, "reached": watchdog.last_step, "named": watchdog.verdict_time,
         }  # fmt: skip
         fields |= asdict(cause) if cause else {}
+        if cause is not None and cause.step is not None:
+            fields["step"] = cause.step + 1  # a person reads it
         known = {name: value for name, value in fields.items() if value not in (None, "")}
         self._append({"attempt": number, "ended": _now(), "outcome": outcome, **known})
 

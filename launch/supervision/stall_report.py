@@ -52,7 +52,7 @@ def _row(actions: Sequence[str], heartbeat: Heartbeat | None) -> tuple[str, str]
 def _describe(heartbeat: Heartbeat) -> str:
     if heartbeat.action in ENDED:
         return ""
-    step = f"step {heartbeat.step}, " if heartbeat.step is not None else ""
+    step = f"step {heartbeat.step + 1}, " if heartbeat.step is not None else ""
     layer = f"in layer {heartbeat.layer}, " if heartbeat.layer is not None else ""
     activity = f"waits for {heartbeat.waiting}" if heartbeat.waiting else "computes"
     return f"{step}{layer}{activity}, {heartbeat.elapsed_s:.0f} s"

@@ -117,10 +117,10 @@ class FlatBatch:
         except RuntimeError as error:
             usage, needed = shutil.disk_usage(SHARED_MEMORY), sum(tensor.nbytes for tensor in self.flat.values())
             raise DataError(
-                f"the mini-batch of step {step} takes {needed / 2**20:.1f} MiB of shared memory, and {SHARED_MEMORY} "
-                f"has {usage.free / 2**20:.1f} of {usage.total / 2**20:.1f} MiB left ({first_line(error)}); each "
-                f"worker keeps up to {MAX_PROCESSES + 1} mini-batches there, so start the container with a larger "
-                "--shm-size (Kubernetes: an emptyDir with medium: Memory there)"
+                f"the mini-batch of step {step + 1} takes {needed / 2**20:.1f} MiB of shared memory, and "
+                f"{SHARED_MEMORY} has {usage.free / 2**20:.1f} of {usage.total / 2**20:.1f} MiB left "
+                f"({first_line(error)}); each worker keeps up to {MAX_PROCESSES + 1} mini-batches there, so start the "
+                "container with a larger --shm-size (Kubernetes: an emptyDir with medium: Memory there)"
             ) from error
         return self
 

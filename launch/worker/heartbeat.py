@@ -71,7 +71,7 @@ class Heartbeat:
     def at(self) -> str:
         """Where in the run it was."""
         layer = f" in layer {self.layer}" if self.layer is not None else ""
-        return self.action + layer + (f" of step {self.step}" if self.step is not None else "")
+        return self.action + layer + (f" of step {self.step + 1}" if self.step is not None else "")
 
 
 _HEARTBEAT = TypeAdapter(Heartbeat)

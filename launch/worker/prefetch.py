@@ -53,8 +53,8 @@ class Prefetcher:
             batch = self._next[1].result(FIRST_ACTION_TIMEOUT_S)
         except FutureTimeoutError:
             raise DataError(
-                f"the mini-batch of step {step} was not ready within {FIRST_ACTION_TIMEOUT_S:.0f} s; check that the "
-                "disk with the prepared data responds"
+                f"the mini-batch of step {step + 1} was not ready within {FIRST_ACTION_TIMEOUT_S:.0f} s; check that "
+                "the disk with the prepared data responds"
             ) from None
         self._next, self._step = None, step
         if batch is not None and self._start_at_once:

@@ -173,7 +173,7 @@ def _as_reported_error(error: Exception, spec: AttemptSpec, coord: RankCoord, st
     action, layer = status.action, status.layer
     log_file, host = str(spec.run.log(coord.replica, coord.stage)), socket.gethostname()
     where = FailureLocation(coord.replica, coord.stage, status.step, str(action), layer, host, log_file)
-    place = str(action) + (f" of step {status.step}" if status.step is not None else "")
+    place = str(action) + (f" of step {status.step + 1}" if status.step is not None else "")
     if isinstance(action, Action):
         place += f", micro-batch {action.micro_batch}"
     if layer is not None and status.stage is not None:

@@ -74,7 +74,7 @@ class TranslationBatches:
         parts = self._cut(lengths, self._replicas * self._micro_batches, self._batch_tokens)
         if len(parts) < self._replicas:
             raise SettingError(
-                f"the mini-batch of step {step} has {len(parts)} pairs for {self._replicas} replicas; "
+                f"the mini-batch of step {step + 1} has {len(parts)} pairs for {self._replicas} replicas; "
                 f"raise train.batch_tokens, now {self._batch_tokens}"
             )
         counts = sizes(len(parts), self._replicas)

@@ -149,7 +149,7 @@ class Executor:
         except StallError as error:
             action_or_phase = self.status.action
             at = f"at {action_or_phase}" if isinstance(action_or_phase, Action) else "at its first or last messages"
-            when = f"step {step}" if train else "evaluation"
+            when = f"step {step + 1}" if train else "evaluation"
             raise type(error)(f"{self.coord}, {when}, {at}: {error}") from error
         sums = [
             torch.cat([objective.view(1), metrics.view(-1)]).double()

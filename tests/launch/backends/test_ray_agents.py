@@ -105,7 +105,7 @@ def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment
             sending.send(last=True)
             agents.reports()
             watchdog.read_heartbeats()
-            assert watchdog.heartbeats[0].at == "B99 of step 17"
+            assert watchdog.heartbeats[0].at == "B99 of step 18"
 
 
 def test_no_worker_is_blamed_while_the_dispatcher_does_not_answer(calls, experiment, tmp_path, monkeypatch):

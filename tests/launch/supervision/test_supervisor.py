@@ -26,10 +26,10 @@ def test_a_killed_and_a_suspended_worker_are_replaced_and_the_result_is_bit_iden
     ])  # fmt: skip
     assert struck.error is None, struck.said
     first, second, third = struck.ends
-    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("death", 1, 3, "B1")
+    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("death", 1, 4, "B1")
     assert "replica 0, stage 1 on" in first["message"]
-    assert "its process was killed by SIGKILL, last seen at B1 of step 3" in first["message"]
-    assert (second["kind"], second["stage"], second["step"], second["action"]) == ("stall", 0, 5, "F1")
+    assert "its process was killed by SIGKILL, last seen at B1 of step 4" in first["message"]
+    assert (second["kind"], second["stage"], second["step"], second["action"]) == ("stall", 0, 6, "F1")
     assert "has sent no heartbeat for" in second["message"]
     assert "[F1]" in second["message"]
     assert third["outcome"] == "done"
@@ -47,7 +47,7 @@ def test_an_exception_in_a_layer_is_reported_with_the_layer_and_retried_once(tri
     assert isinstance(struck.error, WorkerError)
     for words in (
         "replica 0, stage 1 on",
-        "F1 of step 3, micro-batch 1, in layer 5 (",
+        "F1 of step 4, micro-batch 1, in layer 5 (",
         "InjectedError: a planned exception",
         "Attempt 2 was the last: the same failure occurred twice in a row in the same place",
         "make resume RUN=",

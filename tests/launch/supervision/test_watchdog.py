@@ -44,7 +44,7 @@ def test_a_silent_worker_is_named_within_ten_seconds():
     verdict, when = seen(lambda now, stage: heartbeat(stage, int(min(now, 20) if stage == 2 else now) + 1), 100)
     assert verdict.coord.stage == 2
     assert "replica 0, stage 2 on here has sent no heartbeat for" in verdict.message
-    assert "last seen at F2 of step 17" in verdict.message
+    assert "last seen at F2 of step 18" in verdict.message
     assert 28 <= when <= 30
 
 
@@ -61,7 +61,7 @@ def test_a_worker_that_computes_for_too_long_is_named_before_those_that_wait_for
 
     verdict, when = seen(heartbeat_at, 100)
     assert verdict.coord.stage == 1
-    assert "at F2 in layer 12 of step 17" in verdict.message
+    assert "at F2 in layer 12 of step 18" in verdict.message
     assert 8 < when < 10
 
 
@@ -188,7 +188,7 @@ def test_the_stage_whose_device_hangs_is_named_though_its_host_has_run_ahead(tmp
 
     verdict, when = seen(heartbeat_at, 100)
     assert verdict.coord.stage == 1
-    assert "has been at F1 of step 17" in verdict.message
+    assert "has been at F1 of step 18" in verdict.message
     assert 8 < when < 10
 
 
@@ -230,7 +230,7 @@ def test_the_stall_report_shows_where_each_stage_is(what, row):
     first, second, third = text.splitlines()
     assert first.startswith("  stage 0  ")
     assert row in first
-    assert "step 17, waits for the gradients from stage 1" in first
+    assert "step 18, waits for the gradients from stage 1" in first
     assert "[F2]" in second
     assert second.endswith("the root cause: no heartbeat for 8 s")
     assert third.endswith("no heartbeat yet")

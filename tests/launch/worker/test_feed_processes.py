@@ -107,7 +107,7 @@ def test_data_of_your_own_comes_through_processes(tmp_path):
 def test_a_sentence_of_the_data_reaches_the_user_as_it_is(cache, tmp_path):
     experiment, data = experiment_with("pipeline.replicas=2 pipeline.stages=1 train.batch_tokens=16", cache)
     few = experiment.model_copy(update={"pipeline": experiment.pipeline.model_copy(update={"replicas": 64})})
-    with pytest.raises(SettingError, match=r"^the mini-batch of step 0 has \d+ pairs for 64 replicas; raise train"):
+    with pytest.raises(SettingError, match=r"^the mini-batch of step 1 has \d+ pairs for 64 replicas; raise train"):
         FeedProcesses(few, data, RankCoord(0, 1, 64), range(3), 1)(0)
     (tmp_path / "trouble").touch()
     made = FeedProcesses(own(tmp_path), tmp_path, RankCoord(0, 2, 1), range(3), 1)
@@ -206,7 +206,7 @@ def test_shared_memory_that_is_too_small_is_named(cache, tmp_path):
     _, errors = worker_process.communicate(timeout=100)
     assert worker_process.returncode == 1
     (line,) = [line for line in errors.splitlines() if line.startswith("suite.errors.DataError: ")]
-    assert "the mini-batch of step 0 takes 0." in line
+    assert "the mini-batch of step 1 takes 0." in line
     assert "MiB of shared memory, and /dev/shm has " in line
     assert "MiB left (unable to " in line
     assert "--shm-size" in line
@@ -316,6 +316,6 @@ def test_a_killed_process_ends_the_attempt_with_a_sentence(tmp_path):
     spec = AttemptSpec(run.path, tmp_path, (2, 1), ScheduleConfig.from_settings(experiment.pipeline), False, False)
     with pytest.raises(ProgramError) as raised:
         run_processes(kill_feed_process, 2, spec, deadline_s=200)
-    assert "batch of step 2: ChildProcessError: a process that makes mini-batches died, " in str(raised.value)
+    assert "batch of step 3: ChildProcessError: a process that makes mini-batches died, " in str(raised.value)
     assert raised.value.where.action == "batch"
     assert "\n" not in str(raised.value)

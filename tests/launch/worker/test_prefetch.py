@@ -76,6 +76,6 @@ def test_an_error_is_raised_when_the_batch_is_requested():
 def test_a_batch_that_takes_too_long_is_an_error(monkeypatch):
     monkeypatch.setattr(prefetch, "FIRST_ACTION_TIMEOUT_S", 0.2)
     batches = Prefetcher(lambda step: time.sleep(1), steps=3)
-    with pytest.raises(DataError, match="mini-batch of step 0 was not ready within 0 s"):
+    with pytest.raises(DataError, match="mini-batch of step 1 was not ready within 0 s"):
         batches(0)
     batches.close()

@@ -44,7 +44,7 @@ def test_a_kill_costs_no_bit(trials, undisturbed, monkeypatch, stage, action):
     trial = trials.train(monkeypatch, SETTINGS, [fault])
     assert trial.error is None, trial.said
     first, last = trial.ends
-    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("death", stage, STEP, action)
+    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("death", stage, STEP + 1, action)
     assert last["outcome"] == "done"
     assert [line["start"] for line in trial.ends] == trial.published
     assert last["start"] in ((0, 2, 4) if action == "save" else (0, 2))  # one is written while the next steps are done

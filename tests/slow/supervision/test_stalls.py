@@ -27,7 +27,7 @@ def test_a_stopped_process_is_named_and_replaced(trials, undisturbed, monkeypatc
     trial = trials.train(monkeypatch, SETTINGS, [fault])
     assert trial.error is None, trial.said
     first, _ = trial.ends
-    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("stall", stage, 3, action)
+    assert (first["kind"], first["stage"], first["step"], first["action"]) == ("stall", stage, 4, action)
     assert f"replica 0, stage {stage} on" in first["message"]
     assert "has sent no heartbeat for" in first["message"]
     rows = [line for line in first["message"].splitlines() if line.startswith("  stage ")]

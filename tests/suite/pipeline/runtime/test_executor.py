@@ -214,7 +214,7 @@ def stall(rank, world, rendezvous, silent):
 
 def test_a_stage_that_falls_silent_is_named_within_the_deadline():
     with pytest.raises(
-        StallError, match=r"replica 0, stage 1, step 4, at F1: waited 2 s for the activations from stage 0"
+        StallError, match=r"replica 0, stage 1, step 5, at F1: waited 2 s for the activations from stage 0"
     ):
         run_processes(_stall_or_raise, 2, 0)
 
