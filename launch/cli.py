@@ -39,8 +39,8 @@ from launch.cli_options import (
     choice,
     console,
     error_console,
+    experiment_names,
 )
-from launch.completion import experiment_names
 from launch.error_log import describe_error
 from suite.errors import SettingError
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from launch.completion import complete_settings, experiment_names
 from launch.terminal import Terminal
 from suite.errors import SettingError, nearest
 
@@ -28,6 +29,12 @@ def choice(option: str, kind: Any, help: str) -> Any:
     )
 
 
+def experiment_names() -> list[str]:
+    """Returns the names of the experiments, for completion: from the source, because its import takes seconds."""
+    sources = (Path(__file__).parents[1] / "experiments").glob("*/runs.py")
+    return [name for source in sources for name in re.findall(r"^def ([a-z]\w*)\(\)", source.read_text(), re.MULTILINE)]
+
+
 Scale = Literal["auto", "paper", "laptop", "slice"]
 LauncherName = Literal["ray", "spawn", "env"]
 SweepLauncherName = Literal["ray", "spawn"]
@@ -44,7 +51,7 @@ ScaleOption = Annotated[
 
 
 def _settings_option(example: str) -> Any:
-    return typer.Option("--set", autocompletion=complete_settings, help=f'settings, such as "{example}"')
+    return typer.Option("--set", help=f'settings, such as "{example}"')
 
 
 SetOption = Annotated[str, _settings_option("train.steps=50 pipeline.stages=4")]

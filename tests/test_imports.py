@@ -11,7 +11,6 @@ ORDER = [
     "launch/cli",
     "launch/cli_cluster",
     "launch/cli_options",
-    "launch/completion",
     "launch/jobs",
     "launch/benchmarks",
     "launch/gpu_check",

@@ -12,7 +12,7 @@ import pytest
 from experiments.benchmark.cases import CASES, FEED
 from experiments.registry import experiments
 from experiments.sweeps.registry import SWEEPS
-from launch import cli, completion
+from launch import cli
 from launch.runs.listing import TABLES
 
 
@@ -234,26 +234,17 @@ def test_each_shell_gets_a_completion_script(shell):
     [
         ("gpipe exp", ["experiment", "export"]),
         ("gpipe experiment t1", ["t12_400m", "t128_6b"]),
-        ("gpipe experiment t128_6b --set train.st", ["train.steps="]),
         ("gpipe experiment t128_6b --scale p", ["paper"]),
     ],
 )
-def test_names_of_commands_experiments_and_settings_are_completed(words, completions):
+def test_names_of_commands_and_experiments_are_completed(words, completions):
     last = str(len(words.split()) - 1)
     variables = {"COMP_WORDS": words, "COMP_CWORD": last, "_GPIPE_COMPLETE": "complete_bash"}
     assert printed_lines(forbidden=("torch", "ray", "deepspeed"), **variables) == completions
 
 
-def test_the_last_of_several_settings_is_completed():
-    assert "train.steps=5 pipeline.stages=" in completion.complete_settings("train.steps=5 pipel")
-    assert {"images.flip=", "text.corpus=", "score.beam="} <= {*completion.complete_settings("")}
-
-
-def test_completion_has_all_names(monkeypatch):
-    assert sorted(completion.experiment_names()) == sorted(experiments())
-    from_page = completion.setting_names()
-    monkeypatch.setattr(completion, "SETTINGS_PAGE", Path("missing"))
-    assert from_page == completion.setting_names()
+def test_completion_has_all_experiments():
+    assert sorted(cli.experiment_names()) == sorted(experiments())
 
 
 def test_help_needs_neither_torch_nor_ray():
