@@ -32,7 +32,7 @@ from launch.backends.processes import run_alone, run_worker_at
 from launch.backends.select import LocalBackend
 from launch.supervision.supervisor import Launcher
 from launch.supervision.watchdog import FIRST_HEARTBEAT_S, Watchdog
-from launch.worker.worker import AttemptSpec
+from launch.worker.attempt import AttemptSpec
 from suite import errors
 from suite.errors import FailureLocation, PlacementError, SettingError, SuiteError, WorkerDiedError, WorkerError
 from suite.pipeline.planning.placement import Node, Placement

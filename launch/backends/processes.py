@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # not needed to start processes
 
     from experiments.base.experiment import Experiment
     from launch.supervision.watchdog import Watchdog
-    from launch.worker.worker import AttemptSpec
+    from launch.worker.attempt import AttemptSpec
 
 PRELOAD = ["launch.worker.worker", "deepspeed"]
 """Imported once, by the forkserver: a worker then starts in a tenth of a second."""
@@ -246,7 +246,7 @@ def run_attempt(
     spec: AttemptSpec, experiment: Experiment, deadline_s: float = 365 * 86400.0, should_stop: Callable[[], bool] = bool
 ) -> None:
     """Runs one attempt without a watchdog."""
-    from launch.worker.worker import threads_of
+    from launch.worker.attempt import threads_of
 
     workers = experiment.pipeline.stages * experiment.pipeline.replicas
     os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))

@@ -12,7 +12,7 @@ from launch.backends.ray_connection import END_S, POLL_S
 from launch.backends.ray_dispatcher import Attempt, Dispatcher, Report
 from launch.ray_nodes import own_node, start_on
 from launch.supervision.watchdog import Watchdog
-from launch.worker.worker import AttemptSpec, threads_of
+from launch.worker.attempt import AttemptSpec, threads_of
 from suite.errors import WorkerError
 
 START_DEADLINE = 180

@@ -20,9 +20,9 @@ from launch.ray_nodes import reason, start_on
 from launch.runs.store import CACHE
 from launch.storage_sync.data_transfer import receiver_on, send_folder
 from launch.supervision.supervisor import Launcher
+from launch.worker.attempt import AttemptSpec, run_logger
 from launch.worker.devices import cpu_model, gpus, this_machine
 from launch.worker.measure import LayerMeasurements
-from launch.worker.worker import AttemptSpec, metrics_rank_logger
 from suite.errors import BusyError, PlacementError
 from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Node, Placement
@@ -42,7 +42,7 @@ class RayBackend(LocalBackend):
 
     def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
-        return RayTrainLauncher(self._connection, spec.use_gpu, planned, metrics_rank_logger(spec.run.messages))
+        return RayTrainLauncher(self._connection, spec.use_gpu, planned, run_logger(spec.run.messages))
 
 
 class RayClusterBackend(RayBackend):

@@ -14,8 +14,8 @@ from launch.backends.ray_connection import POLL_S, Connection, answering, wait_f
 from launch.runs.checkpoints import checkpoint_location
 from launch.storage_sync.folder_mirror import FolderMirror
 from launch.supervision.watchdog import Watchdog
+from launch.worker.attempt import AttemptSpec
 from launch.worker.heartbeat import Heartbeat
-from launch.worker.worker import AttemptSpec
 from suite.errors import (
     BusyError,
     NeighbourLostError,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from launch.supervision.supervisor import Launcher
+from launch.worker.attempt import AttemptSpec
 from launch.worker.devices import this_machine
-from launch.worker.worker import AttemptSpec
 from suite.paths import check_socket_folder
 from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Placement

@@ -19,7 +19,7 @@ from launch.runs.store import resume_command
 from launch.supervision.attempts import Attempts
 from launch.supervision.failure import Cause, find_cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
-from launch.worker.worker import AttemptSpec
+from launch.worker.attempt import AttemptSpec
 from suite.errors import PlacementError, SuiteError, WorkerError, first_line
 from suite.pipeline.runtime.fault_injection import parse_faults, read_fault_plan
 

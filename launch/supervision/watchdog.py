@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 from experiments.base.experiment import Experiment
 from launch.error_log import log_error
 from launch.supervision.stall_report import stall_report
+from launch.worker.attempt import AttemptSpec, run_logger
 from launch.worker.heartbeat import ENDED, Heartbeat, parse_heartbeat, read_heartbeat, write_heartbeats
-from launch.worker.worker import AttemptSpec, metrics_rank_logger
 from suite.errors import WorkerError
 from suite.pipeline.model.topology import RankCoord
 from suite.training.periodic import PeriodicThread
@@ -231,7 +231,7 @@ class Watchdog:
 
     def _log_failure(self, error: Exception) -> None:
         failure = f"reading the workers' heartbeats failed ({type(error).__name__}: {error})"
-        log = metrics_rank_logger(self._spec.run.messages)
+        log = run_logger(self._spec.run.messages)
         log(f"{failure}; the run continues; the traceback is in {log_error(error)}")
 
     def _check_heartbeats(self) -> None:

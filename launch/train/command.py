@@ -53,8 +53,8 @@ from launch.train.step_check import StepCheck
 from launch.train.summary import describe_best, describe_losses, describe_scores, describe_step, describe_utilization
 from launch.watching.report import update_page
 from launch.watching.run_state import unexpected_content
+from launch.worker.attempt import AttemptSpec, run_logger, threads_of
 from launch.worker.precision import with_available_precision
-from launch.worker.worker import AttemptSpec, metrics_rank_logger, threads_of
 from suite.errors import CheckpointError, DataError, PlacementError, PlanError, SettingError, first_line
 from suite.log import Log
 from suite.paths import hide_secrets, read_json, sync_folder, write_atomically
@@ -289,7 +289,7 @@ class _Session:
             spec.draft.replace(spec.run.experiment)
             sync_folder(spec.run.path)
             state.write_plan()
-        log = metrics_rank_logger(spec.run.messages)
+        log = run_logger(spec.run.messages)
         check = StepCheck(spec.run, lambda: state.planned, log)
         try:
             with (

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +16,9 @@ import torch.distributed as dist
 
 from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
-from experiments.registry import read_experiment_file
 from launch.runs.checkpoints import checkpoint_location, note_published
 from launch.runs.record import RunResult, peak_memory, write_record
-from launch.runs.store import RunFolder
-from launch.worker.cgroups import cpu_limit
-from launch.worker.distributed import GROUP_TIMEOUT_S
+from launch.worker.attempt import AttemptSpec, run_logger, threads_of
 from launch.worker.engine import Engine, PartitionedModel, assemble
 from launch.worker.feed_processes import FeedProcesses, feed_process_count
 from launch.worker.gpu_debug import leave_gpu_dumps
@@ -33,13 +28,13 @@ from launch.worker.log_file import log_to
 from launch.worker.peak import device_peak
 from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
-from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
+from models.chunked_loss import set_logits_bytes
 from suite.errors import FailureLocation, ProgramError, StallError, SuiteError
 from suite.exchange import broadcast
+from suite.log import Log
 from suite.paths import sync_folder
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.communication_errors import explain, summary
@@ -48,10 +43,9 @@ from suite.pipeline.runtime.p2p import Deadline
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
-from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training import checkpoint
 from suite.training.layer_stats import LayerStats
-from suite.training.loop import DEADLINE_STEPS, Progress, TrainingSetup, train
+from suite.training.loop import Progress, TrainingSetup, train
 from suite.training.loss_spikes import LossSpikes
 from suite.training.profiling import step_profiler
 from suite.training.system_metrics import SystemMetrics
@@ -60,71 +54,6 @@ from suite.training.trackers import MetricsFile, TensorBoard, Tracker
 from suite.training.utilization import Utilization
 from suite.training.validation import Validation, notes_of, state_of
 from suite.training.wandb_run import Wandb
-
-
-@dataclass(frozen=True)
-class AttemptSpec:
-    """A worker's arguments; everything else is in the run's folder."""
-
-    folder: Path
-    data: Path
-    cells: tuple[int, ...]
-    """Layers of each cell, as planned."""
-    schedule_config: ScheduleConfig
-    """The planned schedule."""
-    use_gpu: bool
-    resume: bool
-    attempt: int = 1
-    """Counted across resumes of the run."""
-    fault_plan: str = ""
-    """Faults to inject in tests (``suite.pipeline.runtime.fault_injection``)."""
-    step_s: float = 0.0
-    """Planned duration of a step."""
-    shrunk: bool = False
-    """Whether the run has fewer devices than requested."""
-    flops: StepFlops | None = None
-    """Planned operations; None if the model has none, or if they could not be counted."""
-    costs: Path | None = None
-    """The folder of measured costs, which has the device's measured peak too."""
-    logits_bytes: int = CPU_LOGITS_BYTES
-    """The size of logits that the plan's devices compute at once (``models.chunked_loss``)."""
-    checkpoint_step: int | None = None
-    """Step of the checkpoint to resume from; later ones are abandoned. None: the newest valid one."""
-    owner: str = ""
-    """The driver, by a text that no other has (``suite.training.checkpoint.ownership``)."""
-    working_dir: Path | None = None
-    """The folder that the command was started in, for a file of a user's that reads relative paths; None for a job,
-    whose workers start in the job's own."""
-    heartbeats: Path | None = None
-    """The folder for its heartbeat, on the worker's machine; None if nobody watches."""
-
-    @property
-    def run(self) -> RunFolder:
-        """The run's folder."""
-        return RunFolder(self.folder)
-
-    @property
-    def timeout_s(self) -> float:
-        """Limit for a wait, a collective or an action, as long as no step has been measured."""
-        return max(GROUP_TIMEOUT_S, DEADLINE_STEPS * self.step_s)
-
-    def experiment(self) -> Experiment:
-        """The resolved experiment. While a resumed run starts, its draft; on fewer devices than requested, the shrunk
-        experiment."""
-        requested = self.draft if self.draft.exists() else self.run.experiment
-        return read_experiment_file(self.run.shrunk if self.shrunk else requested)
-
-    @property
-    def draft(self) -> Path:
-        """The new experiment of a resumed run; replaces the old one once the workers have started."""
-        return self.run.experiment.with_suffix(".draft")
-
-
-def threads_of(experiment: Experiment) -> int:
-    """Returns the compute threads of a worker: as set, or an equal share of this machine's cores."""
-    workers = experiment.pipeline.stages * experiment.pipeline.replicas
-    return experiment.train.threads or max(1, cpu_limit() // workers)
-
 
 LOAD_TIMEOUT_S = 1800.0
 """Seconds for all workers to read a checkpoint; each may be GROUP_TIMEOUT_S behind another."""
@@ -250,11 +179,53 @@ def _build_context(
 ) -> TrainingContext:
     """Builds the engine, from a checkpoint if the job resumes, and the objects for training. All workers must call
     it."""
-    log = metrics_rank_logger(spec.run.messages)
+    log = run_logger(spec.run.messages)
     layers, loss = experiment.build()
     set_logits_bytes(layers, spec.logits_bytes)
     device = torch.device("cuda", torch.cuda.current_device()) if spec.use_gpu else torch.device("cpu")
+    model = PartitionedModel(layers, loss, cell_ranges(spec.cells, len(layers)), spec.schedule_config)
+    engine, source = _load_engine(spec, experiment, coord, status, model, device, log)
+    _begin_attempt(spec, experiment, coord, engine, log)
+    status.first_step = engine.start
+    utilization = None
+    if coord.is_metrics_rank and spec.flops is not None:
+        peak = device_peak(device, experiment.optimizer.precision, spec.costs)
+        utilization = Utilization(spec.flops, peak, coord.stages * coord.replicas)
+    system_metrics = SystemMetrics(spec.run.system, coord, spec.attempt, status, device)
+    trackers, wandb = _trackers(spec, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)
+    run_id = _broadcast_run_id(wandb.run_id if wandb else None, coord)
+    notes = {"name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id} | source.notes()
+    validation = _validation(experiment, engine, source)
+    batches = _batches(spec, experiment, coord, engine, source, device)
+    schedule_key = str((experiment.pipeline, spec.cells, spec.schedule_config))
+    setup = TrainingSetup(
+        engine.executor,
+        engine.optimizer,
+        batches,
+        _saver(spec, experiment, engine, validation, notes, log),
+        trackers,
+        TraceWriter(spec.run.traces, coord, device, engine.start, experiment.trace, schedule_key),
+        experiment.unit,
+        experiment.metric_names,
+        _layer_stats(spec, experiment, engine),
+        validation,
+        log,
+        utilization,
+        step_profiler(experiment.train, spec.run.profile, coord, device),
+    )
+    return TrainingContext(layers, engine, source, batches, setup, system_metrics, run_id)
 
+
+def _load_engine(
+    spec: AttemptSpec,
+    experiment: Experiment,
+    coord: RankCoord,
+    status: WorkerStatus,
+    model: PartitionedModel,
+    device: torch.device,
+    log: Log,
+) -> tuple[Engine, DataSource]:
+    """Returns the engine with its weights, and the data, which must fit the checkpoint or the weights' source."""
     vocabulary: dict[str, Any] = {}
 
     def load_weights(stage: Stage) -> checkpoint.Checkpoint | None:
@@ -268,31 +239,20 @@ def _build_context(
             vocabulary.update(initialize(experiment, stage, log))
         return loaded
 
-    model = PartitionedModel(layers, loss, cell_ranges(spec.cells, len(layers)), spec.schedule_config)
     sync_batchnorm_stats = getattr(experiment.train, "sync_batchnorm_stats", True)
-    engine = assemble(
-        coord,
-        model,
-        device,
-        experiment.optimizer,
-        experiment.train.seed,
-        load_weights,
-        sync_batchnorm_stats,
-        status,
-        experiment.update_factors,
-    )
-    utilization = None
-    if coord.is_metrics_rank and spec.flops is not None:
-        peak = device_peak(device, experiment.optimizer.precision, spec.costs)
-        utilization = Utilization(spec.flops, peak, coord.stages * coord.replicas)
+    optimizer, seed, factors = experiment.optimizer, experiment.train.seed, experiment.update_factors
+    engine = assemble(coord, model, device, optimizer, seed, load_weights, sync_batchnorm_stats, status, factors)
     source = experiment.data_source(spec.data, coord)
     if warning := source.check(engine.notes or vocabulary):
         log(warning)
+    return engine, source
+
+
+def _begin_attempt(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, engine: Engine, log: Log) -> None:
+    """Takes over the checkpoints, and replaces the experiment of a resumed run."""
     dist.barrier()  # every worker has read the experiment, and its checkpoint if it resumes
-    owner = f"{spec.owner}, attempt {spec.attempt}"
     if spec.resume:
-        take_over(spec.run, experiment, owner, spec.checkpoint_step)  # before anything of later steps goes
-    status.first_step = engine.start
+        take_over(spec.run, experiment, spec.owner_of_attempt, spec.checkpoint_step)  # before later steps go
     if spec.resume and coord.rank == 0:
         if spec.draft.exists():
             spec.draft.replace(spec.run.experiment)
@@ -300,27 +260,56 @@ def _build_context(
         log(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
     if spec.checkpoint_step is not None and coord.is_metrics_rank:
         spec.run.record.unlink(missing_ok=True)  # of later steps; a driver elsewhere removes its own copy
-    system_metrics = SystemMetrics(spec.run.system, coord, spec.attempt, status, device)
-    trackers, wandb = _trackers(spec, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)
-    run_id = _broadcast_run_id(wandb.run_id if wandb else None, coord)
-    fixed = {"name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id} | source.notes()
-    validation = None
-    if source.has_held_out:
-        validation = Validation(
-            engine.executor, source.held_out, experiment.metric_names, experiment.criterion, experiment.train,
-            state_of(engine.notes),
-        )  # fmt: skip
-        best_step = validation.state.best_step
-        if best_step is not None and best_step != engine.best_step:
-            validation.forget(best_step)  # its checkpoint is gone, so a new best one is needed
-    saver = checkpoint.Saver(
-        checkpoint.Storage(checkpoint_location(spec.run, experiment)), engine.optimizer,
-        lambda units: {"units": units} | notes_of(validation) | fixed, log, engine.start,
-        on_failure=validation.forget if validation is not None else lambda step: None, owner=owner,
+
+
+def _validation(experiment: Experiment, engine: Engine, source: DataSource) -> Validation | None:
+    """Returns the validation on held-out data; None without such data."""
+    if not source.has_held_out:
+        return None
+    validation = Validation(
+        engine.executor,
+        source.held_out,
+        experiment.metric_names,
+        experiment.criterion,
+        experiment.train,
+        state_of(engine.notes),
+    )
+    best_step = validation.state.best_step
+    if best_step is not None and best_step != engine.best_step:
+        validation.forget(best_step)  # its checkpoint is gone, so a new best one is needed
+    return validation
+
+
+def _saver(
+    spec: AttemptSpec,
+    experiment: Experiment,
+    engine: Engine,
+    validation: Validation | None,
+    notes: dict[str, Any],
+    log: Log,
+) -> checkpoint.Saver:
+    return checkpoint.Saver(
+        checkpoint.Storage(checkpoint_location(spec.run, experiment)),
+        engine.optimizer,
+        lambda units: {"units": units} | notes_of(validation) | notes,
+        log,
+        engine.start,
+        on_failure=validation.forget if validation is not None else lambda step: None,
+        owner=spec.owner_of_attempt,
         on_published=partial(note_published, spec.run),
-    )  # fmt: skip
-    schedule_key = str((experiment.pipeline, spec.cells, spec.schedule_config))
-    trace = TraceWriter(spec.run.traces, coord, device, engine.start, experiment.trace, schedule_key)
+    )
+
+
+def _batches(
+    spec: AttemptSpec,
+    experiment: Experiment,
+    coord: RankCoord,
+    engine: Engine,
+    source: DataSource,
+    device: torch.device,
+) -> Prefetcher:
+    """Returns this worker's mini-batches: made by processes beside a GPU, otherwise by a thread, in the bubble on the
+    first stage of several."""
     processes = feed_process_count(device) if source.is_thread_safe and (coord.is_first or coord.is_last) else 0
     make: Callable[[int], MiniBatch | None] = source.batch
     if processes:
@@ -332,12 +321,7 @@ def _build_context(
     )
     if in_bubble:
         engine.executor.on_drain = batches.start_next
-    setup = TrainingSetup(
-        engine.executor, engine.optimizer, batches, saver, trackers, trace,
-        experiment.unit, experiment.metric_names, _layer_stats(spec, experiment, engine), validation, log, utilization,
-        step_profiler(experiment.train, spec.run.profile, coord, device),
-    )  # fmt: skip
-    return TrainingContext(layers, engine, source, batches, setup, system_metrics, run_id)
+    return batches
 
 
 def _layer_stats(spec: AttemptSpec, experiment: Experiment, engine: Engine) -> LayerStats | None:
@@ -364,17 +348,3 @@ def _broadcast_run_id(run_id: str | None, coord: RankCoord) -> str | None:
     """Sends the metrics rank's wandb run id to all workers: rank 0 writes it into the manifest."""
     shared: str | None = broadcast(run_id, src=coord.rank_of(0, coord.stages - 1))
     return shared
-
-
-def metrics_rank_logger(messages: Path) -> Callable[[str], None]:
-    """Returns a function that logs to ``messages`` in the run's folder; the follower prints them to the terminal."""
-
-    def log(text: str) -> None:
-        try:
-            with messages.open("a") as file:
-                file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-        except OSError as error:  # a full disk must not end the run because of a log line
-            with suppress(OSError):
-                print(f"{text} ({error})", file=sys.stderr, flush=True)
-
-    return log

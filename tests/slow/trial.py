@@ -12,7 +12,7 @@ from experiments.registry import find
 from launch.backends.processes import ProcessLauncher
 from launch.runs.store import RunFolder
 from launch.supervision.supervisor import Supervisor
-from launch.worker.worker import AttemptSpec, metrics_rank_logger
+from launch.worker.attempt import AttemptSpec, run_logger
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.runtime.fault_injection import VARIABLE
@@ -127,7 +127,7 @@ class Trials:
         """Runs to the end under a plan of faults; calls ``each`` before every attempt."""
         job, experiment = self.job(settings)
         monkeypatch.setenv(VARIABLE, json.dumps(list(faults)) if faults else "")
-        messages = metrics_rank_logger(job.run.messages)
+        messages = run_logger(job.run.messages)
         error, launcher = None, Watched(each)
         try:
             Supervisor(job, experiment, launcher, None, messages).run()

@@ -17,7 +17,7 @@ from launch.backends.env_ranks import EnvBackend, RankLauncher, Ranks
 from launch.runs.store import RunFolder
 from launch.supervision.attempts import read_attempt_lines
 from launch.supervision.watchdog import Watchdog
-from launch.worker.worker import AttemptSpec
+from launch.worker.attempt import AttemptSpec
 from suite.errors import (
     FailureLocation,
     PlacementError,

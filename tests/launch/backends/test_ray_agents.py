@@ -14,8 +14,8 @@ from launch.backends.ray_agent import HeartbeatSender
 from launch.backends.ray_agents import Agents
 from launch.backends.ray_dispatcher import Attempt, Dispatcher
 from launch.supervision.watchdog import Watchdog
+from launch.worker.attempt import AttemptSpec
 from launch.worker.heartbeat import HeartbeatWriter, read_heartbeats
-from launch.worker.worker import AttemptSpec
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action

@@ -23,7 +23,7 @@ from launch.inference.generate import Request, continuations, find_language_mode
 from launch.inference.model_text import load_documents
 from launch.runs.store import find_run, named_run
 from launch.train.summary import describe_scores
-from launch.worker.worker import AttemptSpec
+from launch.worker.attempt import AttemptSpec
 from suite.data.documents.batches import RowBatches
 from suite.data.documents.prepare import folder_of_documents, prepare_documents
 from suite.data.documents.tokenizer import END_ID, encode_all

@@ -11,7 +11,7 @@ from experiments.registry import find
 from launch.supervision.attempts import Attempts
 from launch.supervision.failure import Cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
-from launch.worker.worker import AttemptSpec
+from launch.worker.attempt import AttemptSpec
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import read_lines
 

@@ -8,8 +8,8 @@ import pytest
 from experiments.registry import find
 from launch.supervision.stall_report import stall_report
 from launch.supervision.watchdog import END_S, FIRST_HEARTBEAT_S, StallDetector, Watchdog
+from launch.worker.attempt import AttemptSpec
 from launch.worker.heartbeat import Heartbeat, HeartbeatWriter, path_of, read_heartbeat
-from launch.worker.worker import AttemptSpec
 from suite.errors import WorkerError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import FIRST_ACTION_TIMEOUT_S, DeviceMark, WorkerStatus

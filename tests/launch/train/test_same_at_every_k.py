@@ -10,7 +10,7 @@ from experiments.base.cluster import Cluster
 from experiments.registry import find
 from launch.backends import processes as spawn
 from launch.runs.store import RunFolder
-from launch.worker.worker import AttemptSpec
+from launch.worker.attempt import AttemptSpec
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.schedule.config import ScheduleConfig

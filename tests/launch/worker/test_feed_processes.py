@@ -17,9 +17,9 @@ from experiments.registry import find
 from launch.backends.processes import run_processes, run_worker
 from launch.runs.store import RunFolder
 from launch.worker import feed_processes, worker
+from launch.worker.attempt import AttemptSpec
 from launch.worker.feed_processes import FeedProcesses, FlatBatch, feed_process_count
 from launch.worker.prefetch import Prefetcher
-from launch.worker.worker import AttemptSpec
 from suite.data.text.prepare import folder_of, prepare
 from suite.errors import DataError, ProgramError, SettingError
 from suite.pipeline.model.microbatch import MiniBatch

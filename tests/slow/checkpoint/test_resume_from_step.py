@@ -7,7 +7,7 @@ import pytest
 
 from launch.backends.processes import ProcessLauncher
 from launch.supervision.supervisor import Supervisor
-from launch.worker.worker import metrics_rank_logger
+from launch.worker.attempt import run_logger
 from suite.errors import CheckpointError
 from suite.pipeline.runtime.fault_injection import VARIABLE
 from suite.training.jsonl import read_lines
@@ -34,7 +34,7 @@ def test_a_run_continues_from_a_chosen_step_and_a_restart_does_not_return_to_the
             seen.append((spec.checkpoint_step, steps(trial), trial.run.record.exists(), last_step(trial)))
             super().run(spec, experiment, watchdog)
 
-    Supervisor(job, experiment, Looking(), None, metrics_rank_logger(trial.run.messages)).run()
+    Supervisor(job, experiment, Looking(), None, run_logger(trial.run.messages)).run()
     assert seen[0] == (9, [9, 12], True, 12)
     assert seen[1] == (None, [9, 12], False, 10)
     assert [line["start"] for line in trial.ends] == [0, 9, 9]  # 12 was abandoned when the second attempt began
@@ -59,5 +59,5 @@ def test_a_fork_that_cannot_mark_the_later_checkpoints_changes_nothing(trials, m
     before = {path: path.read_bytes() for path in (run.metrics, run.record, run.published, run.experiment)}
     job = replace(trials.job_of(run, trials.experiment(SETTINGS), resume=True), checkpoint_step=9)
     with pytest.raises(CheckpointError, match="those after step 9 not marked as abandoned"):
-        Supervisor(job, trials.experiment(SETTINGS), ProcessLauncher(), None, metrics_rank_logger(run.messages)).run()
+        Supervisor(job, trials.experiment(SETTINGS), ProcessLauncher(), None, run_logger(run.messages)).run()
     assert {path: path.read_bytes() for path in before} == before
