@@ -5,7 +5,7 @@ import pytest
 from experiments.base.cluster import Cluster
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.registry import find
-from launch.train.command import _step_flops
+from launch.train.session import _step_flops
 from suite.pipeline.planning.devices import DEVICES
 
 
