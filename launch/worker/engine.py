@@ -12,6 +12,7 @@ from torch import nn
 from launch.worker.distributed import GROUP_TIMEOUT_S
 from launch.worker.gpu_environment import check_module_loading, check_queues
 from launch.worker.links import make_links
+from suite.pipeline.model.cells import on_stage, stage_of
 from suite.pipeline.model.ties import TiedParameters, find_ties, stages_with_copies
 from suite.pipeline.model.topology import RankCoord, make_groups, transport_of
 from suite.pipeline.runtime.executor import Executor
@@ -53,7 +54,7 @@ def assemble(
     load_weights: Callable[[Stage], Checkpoint | None] = lambda _: None, sync_batchnorm_stats: bool = True,
     status: WorkerStatus | None = None, factors: UpdateFactors = lambda *_: (1.0, 1.0),
 ) -> Engine:  # fmt: skip
-    """Builds this worker's stage from every K-th of the model's cells. Every rank must call this.
+    """Builds this worker's stage from its cells of the model. Every rank must call this.
 
     ``load_weights`` may fill the new stage with other weights; if it returns a checkpoint, optimizer state and step are
     those of the checkpoint. Weights are loaded before DeepSpeed starts, because it may flatten them; optimizer state
@@ -66,11 +67,11 @@ def assemble(
     schedule_config = replace(model.schedule_config, transport=transport_of(device), pairs=tuple(pairs))
     copies = find_ties(layers, cells, coord.stages)
     if schedule_config.transport == "nccl":
-        own_pairs = [pair for pair in pairs if coord.stage in (cell % coord.stages for cell in pair)]
+        own_pairs = [pair for pair in pairs if coord.stage in (stage_of(cell, coord.stages) for cell in pair)]
         check_module_loading(schedule_config.virtual_stages)
         check_queues(len(own_pairs), sum(coord.stage in stages for stages in stages_with_copies(copies)))
     groups = make_groups(coord, timeout_s, pairs)
-    own_cells, own_loss = cells[coord.stage :: coord.stages], model.loss if coord.is_last else None
+    own_cells, own_loss = on_stage(coord.stage, coord.stages, cells), model.loss if coord.is_last else None
     stage = Stage(layers, own_cells, own_loss, device, settings.precision, seed, schedule_config.defers_weight_grads)
     loaded = load_weights(stage)
     ties = TiedParameters(copies, coord, stage.named_parameters(), timeout_s)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from suite.pipeline.model.cells import cell_of
 from suite.pipeline.model.topology import ProcessGroups, RankCoord
 from suite.pipeline.runtime.executor import CellLinks
 from suite.pipeline.runtime.p2p import Deadline, LocalMessages, P2PCommunicator, warm_up
@@ -22,7 +23,7 @@ def make_links(
     skips, links = find_skips(layers), []
     flow, local = schedule_config.flow_control(coord.stages), LocalMessages()
     for virtual_stage in range(schedule_config.virtual_stages):
-        skip_layout = SkipLayout(skips, cells, virtual_stage * coord.stages + coord.stage)
+        skip_layout = SkipLayout(skips, cells, cell_of(virtual_stage, coord.stage, coord.stages))
         p2p = None
         if coord.stages > 1:
             p2p = P2PCommunicator(coord, groups, device, deadline, local, virtual_stage, flow)

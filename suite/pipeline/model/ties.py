@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from suite.pipeline.model.cells import stage_of
 from suite.pipeline.model.layers import check_frozen, ties_of
 from suite.pipeline.model.topology import Group, RankCoord
 
@@ -34,7 +35,7 @@ class TiedCopy:
 
 
 def find_ties(layers: Sequence[nn.Module], cells: Sequence[range], stages: int) -> dict[str, list[TiedCopy]]:
-    """Returns the copies of each tied parameter in layer order, the owner first; cell c is on stage c mod K.
+    """Returns the copies of each tied parameter in layer order, the owner first.
 
     Raises SettingError when all parameters are frozen, or only some copies of a tied one (``check_frozen``).
     """
@@ -43,7 +44,7 @@ def find_ties(layers: Sequence[nn.Module], cells: Sequence[range], stages: int) 
     for at, cell in enumerate(cells):
         for layer in cell:
             for name, tie in ties_of(layers[layer]).items():
-                ties.setdefault(tie, []).append(TiedCopy(at % stages, layer, name))
+                ties.setdefault(tie, []).append(TiedCopy(stage_of(at, stages), layer, name))
     return ties
 
 

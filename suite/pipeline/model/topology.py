@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from suite.device import is_host
+from suite.pipeline.model.cells import stage_of
 
 Group = dist.ProcessGroup
 
@@ -96,7 +97,7 @@ def p2p_group_indices(pairs: Iterable[CellPair], stages: int) -> dict[CellPair, 
     used: Counter[frozenset[int]] = Counter()
     indices = {}
     for pair in sorted(set(pairs)):
-        ends = frozenset(cell % stages for cell in pair)
+        ends = frozenset(stage_of(cell, stages) for cell in pair)
         assert len(ends) == 2, f"cells {pair} are on the same of {stages} stages"
         indices[pair] = used[ends]
         used[ends] += 1

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from suite.device import is_host
+from suite.pipeline.model.cells import cell_of, stage_of, virtual_stage_of
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import CellPair, Group, ProcessGroups, RankCoord
 from suite.pipeline.runtime.boundary import TensorSpec, contiguous_view
@@ -196,8 +197,8 @@ def warm_up_order(pairs: Iterable[CellPair], stage: int, stages: int) -> Iterato
     All stages go through the pairs in the same order, so there is no circular wait."""
     for kind in ("activations", "gradients"):
         for pair in sorted(pairs):
-            if stage in (cell % stages for cell in pair):
-                yield kind, pair, pair[0] % stages == stage
+            if stage in (stage_of(cell, stages) for cell in pair):
+                yield kind, pair, stage_of(pair[0], stages) == stage
 
 
 def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> None:
@@ -212,7 +213,7 @@ def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> No
     token = torch.zeros(1, device=device)
     for kind, pair, sends in warm_up_order(groups.p2p_group_index, coord.stage, coord.stages):
         group = getattr(groups, kind)[groups.p2p_group_index[pair]]
-        peer = coord.rank_of(coord.replica, pair[sends] % coord.stages)
+        peer = coord.rank_of(coord.replica, stage_of(pair[sends], coord.stages))
         if sends:
             dist.send(token, peer, group=group)
         else:
@@ -222,7 +223,7 @@ def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> No
 
 
 class P2PCommunicator:
-    """The messages of one cell with other cells. Peers are cells; v * K + k is the v-th cell of stage k."""
+    """The messages of one cell with other cells. Peers are cells."""
 
     def __init__(
         self, coord: RankCoord, groups: ProcessGroups, device: torch.device, deadline: Deadline, local: LocalMessages,
@@ -231,7 +232,7 @@ class P2PCommunicator:
         """All cells of a stage share ``local``; ``flow`` says what is posted when."""
         self.coord, self.groups, self.device, self.deadline = coord, groups, device, deadline
         self._local = local
-        self.cell, self._flow = virtual_stage * coord.stages + coord.stage, flow
+        self.cell, self._flow = cell_of(virtual_stage, coord.stage, coord.stages), flow
         self._sends: dict[int, InflightSends] = {}
         self._encoder, self._decoder = MetadataCodec(), MetadataCodec()
 
@@ -327,20 +328,19 @@ class P2PCommunicator:
         sends.drain(self._flow.max_sends_to(distance))
 
     def _rank(self, peer: int) -> int:
-        return self.coord.rank_of(self.coord.replica, peer % self.coord.stages)
+        return self.coord.rank_of(self.coord.replica, stage_of(peer, self.coord.stages))
 
     def _group(self, kind: str, peer: int) -> Group:
         groups: tuple[Group, ...] = getattr(self.groups, kind)
         return groups[self.groups.p2p_group_index[min(self.cell, peer), max(self.cell, peer)]]
 
     def _is_local(self, peer: int) -> bool:
-        return peer % self.coord.stages == self.coord.stage
+        return stage_of(peer, self.coord.stages) == self.coord.stage
 
     def _describe(self, peer: int) -> str:
-        virtual_stage, stage = divmod(peer, self.coord.stages)
-        return f"stage {stage}" + (
-            f", its cell {virtual_stage}" if virtual_stage or self.cell >= self.coord.stages else ""
-        )
+        virtual_stage = virtual_stage_of(peer, self.coord.stages)
+        cell = f", its cell {virtual_stage}" if virtual_stage or self.cell >= self.coord.stages else ""
+        return f"stage {stage_of(peer, self.coord.stages)}{cell}"
 
 
 def _tag(step: int, micro_batch: int, tensor: int) -> int:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from suite.errors import SettingError
+from suite.pipeline.model.cells import crosses
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, to_bf16
@@ -112,7 +113,7 @@ def communicating_pairs(skips: Sequence[Skip], cells: Sequence[range], stages: i
     cell_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
     pairs = {(at, at + 1) for at in range(len(cells) - 1)}
     pairs |= {(cell_of[skip.source], cell_of[skip.target]) for skip in skips}
-    return sorted((source, target) for source, target in pairs if source % stages != target % stages)
+    return sorted((source, target) for source, target in pairs if crosses(source, target, stages))
 
 
 def _by_name(layers: Sequence[nn.Module], names_of: Callable[[nn.Module], tuple[str, ...]]) -> dict[str, list[int]]:

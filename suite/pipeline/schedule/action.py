@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from suite.errors import SettingError
+from suite.pipeline.model.cells import cell_of
 
 Kind = Literal["F", "R", "I", "B", "W"]
 
@@ -62,8 +63,8 @@ class Action:
         return _DIRECTIONS.get(self.kind, 0)
 
     def cell(self, stage: int, stages: int) -> int:
-        """Returns the index of its cell, v * K + k for the v-th cell of stage k."""
-        return self.virtual_stage * stages + stage
+        """Returns the index of its cell."""
+        return cell_of(self.virtual_stage, stage, stages)
 
     def __str__(self) -> str:
         return f"{self.kind}{self.micro_batch}" + (f".{self.virtual_stage}" if self.virtual_stage else "")

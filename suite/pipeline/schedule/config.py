@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from suite.errors import SettingError
+from suite.pipeline.model.cells import on_stage
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.csv_file import first_micro_batches, parse_rows, shape
@@ -85,7 +86,7 @@ class ScheduleConfig:
         cells = stages * self.virtual_stages
         each = self.max_live_graphs * cells if len(self.max_live_graphs) == 1 else self.max_live_graphs
         assert len(each) == cells, f"{len(each)} numbers of graphs for {cells} cells"
-        return each[stage::stages]
+        return on_stage(stage, stages, each)
 
     def without_recompute(self, stages: int, micro_batches: int) -> Schedule:
         """Returns the schedule without recomputes, not validated. Raises SettingError for an unknown name."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from suite.pipeline.model.cells import stage_of
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.timeline import Span
@@ -71,7 +72,7 @@ class Playback:
     def _play(self, routes: Sequence[Route]) -> None:
         partners: list[set[int]] = [set() for _ in self._schedule]
         for route in routes:
-            ends = route.source % self._stages, route.target % self._stages
+            ends = stage_of(route.source, self._stages), stage_of(route.target, self._stages)
             partners[ends[0]].add(ends[1])
             partners[ends[1]].add(ends[0])
         runnable = list(range(self._stages))

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from suite.pipeline.model.cells import cell_of, crosses, stage_of
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
@@ -58,7 +59,7 @@ def launched(
     """
     stages, virtual_stages = len(schedule), virtual_stages_of(schedule)
     neighbours = ((cell, cell + 1) for cell in range(stages * virtual_stages - 1))
-    between = {(a, b) for a, b in (neighbours if pairs is None else pairs) if (b - a) % stages}
+    between = {(a, b) for a, b in (neighbours if pairs is None else pairs) if crosses(a, b, stages)}
     waits = Waits()
     for k, actions in enumerate(schedule):
         own_flow = flow or flow_control("nccl", stages, virtual_stages)
@@ -145,7 +146,8 @@ class _StageLaunches:
     ) -> None:
         self._waits, self._stage, self._stages, self._actions = waits, stage, stages, actions
         self._pairs, self._flow, self._idle_waits, self._queues = sorted(pairs), flow, idle_waits, queues
-        self._cells = [v * stages + stage for v in range(1 + max((a.virtual_stage for a in actions), default=0))]
+        count = 1 + max((action.virtual_stage for action in actions), default=0)
+        self._cells = [cell_of(v, stage, stages) for v in range(count)]
         self._with_metadata = 0
         """How many cells have their metadata."""
         self._host: list[int] = []
@@ -195,10 +197,10 @@ class _StageLaunches:
         cell = self._cells[self._with_metadata]
         self._with_metadata += 1
         if (cell - 1, cell) in self._pairs:
-            name = Wait(self._stage, f"the metadata from stage {(cell - 1) % self._stages}")
+            name = Wait(self._stage, f"the metadata from stage {stage_of(cell - 1, self._stages)}")
             self._host = [self._waits.add_message(name, self._host, (cell - 1, cell, _METADATA), sends=False)]
         if (cell, cell + 1) in self._pairs:
-            name = Wait(self._stage, f"the metadata to stage {(cell + 1) % self._stages}")
+            name = Wait(self._stage, f"the metadata to stage {stage_of(cell + 1, self._stages)}")
             end = self._waits.add_message(name, self._host, (cell, cell + 1, _METADATA), sends=True)
             self._in_flight.setdefault((cell, 0), deque()).append((end, True))
 
@@ -235,7 +237,8 @@ class _StageLaunches:
                 self._before_compute.append(oldest)
 
     def _message(self, source: int, target: int, micro_batch: int, sends: bool) -> int:
-        peer, kind = (target if sends else source) % self._stages, "activations" if source < target else "gradients"
+        peer = stage_of(target if sends else source, self._stages)
+        kind = "activations" if source < target else "gradients"
         what = f"the {'send' if sends else 'receive'} of {kind} {micro_batch} {'to' if sends else 'from'} stage {peer}"
         stream = min(source, target), max(source, target), kind
         message = source, target, micro_batch

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from suite.errors import SettingError
+from suite.pipeline.model.cells import cell_of
 from suite.pipeline.schedule.action import Action, Kind, Schedule
 
 
@@ -136,7 +137,7 @@ def _greedy(
     schedule: Schedule = [[] for _ in range(stages)]
     ends: dict[tuple[int, int, int], int] = {}  # by direction, cell and micro-batch
     counts = [{1: 0, -1: 0, 0: 0} for _ in range(stages)]  # by direction; 0 counts weight gradients
-    last = max((action.virtual_stage for action in forwards), default=0) * stages + stages - 1
+    last = cell_of(max((action.virtual_stage for action in forwards), default=0), stages - 1, stages)
 
     def has_arrived(action: Action, k: int, unit: int) -> bool:
         cell, i = action.cell(k, stages), action.micro_batch

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from suite.errors import SettingError
+from suite.pipeline.model.cells import stage_of
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import flow_control
@@ -155,7 +156,7 @@ def _check_message_order(schedule: Sequence[Sequence[Action]], virtual_stages: i
         for direction, what in ((1, "activations"), (-1, "gradients")):
             own_order, next_order = orders.get((direction, cell), []), orders.get((direction, cell + 1), [])
             if own_order != next_order:
+                here, there = stage_of(cell, stages), stage_of(cell + 1, stages)
                 raise SettingError(
-                    f"stages {cell % stages} and {(cell + 1) % stages} disagree on the order of {what}: "
-                    f"{own_order} against {next_order}"
+                    f"stages {here} and {there} disagree on the order of {what}: {own_order} against {next_order}"
                 )
