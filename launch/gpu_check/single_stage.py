@@ -20,7 +20,7 @@ from suite.pipeline.runtime.executor import CellLinks, Executor
 from suite.pipeline.runtime.skip import SkipLayout, find_skips
 from suite.pipeline.runtime.stage import Stage
 from suite.settings import OptimizerSettings
-from suite.training.optimizer import single_device_update
+from suite.training.stage_optimizer import single_device_update
 
 
 class SingleStageTrainer:

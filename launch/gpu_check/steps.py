@@ -20,7 +20,7 @@ from suite.pipeline.planning.plan import Plan, make_plan
 from suite.pipeline.planning.profile import Sample, profile
 from suite.pipeline.runtime.communication_errors import explain
 from suite.settings import PipelineSettings
-from suite.training.optimizer import single_device_update
+from suite.training.stage_optimizer import single_device_update
 
 Record = dict[str, Any]
 

@@ -23,7 +23,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import OptimizerSettings
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
-from suite.training.optimizer import StageOptimizer
+from suite.training.stage_optimizer import StageOptimizer
 from suite.training.update_rule import UpdateFactors
 
 

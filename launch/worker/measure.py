@@ -26,7 +26,7 @@ from suite.pipeline.planning.profile import profile
 from suite.pipeline.planning.simulate import Link
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.training.optimizer import single_device_update
+from suite.training.stage_optimizer import single_device_update
 
 
 @dataclass(frozen=True)

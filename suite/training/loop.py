@@ -18,8 +18,8 @@ from suite.pipeline.runtime.nonfinite import NonFiniteRecord, find_nonfinite
 from suite.settings import LoopSettings
 from suite.training import metrics
 from suite.training.layer_stats import LayerStats
-from suite.training.optimizer import StageOptimizer, StepResult
 from suite.training.profiling import StepProfiler
+from suite.training.stage_optimizer import StageOptimizer, StepResult
 from suite.training.system_metrics import peak_bytes
 from suite.training.trace import TraceWriter
 from suite.training.trackers import Tracker

@@ -220,7 +220,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a checkpoint's tensors become the parameters",
-        "suite/training/checkpoint/reading.py",
+        "suite/training/checkpoint/loading.py",
         "layer.load_state_dict(values_of(tensors))",
         "layer.load_state_dict(values_of(tensors), assign=True)",
         "checkpoint",

@@ -14,20 +14,16 @@ A folder without a manifest that matches its files is not a checkpoint: it is lo
 from suite.training.checkpoint.async_save import folder_of
 from suite.training.checkpoint.audit import Audit, audit
 from suite.training.checkpoint.choice import Choice, best_of, in_order, parse_choice
-from suite.training.checkpoint.ownership import claim
-from suite.training.checkpoint.reading import (
-    Checkpoint,
+from suite.training.checkpoint.loading import (
     check_model,
-    current,
-    folders_of,
     layer_differences,
-    list_checkpoints,
     load_layer,
     load_optimizer,
     load_values,
-    newest_valid,
     values_of,
 )
+from suite.training.checkpoint.ownership import claim
+from suite.training.checkpoint.reading import Checkpoint, current, folders_of, list_checkpoints, newest_valid
 from suite.training.checkpoint.retention import abandon_later
 from suite.training.checkpoint.storage import Storage
 from suite.training.checkpoint.writing import Saver

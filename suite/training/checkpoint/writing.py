@@ -26,7 +26,7 @@ from suite.training.checkpoint.async_save import AsyncSave, ManifestJob, Snapsho
 from suite.training.checkpoint.ownership import check_owner, claim
 from suite.training.checkpoint.retention import ABANDONED
 from suite.training.checkpoint.storage import MANIFEST, Storage
-from suite.training.optimizer import StageOptimizer
+from suite.training.stage_optimizer import StageOptimizer
 
 LIMIT = 3
 """Failed saves in a row that end the run."""

@@ -15,7 +15,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import OptimizerSettings, TrainSettings
 from suite.training import checkpoint
 from suite.training.loop import Progress, TrainingSetup, train
-from suite.training.optimizer import StageOptimizer
+from suite.training.stage_optimizer import StageOptimizer
 from suite.training.validation import Criterion, Figures, HeldOut, Validation, ValidationState, notes_of, state_of
 from tests.suite.pipeline.build import build, join, mini_batch
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers

@@ -12,8 +12,8 @@ from suite.pipeline.model.topology import RankCoord
 from suite.settings import OptimizerSettings, TrainSettings
 from suite.training import checkpoint
 from suite.training.loop import Progress, TrainingSetup, train
-from suite.training.optimizer import StageOptimizer
 from suite.training.profiling import step_profiler
+from suite.training.stage_optimizer import StageOptimizer
 from tests.suite.pipeline.build import build, join, mini_batch
 from tests.suite.pipeline.freezing import freeze
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers

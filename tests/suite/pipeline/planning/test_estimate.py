@@ -23,7 +23,7 @@ from suite.pipeline.planning.profile import MicroBatch, Sample, profile
 from suite.pipeline.planning.simulate import Link
 from suite.settings import OptimizerSettings
 from suite.training import adafactor
-from suite.training.optimizer import single_device_update
+from suite.training.stage_optimizer import single_device_update
 from tests.suite.pipeline.freezing import FREEZES, freeze
 from tests.suite.pipeline.toy import SquareLoss, SumLoss, toy_batch, toy_layers
 

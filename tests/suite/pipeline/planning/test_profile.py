@@ -14,7 +14,7 @@ from suite.pipeline.planning.costs import check_costs
 from suite.pipeline.planning.memory_tracker import MemoryTracker
 from suite.pipeline.planning.profile import LEAST_ROUNDS, WARM_UPS, MicroBatch, Sample, profile
 from suite.settings import OptimizerSettings
-from suite.training.optimizer import single_device_update
+from suite.training.stage_optimizer import single_device_update
 from tests.suite.pipeline.toy import SquareLoss
 
 CPU = torch.device("cpu")

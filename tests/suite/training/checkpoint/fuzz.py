@@ -17,7 +17,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.settings import OptimizerSettings
 from suite.training.checkpoint import audit, load_optimizer, load_values, newest_valid
 from suite.training.checkpoint.storage import Storage
-from suite.training.optimizer import StageOptimizer
+from suite.training.stage_optimizer import StageOptimizer
 from tests.suite.pipeline.build import build, join
 from tests.suite.pipeline.toy import SumLoss, toy_layers
 from tests.suite.training.checkpoint.mutations import bytes_harmed, header_harmed, manifest_harmed

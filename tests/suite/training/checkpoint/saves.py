@@ -12,7 +12,7 @@ from launch.backends.processes import PRELOAD
 from suite.pipeline.model.topology import RankCoord
 from suite.settings import OptimizerSettings
 from suite.training.checkpoint import Saver, Storage, list_checkpoints
-from suite.training.optimizer import StageOptimizer
+from suite.training.stage_optimizer import StageOptimizer
 from tests.suite.pipeline.build import build, join
 from tests.suite.pipeline.toy import SumLoss, toy_layers
 

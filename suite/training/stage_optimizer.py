@@ -1,0 +1,218 @@
+"""The optimizer step of a stage, over its replicas.
+
+    .grad of R replicas --mean over replicas, overlapped with the last backward--> each replica's part
+    --per-layer squares, one small all-reduce over all workers--> global norm, losses, finite flag
+    --same decision everywhere--> clip and step (``optimizer.py``: DeepSpeed), or skip
+
+Frozen parameters (``requires_grad`` False) have no gradient, state, norm or weight decay. A stage with only frozen
+parameters has no DeepSpeed engine, but takes part in the all-reduce of the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from suite.errors import CheckpointError
+from suite.pipeline.model.layers import trainable
+from suite.pipeline.model.ties import TiedParameters
+from suite.pipeline.model.topology import ProcessGroups, RankCoord
+from suite.pipeline.runtime.executor import LossSums
+from suite.pipeline.runtime.gradient_reducer import GradientReducer
+from suite.pipeline.runtime.recorder import Recorder
+from suite.pipeline.runtime.stage import Stage
+from suite.settings import OptimizerSettings
+from suite.training.optimizer import ReplicatedState, ShardedState, State
+from suite.training.update_rule import Key, UpdateFactors, learning_rate, make_optimizer, state_shapes
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step's result, equal on all workers: losses summed over the mini-batch, gradient norm, applied or not."""
+
+    objective: float
+    metrics: tuple[float, ...]
+    grad_norm: float
+    lr: float
+    applied: bool
+    layer_norms: tuple[float, ...] = ()
+    """Gradient norm of each layer."""
+    peak_bytes: int = 0
+    """Memory of the worker with the highest peak."""
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """Layers with non-finite gradients, in order."""
+        return tuple(layer for layer, norm in enumerate(self.layer_norms) if not math.isfinite(norm))
+
+
+class StageOptimizer:
+    """Updates one stage's parameters. All stages apply a step, or all skip it."""
+
+    def __init__(
+        self, stage: Stage, layers: int, ties: TiedParameters, coord: RankCoord, groups: ProcessGroups,
+        settings: OptimizerSettings, sync_batchnorm_stats: bool = True, factors: UpdateFactors = lambda *_: (1.0, 1.0),
+    ) -> None:  # fmt: skip
+        """``layers`` is the number of layers of the model. The stage's BatchNorm statistics update only when the
+        parameters do. Copies of a tied parameter have the ``factors`` of its owner."""
+        self.stage, self.coord, self._layers, self._ties, self._settings = stage, coord, layers, ties, settings
+        self._trainable = {key: p for key, p in stage.named_parameters().items() if p.requires_grad}
+        self._stats_over = groups.replicas if coord.replicas > 1 and sync_batchnorm_stats else None
+        sharded = coord.replicas > 1 and settings.state_names and self._trainable
+        make_state = ShardedState if sharded else ReplicatedState
+        of_each = {key: factors("{}.{}".format(*ties.owner(*key)), p) for key, p in self._trainable.items()}
+        self._state = make_state(stage.layers, self._trainable, settings, coord, groups, stage.device, of_each)
+        self.reducer: GradientReducer | None = None
+        """For the executor, which knows when a step's gradients are complete. None without replicas."""
+        if coord.replicas > 1:
+            parameters = list(self._trainable.values())
+            self.reducer = GradientReducer(parameters, ties.parameters(), groups.replicas, self._state.shards())
+
+    def update(self, sums: LossSums, step: int, recorder: Recorder | None = None, peak_bytes: int = 0) -> StepResult:
+        """Reduces gradients over ties and replicas, agrees on norm and finiteness, and applies or skips the step.
+
+        ``sums`` is this worker's share of the losses, ``peak_bytes`` its memory. Clears gradients in either case.
+        ``recorder`` records the part after the agreement, because before that a worker may wait for others.
+        """
+        gradients = self.finish_reduction()
+        squares, totals, peaks = self._agree(gradients, sums, peak_bytes)
+        start = recorder.mark() if recorder is not None else None
+        norm = math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else float("nan")
+        applied = math.isfinite(norm) and all(map(math.isfinite, totals))
+        rate = learning_rate(step, self._settings)
+        if applied:
+            _clip([gradient for _, gradient in gradients], norm, self._settings)
+            self._state.step(rate)
+            if self.coord.replicas > 1:
+                self._sync_ties()
+        self.stage.running_stats.update(applied, self._stats_over)
+        self.clear()
+        if recorder is not None:
+            recorder.record("U", -1, start)
+        norms = tuple(math.sqrt(square) if math.isfinite(square) else square for square in squares)
+        return StepResult(totals[0], tuple(totals[1:]), norm, rate, applied, norms, int(max(peaks)))
+
+    def finish_reduction(self) -> list[tuple[Key, Tensor]]:
+        """Finishes the reduction that the executor began: sums over ties, means over replicas, zeros where none came.
+
+        Returns this worker's part of each gradient: all of it, or its ZeRO shard.
+        """
+        if self.reducer is not None:
+            self.reducer.flush()  # first, because the sum over ties waits for the slowest stage with a copy
+        for parameter in self._trainable.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._ties.sum_gradients()
+        if self.reducer is not None:
+            self.reducer.finish()
+        return self._state.local_gradients()
+
+    def gradient(self, key: Key) -> Tensor:
+        """Returns the full gradient of a trainable parameter after ``finish_reduction``. All replicas must call it in
+        the same order."""
+        return self._state.gradient(key)
+
+    def state(self, key: Key) -> State:
+        """Returns the full optimizer state of a parameter, empty for a frozen one. All replicas must call it in the
+        same order."""
+        return self._state.state(key) if key in self._trainable else {}
+
+    def load_state(self, key: Key, state: State) -> None:
+        """Sets the full optimizer state of a trainable parameter, saved with any K, R and ZeRO stage.
+
+        Raises CheckpointError for the state of another optimizer.
+        """
+        expected = state_shapes(tuple(self._trainable[key].shape), self._settings)
+        if {name: (tuple(value.shape), value.dtype) for name, value in state.items()} != {
+            name: (shape, torch.float32) for name, shape in expected.items()
+        }:
+            saved = {name: tuple(value.shape) for name, value in sorted(state.items())}
+            raise CheckpointError(
+                f"the optimizer state of layer {key[0]}, {key[1]} is {saved}, {self._settings.name} needs "
+                f"{expected} in fp32; resume with the optimizer of the run that wrote it"
+            )
+        self._state.load_state(key, state)
+
+    @torch.no_grad()
+    def _agree(
+        self, gradients: Sequence[tuple[Key, Tensor]], sums: LossSums, peak_bytes: int
+    ) -> tuple[list[float], list[float], list[float]]:
+        """All-reduces each layer's sum of squared gradients, the loss sums, and each worker's peak memory, over all
+        workers at once.
+
+        Only the workers of a layer fill its entry and all others have zero, so the sum is exact and the total, in layer
+        order, has the same bits at every K.
+        """
+        squares: list[list[Tensor]] = [[] for _ in range(self._layers)]
+        counts = self._state.is_sharded or self.coord.replica == 0  # without ZeRO all replicas have the same mean
+        for (layer, name), gradient in gradients if counts else ():
+            if self._ties.owned(layer, name):
+                squares[layer].append(_square(gradient))
+        zero = torch.zeros((), dtype=torch.float64, device=self.stage.device)
+        vector = torch.stack(
+            [torch.stack(parts).sum() if parts else zero for parts in squares]
+            + [zero + total for total in (sums.objective, *sums.metrics)]
+        )
+        peaks = torch.zeros(dist.get_world_size(), dtype=torch.float64)
+        peaks[self.coord.rank] = peak_bytes
+        vector = torch.cat([vector, peaks.to(vector.device, non_blocking=True)])
+        dist.all_reduce(vector)
+        values = vector.tolist()
+        end = self._layers + 1 + len(sums.metrics)
+        return values[: self._layers], values[self._layers : end], values[end:]
+
+    @torch.no_grad()
+    def _sync_ties(self) -> None:
+        """Copies the owner's values of tied parameters to the other stages.
+
+        The rounding of a sum over three or more replicas depends on a gradient's position in the flat bucket of
+        ``GradientReducer``, so the copies would drift apart in the last bit.
+        """
+        self._ties.broadcast_owner()
+        self._state.accept_values(self._ties.parameters())
+
+    def forget(self) -> None:
+        """Drops the gradients and batch statistics of a mini-batch without applying them.
+
+        All replicas must call it, because some gradients are already being reduced.
+        """
+        if self.reducer is not None:
+            self.reducer.finish()
+        self.stage.running_stats.update(False)
+        self.clear()
+
+    def clear(self) -> None:
+        """Drops all gradients, reduced or not."""
+        self._state.clear_gradients()
+
+
+def single_device_update(module: nn.Module, settings: OptimizerSettings) -> Callable[[], None]:
+    """Returns a stage's update of these parameters without communication, to measure its time."""
+    parameters = list(trainable(module))
+    optimizer = make_optimizer(parameters, settings) if parameters else None
+
+    def update() -> None:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if optimizer is None or not gradients:
+            return
+        norm = math.sqrt(float(torch.stack([_square(gradient) for gradient in gradients]).sum()))
+        _clip(gradients, norm, settings)
+        optimizer.step()
+
+    return update
+
+
+def _square(gradient: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+
+
+@torch.no_grad()
+def _clip(gradients: list[Tensor], norm: float, settings: OptimizerSettings) -> None:
+    bound = settings.max_grad_norm
+    if bound is not None and norm > bound and gradients:  # torch rejects an empty list
+        torch._foreach_mul_(gradients, bound / norm)
