@@ -15,7 +15,8 @@ class Mutation(NamedTuple):
 
 STAGE, EXECUTOR = "suite/pipeline/runtime/stage.py", "suite/pipeline/runtime/executor.py"
 P2P, LOSS, OWN_LOSS = "suite/pipeline/runtime/p2p.py", "models/loss.py", "experiments/custom/loss.py"
-OPTIMIZER, BATCHNORM = "suite/training/optimizer.py", "suite/pipeline/model/batchnorm.py"
+OPTIMIZER, STEP = "suite/training/optimizer.py", "suite/training/stage_optimizer.py"
+BATCHNORM = "suite/pipeline/model/batchnorm.py"
 BEAM, DECODE, EMBEDDING = "suite/decoding/beam.py", "suite/decoding/decode.py", "models/embedding.py"
 TOY, TEXT, ZERO = "toy, fill_drain", "packed text", "toy, two replicas with ZeRO"
 
@@ -184,14 +185,14 @@ MUTATIONS = (
     ),
     Mutation(
         "the norm starts on the CPU",
-        OPTIMIZER,
+        STEP,
         "zero = torch.zeros((), dtype=torch.float64, device=self.stage.device)",
         "zero = torch.zeros((), dtype=torch.float64)",
         TOY,
     ),
     Mutation(
         "each square is read on its own",
-        OPTIMIZER,
+        STEP,
         "squares[layer].append(_square(gradient))",
         "squares[layer].append(_square(gradient).cpu().to(gradient.device, non_blocking=True))",
         TOY,
