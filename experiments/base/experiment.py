@@ -64,7 +64,7 @@ class Experiment(FrozenRecord):
     """The metric that the loss reports per unit, beside its objective: nll or accuracy."""
     criterion: ClassVar[Criterion]
     """What decides which validation is the best."""
-    fixed: ClassVar[tuple[str, ...]]
+    unchangeable: ClassVar[tuple[str, ...]]
     """Sections that a resumed run cannot change: the model and the data."""
     new_last_layer: ClassVar[bool] = False
     """Whether ``train.init_from`` leaves the last layer out even where its shapes are equal."""
@@ -282,7 +282,7 @@ class Experiment(FrozenRecord):
 
         Raises SettingError with the field, its type and the given value, or with the closest names of an unknown field.
         """
-        given = self.completed(overrides.parse(settings, type(self)))
+        given = self.with_derived(overrides.parse(settings, type(self)))
         values = self.model_dump()
         for path, value in given.items():
             section, _, field = path.partition(".")
@@ -293,7 +293,7 @@ class Experiment(FrozenRecord):
         changed = self.validated(values)
         return changed if self._prepared is None else changed.with_prepared(self._prepared)
 
-    def completed(self, given: dict[str, Any]) -> dict[str, Any]:
+    def with_derived(self, given: dict[str, Any]) -> dict[str, Any]:
         """Adds the settings that follow from the given ones: a decay to 0 ends with the run, and a schedule's file
         determines K, M and the cells.
 

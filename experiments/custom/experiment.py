@@ -37,7 +37,7 @@ class CustomExperiment(Experiment):
     unit: ClassVar[str] = "rows"
     criterion: ClassVar[Criterion] = Criterion("loss")
     """Not the metric: whether more of it is better is unknown."""
-    fixed: ClassVar[tuple[str, ...]] = ("source",)
+    unchangeable: ClassVar[tuple[str, ...]] = ("source",)
 
     task: Literal["custom"] = "custom"
     source: str

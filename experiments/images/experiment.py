@@ -33,7 +33,7 @@ class ImageExperiment(Experiment):
     unit: ClassVar[str] = "images"
     metric_name: ClassVar[str] = "accuracy"
     criterion: ClassVar[Criterion] = Criterion("accuracy", higher_is_better=True)
-    fixed: ClassVar[tuple[str, ...]] = ("model", "images")
+    unchangeable: ClassVar[tuple[str, ...]] = ("model", "images")
     new_last_layer: ClassVar[bool] = True
 
     task: Literal["classification"] = "classification"

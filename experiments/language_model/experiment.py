@@ -36,7 +36,7 @@ class LanguageModelExperiment(Experiment):
     unit: ClassVar[str] = "tokens"
     metric_name: ClassVar[str] = "nll"
     criterion: ClassVar[Criterion] = Criterion("nll")
-    fixed: ClassVar[tuple[str, ...]] = ("model", "text")
+    unchangeable: ClassVar[tuple[str, ...]] = ("model", "text")
 
     task: Literal["language_model"] = "language_model"
     model: Annotated[LanguageModelShape, BeforeValidator(checked_shape(LanguageModelShape))]
@@ -79,12 +79,12 @@ class LanguageModelExperiment(Experiment):
         with torch.device("meta"):
             return layers(self.model), TranslationLoss(label_smoothing=0.0)
 
-    def completed(self, given: dict[str, Any]) -> dict[str, Any]:
+    def with_derived(self, given: dict[str, Any]) -> dict[str, Any]:
         """Sets the model's vocabulary and length with the text's."""
         for text, model in FOLLOWS.items():
             if text in given:
                 given.setdefault(model, given[text])
-        return super().completed(given)
+        return super().with_derived(given)
 
     def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
         """Output matrices of blocks move as slowly as they start small."""

@@ -36,7 +36,7 @@ class TranslationExperiment(Experiment):
     unit: ClassVar[str] = "tokens"
     metric_name: ClassVar[str] = "nll"
     criterion: ClassVar[Criterion] = Criterion("nll")
-    fixed: ClassVar[tuple[str, ...]] = ("model", "text")
+    unchangeable: ClassVar[tuple[str, ...]] = ("model", "text")
 
     task: Literal["translation"] = "translation"
     model: Annotated[TransformerShape, BeforeValidator(checked_shape(TransformerShape))]
@@ -76,11 +76,11 @@ class TranslationExperiment(Experiment):
         with torch.device("meta"):
             return layers(self.model), TranslationLoss(self.model.label_smoothing)
 
-    def completed(self, given: dict[str, Any]) -> dict[str, Any]:
+    def with_derived(self, given: dict[str, Any]) -> dict[str, Any]:
         """Sets the model's vocabulary with ``text.vocabulary``."""
         if "text.vocabulary" in given:
             given.setdefault("model.vocabulary", given["text.vocabulary"])
-        return super().completed(given)
+        return super().with_derived(given)
 
     def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
         """Output matrices of blocks move as slowly as they start small."""

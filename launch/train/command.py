@@ -121,7 +121,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
 
 def _check_unchanged(before: Experiment, chosen: Experiment) -> None:
     """Raises SettingError when a setting differs that the training so far depends on."""
-    paths = [*before.fixed, "optimizer.name", "train.checkpoint_dir", "train.seed", "train.init_from"]
+    paths = [*before.unchangeable, "optimizer.name", "train.checkpoint_dir", "train.seed", "train.init_from"]
     values = [[_value(experiment, path) for path in paths] for experiment in (before, chosen)]
     changed = [path for path, old, new in zip(paths, *values, strict=True) if old != new]
     if "optimizer.name" not in changed and chosen.optimizer.state_names != before.optimizer.state_names:

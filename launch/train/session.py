@@ -129,7 +129,7 @@ class Session:
                 ),  # fmt: skip
                 self.backend.started(spec, state.planned.placement) as launcher,
             ):
-                Supervisor(spec, chosen, launcher, state.fit, log).run()
+                Supervisor(spec, chosen, launcher, state.plan_for, log).run()
         finally:
             if spec.draft.exists():  # the workers have not started
                 spec.draft.unlink()
@@ -147,7 +147,7 @@ class CurrentRun:
         self._requested, self._first_plan, self._make_plan, self._log = chosen, planned, make_plan, log
         self.experiment, self.planned, self.spec = chosen, planned, _attempt_spec(run, chosen, planned, resumed, log)
 
-    def fit(self, devices: int) -> tuple[AttemptSpec, Experiment]:
+    def plan_for(self, devices: int) -> tuple[AttemptSpec, Experiment]:
         """Returns the attempt closest to the requested one that fits on ``devices`` devices.
 
         Raises PlacementError if none fits.

@@ -315,11 +315,11 @@ def _batches(
     if processes:
         steps = range(engine.start, experiment.train.steps)
         make = FeedProcesses(experiment, spec.data, coord, steps, processes)
-    in_bubble = coord.is_first and not coord.is_last and not processes
+    fills_bubble = coord.is_first and not coord.is_last and not processes
     batches = Prefetcher(
-        make, experiment.train.steps, engine.executor.prefetch_shapes, source.is_thread_safe, not in_bubble
+        make, experiment.train.steps, engine.executor.prefetch_shapes, source.is_thread_safe, not fills_bubble
     )
-    if in_bubble:
+    if fills_bubble:
         engine.executor.on_drain = batches.start_next
     return batches
 

@@ -149,8 +149,10 @@ class StageOptimizer:
         order, has the same bits at every K.
         """
         squares: list[list[Tensor]] = [[] for _ in range(self._layers)]
-        counts = self._state.is_sharded or self.coord.replica == 0  # without ZeRO all replicas have the same mean
-        for (layer, name), gradient in gradients if counts else ():
+        counts_in_norm = (
+            self._state.is_sharded or self.coord.replica == 0
+        )  # without ZeRO all replicas have the same mean
+        for (layer, name), gradient in gradients if counts_in_norm else ():
             if self._ties.owned(layer, name):
                 squares[layer].append(_square(gradient))
         zero = torch.zeros((), dtype=torch.float64, device=self.stage.device)
