@@ -88,7 +88,7 @@ stop: $(READY) ## end a job: JOB=, ADDRESS=; make submit RUN= resumes its run
 fetch: $(READY) ## copy the files of a job, without checkpoints, to runs/: JOB=, ADDRESS=
 	@$(GPIPE) fetch --address "$$ADDRESS" -- "$$JOB"
 
-gpu-check: $(READY) ## the first hour on a GPU: gradients, speed, memory; MINUTES=25, DEVICE=cuda|cpu; it resumes; without this environment: python -m launch.gpu_check
+gpu-check: $(READY) ## the first hour on a GPU: gradients, a step's time and memory; MINUTES=25, DEVICE=cuda|cpu; it resumes; without this environment: python -m launch.gpu_check
 	@$(GPIPE) gpu-check --minutes "$${MINUTES:-25}" --device "$${DEVICE:-cuda}"
 
 doctor: $(READY) ## examine this machine, or a Ray cluster and its links: ADDRESS=http://head:8265 or host:port, STORAGE=folder-or-URL

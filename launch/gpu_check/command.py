@@ -1,7 +1,7 @@
-"""``make gpu-check``: the first hour on a new machine. Are GPUs correct, how fast is one, does memory match the plan?
+"""``make gpu-check``: the first hour on a new machine. Are GPUs correct, do a step's time and memory match the plan?
 
-``python -m launch.gpu_check`` runs from a checkout with torch, numpy and pydantic alone. It needs no data. Results are
-in ``runs/gpu-check``; a further call continues with the parts that are missing.
+``python -m launch.gpu_check`` runs from a checkout with torch, numpy and pydantic alone, without the parts that take
+DeepSpeed. It needs no data. Results are in ``runs/gpu-check``; a further call runs the parts that are missing.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import argparse
 import importlib.util
 import json
 import math
+import platform
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.errors import NonFiniteError, PlacementError, SettingError, SuiteError
+from suite.errors import DeviceError, PlacementError, SettingError, SuiteError
 from suite.log import Log
+from suite.paths import write_atomically
 
 if TYPE_CHECKING:
-    import torch
-
+    from experiments.base.cluster import Cluster
     from experiments.report.table import Table
     from launch.gpu_check.work import Sizes
 
@@ -31,58 +33,78 @@ MINUTES = 25.0
 NEEDED = ("torch", "numpy", "pydantic")
 
 
-def check(log: Log, show: Show, command: str, kind: str = "cuda", minutes: float = MINUTES) -> None:
-    """Checks this machine's first GPU, and an update on all; or the CPU. Prints and writes the results.
+def check(
+    log: Log, show: Show, command: str, kind: str = "cuda", minutes: float = MINUTES, folder: Path = FOLDER
+) -> None:
+    """Checks this machine's GPUs, or the CPU, with the parts that no earlier call finished. Prints and writes results.
 
-    Raises SettingError or PlacementError if it cannot start. After writing it raises NonFiniteError if gradients differ
-    from the CPU's or a loss is not finite, and PlacementError if a peak is above its plan or a part failed.
+    Raises SettingError or PlacementError if it cannot start. After writing it raises DeviceError if a device computes
+    wrong numbers, and PlacementError if a peak is above its plan or a part failed.
     """
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if absent:
         raise SettingError(f"gpu-check needs {', '.join(NEEDED)}; this Python lacks {' and '.join(absent)}; install it")
     if not (math.isfinite(minutes) and minutes > 0):
         raise SettingError(f"--minutes is {minutes:g}; gpu-check needs more than 0, {MINUTES:g} if you leave it out")
-    from launch.gpu_check.device import find_device
-    from launch.gpu_check.work import cpu_sizes, paper_sizes
+    from launch.gpu_check.parts import run_parts, table
+    from launch.gpu_check.work import PAPER, SMALL
 
-    device = find_device(kind)
-    examine(device, paper_sizes() if kind == "cuda" else cpu_sizes(), minutes, FOLDER, log, show, command)
+    machine, sizes = find_machine(kind), PAPER if kind == "cuda" else SMALL
+    folder.mkdir(parents=True, exist_ok=True)
+    path, same = folder / f"{kind}.json", identity(sizes, machine)
 
-
-def examine(
-    device: torch.device, sizes: Sizes, minutes: float, folder: Path, log: Log, show: Show, command: str
-) -> None:
-    """Runs the parts that no earlier call in ``folder`` finished; writes ``<device>.json`` and ``.md``."""
-    from launch.gpu_check.device import identity, require_memory
-    from launch.gpu_check.parts import run_parts
-    from launch.gpu_check.report import page, tables
-
-    require_memory(sizes, device)
-    path = folder / f"{device.type}.json"
-    same = _jsonable(identity(sizes, device))
-
-    def save(parts: dict[str, Any]) -> dict[str, Any]:
-        results: dict[str, Any] = same | {"command": command, "parts": _jsonable(parts)}
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-        partial.replace(path)
-        return results
+    def save(parts: dict[str, Any]) -> None:
+        write_atomically(path, json.dumps(same | {"parts": parts}, indent=1, allow_nan=False) + "\n")
 
     earlier = _earlier(path, same)
-    results = save(run_parts(sizes, device, minutes, earlier, log, lambda parts: save(earlier | parts)))
-    path.with_suffix(".md").write_text(page(results))
-    for table in tables(results):
-        show(table)
+    parts = run_parts(sizes, machine, minutes, earlier, log, lambda parts: save(earlier | parts))
+    save(parts)
+    found = table(parts, f"`{command}` on {machine.name}, torch {same['torch']}, code {same['code']}")
+    path.with_suffix(".md").write_text(found.markdown())
+    show(found)
     log(f"written: {path}, {path.with_suffix('.md').name}")
-    _raise_faults(results["parts"], path)
+    _raise_faults(parts, path)
+
+
+def find_machine(kind: str) -> Cluster:
+    """Returns this machine's GPUs, or its CPU. Raises PlacementError for a GPU that cannot train in bf16, or none."""
+    from experiments.base.cluster import Cluster
+    from launch.worker.cgroups import cpu_limit, memory_limit_bytes
+    from launch.worker.devices import BF16_CAPABILITY, cpu_model, gpus
+
+    if kind == "cpu":
+        return Cluster(cpu_limit(), memory_limit_bytes(), "cpu", name=cpu_model())
+    if kind != "cuda":
+        raise SettingError(f"gpu-check has no device {kind!r}: --device is cuda or cpu")
+    try:
+        found = gpus()
+    except PlacementError as error:
+        raise PlacementError(f"gpu-check needs a GPU: {error}; --device cpu checks the CPU instead") from None
+    if not found.has_bf16:
+        raise PlacementError(
+            f"{found.name}, or another GPU here, multiplies no bf16, the precision of the paper's runs; use GPUs of "
+            f"compute capability {BF16_CAPABILITY}.0 or newer, such as an A100"
+        )
+    return found
+
+
+def identity(sizes: Sizes, machine: Cluster) -> dict[str, Any]:
+    """Returns what must be equal for a result to be taken from an earlier call: settings, devices, versions."""
+    import torch
+
+    from launch.diagnostics.node_facts import code_digest, list_gpus
+
+    return {
+        "sizes": repr(sizes), "machine": repr(machine), "python": platform.python_version(),
+        "torch": torch.__version__, "code": code_digest(), "drivers": [gpu.driver for gpu in list_gpus()[0]],
+    }  # fmt: skip
 
 
 def _raise_faults(parts: dict[str, Any], path: Path) -> None:
     """Raises the most severe kind of fault: wrong numbers, then memory above the plan, then parts that failed."""
     faults = [fault for part in parts.values() for fault in part.get("faults", [])]
     if faults:
-        raise NonFiniteError(
+        raise DeviceError(
             f"{'; '.join(faults)}; do not train on this device until another driver or torch version fixes it; "
             f"{path} has all numbers"
         )
@@ -106,36 +128,15 @@ def _earlier(path: Path, same: dict[str, Any]) -> dict[str, Any]:
         return {}
 
 
-def _jsonable(value: Any) -> Any:
-    """Returns the value as JSON has it; non-finite numbers, which JSON lacks, become strings."""
-    if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def main() -> None:
-    """Runs the check from the command line, with rich if it is installed."""
+    """Runs the check from the command line."""
     parser = argparse.ArgumentParser("python -m launch.gpu_check", description="Check one GPU, or --device cpu.")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="a part starts only if it fits what is left")
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
     options = parser.parse_args()
-    log, show = _terminal()
+    log = partial(print, flush=True)
     try:
-        check(log, show, "python -m launch.gpu_check", options.device, options.minutes)
+        check(log, lambda table: log(table.markdown()), "python -m launch.gpu_check", options.device, options.minutes)
     except SuiteError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _terminal() -> tuple[Log, Show]:
-    def log(text: str) -> None:
-        print(text, flush=True)
-
-    try:
-        from rich.console import Console
-    except ImportError:
-        return log, lambda table: log(table.markdown())
-    console = Console(markup=False, highlight=False)
-    return log, lambda table: console.print(table.rich_table())

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from launch.gpu_check import gradients, steps
-from launch.gpu_check.two_stages import measure_two_stages
-from launch.gpu_check.update import measure_update
-from launch.gpu_check.work import Sizes, SkippedError, cell_workload, full_model_workload
-from models.transformer import DecoderLayer, EncoderLayer
-from suite.device import is_host
+from experiments.base.cluster import Cluster
+from experiments.report.table import Table, Value
+from launch.gpu_check.gradients import Record, SkippedError, check_gradients, check_two_stages, check_update
+from launch.gpu_check.step import check_step
+from launch.gpu_check.work import Sizes
+from launch.gpu_check.workers import DEADLINE_S
 from suite.log import Log
-
-Record = dict[str, Any]
+from suite.pipeline.runtime.communication_errors import explain
 
 
 @dataclass(frozen=True)
@@ -28,47 +25,19 @@ class Part:
     title: str
     gpu_estimate_s: float
     cpu_estimate_s: float
-    run: Callable[[Sizes, torch.device], Record]
-
-    def estimate_s(self, device: torch.device) -> float:
-        """Returns about how long it takes, at the sizes for this kind of device."""
-        return self.cpu_estimate_s if is_host(device) else self.gpu_estimate_s
-
-
-def _gradients(sizes: Sizes, device: torch.device) -> Record:
-    compared = gradients.compare_all(sizes, device)
-    return {"comparisons": [one.record() for one in compared], "faults": [one.fault for one in compared if one.fault]}
-
-
-def _encoder(sizes: Sizes, device: torch.device) -> Record:
-    return steps.measure_training(cell_workload(sizes, EncoderLayer), sizes, device)
-
-
-def _large(sizes: Sizes, device: torch.device) -> Record:
-    return steps.measure_training(cell_workload(sizes, EncoderLayer, sizes.large_tokens // sizes.time), sizes, device)
-
-
-def _decoder(sizes: Sizes, device: torch.device) -> Record:
-    return steps.measure_training(cell_workload(sizes, DecoderLayer), sizes, device)
-
-
-def _full(sizes: Sizes, device: torch.device) -> Record:
-    return steps.measure_training(full_model_workload(sizes), sizes, device)
+    run: Callable[[Sizes, Cluster], Record]
 
 
 PARTS = (
-    Part("gradients", "gradients in fp64 and fp32, and a sum in bf16, compared with the CPU's", 60, 15, _gradients),
-    Part("update", "a step with its update on every GPU, as in a run", 60, 40, measure_update),
-    Part("stage", "a stage of encoder layers in bf16", 120, 20, _encoder),
-    Part("large_micro_batch", "the same in large micro-batches", 120, 20, _large),
-    Part("two_stages", "K = 2 by two processes", 60, 30, measure_two_stages),
-    Part("decoder_stage", "a stage of decoder layers in bf16", 120, 20, _decoder),
-    Part("full_model", "a whole model with embeddings and head", 120, 20, _full),
+    Part("gradients", "gradients in fp64 and fp32, and a sum in bf16", 90, 20, check_gradients),
+    Part("update", "a step with its update on every GPU, as in a run", 60, 30, check_update),
+    Part("step", "a step's seconds and memory, compared with its plan", 180, 40, check_step),
+    Part("two_stages", "K = 2 by two processes", 60, 15, check_two_stages),
 )
 
 
 def run_parts(
-    sizes: Sizes, device: torch.device, minutes: float, earlier: dict[str, Record], log: Log,
+    sizes: Sizes, machine: Cluster, minutes: float, earlier: dict[str, Record], log: Log,
     save: Callable[[dict[str, Record]], object], parts: tuple[Part, ...] = PARTS,
 ) -> dict[str, Record]:  # fmt: skip
     """Returns the record of every part: ``status`` is done, skipped, failed or not run.
@@ -84,27 +53,51 @@ def run_parts(
             log(f"{part.name}: finished by an earlier call")
             records[part.name] = before | {"resumed": True}
             continue
-        left, estimate = minutes * 60 - (time.monotonic() - begin), part.estimate_s(device)
-        if estimate > left:
-            why = f"its estimate of {estimate:.0f} s is more than the {max(0.0, left):.0f} s left of --minutes"
+        left = minutes * 60 - (time.monotonic() - begin)
+        estimate_s = part.gpu_estimate_s if machine.kind == "gpu" else part.cpu_estimate_s
+        if estimate_s > left:
+            why = f"its estimate of {estimate_s:.0f} s is more than the {max(0.0, left):.0f} s left of --minutes"
             log(f"{part.name}: not run: {why}")
             records[part.name] = before or {"status": "not run", "reason": why}  # an earlier fault stays one
             continue
-        log(f"{part.name}: {part.title}, about {estimate:.0f} s")
-        records[part.name] = _run(part, sizes, device)
+        log(f"{part.name}: {part.title}, about {estimate_s:.0f} s")
+        records[part.name] = _run(part, sizes, machine)
         save(records)
-        if fault := steps.free(device):
-            log(f"the device cannot go on after {part.name}: {fault}; the next call runs the other parts")
-            break
     return records
 
 
-def _run(part: Part, sizes: Sizes, device: torch.device) -> Record:
+def table(records: dict[str, Record], title: str) -> Table:
+    """Returns the parts and their numbers."""
+    rows: list[list[Value]] = []
+    for part in PARTS:
+        record = records.get(part.name, {"status": "not run"})
+        why = record.get("reason") or record.get("over_plan") or "; ".join(record.get("faults", []))
+        status = "done earlier" if record.get("resumed") else record["status"]
+        for what, measured, compared in record.get("rows") or [[part.title, None, None]]:
+            rows.append([part.name, what, status, measured, compared, why])
+    headings = ("part", "what", "status", "measured", "allowed or planned", "reason")
+    notes = [
+        "Gradients: the deviation relative to the largest entry on the CPU, and 5 sqrt(P n) u.",
+        "A step: planned from layer costs measured on this device.",
+    ]
+    return Table("gpu-check", title, headings, rows, notes)
+
+
+def reason(error: Exception) -> str:
+    """Returns an error as one line: what it means for a process that communicates, or the last error in its text, which
+    may be a process's traceback."""
+    if (meaning := explain(error, "the other process", DEADLINE_S)) is not error:
+        return str(meaning)
+    named = re.findall(r"^[\w.]*Error: .*$", str(error), re.MULTILINE)
+    return named[-1] if named else f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _run(part: Part, sizes: Sizes, machine: Cluster) -> Record:
     begin = time.monotonic()
     try:
-        record = {"status": "done"} | part.run(sizes, device)
+        record = {"status": "done"} | part.run(sizes, machine)
     except SkippedError as skip:
         return {"status": "skipped", "reason": str(skip)}
     except Exception as error:  # one part's failure, such as too little memory, must not hide the others
-        record = {"status": "failed", "reason": steps.reason(error)}
+        record = {"status": "failed", "reason": reason(error)}
     return record | {"seconds": time.monotonic() - begin}

@@ -16,7 +16,7 @@ from launch.worker.distributed import init_process_group, one_way_s
 from launch.worker.engine import PartitionedModel, assemble
 from launch.worker.log_file import log_to
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
-from suite.device import is_host, module_of
+from suite.device import is_host, module_of, synchronize
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.costs import LayerCost
@@ -113,6 +113,8 @@ class Steps:
     overheads: tuple[float, ...]
     """The fraction of each step that was neither an action nor a wait for a message. It includes waits for sends, which
     occur on a stage that is far ahead."""
+    applied: bool = True
+    """Whether all losses and gradients were finite, so that every update was applied."""
 
 
 def slowest_s(steps: Sequence[Steps]) -> list[float]:
@@ -125,29 +127,31 @@ WARM_UPS = 2
 
 def measure_steps(
     rank: int, world: int, rendezvous: str, workload: Measurable, cells: Sequence[int], schedule_config: ScheduleConfig,
-    steps: int, update: bool = True,
+    steps: int, update: bool = True, use_gpu: bool = False,
 ) -> Steps:  # fmt: skip
     """Measures steps of one replica's pipeline on equal micro-batches, after two warm-up steps."""
     keep_freed_memory()  # as a run's workers do
-    init_process_group(rank, world, rendezvous, threads=1)
-    return _run_steps(workload, cells, schedule_config, steps, update)
+    device = init_process_group(rank, world, rendezvous, 1, rank if use_gpu else None)
+    return _run_steps(device, workload, cells, schedule_config, steps, update)
 
 
 def measure_peak_bytes(
-    rank: int, world: int, rendezvous: str, workload: Measurable, cells: Sequence[int], schedule_config: ScheduleConfig
-) -> int:
+    rank: int, world: int, rendezvous: str, workload: Measurable, cells: Sequence[int], schedule_config: ScheduleConfig,
+    use_gpu: bool = False,
+) -> int:  # fmt: skip
     """Measures one worker's peak memory from its first weight to the end of the second step."""
     keep_freed_memory()
-    device = init_process_group(rank, world, rendezvous, threads=1)
+    device = init_process_group(rank, world, rendezvous, 1, rank if use_gpu else None)
     with MemoryTracker(device) as memory_tracker:
-        _run_steps(workload, cells, schedule_config)
+        _run_steps(device, workload, cells, schedule_config)
     return memory_tracker.peak
 
 
 def _run_steps(
-    workload: Measurable, cells: Sequence[int], schedule_config: ScheduleConfig, steps: int = 0, update: bool = True
-) -> Steps:
-    coord, device = RankCoord(dist.get_rank(), dist.get_world_size(), 1), torch.device("cpu")
+    device: torch.device, workload: Measurable, cells: Sequence[int], schedule_config: ScheduleConfig, steps: int = 0,
+    update: bool = True,
+) -> Steps:  # fmt: skip
+    coord = RankCoord(dist.get_rank(), dist.get_world_size(), 1)
     layers, loss = workload.build()
     model = PartitionedModel(layers, loss, cell_ranges(cells, len(layers)), schedule_config)
     engine = assemble(coord, model, device, workload.optimizer, seed=0)
@@ -155,7 +159,7 @@ def _run_steps(
     batch = MiniBatch([sample.inputs] * count, [sample.targets] * count, float(count))
     own_batch = batch if coord.is_first or coord.is_last else None
     recorder = engine.executor.recorder = Recorder(device)
-    deadline, seconds, overheads = engine.executor.status.deadline, [], []
+    deadline, seconds, overheads, applied = engine.executor.status.deadline, [], [], True
     for step in range(WARM_UPS + steps):
         dist.barrier()
         begin, waited_before_s = recorder.begin(), deadline.waited_s
@@ -164,8 +168,9 @@ def _run_steps(
         busy_s = sum(span.seconds for span in recorder.spans())
         overheads.append((elapsed_s - busy_s - waited_s) / elapsed_s)
         if update:
-            engine.optimizer.update(sums, step, recorder)
+            applied &= engine.optimizer.update(sums, step, recorder).applied
         else:
             dist.barrier()
+        synchronize(device)
         seconds.append(time.monotonic() - begin)
-    return Steps(tuple(seconds[WARM_UPS:]), tuple(overheads[WARM_UPS:]))
+    return Steps(tuple(seconds[WARM_UPS:]), tuple(overheads[WARM_UPS:]), applied)

@@ -1,0 +1,52 @@
+"""The seconds and the memory of a step on one device, against its plan from layer costs measured there."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+
+from experiments.base.cluster import Cluster
+from launch.backends.processes import run_processes
+from launch.gpu_check.gradients import Record, require_deepspeed
+from launch.gpu_check.work import Sizes
+from suite.pipeline.planning.devices import GIB, Machine
+from suite.pipeline.planning.memory import bytes_per_parameter
+from suite.pipeline.planning.plan import make_plan
+
+STEPS = 8
+
+
+def check_step(sizes: Sizes, machine: Cluster) -> Record:
+    """Measures what a run would be planned with, then its steps, each in a new process. Raises SkippedError without
+    DeepSpeed."""
+    require_deepspeed("step")
+    from experiments.translation.workload import Translation
+
+    from experiments.translation.runs import t128_6b  # here: a bare checkout lacks packages that these import
+    from launch.worker.measure import measure_layers, measure_peak_bytes, measure_steps
+
+    work, use_gpu = Translation(t128_6b().with_settings(sizes.step)), machine.kind == "gpu"
+    with tempfile.TemporaryDirectory() as folder:
+        (measured,) = run_processes(measure_layers, 1, work, 1, use_gpu, Path(folder) / "measuring.log")
+    memory = Machine(machine.bytes_per_device)
+    plan = make_plan(measured.costs, work.pipeline, bytes_per_parameter(work.optimizer, replicas=1), memory)
+    run = work, plan.layers_per_cell, plan.schedule_config
+    (peak_bytes,) = run_processes(measure_peak_bytes, 1, *run, use_gpu)
+    (steps,) = run_processes(measure_steps, 1, *run, STEPS, True, use_gpu)
+    planned_bytes = plan.cells[0].peak_bytes
+    return {
+        "rows": [
+            ["seconds of a step", statistics.median(steps.seconds), plan.step_s],
+            ["GiB at the peak", peak_bytes / GIB, planned_bytes / GIB],
+        ],
+        "faults": [] if steps.applied else ["a loss or a gradient of a step is not finite"],
+        "over_plan": over_plan(peak_bytes, planned_bytes),
+    }
+
+
+def over_plan(peak_bytes: int, planned_bytes: int) -> str | None:
+    """Returns the fault of a peak above the plan's, as a clause; None if there is none."""
+    if peak_bytes <= planned_bytes:
+        return None
+    return f"a step held {peak_bytes / GIB:.2f} GiB and the plan says {planned_bytes / GIB:.2f}"

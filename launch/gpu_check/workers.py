@@ -1,0 +1,136 @@
+"""What a process of the check does on its device: one mini-batch through its stage, as in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from launch.gpu_check.work import model
+from launch.worker.distributed import init_process_group
+from launch.worker.links import make_links
+from models import embedding
+from models.shape import TransformerShape
+from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.topology import RankCoord, make_groups, transport_of
+from suite.pipeline.runtime.executor import Executor
+from suite.pipeline.runtime.p2p import Deadline
+from suite.pipeline.runtime.skip import communicating_pairs, find_skips
+from suite.pipeline.runtime.stage import Stage
+from suite.pipeline.runtime.weight_grad import weight_grad_sum
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.settings import OptimizerSettings
+
+Arrays = Mapping[str, NDArray[np.float64]]
+"""By layer and name of a parameter."""
+
+SCHEDULE_CONFIG = ScheduleConfig(max_live_graphs=(1,))
+"""As in the paper: every micro-batch but the last is recomputed."""
+
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """A mini-batch, and the weights to start from."""
+
+    shape: TransformerShape
+    batch: MiniBatch
+    weights: Arrays
+
+
+def train(
+    rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool, start: Start, dtype: torch.dtype
+) -> Arrays:  # fmt: skip
+    """Runs forward, recomputation and backward of a mini-batch; returns the gradients of this worker's stage."""
+    device, coord = _join(rank, world, rendezvous, stages, use_gpu)
+    layers, loss = model(start.shape, dtype)
+    cells = cells_of(start.shape, stages)
+    stage = Stage(layers, [cells[coord.stage]], loss if coord.is_last else None, device, "fp32", seed=0)
+    _set_weights(start, stage)
+    groups = make_groups(coord, DEADLINE_S, communicating_pairs(find_skips(layers), cells, stages))
+    schedule_config = replace(SCHEDULE_CONFIG, transport=transport_of(device))
+    links = make_links(coord, layers, cells, groups, device, Deadline(DEADLINE_S), schedule_config)
+    Executor(coord, stage, links, schedule_config).train(start.batch, 0)
+    gradients = {
+        key: np.zeros(p.shape) if p.grad is None else p.grad.cpu().numpy() for key, p in parameters(stage).items()
+    }
+    _leave()
+    return gradients
+
+
+def train_and_update(
+    rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool, start: Start
+) -> tuple[tuple[float, ...], bool]:
+    """Does a step with its update, on a worker assembled as in a run, in fp32; returns the gradient norm of each layer,
+    and whether weights changed."""
+    from launch.worker.engine import PartitionedModel, assemble  # imports packages that a bare checkout lacks
+
+    device, coord = _join(rank, world, rendezvous, stages, use_gpu)
+    layers, loss = model(start.shape, torch.float32)
+    partitioned = PartitionedModel(layers, loss, cells_of(start.shape, stages), SCHEDULE_CONFIG)
+    engine = assemble(coord, partitioned, device, OptimizerSettings(warmup_steps=1), 0, partial(_set_weights, start))
+    batch = start.batch
+    begin, end = (len(batch) * at // coord.replicas for at in (coord.replica, coord.replica + 1))
+    share = MiniBatch(batch.inputs[begin:end], batch.targets[begin:end], batch.weight, begin)
+    norms = engine.optimizer.update(engine.executor.train(share, 0), 0).layer_norms
+    after = parameters(engine.executor.stage).items()
+    changed = any((p.detach().cpu().numpy() != start.weights[key].astype(np.float32)).any() for key, p in after)
+    _leave()
+    return norms, changed
+
+
+def add_product(rank: int, world: int, rendezvous: str, use_gpu: bool, width: int) -> tuple[Arrays, Arrays]:
+    """Adds a product of bf16 factors to an fp32 sum, as a run sums weight gradients; returns the exact sum, and that of
+    the device."""
+    device = torch.device("cuda", rank) if use_gpu else torch.device("cpu")
+    generator = torch.Generator().manual_seed(0)
+    total = torch.randn(width, width, generator=generator)
+    x, gradient = (torch.randn(width, width, generator=generator).bfloat16() for _ in range(2))
+    exact = total.double() + gradient.double().t() @ x.double()
+    found = weight_grad_sum(total.to(device), x.to(device), gradient.to(device), torch.float32)
+    return {"a sum of products": exact.numpy()}, {"a sum of products": found.cpu().numpy()}
+
+
+def cells_of(shape: TransformerShape, stages: int) -> list[range]:
+    """Returns all layers, or for two stages the encoder's and the decoder's."""
+    middle, end = shape.layers + 1, shape.list_length
+    return [range(end)] if stages == 1 else [range(middle), range(middle, end)]
+
+
+def parameters(stage: Stage) -> dict[str, Tensor]:
+    """Returns the parameters of a stage by layer and name, as text."""
+    return {f"layer {layer}, {name}": parameter for (layer, name), parameter in stage.named_parameters().items()}
+
+
+def _set_weights(start: Start, stage: Stage) -> None:
+    for key, parameter in parameters(stage).items():
+        parameter.data.copy_(torch.from_numpy(start.weights[key]))
+
+
+def _join(rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool) -> tuple[torch.device, RankCoord]:
+    """Joins the others, and has this process compute as another device does, up to rounding: without TF32, whose
+    factors have 10 mantissa bits, and with the CPU's position encodings, because the fp32 sines of two devices differ
+    by far more than fp64 products."""
+    device = init_process_group(rank, world, rendezvous, 1, rank if use_gpu else None, DEADLINE_S)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    original = embedding.sinusoids
+
+    def on_cpu(length: int, width: int, like: Tensor, start: int = 0) -> Tensor:
+        return original(length, width, torch.empty(0, dtype=like.dtype), start).to(like.device)
+
+    embedding.sinusoids = on_cpu
+    return device, RankCoord(rank, stages, world // stages)
+
+
+def _leave() -> None:
+    """Waits for the others: a process that ends early would cut their connections."""
+    dist.barrier()
+    dist.destroy_process_group()
