@@ -20,7 +20,7 @@ GPIPE := $(VENV)/bin/gpipe
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
-	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop|slice SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|spawn|env REMEASURE=1'
+	@echo 'variables: NAME=t128_6b SCALE=auto|paper|laptop|slice SET="train.steps=50" RUN=folder-or-id LAUNCHER=ray|local|env REMEASURE=1'
 
 experiment: $(READY) ## run an experiment: NAME=, SCALE=, SET=; without NAME, list them
 	@$(GPIPE) experiment --scale "$${SCALE:-auto}" --set "$$SET" --launcher "$${LAUNCHER:-ray}" -- "$$NAME"
@@ -41,7 +41,7 @@ bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, tran
 	@$(GPIPE) bench -- "$$NAME"
 
 sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, low_resource, romance, trainability, transfer; SCALE=laptop, laptop_long, tiny, gpu, paper; without NAME, list them and their scales
-	@$(GPIPE) sweep --scale "$${SCALE:-auto}" --launcher "$${LAUNCHER:-spawn}" -- "$$NAME"
+	@$(GPIPE) sweep --scale "$${SCALE:-auto}" --launcher "$${LAUNCHER:-local}" -- "$$NAME"
 
 report: $(READY) ## the report of a sweep: NAME=, SCALE=; without NAME, of all; or the page of a run: RUN=; of several compared: RUN="a b"
 	@$(GPIPE) report --scale "$${SCALE:-auto}" --run "$$RUN" -- "$$NAME"

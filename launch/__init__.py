@@ -31,7 +31,7 @@ class FinishedRun:
 
 
 def run(
-    function: Callable[[], TrainSpec], settings: str = "", launcher: Literal["spawn", "ray"] = "spawn"
+    function: Callable[[], TrainSpec], settings: str = "", launcher: Literal["local", "ray"] = "local"
 ) -> FinishedRun:
     """Trains what a function of a file returns, as ``gpipe experiment file.py:function --set settings`` does.
 
@@ -50,7 +50,7 @@ def run(
     from launch.train.command import start
     from suite.paths import read_json
 
-    launchers = ("spawn", "ray")
+    launchers = ("local", "ray")
     if launcher not in launchers:
         raise SettingError(f"unknown launcher {launcher!r}; {nearest(launcher, launchers)}")
     with _not_while_imported():

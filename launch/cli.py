@@ -179,7 +179,7 @@ def bench(
 def sweep(
     name: NameArgument = "",
     scale: Annotated[str, typer.Option(help="auto, or a scale of the sweep: laptop, gpu, tiny, paper")] = "auto",
-    launcher: SweepLauncherOption = "spawn",
+    launcher: SweepLauncherOption = "local",
 ) -> None:
     """Run a sweep and report its results: depth_width, capacity, batch_size, temperature, bilingual, low_resource,
     romance, trainability, transfer, or your own, path.py:function."""

@@ -36,8 +36,8 @@ def experiment_names() -> list[str]:
 
 
 Scale = Literal["auto", "paper", "laptop", "slice"]
-LauncherName = Literal["ray", "spawn", "env"]
-SweepLauncherName = Literal["ray", "spawn"]
+LauncherName = Literal["ray", "local", "env"]
+SweepLauncherName = Literal["ray", "local"]
 PlanFormat = Literal["text", "json"]
 SettingsFormat = Literal["text", "markdown"]
 
@@ -56,7 +56,7 @@ def _settings_option(example: str) -> Any:
 
 SetOption = Annotated[str, _settings_option("train.steps=50 pipeline.stages=4")]
 ScoreSetOption = Annotated[str, _settings_option("score.beam=1 score.languages=de,fr")]
-_LAUNCHERS = "ray: Ray; spawn: plain processes on this machine"
+_LAUNCHERS = "ray: Ray; local: plain processes on this machine"
 LauncherOption = Annotated[
     LauncherName,
     choice("--launcher", LauncherName, f"{_LAUNCHERS}; env: this one of the processes of torchrun or srun"),

@@ -95,9 +95,9 @@ def measure_here(
 
 
 def select_backend(launcher: str) -> Backend:
-    """Returns the backend for the launcher ``ray``, ``spawn`` or ``env``. Raises SettingError if the folder of
+    """Returns the backend for the launcher ``ray``, ``local`` or ``env``. Raises SettingError if the folder of
     temporary files has too long a path for a local Ray."""
-    if launcher == "spawn":
+    if launcher == "local":
         from launch.backends.processes import SOCKET
 
         check_socket_folder(tempfile.gettempdir(), SOCKET)  # before a plan

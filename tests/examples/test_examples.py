@@ -56,7 +56,7 @@ def test_a_language_model_trains_on_text_of_your_own(tmp_path):
     example = (EXAMPLES / "language_model.py").read_text()
     (tmp_path / "book.txt").write_text("One word has one meaning. " * 2000)
     (tmp_path / "own.py").write_text(re.sub(r"FILES = .*", 'FILES = [Path(__file__).with_name("book.txt")]', example))
-    shown = gpipe(tmp_path, "experiment", "own.py:text", "--launcher", "spawn", "--set", FAST)
+    shown = gpipe(tmp_path, "experiment", "own.py:text", "--launcher", "local", "--set", FAST)
     (record,) = tmp_path.glob("runs/text/*/record.json")
     assert json.loads(record.read_text())["counts"] == {"train": 365, "valid": 41}
     assert "held-out data: loss" in shown
@@ -69,7 +69,7 @@ def test_a_llama_is_fine_tuned_and_written_back(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/page.md").write_text("One word has one meaning. " * 1000)
     subprocess.run([sys.executable, example], env=environment(), check=True, timeout=200)
-    gpipe(tmp_path, "experiment", f"{example}:llama", "--launcher", "spawn", "--set", FAST)
+    gpipe(tmp_path, "experiment", f"{example}:llama", "--launcher", "local", "--set", FAST)
     (run,) = tmp_path.glob("runs/llama/*")
     gpipe(tmp_path, "export", run.name)
     folders = example.with_name("llama"), run / "huggingface"

@@ -78,7 +78,7 @@ def test_a_name_is_taken_from_the_command_line_alone(place):
 
 def test_without_values_each_target_has_its_own_defaults(place):
     assert made(place, "experiment") == ["experiment", "--scale", "auto", "--set", "", "--launcher", "ray", "--", ""]
-    assert made(place, "sweep") == ["sweep", "--scale", "auto", "--launcher", "spawn", "--", ""]
+    assert made(place, "sweep") == ["sweep", "--scale", "auto", "--launcher", "local", "--", ""]
     assert made(place, "plan")[-4:] == ["--format", "text", "--", ""]
     assert made(place, "settings")[-4:] == ["--format", "text", "--", ""]
     assert made(place, "export", "RUN=r") == [

@@ -88,5 +88,5 @@ def test_a_function_of_a_shell_is_refused():
 
 
 def test_an_unknown_launcher_is_refused():
-    with pytest.raises(SettingError, match="unknown launcher 'spwan'; did you mean spawn"):
-        run(nested, launcher="spwan")
+    with pytest.raises(SettingError, match="unknown launcher 'loacl'; did you mean local"):
+        run(nested, launcher="loacl")

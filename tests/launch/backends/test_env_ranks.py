@@ -1,4 +1,4 @@
-"""LAUNCHER=env: the processes that torchrun has started are the workers, and train the same bits as LAUNCHER=spawn."""
+"""LAUNCHER=env: the processes that torchrun has started are the workers, and train the same bits as LAUNCHER=local."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def trained(folder, but=None):
 
 def test_two_processes_of_torchrun_train_the_same_bits_also_after_a_killed_worker(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    code, shown = gpipe(tmp_path, [sys.executable], "experiment", "own.py:small", "--launcher", "spawn")
+    code, shown = gpipe(tmp_path, [sys.executable], "experiment", "own.py:small", "--launcher", "local")
     assert code == 0, shown
     spawned, expected = trained(tmp_path)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -94,7 +94,7 @@ def barely(run):
 
 
 def train(folder, name, settings=""):
-    return start(f"{folder}/own.py:{name}", "auto", settings, "spawn", Console(quiet=True)).path
+    return start(f"{folder}/own.py:{name}", "auto", settings, "local", Console(quiet=True)).path
 
 
 def values(run, step):

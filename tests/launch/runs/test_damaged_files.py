@@ -104,7 +104,7 @@ def test_a_bad_line_of_the_metrics_is_left_out():
 @pytest.mark.parametrize(("name", "content"), CASES)
 def test_a_resume_names_the_damaged_file(name, content, monkeypatch, capsys):
     (make_run("bad").path / name).write_bytes(content)
-    monkeypatch.setattr(sys, "argv", ["gpipe", "resume", "bad", "--launcher", "spawn"])
+    monkeypatch.setattr(sys, "argv", ["gpipe", "resume", "bad", "--launcher", "local"])
     with pytest.raises(SystemExit) as end:
         cli.main()
     printed = capsys.readouterr()
@@ -115,7 +115,7 @@ def test_a_resume_names_the_damaged_file(name, content, monkeypatch, capsys):
 def test_a_resume_names_the_damaged_line_of_the_metrics():
     run = make_run("bad")
     run.metrics.write_bytes(NOT_UTF8 + run.metrics.read_bytes())
-    code, printed = gpipe("resume", "bad", "--launcher", "spawn")
+    code, printed = gpipe("resume", "bad", "--launcher", "local")
     assert code == 2
     assert re.search(r"line 1 of \S+metrics.jsonl is damaged; .*sed -i 1d \S+metrics.jsonl", printed)
     assert "Traceback" not in printed

@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
 
 def swept(name="own.py:widths"):
     with Console(width=200, record=True) as console:
-        assert sweep(name, "auto", "spawn", console) == []
+        assert sweep(name, "auto", "local", console) == []
     return console.export_text()
 
 

@@ -66,7 +66,7 @@ def test_members_run_concurrently_on_gpus_of_their_own(members, tmp_path, monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     work = SweepTasks(
         [PendingMember(member, False, False) for member in members],
-        "spawn",
+        "local",
         MACHINE,
         tmp_path / "logs",
         Console(quiet=True),
@@ -87,7 +87,7 @@ def test_members_run_concurrently_on_gpus_of_their_own(members, tmp_path, monkey
 def test_a_killed_member_is_retried_and_an_ended_pool_starts_none(members, tmp_path):
     log = tmp_path / "log"
     spec = MemberSpec(
-        "train", members[0].folder, members[0].experiment.to_toml(), "spawn", f"{log}.json", f"{log}.started"
+        "train", members[0].folder, members[0].experiment.to_toml(), "local", f"{log}.json", f"{log}.started"
     )
     pool, failures = ProcessPool(), []
 
@@ -127,7 +127,7 @@ class LateSpec(MemberSpec):
 
 def test_a_member_that_ends_before_it_gets_its_spec_is_retried(members, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    spec = LateSpec("train", "a/b", members[0].experiment.to_toml(), "spawn", f"{tmp_path}/outcome", f"{tmp_path}/at")
+    spec = LateSpec("train", "a/b", members[0].experiment.to_toml(), "local", f"{tmp_path}/outcome", f"{tmp_path}/at")
     with pytest.raises(MemberError, match="its process ended with exit code 1 without a report") as raised:
         ProcessPool().run(spec, tmp_path / "log", {})
     assert raised.value.verdict == RetryDecision.AGAIN

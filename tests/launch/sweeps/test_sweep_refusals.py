@@ -44,7 +44,7 @@ def test_the_scale_for_a_gpu_is_rejected_without_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("launch.backends.select.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
     with pytest.raises(PlacementError, match="needs a GPU, and this machine has 2 CPU cores"):
-        sweep("depth_width", "gpu", "spawn", Console(quiet=True))
+        sweep("depth_width", "gpu", "local", Console(quiet=True))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_text_that_a_member_lacks_is_named_before_any_member_starts(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(RULES, "tiny", replace(RULES["tiny"], **changed))
     with pytest.raises(SettingError, match=message):
-        sweep("low_resource", "tiny", "spawn", Console(quiet=True))
+        sweep("low_resource", "tiny", "local", Console(quiet=True))
     assert not (tmp_path / "runs").exists()
 
 
@@ -85,7 +85,7 @@ def trained(tmp_path, monkeypatch):
     for step in (2, 4):
         write(folder / "checkpoints", step)
     nowhere = member.experiment.with_settings("text.corpus=nowhere")  # a new run would fail here
-    return MemberSpec("train", member.folder, nowhere.to_toml(), "spawn", "outcome", "at-work"), folder
+    return MemberSpec("train", member.folder, nowhere.to_toml(), "local", "outcome", "at-work"), folder
 
 
 def each_manifest(change):

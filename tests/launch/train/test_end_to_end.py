@@ -167,7 +167,7 @@ def called(monkeypatch, capsys, *arguments):
 
 def test_a_run_that_does_not_fit_is_rejected_before_any_worker_starts(small_machine, monkeypatch, capsys, tmp_path):
     settings = f"{SMALL} train.steps=6 pipeline.stages=2"
-    arguments = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings]
+    arguments = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "local", "--set", settings]
     small_machine(5 * 2**19)  # of four cores: 5 MiB for each of two workers
     code, said = called(monkeypatch, capsys, *arguments)
     assert code == 2
@@ -242,7 +242,7 @@ def test_a_finished_run_is_not_resumed_but_can_train_longer_with_another_k(throu
     folder, _ = through_ray
     run = only_run(folder)
     monkeypatch.chdir(folder)
-    code, said = called(monkeypatch, capsys, "resume", run.name, "--launcher", "spawn")
+    code, said = called(monkeypatch, capsys, "resume", run.name, "--launcher", "local")
     assert code == 2
     assert "has finished all 6 steps" in said
     before = losses(run)
@@ -251,7 +251,7 @@ def test_a_finished_run_is_not_resumed_but_can_train_longer_with_another_k(throu
         "resume",
         run.name,
         "--launcher",
-        "spawn",
+        "local",
         "--set",
         "train.steps=8 pipeline.stages=1 pipeline.replicas=2",
     )
@@ -269,7 +269,7 @@ def test_a_run_that_another_process_uses_is_not_touched(through_ray):
     folder, _ = through_ray
     run = only_run(folder)
     with filelock.FileLock(run / "lock"):
-        said = gpipe(folder, "resume", run.name, "--launcher", "spawn", "--set", "train.steps=50", code=2)
+        said = gpipe(folder, "resume", run.name, "--launcher", "local", "--set", "train.steps=50", code=2)
     assert f"another process is using run {run}" in said
 
 
@@ -284,7 +284,7 @@ def test_a_resumed_run_keeps_its_model(through_ray, monkeypatch, capsys):
 def test_an_interrupt_ends_the_workers_and_the_run_can_be_resumed(through_ray, tmp_path):
     (tmp_path / ".cache").symlink_to(through_ray[0] / ".cache")  # the same text, and layers measured already
     settings = f"{SMALL} train.steps=100000 pipeline.stages=2 tracking.wandb=disabled"
-    arguments = command("experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings)
+    arguments = command("experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "local", "--set", settings)
     process = subprocess.Popen(
         arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
@@ -307,7 +307,7 @@ def test_an_interrupt_ends_the_workers_and_the_run_can_be_resumed(through_ray, t
     run = only_run(tmp_path)
     done = len(losses(run))
     steps = done + 2
-    gpipe(tmp_path, "resume", run.name, "--launcher", "spawn", "--set", f"train.steps={steps}")
+    gpipe(tmp_path, "resume", run.name, "--launcher", "local", "--set", f"train.steps={steps}")
     assert len(losses(run)) == steps
 
 

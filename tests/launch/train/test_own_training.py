@@ -61,7 +61,7 @@ def failing():
 
 
 def train(name):
-    return start(f"{__file__}:{name}", "auto", "", "spawn", Console(quiet=True))
+    return start(f"{__file__}:{name}", "auto", "", "local", Console(quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_each_metric_has_its_name_and_the_function_sees_every_line(run):
 
 def test_a_resume_that_would_drop_the_momentum_is_refused(run):
     with pytest.raises(SettingError, match=r"a resumed run cannot change optimizer\.beta1 to or from 0"):
-        resume(str(run.path), "train.steps=8 optimizer.beta1=0", "spawn", Console(quiet=True))
+        resume(str(run.path), "train.steps=8 optimizer.beta1=0", "local", Console(quiet=True))
 
 
 def test_a_function_that_fails_ends_the_run_and_is_named_with_its_line(tmp_path, monkeypatch):

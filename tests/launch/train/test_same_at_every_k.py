@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from launch.backends import processes as spawn
+from launch.backends import processes
 from launch.runs.store import RunFolder
 from launch.worker.attempt import AttemptSpec
 from suite.data.text.prepare import folder_of, prepare
@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
                 (run.experiment.with_suffix(".draft") if resume else run.experiment).write_text(each.to_toml())
                 job = AttemptSpec(run.path, folder_of(experiment.text, root / "cache"), cells_of(experiment),
                           ScheduleConfig.from_settings(experiment.pipeline), False, resume)  # fmt: skip
-                spawn.run_attempt(job, each, deadline_s=200)
+                processes.run_attempt(job, each, deadline_s=200)
             lines = read_steps(run.metrics)
             newest = max(run.checkpoints.glob("0*"))
             files = {name: load_file(path) for name, path in layer_files(newest).items()}

@@ -43,7 +43,7 @@ def watched(tmp_path_factory):
     os.chdir(folder)
     root = str(Path(__file__).parents[3])
     variables = {"PYTHONPATH": root, "WANDB_MODE": "disabled", "GPIPE_FAULTS": json.dumps(FAULTS)}
-    arguments = ["experiment", NAME, "--scale", "laptop", "--set", SETTINGS, "--launcher", "spawn"]
+    arguments = ["experiment", NAME, "--scale", "laptop", "--set", SETTINGS, "--launcher", "local"]
     command = [sys.executable, "-m", "launch.cli", *arguments]
     out = io.StringIO()
     with (folder / "printed").open("w") as printed:

@@ -188,7 +188,7 @@ train = {{steps = 2}}
 
 
 @pytest.mark.parametrize(
-    "command", ["report --run", "runs", "watch", "resume --launcher spawn", "checkpoints", "export"]
+    "command", ["report --run", "runs", "watch", "resume --launcher local", "checkpoints", "export"]
 )
 def test_no_command_executes_code_in_a_run_folder(tmp_path, monkeypatch, command):
     """A run folder may come from another machine: a report reads its records, a resume refuses it."""

@@ -28,7 +28,7 @@ SETTINGS = (
 
 def train(folder, *settings):
     write_model(folder, 16)
-    gpipe(folder, "experiment", "model.py:run", "--launcher", "spawn", "--set", " ".join([SETTINGS, *settings]))
+    gpipe(folder, "experiment", "model.py:run", "--launcher", "local", "--set", " ".join([SETTINGS, *settings]))
     return only_run(folder)
 
 
@@ -44,7 +44,7 @@ def state_of(folder):
 
 
 def resume(folder, run, *arguments, code):
-    return gpipe(folder, "resume", str(run), "--launcher", "spawn", *arguments, code=code).replace("\n", " ")
+    return gpipe(folder, "resume", str(run), "--launcher", "local", *arguments, code=code).replace("\n", " ")
 
 
 def test_a_resume_from_an_earlier_step_that_is_refused_keeps_the_later_checkpoints(tmp_path):

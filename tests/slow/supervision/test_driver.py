@@ -46,7 +46,7 @@ def is_free(port):
     return True
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "ray"])
+@pytest.mark.parametrize("launcher", ["local", "ray"])
 def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(tmp_path, launcher):
     settings = f"{SMALL_1F1B} pipeline.stages=2 tracking.wandb=disabled"
     command = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop"]
@@ -80,7 +80,7 @@ def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(tmp_path, launche
     assert [line["start"] for line in lines if line.get("outcome") == "done"] == [newest]
     whole = tmp_path / "whole"
     whole.mkdir()
-    gpipe(whole, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set",
+    gpipe(whole, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "local", "--set",
           f"{settings} train.steps={steps}")  # fmt: skip
     assert losses(run) == losses(only_run(whole))
 

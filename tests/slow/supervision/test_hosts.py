@@ -124,7 +124,7 @@ def undisturbed(tmp_path_factory):
     """The losses of the run on one node, in plain processes."""
     folder = tmp_path_factory.mktemp("undisturbed")
     settings = f"{SETTINGS} train.steps={STEPS}"
-    gpipe(folder, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn", "--set", settings)
+    gpipe(folder, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "local", "--set", settings)
     (run,) = Path(folder).glob("runs/*/*")
     return losses_of(run)
 

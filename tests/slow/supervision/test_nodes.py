@@ -144,7 +144,7 @@ def undisturbed(tmp_path_factory):
     """The losses of the run that nothing happens to, in plain processes."""
     folder = tmp_path_factory.mktemp("undisturbed")
     subprocess.run(
-        [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "spawn",
+        [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "local",
          "--set", f"{SETTINGS} train.steps={STEPS}"], cwd=folder, env=environment(), capture_output=True, check=True,
     )  # fmt: skip
     (run,) = Path(folder).glob("runs/*/*")

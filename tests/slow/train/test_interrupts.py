@@ -60,7 +60,7 @@ def random_moments(count):
     moments = []
     for at in range(count):
         number, how = chance.choice((signal.SIGINT, signal.SIGTERM)), chance.choice(("once", "twice", "group"))
-        launcher, part = ("spawn", "ray")[at % 2], PARTS[at // 2 % len(PARTS)]
+        launcher, part = ("local", "ray")[at % 2], PARTS[at // 2 % len(PARTS)]
         moments.append(Moment(launcher, part, chance.random(), number, how))
     return moments
 
@@ -196,7 +196,7 @@ def test_an_interrupted_run_ends_with_one_sentence_and_can_be_resumed(moment, un
     run, step = Path(resumed[1]), int(resumed[2] or 0)
     if (run / "record.json").exists():
         return  # it had finished before the signal
-    printed = gpipe(tmp_path, "resume", str(run), "--launcher", "spawn", "--set", f"train.steps={max(step + 2, 30)}")
+    printed = gpipe(tmp_path, "resume", str(run), "--launcher", "local", "--set", f"train.steps={max(step + 2, 30)}")
     assert f"resumed at step {step}" in printed or (step == 0 and "training starts at step 0" in printed), printed
     losses = [line["train/loss"] for line in read_steps(run / "metrics.jsonl")]
     (metrics,) = reference.glob("runs/*/*/metrics.jsonl")
@@ -242,7 +242,7 @@ OTHERS = {
     ),
     "table": OtherCommand(["table", "2"], has_workers, 20.0, "written: "),
     "bench": OtherCommand(["bench", "sleeping"], has_workers, 20.0, "written: "),
-    "sweep-spawn": OtherCommand(["sweep", "temperature", "--scale", "tiny"], prints(": started"), 20.0, "report: "),
+    "sweep-local": OtherCommand(["sweep", "temperature", "--scale", "tiny"], prints(": started"), 20.0, "report: "),
     "sweep-ray": OtherCommand(
         ["sweep", "temperature", "--scale", "tiny", "--launcher", "ray"], prints(": started"), 20.0, "report: "
     ),
@@ -272,7 +272,7 @@ def test_every_other_command_ends_with_one_sentence(name, undisturbed, tmp_path,
     other, codes, connections = OTHERS[name], [], []
     arguments = list(other.arguments)
     if name in ("score", "translate"):
-        reference, _ = undisturbed("spawn")
+        reference, _ = undisturbed("local")
         (run,) = reference.glob("runs/*/*")
         arguments[1] = str(run)
     if name == "submit":

@@ -21,7 +21,7 @@ SETTINGS = f"{SMALL} pipeline.stages=2 train.steps={STEPS}"
 def start(folder, mode, **variables):
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher",
-               "spawn", "--set", f"{SETTINGS} tracking.wandb={mode}"]  # fmt: skip
+               "local", "--set", f"{SETTINGS} tracking.wandb={mode}"]  # fmt: skip
     return subprocess.Popen(
         command, cwd=folder, env=environment() | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
