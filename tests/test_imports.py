@@ -1,6 +1,7 @@
 """Each package may import only packages further down ``ORDER``; ray and deepspeed have their own places."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -87,13 +88,25 @@ def files():
     return [path for top in TOP for path in sorted((ROOT / top).rglob("*.py"))]
 
 
-def imported(path):
-    """Yields (line, dotted name) of each import, also those inside functions and for types alone."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path, types=True):
+    """Yields (line, dotted name) of each import, also those inside functions, and those for types alone if asked."""
+    tree = ast.parse(path.read_text())
+    for_types = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    left_out = set() if types else {id(node) for block in for_types for node in ast.walk(block)}
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
         if isinstance(node, ast.ImportFrom):
             yield from ((node.lineno, f"{node.module}.{name.name}") for name in node.names)
         elif isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names)
+
+
+def file_of(name):
+    """Returns the file of a dotted name, which may end with a symbol; None for other packages' and for folders."""
+    parts = name.split(".")
+    candidates = (ROOT.joinpath(*part).with_suffix(".py") for part in (parts, parts[:-1]) if part)
+    return next((path for path in candidates if path.exists()), None)
 
 
 def package_of(name):
@@ -128,6 +141,11 @@ def test_imports_run_down(path):
             assert ORDER.index(target) > ORDER.index(package), f"{path}:{line}: {package} imports {target}"
 
 
+def test_no_files_import_each_other_in_a_circle():
+    graph = {path: {file_of(name) for _, name in imported(path, types=False)} - {None} for path in files()}
+    assert list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
 @pytest.mark.parametrize("package", ALONE)
 def test_ray_and_deepspeed_are_imported_in_their_own_places(package):
     places = {
@@ -146,3 +164,14 @@ def test_an_arrow_that_runs_up_is_seen(tmp_path, monkeypatch):
     test_imports_run_down(tmp_path / "suite/settings.py")
     with pytest.raises(AssertionError, match="suite/paths imports suite/settings"):
         test_imports_run_down(tmp_path / "suite/paths.py")
+
+
+def test_a_circle_through_a_function_is_seen(tmp_path, monkeypatch):
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite/a.py").write_text("def read():\n    from suite.b import write\n")
+    (tmp_path / "suite/b.py").write_text("from suite.a import read\n")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    with pytest.raises(CycleError):
+        test_no_files_import_each_other_in_a_circle()
+    (tmp_path / "suite/a.py").write_text("if TYPE_CHECKING:\n    from suite.b import write\n")
+    test_no_files_import_each_other_in_a_circle()

@@ -27,9 +27,9 @@ from pydantic import TypeAdapter
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from launch import interrupts
+from launch.backends.backend import LocalBackend
 from launch.backends.network_interface import use_interface_of
 from launch.backends.processes import run_alone, run_worker_at
-from launch.backends.select import LocalBackend
 from launch.supervision.supervisor import Launcher
 from launch.supervision.watchdog import FIRST_HEARTBEAT_S, Watchdog
 from launch.worker.attempt import AttemptSpec

@@ -12,10 +12,10 @@ from typing import Any
 from experiments.base.cluster import Cluster
 from experiments.base.hints import command
 from experiments.base.workload import Measurable
+from launch.backends.backend import LocalBackend, measure_here
 from launch.backends.link_cache import read_links
 from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
 from launch.backends.ray_train import RayTrainLauncher
-from launch.backends.select import LocalBackend, measure_here
 from launch.ray_nodes import reason, start_on
 from launch.runs.store import CACHE
 from launch.storage_sync.data_transfer import receiver_on, send_folder

@@ -23,8 +23,8 @@ from experiments.tables.table1_transformer import memory_table
 from experiments.tables.table2_amoebanet import amoebanet_speeds, partition_table
 from experiments.tables.table2_transformer import Measurement, SleepingWork, efficiency_table, table_2, table_3
 from experiments.tables.table3_slow_links import slow_links_table
+from launch.backends.backend import LocalBackend
 from launch.backends.processes import run_processes
-from launch.backends.select import LocalBackend
 from launch.benchmarks.decoding_speed import decoding_table
 from launch.benchmarks.slow_links import layer_costs, over_hosts
 from launch.planning.layer_costs import measure_costs

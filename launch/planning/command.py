@@ -21,7 +21,8 @@ from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import plan_workload
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
-from launch.backends.select import LocalBackend, cluster_backend
+from launch.backends.backend import LocalBackend
+from launch.backends.select import cluster_backend
 from launch.planning.layer_costs import cost_model
 from launch.runs.store import CACHE
 from launch.terminal import Terminal

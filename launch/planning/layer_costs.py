@@ -20,7 +20,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import CostModel, LayerCosts, in_seconds
 from experiments.planning.planner import estimated_costs
-from launch.backends.select import Backend, LocalBackend
+from launch.backends.backend import Backend, LocalBackend
 from launch.planning.cost_records import CostRecord
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from launch.sweeps.member_process import END_S, MemberSpec
+from launch.sweeps.member import MemberSpec
+from launch.sweeps.member_process import END_S
 from launch.sweeps.retries import MemberError, RetryDecision
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launch.backends.ray_agents import START_DEADLINE
 from launch.sweeps.devices import cluster_devices, connected
-from launch.sweeps.member_process import MemberSpec, log_console, score
+from launch.sweeps.member import MemberSpec, log_console, score
 from suite.errors import BusyError, SuiteError, WorkerError, first_line
 
 MAX_SCORING_S = 7 * 86400.0

@@ -14,7 +14,8 @@ from rich.console import Console
 from experiments.base.cluster import Cluster
 from launch.runs.store import RunFolder
 from launch.sweeps.dashboard import SweepProgress
-from launch.sweeps.member_process import MemberSpec, log_console, run_member
+from launch.sweeps.member import MemberSpec, log_console
+from launch.sweeps.member_process import run_member
 from launch.sweeps.pending import PendingMember
 from launch.sweeps.process_pool import ProcessPool
 from launch.sweeps.retries import MAX_ATTEMPTS, MemberError, RetryDecision, message_of

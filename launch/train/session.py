@@ -19,7 +19,7 @@ from experiments.planning.plan_report import PlanReport, in_figures
 from experiments.planning.planner import plan_workload
 from experiments.planning.timeline_plot import draw
 from launch import interrupts
-from launch.backends.select import Backend
+from launch.backends.backend import Backend
 from launch.inference.held_out_samples import described, translate_held_out
 from launch.planning.layer_costs import cost_model
 from launch.runs.checkpoints import (

@@ -11,7 +11,7 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.language_model.runs import language_model
 from experiments.planning.planner import estimated_costs, plan_workload
 from launch.backends import select
-from launch.backends.select import LocalBackend
+from launch.backends.backend import LocalBackend
 from launch.planning import layer_costs
 from launch.runs.store import RunFolder
 from launch.train.step_check import StepCheck

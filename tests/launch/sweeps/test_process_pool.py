@@ -17,7 +17,7 @@ from experiments.base.cluster import Cluster
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import check_needs
 from launch.sweeps.devices import LocalDevicePool
-from launch.sweeps.member_process import MemberSpec
+from launch.sweeps.member import MemberSpec
 from launch.sweeps.pending import PendingMember
 from launch.sweeps.process_pool import ProcessPool
 from launch.sweeps.retries import MemberError, RetryDecision

@@ -13,7 +13,8 @@ from experiments.base.cluster import Cluster
 from experiments.sweeps.members.low_resource import RULES, Group
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import sweep, with_member_threads
-from launch.sweeps.member_process import MemberSpec, run_member
+from launch.sweeps.member import MemberSpec
+from launch.sweeps.member_process import run_member
 from launch.sweeps.pending import IGNORED_SETTINGS, pending_work
 from suite.errors import CheckpointError, DataError, PlacementError, SettingError
 from suite.pipeline.planning.devices import GIB
@@ -42,7 +43,7 @@ def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
 
 def test_the_scale_for_a_gpu_is_rejected_without_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launch.backends.select.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
+    monkeypatch.setattr("launch.backends.backend.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
     with pytest.raises(PlacementError, match="needs a GPU, and this machine has 2 CPU cores"):
         sweep("depth_width", "gpu", "local", Console(quiet=True))
 

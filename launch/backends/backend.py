@@ -1,0 +1,87 @@
+"""What a run needs of the place where it executes, and this machine as that place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.base.cluster import Cluster
+from experiments.base.workload import Measurable
+from launch.supervision.supervisor import Launcher
+from launch.worker.attempt import AttemptSpec
+from launch.worker.devices import this_machine
+from suite.pipeline.planning.devices import Device, this_device
+from suite.pipeline.planning.placement import Placement
+
+if TYPE_CHECKING:
+    from experiments.base.experiment import Experiment
+    from launch.worker.measure import LayerMeasurements
+
+
+class Backend(ABC):
+    """Where a run executes: its devices, their measurement, and the launcher of its workers."""
+
+    @abstractmethod
+    def cluster(self) -> Cluster:
+        """Returns the available devices."""
+
+    @abstractmethod
+    def measure_layers(
+        self, work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path, data: Path | None,
+        log: Callable[[str], None],
+    ) -> list[LayerMeasurements]:  # fmt: skip
+        """Measures a workload's layers, on ``data`` if any, in ``workers`` concurrent processes with ``threads``
+        threads each. The libraries' output goes to ``log_file``."""
+
+    @abstractmethod
+    def probe_device(self, cluster: Cluster, log: Callable[[str], None]) -> Device:
+        """Returns one of a cluster's devices with measured rates; takes seconds."""
+
+    @abstractmethod
+    def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
+        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
+
+    def check_workers(self, experiment: Experiment) -> None:  # noqa: B027  # optional: most start as many as needed
+        """Raises SettingError when it cannot start the experiment's K x R workers, whatever its devices."""
+
+    def close(self) -> None:  # noqa: B027  # optional: most backends hold no connection
+        """Disconnects, if there is a connection."""
+
+
+class LocalBackend(Backend):
+    """This machine; its workers are plain processes."""
+
+    def cluster(self) -> Cluster:
+        """This machine."""
+        return this_machine()
+
+    def measure_layers(
+        self, work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path, data: Path | None,
+        log: Callable[[str], None],
+    ) -> list[LayerMeasurements]:  # fmt: skip
+        """In plain processes."""
+        return measure_here(work, cluster, workers, threads, log_file)
+
+    def probe_device(self, cluster: Cluster, log: Callable[[str], None]) -> Device:
+        """This machine's device."""
+        return this_device(cluster.bytes_per_device)
+
+    def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
+        """A context with a launcher of plain processes."""
+        from launch.backends.processes import ProcessLauncher
+
+        return nullcontext(ProcessLauncher())
+
+
+def measure_here(
+    work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path
+) -> list[LayerMeasurements]:
+    """Measures a workload's layers on this machine."""
+    from launch.backends.processes import run_processes
+    from launch.worker.measure import measure_layers
+
+    use_gpu = cluster.kind == "gpu"
+    return run_processes(measure_layers, workers, work, threads, use_gpu, log_file, cluster.logits_bytes)
