@@ -74,3 +74,6 @@ def doctor(
 
     if not run_checks(address, storage, console):
         raise typer.Exit(1)
+
+
+COMMANDS = (submit, jobs, logs, stop, fetch, doctor)

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 ORDER = [
     "launch/cli",
+    "launch/cli_runs",
     "launch/cli_cluster",
     "launch/cli_options",
     "launch/jobs",

@@ -1,0 +1,94 @@
+"""The commands for runs that exist: their checkpoints, state and scores, and their models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launch.cli_options import CheckpointOption, ScoreSetOption, console
+
+
+def checkpoints(run: str) -> None:
+    """List a run's checkpoints and verify all their files; exit code 1 if none is valid."""
+    from launch.runs.checkpoints import print_checkpoints
+
+    if not print_checkpoints(run, console):
+        raise typer.Exit(1)
+
+
+def runs(
+    name: Annotated[str, typer.Argument(help="part of a name, or one run; empty: all runs")] = "",
+) -> None:
+    """List the runs here with their state, step, loss and speed, newest first; or describe one run."""
+    from launch.watching.run_listing import print_runs
+
+    print_runs(name, console)
+
+
+def watch(run: str) -> None:
+    """Follow a run that trains, from another terminal: its steps, and what each stage does now."""
+    from launch.watching.watch import watch as watch_run
+
+    watch_run(run, console)
+
+
+def score(run: str, settings: ScoreSetOption = "", checkpoint: CheckpointOption = "") -> None:
+    """Score a trained run: BLEU and chrF per language and direction, on held-out test pairs."""
+    from launch.inference.score import score_from_cli
+    from suite.training.checkpoint import parse_choice
+
+    score_from_cli(run, settings, console, parse_choice(checkpoint))
+
+
+def sync(run: Annotated[str, typer.Argument(help="empty: all runs")] = "") -> None:
+    """Upload what runs recorded offline to wandb."""
+    from launch.tracking.wandb_sync import sync as sync_runs
+
+    sync_runs(run, console)
+
+
+def translate(
+    run: str,
+    text: Annotated[str, typer.Argument(help="a text, or several lines; empty: lines on standard input")] = "",
+    *,
+    to: Annotated[str, typer.Option(help="target language, such as de")],
+    checkpoint: CheckpointOption = "",
+) -> None:
+    """Translate a text with a trained run's model."""
+    from launch.inference.translate import translate as translate_text
+    from suite.training.checkpoint import parse_choice
+
+    translate_text(run, to, text, console, parse_choice(checkpoint))
+
+
+def generate(
+    run: str,
+    text: Annotated[str, typer.Argument(help="a prompt; empty: one per line on standard input")] = "",
+    tokens: Annotated[int | None, typer.Option(help="most new tokens; empty: up to the row's end")] = None,
+    temperature: Annotated[float, typer.Option(help="divides the logits; 0: the most probable token")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="sample among so many most probable tokens; empty: all")] = None,
+    seed: Annotated[int, typer.Option(help="of the random numbers")] = 0,
+    checkpoint: CheckpointOption = "",
+) -> None:
+    """Continue a text with a trained language model."""
+    from launch.inference.generate import Request
+    from launch.inference.generate import generate as generate_text
+    from suite.training.checkpoint import parse_choice
+
+    generate_text(run, text, Request(tokens, temperature, top_k, seed), console, parse_choice(checkpoint))
+
+
+def export(
+    run: str,
+    form: Annotated[str, typer.Option("--format", help="huggingface")] = "huggingface",
+    checkpoint: CheckpointOption = "",
+) -> None:
+    """Export a trained run's model as a folder that Hugging Face transformers loads."""
+    from launch.inference.export import export as export_run
+    from suite.training.checkpoint import parse_choice
+
+    export_run(run, form, console, parse_choice(checkpoint))
+
+
+COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export)
