@@ -19,14 +19,13 @@ from torch import nn
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.data_source import DataSource
+from experiments.base.setting_faults import contradictions
 from suite.errors import SettingError, nearest
 from suite.log import Log
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.profile import Sample
-from suite.pipeline.schedule import config, csv_file
+from suite.pipeline.schedule import csv_file
 from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
-from suite.training.profiling import profiled_steps
 from suite.training.trackers import Tracker
 from suite.training.validation import Criterion
 
@@ -85,10 +84,8 @@ class Experiment(FrozenRecord):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        errors = [
-            *self.setting_errors(), *self._pipeline_errors(), *_validation_errors(self.train), *self._profile_errors(),
-            *self._decay_errors(),
-        ]  # fmt: skip
+        general = contradictions(self.pipeline, self.optimizer, self.train, self.list_length)
+        errors = [*self.setting_errors(), *general]
         if errors:
             raise SettingError("; ".join(errors))
         return self
@@ -237,46 +234,6 @@ class Experiment(FrozenRecord):
         """Returns the factors of the learning rate and of the weight decay of a parameter, such as ``3.weight``."""
         return 1.0, 1.0
 
-    def _pipeline_errors(self) -> list[str]:
-        """Returns all faults of K, the schedule and the cells set by hand."""
-        stages, cells, count = self.pipeline.stages, self.pipeline.layers_per_cell, self.list_length
-        errors = config.pipeline_errors(self.pipeline, count)
-        if stages > count:
-            some = f"{count} layers; use 1 to {count} stages" if count > 1 else "1 layer; use 1 stage"
-            errors.append(f"pipeline.stages is {stages}, the model has {some}")
-        if cells is not None and len(cells) != stages * self.pipeline.virtual_stages:
-            each = f" of {self.pipeline.virtual_stages} cells each" if self.pipeline.virtual_stages > 1 else ""
-            errors.append(
-                f"pipeline.layers_per_cell has {len(cells)} cells, pipeline.stages is {stages}{each}; make them equal"
-            )
-        if cells is not None:
-            try:
-                cell_ranges(cells, count)
-            except SettingError as fault:
-                errors.append(str(fault))
-        return errors
-
-    def _decay_errors(self) -> list[str]:
-        """Returns why the run would end before a wsd decay does."""
-        rates, steps = self.optimizer, self.train.steps
-        phases = (rates.warmup_steps, rates.lr_stable_steps, rates.lr_decay_steps)
-        if rates.lr_decay != "wsd" or sum(phases) <= steps:
-            return []
-        return [
-            "optimizer.warmup_steps={}, lr_stable_steps={} and lr_decay_steps={}".format(*phases)
-            + f" are {sum(phases)} steps, and train.steps={steps}; make them as long as the run, or shorter"
-        ]
-
-    def _profile_errors(self) -> list[str]:
-        """Returns what is wrong with the steps to profile."""
-        if self.train.profile_steps is None:
-            return []
-        try:
-            profiled_steps(self.train.profile_steps, self.train.steps)
-        except SettingError as fault:
-            return [str(fault)]
-        return []
-
     def with_settings(self, settings: str | Iterable[str]) -> Self:
         """Returns a copy with ``field=value`` settings, such as ``"train.steps=50 pipeline.stages=4"``, applied.
 
@@ -362,25 +319,3 @@ def _with_schedule_file(given: dict[str, Any]) -> dict[str, Any]:
     rows = csv_file.read_rows(Path(schedule).expanduser())
     shape = {f"pipeline.{name}": value for name, value in csv_file.shape(rows).items()}
     return {**shape, **given, "pipeline.schedule": "csv", "pipeline.schedule_rows": rows}
-
-
-def _validation_errors(train: LoopSettings) -> list[str]:
-    """Returns why ``train.validate_every`` and ``train.patience`` would have no effect."""
-    every, patience, steps = train.validate_every, train.patience, train.steps
-    if every is None:
-        if patience is None:
-            return []
-        return [f"train.patience={patience} counts validations, and train.validate_every is none; set it too"]
-    if every > steps:
-        return [
-            f"train.validate_every={every} is longer than the run of {steps} steps; use {steps} or fewer, or none "
-            "for a validation at the end"
-        ]
-    longest = (steps - 1) // every - 1  # the first validation improves, the one at the end ends nothing
-    if patience is not None and patience > longest:
-        remedy = f"use train.patience={longest} or less" if longest > 0 else "use a smaller train.validate_every"
-        return [
-            f"train.patience={patience} could never end this run early: it has {steps // every} validations, one every "
-            f"{every} of {steps} steps; {remedy}, or none"
-        ]
-    return []

@@ -1,0 +1,85 @@
+"""Contradictions between the settings of a run that all tasks have."""
+
+from __future__ import annotations
+
+from suite.errors import SettingError
+from suite.pipeline.planning.partition import cell_ranges
+from suite.pipeline.schedule import config
+from suite.settings import LoopSettings, OptimizerSettings, PipelineSettings
+from suite.training.profiling import profiled_steps
+
+
+def contradictions(
+    pipeline: PipelineSettings, optimizer: OptimizerSettings, train: LoopSettings, layers: int
+) -> list[str]:
+    """Returns all of them, in sentences; ``layers`` is the number of the model's."""
+    return [
+        *_pipeline_errors(pipeline, layers),
+        *_validation_errors(train),
+        *_profile_errors(train),
+        *_decay_errors(optimizer, train.steps),
+    ]
+
+
+def _pipeline_errors(pipeline: PipelineSettings, count: int) -> list[str]:
+    """Returns all faults of K, the schedule and the cells set by hand; ``count`` are the layers."""
+    stages, cells = pipeline.stages, pipeline.layers_per_cell
+    errors = config.pipeline_errors(pipeline, count)
+    if stages > count:
+        some = f"{count} layers; use 1 to {count} stages" if count > 1 else "1 layer; use 1 stage"
+        errors.append(f"pipeline.stages is {stages}, the model has {some}")
+    if cells is not None and len(cells) != stages * pipeline.virtual_stages:
+        each = f" of {pipeline.virtual_stages} cells each" if pipeline.virtual_stages > 1 else ""
+        errors.append(
+            f"pipeline.layers_per_cell has {len(cells)} cells, pipeline.stages is {stages}{each}; make them equal"
+        )
+    if cells is not None:
+        try:
+            cell_ranges(cells, count)
+        except SettingError as fault:
+            errors.append(str(fault))
+    return errors
+
+
+def _validation_errors(train: LoopSettings) -> list[str]:
+    """Returns why ``train.validate_every`` and ``train.patience`` would have no effect."""
+    every, patience, steps = train.validate_every, train.patience, train.steps
+    if every is None:
+        if patience is None:
+            return []
+        return [f"train.patience={patience} counts validations, and train.validate_every is none; set it too"]
+    if every > steps:
+        return [
+            f"train.validate_every={every} is longer than the run of {steps} steps; use {steps} or fewer, or none "
+            "for a validation at the end"
+        ]
+    longest = (steps - 1) // every - 1  # the first validation improves, the one at the end ends nothing
+    if patience is not None and patience > longest:
+        remedy = f"use train.patience={longest} or less" if longest > 0 else "use a smaller train.validate_every"
+        return [
+            f"train.patience={patience} could never end this run early: it has {steps // every} validations, one every "
+            f"{every} of {steps} steps; {remedy}, or none"
+        ]
+    return []
+
+
+def _profile_errors(train: LoopSettings) -> list[str]:
+    """Returns what is wrong with the steps to profile."""
+    if train.profile_steps is None:
+        return []
+    try:
+        profiled_steps(train.profile_steps, train.steps)
+    except SettingError as fault:
+        return [str(fault)]
+    return []
+
+
+def _decay_errors(rates: OptimizerSettings, steps: int) -> list[str]:
+    """Returns why the run would end before a wsd decay does."""
+    phases = (rates.warmup_steps, rates.lr_stable_steps, rates.lr_decay_steps)
+    if rates.lr_decay != "wsd" or sum(phases) <= steps:
+        return []
+    return [
+        "optimizer.warmup_steps={}, lr_stable_steps={} and lr_decay_steps={}".format(*phases)
+        + f" are {sum(phases)} steps, and train.steps={steps}; make them as long as the run, or shorter"
+    ]
