@@ -40,11 +40,11 @@ class AmoebaNetShape:
     channels: int = 3
     """Color channels of an image."""
     stem: str = "photographs"
-    """photographs divides height and width by 8 before the first group, small keeps them."""
+    """photographs divides height and width by 8 first, small does not."""
     label_smoothing: float = 0.1
     """Probability spread over all classes in the training loss."""
     norm_decay: float = 0.9997
-    """Decay rate of BatchNorm's moving averages."""
+    """Decay of BatchNorm's moving averages."""
 
     def __post_init__(self) -> None:
         if self.layers < 3 or self.layers % 3:

@@ -49,12 +49,11 @@ class LanguageModelShape:
     vocabulary: Annotated[int, Unit("tokens")] = 32_000
     """Size of the vocabulary; follows text.vocabulary."""
     time: Annotated[int, Unit("tokens")] = 1024
-    """Length of the sequences; follows text.length, and no parameter depends on it."""
+    """Follows text.length."""
     dropout: float = 0.0
-    """Dropout rate after attention, feed-forward and embedding."""
+    """Dropout probability."""
     residual_scale: float | None = None
-    """How far all blocks together start and move, relative to one block: output matrices start and learn times this /
-    (2 x layers); none: they start divided by the number of layers."""
+    """Output matrices of blocks start and learn times this / (2 x layers); none: they start divided by model.layers."""
 
     def __post_init__(self) -> None:
         counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "time")

@@ -87,26 +87,26 @@ class TransformerShape:
     layers: int
     """L: encoder layers, and as many decoder layers."""
     width: int
-    """Width of embeddings and of the residual stream; even."""
+    """Width of the residual stream; even."""
     feed_forward: int
-    """H: width of the hidden layer of each feed-forward block."""
+    """H: hidden width of a feed-forward block."""
     heads: int
     """A: attention heads."""
     vocabulary: Annotated[int, Unit("tokens")]
     """Size of the vocabulary; follows text.vocabulary."""
     head_width: int = 64
-    """Width of each attention head."""
+    """Width of an attention head."""
     dropout: float = 0.1
     """Dropout probability."""
     label_smoothing: float = 0.1
-    """Probability spread over the whole vocabulary in the training loss."""
+    """Probability spread over the vocabulary in the training loss."""
     logit_clip: float | None = 30.0
-    """Bound of the logits' magnitude; none disables it."""
+    """Bound of the logits' magnitude."""
     depth_scaled_init: bool = True
-    """Whether each feed-forward block's output matrix starts divided by the number of layers."""
+    """Whether feed-forward output matrices start divided by model.layers."""
     residual_scale: float | None = None
-    """How far all blocks of a stack together start and move, relative to one block: output matrices start and learn
-    times this / (2 x layers); none: as depth_scaled_init says."""
+    """Output matrices of blocks start and learn times this / (2 x layers); none: as depth_scaled_init says
+    (docs/depth.md)."""
 
     def __post_init__(self) -> None:
         counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "head_width")

@@ -37,24 +37,23 @@ class PipelineSettings(FrozenRecord):
     stages: int = Field(1, ge=1)
     """K: pipeline stages, each on one device."""
     micro_batches: MicroBatches = Field(4, ge=AUTO)
-    """M: micro-batches in each replica's share of a mini-batch, whose gradients are accumulated, with one stage too;
-    auto, or 0, lets the plan choose it."""
+    """M: accumulated micro-batches of a replica's mini-batch, also with one stage; auto, or 0: the plan chooses."""
     replicas: int = Field(1, ge=1)
     """R: data-parallel copies of the whole pipeline."""
     schedule: ScheduleName = "fill_drain"
-    """Pipeline schedule; fill_drain is the paper's, auto takes the fastest that fits the memory. A path that ends with
-    .csv reads your own (docs/planning.md), which then is called csv."""
+    """fill_drain is the paper's, auto the fastest that fits. A path ending with .csv reads your own, then called csv
+    (docs/planning.md)."""
     schedule_rows: tuple[str, ...] | None = None
-    """Actions of each stage of a schedule from a file, read when pipeline.schedule is set."""
+    """Actions of a schedule from a file, set with pipeline.schedule."""
     virtual_stages: int = Field(1, ge=1)
-    """Cells per stage; more than 1 only with interleaved, zero_bubble and csv."""
+    """Cells per stage; over 1 only with interleaved, zero_bubble and csv."""
     remat: Remat = "except_last"
-    """Micro-batches recomputed in the backward pass; except_last keeps the activations of one micro-batch at a time
-    (the last in fill_drain), auto recomputes as few as the memory allows."""
+    """Micro-batches recomputed in the backward; except_last keeps one's activations at a time (the last in fill_drain),
+    auto recomputes as few as fit."""
     layers_per_cell: tuple[int, ...] | None = None
-    """Layers in each cell; with none the partitioner balances the cells by cost."""
+    """Layers of each cell; none: balanced by cost."""
     memory_reserve: float = Field(0.05, ge=0, le=0.5)
-    """Share of each accelerator's memory that a plan leaves free, for fragmentation and for libraries."""
+    """Share of a device's memory that plans leave free."""
 
 
 class OptimizerSettings(FrozenRecord):
@@ -63,32 +62,32 @@ class OptimizerSettings(FrozenRecord):
     name: Literal["adamw", "adafactor", "rmsprop", "sgd"] = "adamw"
     """Update rule."""
     learning_rate: float = Field(1e-3, gt=0)
-    """Peak rate, reached at the end of warm-up. Adafactor multiplies it by a parameter's root mean square and bounds
-    it by 1/sqrt(step)."""
+    """Peak rate, after warm-up. Adafactor multiplies it by a parameter's root mean square and bounds it by
+    1/sqrt(step)."""
     warmup_steps: Annotated[int, Unit("steps")] = Field(40, ge=1)
-    """Length of the linear warm-up."""
+    """Linear warm-up."""
     lr_decay: Literal["inverse_sqrt", "exponential", "cosine", "linear", "constant", "wsd"] = "inverse_sqrt"
-    """Decay after warm-up: 1/sqrt(step), lr_decay_factor every lr_decay_steps, a half cosine or a line to 0 over
-    lr_decay_steps, none, or wsd: lr_stable_steps at the peak, then a line to 0."""
+    """After warm-up: 1/sqrt(step), lr_decay_factor every lr_decay_steps, a half cosine or line to 0, none, or wsd:
+    lr_stable_steps at the peak, then a line to 0."""
     lr_decay_steps: Annotated[int, Unit("steps")] = Field(1000, ge=1)
-    """Period of exponential decay, or length of the decay to 0. Unless set, cosine and linear decay fill the run after
-    warm-up, and wsd's decay is the last tenth of the run."""
+    """Period of exponential decay, or length of the decay to 0; unless set, cosine and linear fill the run after
+    warm-up, wsd its last tenth."""
     lr_stable_steps: Annotated[int, Unit("steps")] = Field(0, ge=0)
-    """Length of wsd's stable phase. Unless set, the decay ends with the run."""
+    """wsd's stable phase; unless set, the decay ends with the run."""
     lr_decay_factor: float = Field(0.97, gt=0, le=1)
     """Factor of exponential decay."""
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Bound of the gradient norm over all stages; none disables clipping."""
+    """Bound of the gradient norm over all stages; none: no clipping."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay."""
     beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay rate of AdamW's mean gradient; momentum of RMSProp and SGD."""
+    """Decay of AdamW's mean gradient; momentum of RMSProp and SGD."""
     beta2: float = Field(0.98, gt=0, lt=1)
-    """Decay rate of the mean squared gradient."""
+    """Decay of the mean squared gradient."""
     epsilon: float = Field(1e-9, gt=0)
     """Term added to the root of the mean square."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Number format of the forward and backward pass; bf16 runs under autocast, parameters stay fp32."""
+    """Forward and backward; bf16 is autocast with fp32 parameters."""
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -107,25 +106,22 @@ class TextSettings(FrozenRecord):
     """Which text, and how it is tokenized and sampled."""
 
     corpus: str = "catalogues"
-    """Parallel text: catalogues, django, a folder of your own files (docs/own-data.md), or the name of a translation
-    set on the Hugging Face hub."""
+    """catalogues, django, a folder of your own (docs/own-data.md), or a translation set on the Hugging Face hub."""
     vocabulary: Annotated[int, Unit("tokens")] = Field(8000, ge=300)
-    """Size of the vocabulary shared by all languages."""
+    """Vocabulary shared by all languages."""
     temperature: float = Field(5.0, gt=0)
     """T in p_l ~ D_l^(1/T), the probability of language l with D_l pairs."""
     max_length: Annotated[int, Unit("tokens")] = Field(64, ge=4, le=1_000_000)
-    """Longest side of a pair; longer pairs are dropped."""
+    """Longest side of a pair; longer ones are dropped."""
     clean: bool = True
     """Whether a folder of your own text is cleaned; other corpora always are."""
     corpus_languages: tuple[str, ...] | None = Field(None, min_length=1)
-    """Languages of the corpus that are kept beside English, for the vocabulary too; none: all. The split stays that of
-    the whole corpus."""
+    """Languages kept beside English, for the vocabulary too; none: all. The split stays that of the whole corpus."""
     languages: tuple[str, ...] | None = Field(None, min_length=1)
-    """Languages trained on beside English; none: all. Vocabulary, split and test text stay those of the whole
-    corpus."""
+    """Languages trained on beside English; none: all. Vocabulary, split and test text do not change."""
     train_pairs: tuple[str, ...] | None = Field(None, min_length=1)
-    """Training pairs of a language, such as gl:500, drawn by train.seed; none: all pairs of all languages. Vocabulary
-    and held-out text do not change."""
+    """Training pairs of languages, such as gl:500, drawn by train.seed; none: all. Vocabulary and held-out text do not
+    change."""
 
     @field_validator("train_pairs")
     @classmethod
@@ -146,11 +142,11 @@ class DocumentSettings(FrozenRecord):
     """Which documents a language model reads, and how they are tokenized and cut."""
 
     corpus: str = "docstrings"
-    """Text: docstrings, django, or a folder of your own documents (docs/language-model.md)."""
+    """docstrings, django, or a folder of your own (docs/language-model.md)."""
     vocabulary: Annotated[int, Unit("tokens")] = Field(8000, ge=2)
-    """Size of the vocabulary, 258 or more: 256 bytes and two special tokens."""
+    """Vocabulary, 258 or more: 256 bytes and two special tokens."""
     length: Annotated[int, Unit("tokens")] = Field(128, ge=2)
-    """Tokens of a row; the model sees no more at once."""
+    """Length of a row, the model's context."""
 
 
 class LoopSettings(FrozenRecord):
@@ -159,35 +155,32 @@ class LoopSettings(FrozenRecord):
     steps: Annotated[int, Unit("steps")] = Field(100, ge=1)
     """Length of the run."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Seed of initial weights, dropout and the order of the data."""
+    """Seed of initial weights, dropout and data order."""
     checkpoint_every: Annotated[int, Unit("steps")] = Field(50, ge=1)
-    """Interval between checkpoints; the last step always writes one."""
+    """Interval of checkpoints; the last step always writes one."""
     init_from: str | None = None
-    """Run, by folder or id, whose weights this one starts from: the best checkpoint's where there is one, otherwise
-    the latest's. The last layer starts anew on images, and where its shapes differ."""
+    """Folder or id of a run whose best, otherwise latest, checkpoint has the initial weights. The last layer starts
+    anew on images, and where shapes differ."""
     checkpoint_dir: str | None = Field(None, pattern="^(/|[a-z0-9]+://)")
-    """Absolute folder or URL, such as s3://bucket/runs, that holds the checkpoints of each run by its name and id;
-    none: the run's own folder."""
+    """Absolute folder or URL, such as s3://bucket/runs, for checkpoints by run name and id; none: the run's folder."""
     max_nonfinite_steps: Annotated[int, Unit("steps")] = Field(3, ge=0)
     """Consecutive steps with non-finite gradients that are skipped; one more ends the run."""
     validate_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
-    """Interval between validations on held-out data; none: only at the end. The checkpoint of the best one is kept."""
+    """Interval of validations; none: only at the end. The best one's checkpoint is kept."""
     patience: Annotated[int | None, Unit("validations")] = Field(None, ge=1)
-    """Validations in a row without improvement that end the run; none: it trains to the end."""
+    """Validations in a row without improvement that end the run; none: no limit."""
     log_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
-    """Interval between lines with the step's figures where there is no terminal; none: a tenth of the run."""
+    """Interval of printed lines without a terminal; none: a tenth of the run."""
     profile_steps: str | None = None
-    """Steps that torch.profiler records, such as 20 or 20-23, counted from 1; none disables it."""
+    """Steps that torch.profiler records, such as 20 or 20-23, counted from 1."""
     layer_stats_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
-    """Interval between records of each layer's gradient norm, kurtosis, size and change by the update; none disables
-    them."""
+    """Interval of records of each layer's gradient norm, kurtosis, size and update; none: no records."""
     threads: int | None = Field(None, ge=1)
-    """Compute threads per stage; none: cores divided by workers."""
+    """Threads per stage; none: cores divided by workers."""
     max_restarts: int = Field(10, ge=0)
-    """Restarts without a new checkpoint between them; 0 disables restarts."""
+    """Restarts without a new checkpoint between them."""
     device_timeout_s: Annotated[float, Unit("seconds")] = Field(60.0, ge=0)
-    """Longest wait for devices that are busy, or missing at the start. After a failure the run waits at most 20 s for
-    lost devices."""
+    """Longest wait for devices that are busy, or missing at the start; at most 20 s for lost ones."""
     elastic: bool = False
     """Whether a run continues with a smaller K or R after devices are lost."""
 
@@ -196,66 +189,66 @@ class TrainSettings(LoopSettings):
     """Training loop on text."""
 
     batch_tokens: Annotated[int, Unit("tokens")] = Field(4096, ge=16, le=100_000_000)
-    """Approximate target tokens of one mini-batch over all replicas."""
+    """Approximate target tokens of a mini-batch over all replicas."""
     valid_pairs: Annotated[int, Unit("pairs")] = Field(512, ge=1)
-    """Held-out pairs of a validation, the same ones each time."""
+    """Held-out pairs of each validation."""
 
 
 class DocumentTrainSettings(LoopSettings):
     """Training loop of a language model."""
 
     batch_sequences: Annotated[int, Unit("sequences")] = Field(32, ge=1, le=1_000_000)
-    """Rows of one mini-batch over all replicas."""
+    """Rows of a mini-batch over all replicas."""
     valid_sequences: Annotated[int | None, Unit("sequences")] = Field(None, ge=1)
-    """Held-out rows of a validation, the same ones each time; none: all."""
+    """Held-out rows of each validation; none: all."""
 
 
 class ImageSettings(FrozenRecord):
     """Which images, and how they are resized and augmented."""
 
     source: str = "fashion"
-    """Image set: fashion, mnist, digits, a folder in MNIST's layout or with a folder for each class (docs/own-data.md),
-    or the name of a set on the Hugging Face hub."""
+    """fashion, mnist, digits, a folder in MNIST's layout or with a folder for each class (docs/own-data.md), or a set
+    on the Hugging Face hub."""
     size: Annotated[int, Unit("pixels")] = Field(28, ge=4)
     """Height and width of the model's input."""
     fit: Literal["exact", "resize"] = "exact"
-    """exact requires images of this size; resize scales the shorter side to it and crops the center."""
+    """exact requires images.size; resize scales the shorter side to it and crops the center."""
     crop: Literal["none", "random_shift", "random_resized_crop"] = "none"
-    """Augmentation: random_shift moves by up to an eighth, random_resized_crop resizes a random 8% to 100% of it."""
+    """random_shift moves by up to an eighth, random_resized_crop resizes a random 8% to 100%."""
     flip: bool = False
     """Whether half of the images are flipped left to right."""
     cutout: Annotated[int, Unit("pixels")] = Field(0, ge=0)
-    """Side of a gray square drawn over the image; 0 disables it."""
+    """Side of a gray square over the image; 0: none."""
 
 
 class ImageTrainSettings(LoopSettings):
     """Training loop on images."""
 
     batch_images: Annotated[int, Unit("images")] = Field(128, ge=1, le=1_000_000)
-    """Images of one mini-batch over all replicas."""
+    """Images of a mini-batch over all replicas."""
     test_images: Annotated[int | None, Unit("images")] = Field(None, ge=1)
     """Held-out images of a validation; none: all."""
     sync_batchnorm_stats: bool = True
-    """Whether BatchNorm's moving averages cover all replicas' images, not each replica's own."""
+    """Whether BatchNorm's moving averages are over all replicas."""
 
 
 class CustomTrainSettings(LoopSettings):
     """Training loop on a data set of your own."""
 
     batch_rows: Annotated[int, Unit("rows")] = Field(32, ge=1, le=100_000_000)
-    """Rows of one mini-batch over all replicas; a function that returns mini-batches chooses its own."""
+    """Rows of a mini-batch over all replicas; a function that returns mini-batches chooses its own."""
     valid_rows: Annotated[int | None, Unit("rows")] = Field(None, ge=1)
-    """Held-out rows that are evaluated, the first ones; none: all."""
+    """First held-out rows to evaluate; none: all."""
     sync_batchnorm_stats: bool = True
-    """Whether BatchNorm's moving averages cover all replicas' rows, not each replica's own."""
+    """Whether BatchNorm's moving averages are over all replicas."""
 
 
 class TrackingSettings(FrozenRecord):
     """Where metrics go besides the run's folder."""
 
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """Mode of wandb; auto takes WANDB_MODE, otherwise online with a key and offline without one."""
+    """auto: WANDB_MODE, otherwise online with a key and offline without."""
     project: str = "gpipe-suite"
     """Project in wandb."""
     tensorboard: bool = False
-    """Whether metrics also go to event files in the run's folder tensorboard/, for tensorboard --logdir runs."""
+    """Whether metrics also go to event files, for tensorboard --logdir runs."""

@@ -76,7 +76,7 @@ class Experiment(FrozenRecord):
     train: LoopSettings
     tracking: TrackingSettings = TrackingSettings()
     trace: bool = False
-    """Whether the actions of every step are recorded; the first few always are."""
+    """Whether all steps' actions are recorded, not the first few alone."""
     shrunk: tuple[str, ...] = ()
 
     _prepared: Path | None = PrivateAttr(default=None)

@@ -18,9 +18,9 @@ class ScoreSettings(FrozenRecord):
     beam: int = Field(SIZE, ge=1)
     """Hypotheses per sentence; 1 is greedy decoding."""
     languages: tuple[str, ...] | None = Field(None, min_length=1)
-    """Codes of the languages scored; none: all with enough test pairs."""
+    """Languages scored; none: all with enough test pairs."""
     max_pairs: Annotated[int | None, Unit("pairs")] = Field(None, ge=1)
-    """Bound of the test pairs per direction, evenly spaced over the test text; none: all."""
+    """Most test pairs per direction, evenly spaced over the test text; none: all."""
     stages: int | None = Field(None, ge=1)
     """K while decoding; none: the fewest stages that hold the weights."""
 

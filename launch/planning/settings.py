@@ -75,8 +75,11 @@ def _values(name: str, scale: RequestedScale, settings: str) -> _Section:
 
 
 def _markdown(section: _Section) -> str:
-    headings = [*Setting._fields]
-    rows = [[f"`{row.name}`", *row[1:]] for row in section.rows]
+    headings = ["name", "type (unit)", "default", "description"]
+    types = [f"{row.type} ({row.unit})" if row.unit else row.type for row in section.rows]
+    rows = [
+        [f"`{row.name}`", kind, row.default, row.description] for row, kind in zip(section.rows, types, strict=True)
+    ]
     if section.values:
         headings.insert(3, "value")
         for cells, row in zip(rows, section.rows, strict=True):
