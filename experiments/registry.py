@@ -9,28 +9,23 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from experiments import custom, images, language_model, translation
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import FORMAT, Experiment
-from experiments.custom.experiment import CustomExperiment, find_custom
+from experiments.custom.experiment import find_custom
 from experiments.custom.loading import is_source
-from experiments.images import runs as images
-from experiments.images.experiment import ImageExperiment
-from experiments.language_model.experiment import LanguageModelExperiment
-from experiments.language_model.runs import LANGUAGE_MODEL_RUNS, find_transformer
+from experiments.language_model.runs import find_transformer
 from experiments.scaling.scale_choice import RequestedScale, choose_scale
-from experiments.translation import runs as translation
-from experiments.translation.experiment import TranslationExperiment
 from suite.errors import RunFileError, SettingError, nearest
 from suite.paths import read_text
 
-TASKS: dict[str, type[Experiment]] = {
-    "translation": TranslationExperiment,
-    "language_model": LanguageModelExperiment,
-    "classification": ImageExperiment,
-    "custom": CustomExperiment,
-}
+TASK_FOLDERS = (translation, language_model, images, custom)
+"""One for each task. Its ``EXPERIMENT`` is the class of its runs, ``RUNS`` are functions that make the named ones."""
 
+TASKS: dict[str, type[Experiment]] = {
+    str(folder.EXPERIMENT.model_fields["task"].default): folder.EXPERIMENT for folder in TASK_FOLDERS
+}
 
 ENTRY_POINTS = "gpipe.experiments"
 
@@ -41,17 +36,10 @@ def experiments() -> dict[str, Callable[[], Experiment]]:
     Runs of other packages come last: entry points of the group ``gpipe.experiments``, functions that return a
     TrainSpec.
     """
-    runs = (
-        *translation.MULTILINGUAL_RUNS,
-        translation.romance_strings,
-        *LANGUAGE_MODEL_RUNS,
-        images.amoebanet_fashion,
-        images.amoebanet_imagenet,
-    )
     installed = {
         entry.name: partial(find_custom, entry.value, entry.name) for entry in entry_points(group=ENTRY_POINTS)
     }
-    own = {run.__name__: run for run in runs}
+    own: dict[str, Callable[[], Experiment]] = {run.__name__: run for folder in TASK_FOLDERS for run in folder.RUNS}
     return own | {name: make for name, make in installed.items() if name not in own}
 
 

@@ -1,0 +1,179 @@
+"""One folder and its name in the registry add a task, which is planned, trained and resumed like the others."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+INIT = """
+from experiments.squares.experiment import SquaresExperiment, squares
+
+EXPERIMENT, RUNS = SquaresExperiment, (squares,)
+"""
+
+EXPERIMENT = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from experiments.base.experiment import Experiment
+from experiments.base.workload import sample_shapes, update_key
+from suite.pipeline.model.microbatch import MiniBatch, replica_share
+from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.settings import LoopSettings, OptimizerSettings, PipelineSettings
+from suite.training.validation import Criterion
+
+WIDTH = 4
+
+
+class Loss(nn.Module):
+    def forward(self, outputs, targets):
+        square = (outputs - targets).square().sum()
+        return square, square.detach()
+
+
+class Hidden(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs).tanh()
+
+
+class Settings(LoopSettings):
+    batch_rows: int = Field(8, ge=1)
+    """Rows of a mini-batch."""
+
+
+class SquaresExperiment(Experiment):
+    """Learns the square of each of its inputs."""
+
+    unit: ClassVar[str] = "rows"
+    metric_name: ClassVar[str] = "square"
+    criterion: ClassVar[Criterion] = Criterion("square")
+    unchangeable: ClassVar[tuple[str, ...]] = ("task",)
+
+    task: Literal["squares"] = "squares"
+    train: Settings
+
+    @property
+    def list_length(self) -> int:
+        return 3
+
+    @property
+    def data(self) -> str:
+        return "squares"
+
+    @property
+    def batch(self) -> int:
+        return self.train.batch_rows
+
+    @property
+    def min_rows(self) -> int:
+        return self.batch
+
+    @property
+    def max_rows(self) -> int:
+        return self.batch
+
+    def with_data(self, name: str) -> Self:
+        return self
+
+    def build(self):
+        with torch.device("meta"):
+            return [Hidden(WIDTH, 16), Hidden(16, 16), nn.Linear(16, WIDTH)], Loss()
+
+    def with_batch_fraction(self, fraction: float):
+        setting = f"train.batch_rows={max(1, int(self.batch * fraction))}"
+        return self.with_settings(setting), setting
+
+    def sample(self) -> Sample:
+        rows = torch.zeros(-(-self.batch // (self.pipeline.micro_batches * self.pipeline.replicas)), WIDTH)
+        micro_batch = MicroBatch((rows,), (rows,))
+        return Sample(micro_batch, micro_batch)
+
+    def key(self) -> str:
+        return repr(("squares", sample_shapes(self.sample()), update_key(self.optimizer)))
+
+    def data_folder(self, cache: Path) -> Path:
+        return cache
+
+    def prepare_data(self, cache: Path, log) -> str:
+        return self.data
+
+    def data_source(self, data: Path, coord):
+        return Source(self, coord)
+
+
+@dataclass
+class Source:
+    experiment: SquaresExperiment
+    coord: Any
+    is_thread_safe, has_held_out = True, False
+
+    def batch(self, step: int) -> MiniBatch:
+        count, pipeline = self.experiment.batch, self.experiment.pipeline
+        rows = torch.rand(count, WIDTH, generator=torch.Generator().manual_seed(step))
+        sizes, share = replica_share(count, self.coord.replica, pipeline.replicas, pipeline.micro_batches)
+        own = rows.split(sizes)[share]
+        return MiniBatch([(part,) for part in own], [(part.square(),) for part in own], float(count), share.start)
+
+    def notes(self) -> dict[str, Any]:
+        return {}
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+    def check(self, notes) -> str:
+        return ""
+
+    def baselines(self, held_out) -> dict[str, float]:
+        return {}
+
+    def bytes_per_unit(self, held_out) -> None:
+        return None
+
+
+def squares() -> SquaresExperiment:
+    """Squares of random numbers."""
+    return SquaresExperiment(
+        name="squares", scale="laptop", pipeline=PipelineSettings(stages=2, micro_batches=2),
+        optimizer=OptimizerSettings(learning_rate=0.03), train=Settings(steps=60, checkpoint_every=30),
+    )
+'''
+
+
+def gpipe(folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "WANDB_MODE": "disabled"}
+    command = [sys.executable, "-P", "-m", "launch.cli", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_one_folder_and_its_name_in_the_registry_add_a_task(tmp_path: Path) -> None:
+    copy = tmp_path / "experiments"
+    shutil.copytree(ROOT / "experiments", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "squares").mkdir()
+    (copy / "squares/__init__.py").write_text(INIT)
+    (copy / "squares/experiment.py").write_text(EXPERIMENT)
+    registry = (copy / "registry.py").read_text()
+    added = registry.replace("import custom, images, ", "import custom, images, squares, ").replace(
+        "TASK_FOLDERS = (translation,", "TASK_FOLDERS = (squares, translation,"
+    )
+    assert added.count("squares") == 2
+    (copy / "registry.py").write_text(added)
+    assert "squares (squares): Squares of random numbers." in gpipe(tmp_path, "list")
+    printed = gpipe(tmp_path, "experiment", "squares", "--launcher", "local", "--set", "pipeline.stages=2")
+    assert "done: 60 steps, 480 rows" in printed, printed
+    run = re.findall(r"^folder: (.+)$", printed, re.MULTILINE)[-1]
+    settings = "train.steps=62 pipeline.stages=1 pipeline.replicas=2"
+    resumed = gpipe(tmp_path, "resume", run, "--launcher", "local", "--set", settings)
+    assert "done: 62 steps, 496 rows" in resumed
