@@ -279,10 +279,9 @@ def _with_step_interval(report: PlanReport) -> PlanReport:
     device, machine, keyed = report.layer_costs.device, report.layer_costs.machine, KeyedWork.of(report.work)
     if device is None:
         return report
-    each = bytes_per_parameter(report.work.optimizer, report.plan.pipeline.replicas)
     logits_bytes = report.cluster.logits_bytes
     low, high = (
-        retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share), logits_bytes), each, machine)
+        retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share), logits_bytes), machine)
         for share in reversed(device.efficiency_range)
     )
     report = replace(report, step_interval_s=(low, high))

@@ -32,6 +32,8 @@ class Device:
     """One accelerator. Memory in bytes, rates in operations and bytes a second."""
 
     name: str
+    nominal_gb: int
+    """The size in a card's name, such as A100-80GB; 0 where there is none."""
     memory_bytes: int
     fp32: float
     """Matrix products of fp32 tensors, as frameworks run them by default: on a TPU with bf16 factors."""
@@ -82,7 +84,7 @@ class Machine:
 
 
 _gpu = partial(Device, process_bytes=GIB, is_cuda=True)
-_TPU_V3 = Device("TPUv3", 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA, "ICI")
+_TPU_V3 = Device("TPUv3", 16, 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA, "ICI")
 
 # Without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each, PCIe 4 at 24, PCIe 5
 # at 48. P100 and V100 have no bf16 products: they run at the fp32 rate. A B200 is one GPU of an HGX B200, a GB200 one
@@ -94,54 +96,29 @@ _TPU_V3 = Device("TPUv3", 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * G
 DEVICES = {
     device.name: device
     for device in (
-        Device("TPUv2", 8 * GIB, 22.5 * TERA, 22.5 * TERA, 300 * GIGA, 62 * GIGA, "ICI"),
+        Device("TPUv2", 8, 8 * GIB, 22.5 * TERA, 22.5 * TERA, 300 * GIGA, 62 * GIGA, "ICI"),
         _TPU_V3,
-        _gpu("P100", int(15.75 * GIB), 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, "PCIe 3"),
-        _gpu("V100", int(15.75 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2"),
-        _gpu("V100-32GB", int(31.7 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2"),
-        _gpu("A10", 22 * GIB, 31.2 * TERA, 125 * TERA, 600 * GIGA, 12 * GIGA, "PCIe 4"),
-        _gpu("A100", 79 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, "NVLink 3"),
-        _gpu("A100-40GB", int(39.4 * GIB), 19.5 * TERA, 312 * TERA, 1555 * GIGA, 300 * GIGA, "NVLink 3"),
-        _gpu("L4", 22 * GIB, 30.3 * TERA, 121 * TERA, 300 * GIGA, 12 * GIGA, "PCIe 4"),
-        _gpu("L40", int(44.4 * GIB), 90.5 * TERA, 181 * TERA, 864 * GIGA, 12 * GIGA, "PCIe 4"),
-        _gpu("L40S", int(44.4 * GIB), 91.6 * TERA, 362 * TERA, 864 * GIGA, 12 * GIGA, "PCIe 4"),
-        _gpu("RTX 4090", int(23.5 * GIB), 82.6 * TERA, 165.2 * TERA, 1008 * GIGA, 12 * GIGA, "PCIe 4"),
-        _gpu("RTX 5090", int(31.3 * GIB), 104.8 * TERA, 209.5 * TERA, 1792 * GIGA, 24 * GIGA, "PCIe 5"),
-        _gpu("RTX 6000 Ada", int(47.4 * GIB), 91.1 * TERA, 364.2 * TERA, 960 * GIGA, 12 * GIGA, "PCIe 4"),
-        _gpu("H100", 79 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, "NVLink 4"),
-        _gpu("H200", 139 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, "NVLink 4"),
-        _gpu("B200", 178 * GIB, 75 * TERA, 2250 * TERA, 7700 * GIGA, 900 * GIGA, "NVLink 5"),
-        _gpu("GB200", 184 * GIB, 80 * TERA, 2500 * TERA, 8000 * GIGA, 900 * GIGA, "NVLink 5"),
-        _gpu("MI250", 64 * GIB, 45.3 * TERA, 181 * TERA, 1638 * GIGA, 50 * GIGA, "Infinity Fabric"),
-        _gpu("MI250X", 64 * GIB, 47.9 * TERA, 191.5 * TERA, 1638 * GIGA, 50 * GIGA, "Infinity Fabric"),
-        _gpu("MI300X", 191 * GIB, 163.4 * TERA, 1307.4 * TERA, 5300 * GIGA, 64 * GIGA, "Infinity Fabric"),
+        _gpu("P100", 16, int(15.75 * GIB), 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, "PCIe 3"),
+        _gpu("V100", 16, int(15.75 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2"),
+        _gpu("V100-32GB", 32, int(31.7 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2"),
+        _gpu("A10", 24, 22 * GIB, 31.2 * TERA, 125 * TERA, 600 * GIGA, 12 * GIGA, "PCIe 4"),
+        _gpu("A100", 80, 79 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, "NVLink 3"),
+        _gpu("A100-40GB", 40, int(39.4 * GIB), 19.5 * TERA, 312 * TERA, 1555 * GIGA, 300 * GIGA, "NVLink 3"),
+        _gpu("L4", 24, 22 * GIB, 30.3 * TERA, 121 * TERA, 300 * GIGA, 12 * GIGA, "PCIe 4"),
+        _gpu("L40", 48, int(44.4 * GIB), 90.5 * TERA, 181 * TERA, 864 * GIGA, 12 * GIGA, "PCIe 4"),
+        _gpu("L40S", 48, int(44.4 * GIB), 91.6 * TERA, 362 * TERA, 864 * GIGA, 12 * GIGA, "PCIe 4"),
+        _gpu("RTX 4090", 24, int(23.5 * GIB), 82.6 * TERA, 165.2 * TERA, 1008 * GIGA, 12 * GIGA, "PCIe 4"),
+        _gpu("RTX 5090", 32, int(31.3 * GIB), 104.8 * TERA, 209.5 * TERA, 1792 * GIGA, 24 * GIGA, "PCIe 5"),
+        _gpu("RTX 6000 Ada", 48, int(47.4 * GIB), 91.1 * TERA, 364.2 * TERA, 960 * GIGA, 12 * GIGA, "PCIe 4"),
+        _gpu("H100", 80, 79 * GIB, 67 * TERA, 989 * TERA, 3350 * GIGA, 450 * GIGA, "NVLink 4"),
+        _gpu("H200", 141, 139 * GIB, 67 * TERA, 989 * TERA, 4800 * GIGA, 450 * GIGA, "NVLink 4"),
+        _gpu("B200", 180, 178 * GIB, 75 * TERA, 2250 * TERA, 7700 * GIGA, 900 * GIGA, "NVLink 5"),
+        _gpu("GB200", 186, 184 * GIB, 80 * TERA, 2500 * TERA, 8000 * GIGA, 900 * GIGA, "NVLink 5"),
+        _gpu("MI250", 64, 64 * GIB, 45.3 * TERA, 181 * TERA, 1638 * GIGA, 50 * GIGA, "Infinity Fabric"),
+        _gpu("MI250X", 64, 64 * GIB, 47.9 * TERA, 191.5 * TERA, 1638 * GIGA, 50 * GIGA, "Infinity Fabric"),
+        _gpu("MI300X", 192, 191 * GIB, 163.4 * TERA, 1307.4 * TERA, 5300 * GIGA, 64 * GIGA, "Infinity Fabric"),
     )
 }
-
-NOMINAL_GB = {
-    "TPUv2": 8,
-    "TPUv3": 16,
-    "P100": 16,
-    "V100": 16,
-    "V100-32GB": 32,
-    "A10": 24,
-    "A100": 80,
-    "A100-40GB": 40,
-    "L4": 24,
-    "L40": 48,
-    "L40S": 48,
-    "RTX 4090": 24,
-    "RTX 5090": 32,
-    "RTX 6000 Ada": 48,
-    "H100": 80,
-    "H200": 141,
-    "B200": 180,
-    "GB200": 186,
-    "MI250": 64,
-    "MI250X": 64,
-    "MI300X": 192,
-}
-"""The size in a card's name, such as A100-80GB."""
 
 THIS_DEVICE = "this"
 """The name of a device with the measured rates of this machine."""
@@ -150,20 +127,9 @@ ASSUMED_SPEED = " (speed of a TPUv3 core)"
 """Ends the name of a device of which only the memory is given."""
 
 _SIZE = r"(\d{1,6}(?:\.\d{1,3})?)\s*(GiB|GB|G)"
-_WORDS_OF_MAKERS = {
-    "nvidia",
-    "tesla",
-    "geforce",
-    "amd",
-    "instinct",
-    "google",
-    "generation",
-    "sxm",
-    "sxm2",
-    "sxm3",
-    "sxm4",
-    "sxm5",
-}
+_WORDS_OF_MAKERS = (
+    "nvidia", "tesla", "geforce", "amd", "instinct", "google", "generation", "sxm", "sxm2", "sxm3", "sxm4", "sxm5",
+)  # fmt: skip
 
 
 def find_device(name: str, memory: int) -> Device:
@@ -187,9 +153,9 @@ def find_device(name: str, memory: int) -> Device:
     if not unit:
         return sold[0]
     for device in sold:
-        if unit != "GIB" and amount == NOMINAL_GB[device.name]:
+        if unit != "GIB" and amount == device.nominal_gb:
             return device
-    larger = [device for device in sold if NOMINAL_GB[device.name] * GIB >= size] or sold
+    larger = [device for device in sold if device.nominal_gb * GIB >= size] or sold
     closest = min(larger, key=lambda device: device.memory_bytes)
     return replace(closest, name=f"{sold[0].name}:{parts[2]}{parts[3]}", memory_bytes=size)
 
@@ -220,6 +186,7 @@ def this_device(memory: int) -> Device:
     # measured rates need no discount, and a message between two processes of one machine is a copy or two
     return Device(
         f"this machine ({device.type})",
+        0,
         memory,
         fp32,
         bf16,

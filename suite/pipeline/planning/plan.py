@@ -21,7 +21,6 @@ from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
 from suite.pipeline.planning.lower_bound import step_time_lower_bound_s
-from suite.pipeline.planning.memory import MemoryModel
 from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.planning.skip_costs import message_costs
 from suite.pipeline.schedule.action import Schedule
@@ -157,11 +156,10 @@ def compare_schedules(
     return replace(plan, alternatives=tuple(alternatives))
 
 
-def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], bytes_per_param: float, machine: Machine) -> float:
+def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], machine: Machine) -> float:
     """Returns the seconds of a plan's step if its layers have other costs: the same cells and schedule."""
-    sizes = MemoryFit(costs, plan.pipeline, bytes_per_param, machine).sizes
     ranges = [range(cell.begin, cell.end) for cell in plan.cells]
-    cell_costs = [_cell_cost(costs, sizes, ranges, at, plan.pipeline, machine) for at in range(len(ranges))]
+    cell_costs = [_cell_cost(costs, ranges, at, plan.pipeline, machine) for at in range(len(ranges))]
     flow = plan.schedule_config.flow_control(plan.pipeline.stages)
     return replace(plan, timeline=simulate(plan.schedule, cell_costs, machine.link, flow)).step_s
 
@@ -251,7 +249,7 @@ def _plan_schedule(
             return _plan_schedule(costs, pipeline.model_copy(update={"remat": "never"}), bytes_per_param, machine)
     fit = MemoryFit(costs, pipeline, bytes_per_param, machine)
     ranges = fit.cells(machine.memory_limit_bytes)
-    cell_costs = [_cell_cost(costs, fit.sizes, ranges, at, pipeline, machine) for at in range(len(ranges))]
+    cell_costs = [_cell_cost(costs, ranges, at, pipeline, machine) for at in range(len(ranges))]
     memory = fit.stage_memories(ranges)
     schedule_config = fit.schedule_config
     if pipeline.remat == "auto":
@@ -281,9 +279,8 @@ def _pairs(cells: Sequence[CellCost], stages: int) -> tuple[CellPair, ...]:
 
 
 def _cell_cost(
-    costs: Sequence[LayerCost], sizes: MemoryModel, cells: Sequence[range], k: int, pipeline: PipelineSettings,
-    machine: Machine,
-) -> CellCost:  # fmt: skip
+    costs: Sequence[LayerCost], cells: Sequence[range], k: int, pipeline: PipelineSettings, machine: Machine
+) -> CellCost:
     inside = [costs[index] for index in cells[k]]
     reduced = 0.0
     if pipeline.replicas > 1:
@@ -303,5 +300,4 @@ def _cell_cost(
         activation_bytes=sent[0].activation_bytes if sent else 0,
         gradient_bytes=before[0].gradient_bytes if before else 0,
         far_messages=tuple(sent[1:]),
-        memory=sizes.in_partition(cells, k),
     )

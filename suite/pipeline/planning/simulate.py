@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from suite.errors import SettingError
 from suite.pipeline.planning.skip_costs import MessageCost
-from suite.pipeline.planning.stage_memory import CellMemory
 from suite.pipeline.schedule.action import Action, recomputed_in, virtual_stages_of
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.playback import Playback, Route
@@ -53,7 +52,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class CellCost:
-    """The cost of one cell for one micro-batch: seconds, bytes of its messages and its memory."""
+    """The cost of one cell for one micro-batch: seconds and bytes of its messages."""
 
     forward_s: float
     recompute_s: float
@@ -66,7 +65,6 @@ class CellCost:
     """Bytes of gradients sent to the previous cell."""
     far_messages: tuple[MessageCost, ...] = ()
     """Skips to cells beyond the next."""
-    memory: CellMemory | None = None
     weight_grad_s: float = 0.0
     """The part of the backward that can be deferred."""
     split_s: float = 0.0

@@ -17,7 +17,7 @@ from models.loss import ClassificationLoss, TranslationLoss
 from suite.errors import SettingError
 from suite.pipeline.planning import profile as profiling
 from suite.pipeline.planning.costs import LayerCost, check_costs
-from suite.pipeline.planning.devices import DEVICES, NOMINAL_GB, Device, find_device
+from suite.pipeline.planning.devices import DEVICES, Device, find_device
 from suite.pipeline.planning.estimate import OpCostMode, estimate
 from suite.pipeline.planning.profile import MicroBatch, Sample, profile
 from suite.pipeline.planning.simulate import Link
@@ -29,7 +29,7 @@ from tests.suite.pipeline.toy import SquareLoss, SumLoss, toy_batch, toy_layers
 
 INFINITY = float("inf")
 PRODUCTS = Device(
-    "counts products", 1 << 34, fp32=2.0, bf16=4.0, bandwidth=INFINITY, link=1.0, link_name="", efficiency=0.5
+    "counts products", 0, 1 << 34, fp32=2.0, bf16=4.0, bandwidth=INFINITY, link=1.0, link_name="", efficiency=0.5
 )
 TRAFFIC = replace(PRODUCTS, name="counts traffic", fp32=INFINITY, bf16=INFINITY, bandwidth=1.0)
 ADAMW, BF16 = OptimizerSettings(), OptimizerSettings(precision="bf16")
@@ -441,9 +441,8 @@ def test_a_card_may_be_written_with_its_memory_and_as_its_maker_does(name, devic
 
 
 def test_cards_have_the_size_they_are_sold_with():
-    assert NOMINAL_GB.keys() == DEVICES.keys()
-    for name, device in DEVICES.items():
-        assert 0.9 * NOMINAL_GB[name] <= device.memory_bytes / 2**30 <= NOMINAL_GB[name]
+    for device in DEVICES.values():
+        assert 0.9 * device.nominal_gb <= device.memory_bytes / 2**30 <= device.nominal_gb
 
 
 def test_this_machine_has_rates_of_its_own():
