@@ -13,6 +13,7 @@ from torch import nn
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable, Workload
 from models.chunked_loss import set_logits_bytes
+from suite.pipeline.model.cells import stage_of, virtual_stage_of
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Device, Machine
 from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
@@ -255,15 +256,16 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
         if following is not None and (k + 1) % plan.pipeline.stages and _are_equal(stage, following):
             continue
         stages = plan.pipeline.stages
-        name = f"stage {k % stages}" if first == k else f"stages {first % stages}-{k % stages}"
+        own = stage_of(k, stages)
+        name = f"stage {own}" if first == k else f"stages {stage_of(first, stages)}-{own}"
         if plan.schedule_config.virtual_stages > 1:
-            name += f", cell {k // stages}"
+            name += f", cell {virtual_stage_of(k, stages)}"
         begin, cost = plan.cells[first].begin, stage.cost
         each = "" if first == k else " each"
         yield (
             f"  {name}: layers {begin}-{stage.end - 1} ({stage.end - stage.begin}{each}), "
             f"{stage.parameters:,} parameters, F {in_seconds(cost.forward_s)} R {in_seconds(cost.recompute_s)} "
-            f"B {in_seconds(cost.backward_s)}, idle {plan.timeline.idle(k % stages):.1%}, "
+            f"B {in_seconds(cost.backward_s)}, idle {plan.timeline.idle(own):.1%}, "
             f"{stage.peak_bytes / GIB:.2f} GiB"
         )
         first = k + 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from suite.pipeline.model.cells import stage_of
 from suite.pipeline.model.topology import MAX_CTAS, CellPair
 
 P2P_CHANNEL_BYTES = 20 << 20
@@ -29,7 +30,7 @@ COLLECTIVE_BYTES = 688 * 10**6
 def p2p_communicators(pairs: Sequence[CellPair], stages: int) -> list[int]:
     """Returns how many point-to-point communicators each stage has: for each of its pairs of cells one for activations
     and one for gradients."""
-    ends = Counter(cell % stages for pair in pairs for cell in pair)
+    ends = Counter(stage_of(cell, stages) for pair in pairs for cell in pair)
     return [2 * ends[stage] for stage in range(stages)]
 
 

@@ -136,24 +136,29 @@ def _estimate(
         backward_s = op_cost.seconds - start_s - forward_s - recompute_s
         backward_peak = max(0, op_cost.peak - base)
         weight_s, deferred_bytes = _deferred(layer, inputs, run, op_cost)
-    sizes = [parameter.numel() for parameter in trainable(layer)]
-    frozen = frozen_values(layer)
-    return {
+    return _of_parameters(layer, device, optimizer) | {
         "forward_s": forward_s,
         "recompute_s": recompute_s,
         "backward_s": backward_s,
-        "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth,
-        "parameters": sum(sizes) + frozen,
         "activation_bytes": activations,
         "forward_peak_bytes": forward_peak,
         "graph_peak_bytes": graph_peak,
         "backward_peak_bytes": backward_peak,
-        "update_peak_bytes": _UPDATE_BYTES[optimizer.name] * max(sizes, default=0),
-        "frozen": frozen,
         "cast_bytes": casts,
         "recorded_bytes": recorded_bytes(layer),
         "weight_grad_s": min(weight_s, backward_s),
         "deferred_bytes": deferred_bytes,
+    }
+
+
+def _of_parameters(layer: nn.Module, device: Device, optimizer: OptimizerSettings) -> dict[str, Any]:
+    """Returns the costs that depend on the parameters alone."""
+    sizes, frozen = [parameter.numel() for parameter in trainable(layer)], frozen_values(layer)
+    return {
+        "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth,
+        "update_peak_bytes": _UPDATE_BYTES[optimizer.name] * max(sizes, default=0),
+        "parameters": sum(sizes) + frozen,
+        "frozen": frozen,
     }
 
 

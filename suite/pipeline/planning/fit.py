@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from suite.errors import PlacementError, PlanError, SettingError
+from suite.pipeline.model.cells import on_stage
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.communicators import p2p_communicators
 from suite.pipeline.planning.costs import LayerCost
@@ -40,7 +41,7 @@ class MemoryFit:
             raise PlanError([str(error)]) from None
         in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches, machine.transport)
         gradient_bytes = GRADIENT_BYTES if bytes_per_param >= 2 * GRADIENT_BYTES else 0  # weight and gradient
-        self.sizes = MemoryModel(costs, in_flight, bytes_per_param, machine.process_bytes, gradient_bytes)
+        self.memory_model = MemoryModel(costs, in_flight, bytes_per_param, machine.process_bytes, gradient_bytes)
         self._skips = [
             Skip("", index - popped.span, index) for index, cost in enumerate(costs) for popped in cost.skip_inputs
         ]
@@ -53,7 +54,7 @@ class MemoryFit:
         ranges = self._cells_by_hand() if by_hand else self._most_even_cells(limit_bytes)
         stages = self._pipeline.stages
         wrong = [
-            f"stage {k} (layers {_layers(ranges[k::stages])}) needs {need / GIB:.2f} GiB, "
+            f"stage {k} (layers {_layers(on_stage(k, stages, ranges))}) needs {need / GIB:.2f} GiB, "
             f"the device has {self._in_gib(limit_bytes)}"
             for k, need in enumerate(self.peaks(self._schedule, self.stage_memories(ranges)))
             if need > limit_bytes
@@ -65,15 +66,15 @@ class MemoryFit:
     def stage_memories(self, ranges: Sequence[range]) -> list[list[CellMemory]]:
         """Returns the memory of each stage's cells; the process and its communicators count with its
         first cell. On a CPU the whole mini-batch is always in the memory of stage 0."""
-        memory = [self.sizes.in_partition(ranges, at) for at in range(len(ranges))]
+        memory = [self.memory_model.in_partition(ranges, at) for at in range(len(ranges))]
         if self._machine.cores is not None:
-            waiting_bytes = self.sizes.in_flight.waiting_micro_batches * memory[0].input_bytes
+            waiting_bytes = self.memory_model.in_flight.waiting_micro_batches * memory[0].input_bytes
             memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + waiting_bytes)
         once, stages = self._machine.process_bytes + UNCOUNTED_BYTES, self._pipeline.stages
         memory[stages:] = [replace(cell, fixed_bytes=cell.fixed_bytes - once) for cell in memory[stages:]]
         for stage, p2p_bytes in enumerate(self.p2p_bytes(ranges)):
             memory[stage] = replace(memory[stage], fixed_bytes=memory[stage].fixed_bytes + p2p_bytes)
-        return [memory[k::stages] for k in range(stages)]
+        return [list(on_stage(k, stages, memory)) for k in range(stages)]
 
     def p2p_bytes(self, ranges: Sequence[range]) -> list[int]:
         """Returns the bytes of each stage's point-to-point communicators."""
@@ -137,7 +138,7 @@ class MemoryFit:
 
     def _most_even_cells(self, limit_bytes: int) -> list[range]:
         seconds, count = self._seconds, self._count
-        furthest_end = self.sizes.furthest_end(self._cell_limit_bytes(limit_bytes))
+        furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
         try:
             return cell_ranges(partition(seconds, count, furthest_end), len(seconds))
         except PlacementError as error:
@@ -171,7 +172,7 @@ class MemoryFit:
             room += f", {limit_gib:.2f} GiB for each of {virtual_stages} cells"
 
         def need(begin: int, end: int) -> float:
-            return self.sizes.peak_upper_bound(begin, end) / GIB
+            return self.memory_model.peak_upper_bound(begin, end) / GIB
 
         fewest = fewest_stages(furthest_end)
         if fewest is None:

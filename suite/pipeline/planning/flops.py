@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from suite.pipeline.model.cells import cell_of
 from suite.pipeline.model.layers import Tensors, as_tuple, structure_key
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec
@@ -86,13 +87,13 @@ def step_flops(
 ) -> StepFlops:  # fmt: skip
     """Returns the operations of a step per unit, if a micro-batch of ``units`` units has these ``counts``.
 
-    ``layers_per_cell`` are the cells in the order of the model: cell v * K + k is the v-th of stage k.
+    ``layers_per_cell`` are the cells in the order of the model.
     """
     model = sum(count.forward + count.backward for count in counts)
     forwards = [sum(counts[layer].forward for layer in cell) for cell in cell_ranges(layers_per_cell, len(counts))]
     recomputed = 0.0
     for stage, actions in enumerate(schedule_config.actions(stages, micro_batches)):
-        recomputed += sum(forwards[v * stages + stage] for v, _ in recomputed_in(actions))
+        recomputed += sum(forwards[cell_of(v, stage, stages)] for v, _ in recomputed_in(actions))
     return StepFlops(model / units, (model + recomputed / micro_batches) / units)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from suite.pipeline.model.cells import on_stage, stage_of
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.skip_costs import SkipCost, duplicate_gradient_bytes, skip_costs
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, Ints
@@ -129,10 +130,12 @@ class MemoryModel:
 
     def _local_skips(self, cells: Sequence[range], k: int) -> tuple[list[SkipCost], list[SkipCost]]:
         """Returns the skips that a cell stashes for another cell of its stage, and those that it pops from one."""
-        stages = self.in_flight.several_on
+        stages = self.in_flight.stages_with_several_cells
         if not stages:
             return [], []
-        of_stage = {layer for cell in cells[k % stages :: stages] for layer in cell}.difference(cells[k])
+        of_stage = {layer for cell in on_stage(stage_of(k, stages), stages, cells) for layer in cell}.difference(
+            cells[k]
+        )
         stashed = [
             skip for skip in self._skip_costs[cells[k][-1] + 1] if skip.source in cells[k] and skip.target in of_stage
         ]
@@ -149,7 +152,7 @@ class MemoryModel:
         cell_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
         stashed, popped = self._local_skips(cells, k)
         flow = self.in_flight.flow
-        group = min(self._micro_batches, self.in_flight.several_on)
+        group = min(self._micro_batches, self.in_flight.stages_with_several_cells)
         forward = max(0, group - flow.recvs_ahead(1)) * sum(skip.bytes for skip in stashed)
         back = max(0, group - flow.recvs_ahead(-1)) * sum(skip.gradient_bytes for skip in popped)
         for skip in self._skip_costs[cells[k][-1] + 1]:
@@ -175,7 +178,7 @@ class MemoryModel:
     def _max_far_gradients(self, cut: int, skip: SkipCost) -> int:
         """The same for its gradients before a cut; gradients within a stage do not count as sent."""
         flow = self.in_flight.flow
-        already_counted = flow.recvs_ahead(-1) if self.in_flight.several_on else flow.max_inflight_sends
+        already_counted = flow.recvs_ahead(-1) if self.in_flight.stages_with_several_cells else flow.max_inflight_sends
         return self._far_sends(cut - skip.source, already_counted) * skip.gradient_bytes if skip.source < cut - 1 else 0
 
     def _summed(self, of: Callable[[int, SkipCost], int]) -> Ints:

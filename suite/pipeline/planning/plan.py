@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from suite.errors import PlanError, SettingError
+from suite.pipeline.model.cells import crosses, on_stage
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Machine
@@ -118,7 +119,7 @@ class Plan:
         reduced over replicas after the backwards, as in ``simulate``; a run overlaps them."""
         costs = [cell.cost for cell in self.cells]
         stages = self.pipeline.stages
-        update = max(sum(cost.update_s for cost in costs[k::stages]) for k in range(stages))
+        update = max(sum(cost.update_s for cost in on_stage(k, stages, costs)) for k in range(stages))
         return step_time_lower_bound_s(self.schedule_config, self.schedule, costs) + update
 
 
@@ -275,7 +276,7 @@ def _pairs(cells: Sequence[CellCost], stages: int) -> tuple[CellPair, ...]:
     """Returns the pairs of cells that exchange messages."""
     neighbours = [(at, at + 1) for at in range(len(cells) - 1)]
     far = [(at, message.to) for at, cell in enumerate(cells) for message in cell.far_messages]
-    return tuple((source, target) for source, target in neighbours + far if (target - source) % stages)
+    return tuple((source, target) for source, target in neighbours + far if crosses(source, target, stages))
 
 
 def _cell_cost(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from suite.errors import SettingError
+from suite.pipeline.model.cells import crosses, on_stage, stage_of
 from suite.pipeline.planning.skip_costs import MessageCost
 from suite.pipeline.schedule.action import Action, recomputed_in, virtual_stages_of
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
@@ -97,7 +98,7 @@ def simulate(
     link: Link | Links = Link(),
     flow: FlowControl = GLOO,
 ) -> Timeline:
-    """Returns the timeline of one step; ``cells[v * K + k]`` is the cost of the v-th cell of stage k, and ``flow`` says
+    """Returns the timeline of one step; ``cells`` are the costs of the cells, and ``flow`` says
     when receives are posted. The update begins when all stages are done, because it needs the global gradient norm.
 
     Raises SettingError when the schedule deadlocks, or a cost or the link is negative or not finite; ``validate`` finds
@@ -108,7 +109,7 @@ def simulate(
     links = link if isinstance(link, Links) else Links(link, link, frozenset())
 
     def route(source: int, target: int, activation_bytes: int, gradient_bytes: int) -> Route:
-        between = links.between(source % stages, target % stages)
+        between = links.between(stage_of(source, stages), stage_of(target, stages))
         rate = between.bytes_per_s
         return Route(source, target, activation_bytes / rate, gradient_bytes / rate, between.latency_s)
 
@@ -117,7 +118,7 @@ def simulate(
         route(k, far.to, far.activation_bytes, far.gradient_bytes)
         for k, cell in enumerate(cells)
         for far in cell.far_messages
-        if (far.to - k) % stages  # between two cells of a stage there is no message
+        if crosses(k, far.to, stages)
     ]
     playback = Playback(schedule, action_seconds(schedule, cells), routes, flow)
     if playback.stuck:
@@ -126,7 +127,7 @@ def simulate(
     rows = playback.rows
     end = max((row[-1].end for row in rows if row), default=0.0)
     for k, row in enumerate(rows):
-        update = sum(cell.update_s for cell in cells[k::stages])
+        update = sum(cell.update_s for cell in on_stage(k, stages, cells))
         if update:
             row.append(Span("U", -1, end, end + update))
     return Timeline(tuple(tuple(row) for row in rows))

@@ -148,7 +148,7 @@ class InFlightPeaks:
     replace freed inputs, and the kept graphs are those of the last forwards."""
     flow: FlowControl = GLOO
     """The messages of a cell in flight."""
-    several_on: int = 0
+    stages_with_several_cells: int = 0
     """K, where stages hold several cells; 0 where each holds one."""
 
     @property
@@ -174,7 +174,7 @@ class InFlightPeaks:
             deferred,
             fill_then_drain=not deferred and all(map(_fills_then_drains, walks)),
             flow=flow_control(transport, len(schedule), virtual_stages),
-            several_on=len(schedule) if virtual_stages > 1 else 0,
+            stages_with_several_cells=len(schedule) if virtual_stages > 1 else 0,
         )
 
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from suite.errors import SettingError
+from suite.pipeline.model.cells import stage_of, virtual_stage_of
 from suite.pipeline.schedule.action import Action, Schedule, virtual_stages_of
 from suite.pipeline.schedule.validate import validate
 
@@ -93,7 +94,7 @@ def _action(text: str, stage: int, stages: int) -> Action:
     if match is None:
         raise SettingError(f"{where}, which is no action; actions look like 0F3, 0B3, 0I3 or 0W3")
     cell, kind, micro_batch = match.groups()
-    virtual_stage, owner = divmod(int(cell), stages)
+    virtual_stage, owner = virtual_stage_of(int(cell), stages), stage_of(int(cell), stages)
     if owner != stage:
         raise SettingError(
             f"{where}, and with {stages} stages cell {cell} is on stage {owner} (cell v * K + k on stage k); "
