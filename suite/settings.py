@@ -1,7 +1,7 @@
 """The engine's settings, as frozen typed records. An experiment is made of them; each field is a ``SET=`` path.
 
 The docstring of a field is its description in ``gpipe settings`` and docs/settings.md, ``Unit`` its unit. Pydantic
-rejects unknown fields and wrong types; the registry turns that into one sentence naming the field.
+rejects unknown fields and wrong types; ``experiments.base.overrides`` says so in a sentence that names the field.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class RunFolder:
 
     @property
     def attempts(self) -> Path:
-        """Two lines per attempt: its start, and how it ended."""
+        """Lines of each attempt: its start, its first step after a failure, and how it ended."""
         return self.path / "attempts.jsonl"
 
     @property

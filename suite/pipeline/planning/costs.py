@@ -76,7 +76,7 @@ class LayerCost:
 
     @property
     def seconds(self) -> float:
-        """Forward, recompute and backward: what the partition balances."""
+        """Forward, recompute and backward."""
         return self.forward_s + self.recompute_s + self.backward_s
 
 
