@@ -85,7 +85,7 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
     costs = _costs(case, log) if costs is None else costs
     entrants = [entrant for entrant in entrants if work.name in (entrant.workloads or [work.name])]
     plans, reasons = make_plans(work, costs, entrants)
-    reasons |= {entrant.name: reason for entrant in entrants if (reason := entrant.refuse(work)) is not None}
+    reasons |= {entrant.name: reason for entrant in entrants if (reason := entrant.refused.get(work.name))}
     accepted = [entrant for entrant in entrants if entrant.name not in reasons]
     names = [entrant.name for entrant in accepted]
     turns = (*names, *(name for number in range(case.rounds) for name in turn_order(names, number)))

@@ -10,7 +10,6 @@ from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients
 from experiments.benchmark.peers.roster import PEERS
 from experiments.benchmark.peers.workload import SEED
 from launch.worker.engine import PartitionedModel, assemble
-from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
 
@@ -26,17 +25,7 @@ class Suite:
         planned, schedule_config = context.plans[name]
         model = PartitionedModel(layers, loss, cell_ranges(planned, len(layers)), schedule_config)
         self._engine = assemble(place, model, torch.device("cpu"), work.optimizer, SEED)
-        count = work.micro_batches
-        self._batch = (
-            MiniBatch(
-                split(context.inputs, count),
-                split([context.targets], count),
-                work.weight,
-                offset=place.replica * count,
-            )
-            if place.is_first or place.is_last
-            else None
-        )
+        self._batch = context.batch if place.is_first or place.is_last else None
 
     def step(self) -> None:
         """Forward and backward of the mini-batch, then the reduction over replicas."""

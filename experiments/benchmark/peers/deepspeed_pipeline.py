@@ -11,7 +11,6 @@ from torch import Tensor
 from experiments.benchmark.peers.cell import Cell, CellRunner
 from experiments.benchmark.peers.peer import BenchContext
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.microbatch import split
 from suite.pipeline.planning.partition import cell_ranges
 
 
@@ -59,9 +58,7 @@ class DeepSpeedPipeline(CellRunner):
         single_input = len(context.inputs) == 1
         self._batches: list[tuple[Tensor | Tensors, Tensor]] = [
             (inputs[0] if single_input else inputs, targets)
-            for inputs, (targets,) in zip(
-                split(context.inputs, work.micro_batches), split([context.targets], work.micro_batches), strict=True
-            )
+            for inputs, (targets,) in zip(context.batch.inputs, context.batch.targets, strict=True)
         ]
 
     def step(self) -> None:

@@ -15,7 +15,7 @@ class WholeModel(CellRunner):
     def __init__(self, work: BenchWorkload) -> None:
         layers, self._loss = work.build()
         super().__init__([Cell(layers, range(len(layers)))])
-        self._batches = [work.mini_batch(replica) for replica in range(work.replicas)]
+        self._batches = [work.split(*work.share(replica), replica) for replica in range(work.replicas)]
 
     def step(self) -> None:
         """Adds up the gradients of the mean loss over all micro-batches of all replicas."""

@@ -9,8 +9,8 @@ clear()           drops the gradients
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from experiments.benchmark.peers.workload import BenchWorkload
 from suite.pipeline.model.layers import Tensors
+from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import ProcessGroups, RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 
@@ -52,6 +53,11 @@ class BenchContext:
     """This replica's share of the mini-batch."""
     targets: Tensor
 
+    @property
+    def batch(self) -> MiniBatch:
+        """The share in micro-batches."""
+        return self.work.split(self.inputs, self.targets, self.coord.replica)
+
     def objective(self, loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
         """Returns a function: (outputs, targets) of a micro-batch -> its part of the mini-batch's mean loss."""
         weight = self.work.weight
@@ -63,13 +69,9 @@ class BenchContext:
         return part
 
 
-def accept_all(work: BenchWorkload) -> None:
-    """Accepts every workload."""
-
-
 @dataclass(frozen=True)
 class Entrant:
-    """One entrant. It is sent to other processes, so ``build`` and ``refuse`` must be importable by name."""
+    """One entrant. It is sent to other processes, so ``build`` must be importable by name."""
 
     name: str
     build: Callable[[BenchContext], Runner]
@@ -84,8 +86,8 @@ class Entrant:
     """Cells per stage."""
     workloads: tuple[str, ...] = ()
     """Names of the workloads that it runs; empty for all."""
-    refuse: Callable[[BenchWorkload], str | None] = accept_all
-    """Returns why it cannot run a workload, or None."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why it cannot run a workload, by the workload's name."""
     threads: int = 1
     """Of a process that computes; 0: as many as there are workers."""
 

@@ -6,8 +6,8 @@ from functools import partial
 
 from experiments.benchmark.peers.deepspeed_pipeline import DeepSpeedPipeline
 from experiments.benchmark.peers.one_process import OneProcess
-from experiments.benchmark.peers.peer import Entrant, accept_all
-from experiments.benchmark.peers.torch_pipelining import TorchPipelining, split_backward_refusal
+from experiments.benchmark.peers.peer import Entrant
+from experiments.benchmark.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD, TorchPipelining
 
 COMPUTING = ("layers", "translation")
 
@@ -16,13 +16,8 @@ def _torch(name: str, schedule: str, recompute: bool, virtual_stages: int = 1, v
     build = partial(
         TorchPipelining, schedule=schedule, recompute=recompute, virtual_stages=virtual_stages, v_shaped=v_shaped
     )
-    return Entrant(
-        name,
-        build,
-        recompute,
-        virtual_stages=virtual_stages,
-        refuse=split_backward_refusal if "ZeroBubble" in schedule else accept_all,
-    )
+    refused = REFUSED_BY_SPLIT_BACKWARD if "ZeroBubble" in schedule else {}
+    return Entrant(name, build, recompute, virtual_stages=virtual_stages, refused=refused)
 
 
 PEERS = (

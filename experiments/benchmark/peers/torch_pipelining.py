@@ -11,19 +11,13 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 from experiments.benchmark.peers.cell import Cell, CellRunner
 from experiments.benchmark.peers.peer import BenchContext, sum_over_replicas
-from experiments.benchmark.peers.workload import BenchWorkload
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.planning.partition import cell_ranges
 
-
-def split_backward_refusal(work: BenchWorkload) -> str | None:
-    """Returns why a schedule that splits the backward cannot run a workload, or None."""
-    if work.name == "translation":
-        return (
-            "PyTorch's split backward (2.13) loses the gradient of the target's embedding, which is not on the path of "
-            "any input of its stage, or fails on a graph that layers with two differentiable inputs share"
-        )
-    return None
+REFUSED_BY_SPLIT_BACKWARD = {
+    "translation": "PyTorch's split backward (2.13) loses the gradient of the target's embedding, which is not on the "
+    "path of any input of its stage, or fails on a graph that layers with two differentiable inputs share"
+}
 
 
 class TorchPipelining(CellRunner):

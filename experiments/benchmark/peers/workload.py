@@ -73,15 +73,14 @@ class BenchWorkload(SingleThreadWorkload, ABC):
         part = slice(replica * rows, (replica + 1) * rows)
         return tuple(tensor[part] for tensor in inputs), targets[part]
 
-    def mini_batch(self, replica: int) -> MiniBatch:
-        """Returns one replica's share, split into M equal micro-batches."""
-        inputs, targets = self.share(replica)
+    def split(self, inputs: Tensors, targets: Tensor, replica: int) -> MiniBatch:
+        """Returns one replica's share in M equal micro-batches."""
         count = self.micro_batches
         return MiniBatch(split(inputs, count), split([targets], count), self.weight, replica * count)
 
     def sample(self) -> Sample:
         """One micro-batch; all have one size."""
-        batch = self.mini_batch(0)
+        batch = self.split(*self.share(0), replica=0)
         first = MicroBatch(batch.inputs[0], batch.targets[0])
         return Sample(first, first)
 

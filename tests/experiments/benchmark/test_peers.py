@@ -10,7 +10,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from experiments.benchmark.cases import Case
 from experiments.benchmark.peers.cell import Cell
 from experiments.benchmark.peers.roster import PEERS
-from experiments.benchmark.peers.torch_pipelining import split_backward_refusal
+from experiments.benchmark.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD
 from experiments.benchmark.peers.workload import SyntheticWork, TranslationWork
 from experiments.benchmark.results import TOLERANCE
 from launch.benchmarks import bench
@@ -39,7 +39,7 @@ def test_all_entrants_have_the_gradients_of_one_process(work):
     for entrant in ENTRANTS:
         if entrant.name not in scores:
             continue
-        score, reason = scores[entrant.name], entrant.refuse(work)
+        score, reason = scores[entrant.name], entrant.refused.get(work.name)
         assert bool(score.rounds) == (reason is None), score
         if reason is not None:
             assert reason in score.remark
@@ -59,7 +59,7 @@ def test_these_peers_run_with_and_without_recompute():
 
 
 def test_why_zero_bubble_has_no_row_for_translation():
-    """When this fails, PyTorch has fixed its split backward: remove ``split_backward_refusal``."""
+    """When this fails, PyTorch has fixed its split backward: remove ``REFUSED_BY_SPLIT_BACKWARD``."""
     layers, _ = SENTENCES.build()
     cell = Cell(layers, range(2, 4))  # the encoder's last layer, then the target's embedding
     x, visible = torch.randn(2, 8, 32, requires_grad=True), torch.ones(2, 8, dtype=torch.bool)
@@ -79,5 +79,4 @@ def test_why_zero_bubble_has_no_row_for_translation():
     whole, split = backward(False), backward(True)
     lost = [key for key in whole if not torch.allclose(whole[key], split[key], atol=1e-5)]
     assert lost == [(3, "weight")]
-    assert "embedding" in split_backward_refusal(SENTENCES)
-    assert split_backward_refusal(SLEEPERS) is None
+    assert "embedding" in REFUSED_BY_SPLIT_BACKWARD[SENTENCES.name]
