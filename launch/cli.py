@@ -134,9 +134,9 @@ def table(
 ) -> None:
     """Make a table: 1 to 5 of the paper, and those that `table` without a name lists."""
     if not name:
-        from launch.runs import listing
+        from launch import catalog
 
-        console.print(listing.tables())
+        console.print(catalog.tables())
         return
     from launch.benchmarks.tables import table as make_table
 
@@ -151,9 +151,9 @@ def bench(
 ) -> None:
     """Benchmark the suite against other pipeline libraries, on the same work; or its feed of mini-batches."""
     if not name:
-        from launch.runs import listing
+        from launch import catalog
 
-        console.print(listing.benchmarks())
+        console.print(catalog.benchmarks())
         return
     from launch.benchmarks.bench import bench as run_benchmark
 
@@ -173,9 +173,9 @@ def sweep(
     """Run a sweep and report its results: depth_width, capacity, batch_size, temperature, bilingual, low_resource,
     romance, trainability, transfer, or your own, path.py:function."""
     if not name:
-        from launch.runs import listing
+        from launch import catalog
 
-        console.print(listing.sweeps())
+        console.print(catalog.sweeps())
         return
     from launch.sweeps.command import sweep as run_sweep
 
@@ -238,9 +238,9 @@ def print_settings(
 @app.command("list")
 def list_experiments() -> None:
     """List the experiments, with their sizes in the paper."""
-    from launch.runs.listing import table
+    from launch.catalog import experiments_table
 
-    console.print(table())
+    console.print(experiments_table())
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ ORDER = [
     "launch/worker",
     "launch/tracking",
     "launch/ray_nodes",
+    "launch/catalog",
     "launch/interrupts",
     "launch/error_log",
     "launch/runs",

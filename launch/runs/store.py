@@ -36,126 +36,74 @@ RUNS = Path(STORAGE) / "runs" if STORAGE else Path("runs")
 CACHE = Path(os.environ.get(SHARED_CACHE) or (Path(STORAGE) / "cache" if STORAGE else ".cache"))
 
 
+class _File:
+    """A file or folder of a run, by its path in the run's folder."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, run: RunFolder, owner: type[RunFolder]) -> Path:
+        return run.path / self._path
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of one run's files."""
 
     path: Path
 
-    @property
-    def experiment(self) -> Path:
-        """The fully resolved experiment."""
-        return self.path / "experiment.toml"
+    experiment = _File("experiment.toml")
+    """The fully resolved experiment."""
+    shrunk = _File("shrunk.toml")
+    """The reduced experiment while devices are missing."""
+    plan = _File("plan.txt")
+    """Cells and sizes, as printed at the start."""
+    plan_record = _File("plan.json")
+    """The plan as one JSON object."""
+    traces = _File("trace")
+    """One JSON Lines file per worker: its actions with their times."""
+    trace = _File("trace.json")
+    """The traces of all workers in one file, for Perfetto."""
+    timeline = _File("timeline.png")
+    """Plot of one step, measured above simulated."""
+    metrics = _File("metrics.jsonl")
+    """One line per step."""
+    spikes = _File("spikes.jsonl")
+    """One line per loss spike."""
+    layers = _File("layers.jsonl")
+    """Statistics of each layer, one line every ``train.layer_stats_every`` steps."""
+    record = _File("record.json")
+    """The results of the run, written at its end."""
+    published = _File("published.json")
+    """The step of the last published checkpoint."""
+    report = _File("report.html")
+    """The page of the run."""
+    scores = _File("scores.json")
+    """BLEU and chrF, once scored; the translations are in the folder ``scores`` beside it."""
+    samples = _File("samples.jsonl")
+    """Translations of a few held-out strings at the run's end, one a line."""
+    messages = _File("messages.log")
+    """Messages for the terminal."""
+    attempts = _File("attempts.jsonl")
+    """Lines of each attempt: its start, its first step after a failure, and how it ended."""
+    profile = _File("profile")
+    """torch.profiler's traces of ``train.profile_steps``, one per worker."""
+    gpu = _File("gpu")
+    """Memory snapshots and NCCL's records of workers on GPUs that failed."""
+    heartbeats = _File("heartbeats.json")
+    """What each worker does now."""
+    system = _File("system")
+    """One JSON Lines file per worker: processor, memory, waiting times."""
+    checkpoints = _File("checkpoints")
+    """One folder per checkpoint."""
+    wandb_log = _File("wandb/parts.log")
+    """Output of wandb's own processes after the workers have ended."""
 
     @property
-    def shrunk(self) -> Path:
-        """The reduced experiment while devices are missing."""
-        return self.path / "shrunk.toml"
-
-    @property
-    def plan(self) -> Path:
-        """Cells and sizes, as printed at the start."""
-        return self.path / "plan.txt"
-
-    @property
-    def plan_record(self) -> Path:
-        """The plan as one JSON object."""
-        return self.path / "plan.json"
-
-    @property
-    def traces(self) -> Path:
-        """One JSON Lines file per worker: its actions with their times."""
-        return self.path / "trace"
-
-    @property
-    def trace(self) -> Path:
-        """The traces of all workers in one file, for Perfetto."""
-        return self.path / "trace.json"
-
-    @property
-    def timeline(self) -> Path:
-        """Plot of one step, measured above simulated."""
-        return self.path / "timeline.png"
-
-    @property
-    def metrics(self) -> Path:
-        """One line per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def spikes(self) -> Path:
-        """One line per loss spike."""
-        return self.path / "spikes.jsonl"
-
-    @property
-    def layers(self) -> Path:
-        """Statistics of each layer, one line every ``train.layer_stats_every`` steps."""
-        return self.path / "layers.jsonl"
-
-    @property
-    def record(self) -> Path:
-        """The results of the run, written at its end."""
-        return self.path / "record.json"
-
-    @property
-    def published(self) -> Path:
-        """The step of the last published checkpoint."""
-        return self.path / "published.json"
-
-    @property
-    def report(self) -> Path:
-        """The page of the run."""
-        return self.path / "report.html"
-
-    @property
-    def scores(self) -> Path:
-        """BLEU and chrF, once scored; the translations are in the folder ``scores`` beside it."""
-        return self.path / "scores.json"
-
-    @property
-    def samples(self) -> Path:
-        """Translations of a few held-out strings at the run's end, one a line."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def messages(self) -> Path:
-        """Messages for the terminal."""
-        return self.path / "messages.log"
-
-    @property
-    def attempts(self) -> Path:
-        """Lines of each attempt: its start, its first step after a failure, and how it ended."""
-        return self.path / "attempts.jsonl"
-
-    @property
-    def profile(self) -> Path:
-        """torch.profiler's traces of ``train.profile_steps``, one per worker."""
-        return self.path / "profile"
-
-    @property
-    def gpu(self) -> Path:
-        """Memory snapshots and NCCL's records of workers on GPUs that failed."""
-        return self.path / "gpu"
-
-    @property
-    def heartbeats(self) -> Path:
-        """What each worker does now."""
-        return self.path / "heartbeats.json"
-
-    @property
-    def system(self) -> Path:
-        """One JSON Lines file per worker: processor, memory, waiting times."""
-        return self.path / "system"
-
-    @property
-    def checkpoints(self) -> Path:
-        """One folder per checkpoint."""
-        return self.path / "checkpoints"
-
-    @property
-    def wandb_log(self) -> Path:
-        """Output of wandb's own processes after the workers have ended."""
-        return self.path / "wandb" / "parts.log"
+    def name(self) -> str:
+        """The run's name and id, such as t12_400m/20261122-234121; its folder if it is not below that of all runs."""
+        name = os.path.relpath(self.path, RUNS.resolve())
+        return str(self.path) if name.startswith("..") else name
 
     def log(self, replica: int, stage: int) -> Path:
         """Standard output and error of one worker."""

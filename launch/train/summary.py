@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.planning.plan_report import PlanReport, in_seconds
-from experiments.tables.breakdown import OUTSIDE, slower_than_planned
+from experiments.planning.step_parts import OUTSIDE, slower_than_planned
 from launch.runs.record import perplexity
 from launch.train.step_check import WARM_UPS
 from suite.pipeline.schedule.timeline import Timeline

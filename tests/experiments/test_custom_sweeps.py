@@ -12,7 +12,7 @@ from experiments.custom_sweeps import find_sweep
 from experiments.registry import find
 from experiments.sweeps.registry import find_scale
 from experiments.sweeps.report.labels import mean_and_margin
-from launch.runs import listing
+from launch import catalog
 from suite.errors import SettingError
 
 LAPTOP = Cluster(2, 12 * 2**30, "cpu")
@@ -132,7 +132,7 @@ def test_an_installed_package_adds_its_sweeps_to_the_list(folder, monkeypatch):
     assert find_sweep("rates").members("laptop", LAPTOP, Path("runs"))[0].folder == "rates-laptop/own-0"
     assert not isinstance(find_sweep("transfer"), custom_sweeps.CustomSweep), "the suite's own keep their names"
     with Console(width=150, record=True) as console:
-        console.print(listing.sweeps())
+        console.print(catalog.sweeps())
     shown = console.export_text()
     assert "rates" in shown
     assert "cannot be used: installed_package:equal: two runs are both called 'a'" in shown

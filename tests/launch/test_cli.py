@@ -13,7 +13,7 @@ from experiments.benchmark.cases import CASES, FEED
 from experiments.registry import experiments
 from experiments.sweeps.registry import SWEEPS
 from launch import cli
-from launch.runs.listing import TABLES
+from launch.catalog import TABLES
 
 
 def gpipe(*arguments, monkeypatch):
@@ -255,7 +255,7 @@ def test_a_file_without_read_permission_is_not_a_defect_of_the_suite(monkeypatch
     def fail():
         raise PermissionError(13, "Permission denied", "/runs/x")
 
-    monkeypatch.setattr("launch.runs.listing.table", fail)
+    monkeypatch.setattr("launch.catalog.experiments_table", fail)
     assert gpipe("list", monkeypatch=monkeypatch) == 2
     assert capsys.readouterr().err == (
         "error: /runs/x cannot be read or written: Permission denied; check its permissions\n"
@@ -277,7 +277,7 @@ def test_any_other_exception_is_one_sentence_and_exit_code_1_with_its_traceback_
     def fail():
         raise ZeroDivisionError("a bug\nof two lines")
 
-    monkeypatch.setattr("launch.runs.listing.table", fail)
+    monkeypatch.setattr("launch.catalog.experiments_table", fail)
     assert gpipe("list", monkeypatch=monkeypatch) == 1
     (printed,) = capsys.readouterr().err.splitlines()
     log = tmp_path / ".cache/errors.log"

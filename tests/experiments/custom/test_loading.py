@@ -11,7 +11,7 @@ from experiments import registry
 from experiments.custom.experiment import find_custom
 from experiments.custom.loading import ROOT, RUN_FILES, absolute, description, load_spec
 from experiments.registry import find, read_experiment
-from launch.runs import listing
+from launch import catalog
 from suite import TrainSpec
 from suite.errors import SettingError
 
@@ -145,7 +145,7 @@ def test_an_installed_package_adds_its_experiments_to_the_list(folder, monkeypat
     assert (find("tiny").name, find("tiny").source) == ("tiny", "own:small")
     assert find("t128_6b").list_length > 100, "the suite's own runs keep their names"
     with Console(width=100, record=True) as console:
-        console.print(listing.table())
+        console.print(catalog.experiments_table())
     shown = console.export_text()
     assert "tiny (own:small): Two layers." in shown
     assert "bad cannot be used: own:number returned an object of type int" in shown

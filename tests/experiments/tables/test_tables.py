@@ -5,9 +5,10 @@ import io
 
 import pytest
 
+from experiments.planning.step_parts import PARTS, shares
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, readable
-from experiments.tables.breakdown import PARTS, breakdown_table, shares
+from experiments.tables.breakdown import breakdown_table
 from experiments.tables.table1_transformer import memory_table
 from experiments.tables.table2_transformer import (
     EFFICIENCY_CASES,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.tables.breakdown import slower_than_planned
+from experiments.planning.step_parts import slower_than_planned
 from launch.runs.record import perplexity
 from launch.train.summary import describe_losses, describe_scores, describe_step
 from suite.pipeline.schedule.timeline import Span, Timeline

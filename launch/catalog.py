@@ -1,4 +1,4 @@
-"""``make list``: the experiments with their sizes in the paper; also lists the tables, benchmarks and sweeps."""
+"""What can be run: the experiments with their sizes in the paper (``make list``), tables, benchmarks and sweeps."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ WIDTH = 80
 """Width of the list in terminal columns."""
 
 
-def table() -> Table:
+def experiments_table() -> Table:
     """Returns one row per experiment; the descriptions are in the caption, so that the rows fit 80 columns."""
     rows = Table(
         title="experiments (with the paper's sizes, where it has them)",
