@@ -10,7 +10,7 @@ from experiments.base.overrides import split
 from launch.error_log import log_error
 from launch.runs.store import RunFolder, find_run
 from launch.watching.comparison import comparison, path_of
-from launch.watching.run_data import read_run, run_name
+from launch.watching.run_data import read_run
 from launch.watching.run_page import write_page
 from launch.watching.run_state import unexpected_content
 from suite.errors import RunFileError, SuiteError
@@ -36,7 +36,7 @@ def report_runs(requested: Sequence[str], console: Console) -> None:
                 comparison([run])  # alone, so that what cannot be shown is known to be its own
             runs.append(run)
         except RunFileError as error:
-            left_out.append(f"{run_name(folder)} is left out: {error}")
+            left_out.append(f"{folder.name} is left out: {error}")
             console.print(left_out[-1])
     if not runs:
         raise RunFileError("all of these runs have a damaged file, so there is nothing to compare")

@@ -1,43 +1,85 @@
-"""What a run has recorded: its experiment, plan, metrics, validations, attempts, scores."""
+"""What a run's folder says: its experiment, plan, metrics, validations, attempts, scores."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from experiments.base.experiment import Experiment
-from experiments.registry import read_experiment_file
-from launch.runs.store import RUNS, RunFolder
-from launch.watching.run_state import RunState, read_state
-from suite.errors import SettingError
+from experiments.registry import read_experiment_file, read_settings
+from launch.runs.store import RunFolder
+from launch.watching.run_state import RunState, damage, read_state
+from suite.errors import RunFileError, SettingError
 from suite.paths import read_json
-from suite.training.metrics import STEP, read_history
+from suite.training.jsonl import last_line_with
+from suite.training.metrics import LOSS, STEP, History, read_history
 
 
-@dataclass(frozen=True)
 class RunData:
-    """One run, read once."""
+    """A run. Each of its files is read when it is first asked for, and once; a damaged one raises RunFileError."""
 
-    run: RunFolder
-    experiment: Experiment
-    state: RunState
-    steps: Sequence[dict[str, Any]]
-    """The metrics of each step, of a long run of a part of them (``suite.training.metrics.read_history``)."""
-    validations: Sequence[dict[str, Any]]
-    """The metrics of each validation."""
-    record: dict[str, Any]
-    """Empty while the run trains."""
-    plan: dict[str, Any]
-    scores: dict[str, Any]
-    """Empty before ``make score``."""
+    def __init__(self, run: RunFolder, holds_lock: bool = False) -> None:
+        """``holds_lock`` is whether the caller holds the run's lock."""
+        self.run, self.name, self._holds_lock = run, run.name, holds_lock
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What it trains."""
+        return read_experiment_file(self.run.experiment)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What ``experiment.toml`` says, of any task; empty if it is damaged, because the rest can still be shown."""
+        try:
+            return read_settings(self.run.experiment)
+        except RunFileError:
+            return {}
+
+    @cached_property
+    def state(self) -> RunState:
+        """Its state and its attempts."""
+        return read_state(self.run, self._holds_lock)
+
+    @cached_property
+    def damage(self) -> str:
+        """Which of its small files is damaged, and why; empty without one."""
+        return damage(self.run)
+
+    @cached_property
+    def history(self) -> History:
+        """The metrics of its steps and validations, of a long run of a part of them."""
+        return read_history(self.run.metrics)
 
     @property
-    def name(self) -> str:
-        """Its name and id, such as t12_400m/20261122-234121."""
-        return run_name(self.run)
+    def steps(self) -> list[dict[str, Any]]:
+        """The metrics of each step."""
+        return self.history.steps
+
+    @property
+    def validations(self) -> list[dict[str, Any]]:
+        """The metrics of each validation."""
+        return self.history.validations
+
+    @cached_property
+    def last_step(self) -> dict[str, Any]:
+        """The metrics of the last step, from the end of the file; empty before the first."""
+        return last_line_with(self.run.metrics, LOSS) or {}
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """Its results; empty while it trains."""
+        record = read_json(self.run.record) or {}
+        return record if record.get("steps", 0) >= int(self.steps[-1][STEP]) else {}  # or it was resumed since
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """The plan of its first attempt."""
+        return read_json(self.run.plan_record) or {}
+
+    @cached_property
+    def scores(self) -> dict[str, Any]:
+        """Empty before ``make score``."""
+        return read_json(self.run.scores) or {}
 
     @property
     def unit(self) -> str:
@@ -111,30 +153,12 @@ def read_run(run: RunFolder, holds_lock: bool = False) -> RunData:
     Raises SettingError for a run without a finished step, and for one of an older version; RunFileError for one with a
     damaged file.
     """
-    experiment = read_experiment_file(run.experiment)
-    history = read_history(run.metrics)
-    steps = history.steps
-    if not steps:
+    data = RunData(run, holds_lock)
+    _ = data.experiment
+    if not data.steps:
         raise SettingError(
-            f"run {run_name(run)} has not finished a step, so there is nothing to report; its logs are in "
+            f"run {run.name} has not finished a step, so there is nothing to report; its logs are in "
             f"{run.path / 'logs'}"
         )
-    record = read_json(run.record) or {}
-    if record.get("steps", 0) < int(steps[-1][STEP]):
-        record = {}  # of before it was resumed to train longer
-    return RunData(
-        run,
-        experiment,
-        read_state(run, holds_lock),
-        steps,
-        history.validations,
-        record,
-        read_json(run.plan_record) or {},
-        read_json(run.scores) or {},
-    )
-
-
-def run_name(run: RunFolder) -> str:
-    """Returns a run's name and id, or its folder if it is not below the folder of all runs."""
-    name = os.path.relpath(run.path, RUNS.resolve())
-    return str(run.path) if name.startswith("..") else name
+    _ = data.record, data.state, data.plan, data.scores  # a comparison leaves out a run with a damaged one
+    return data

@@ -9,88 +9,28 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from experiments.base.experiment import Experiment
 from experiments.base.hints import command
 from experiments.planning.plan_report import in_figures
-from experiments.registry import TASKS, read_settings
-from experiments.sweeps.members.base import read_record
+from experiments.registry import TASKS
 from launch.runs.checkpoints import steps_in_folder
 from launch.runs.store import RUNS, RunFolder, closest_runs, find_run, known_runs, resume_command
-from launch.watching.run_data import run_name
-from launch.watching.run_state import RunState, damage, read_state, unexpected_content
+from launch.watching.run_data import RunData
+from launch.watching.run_state import unexpected_content
 from suite.errors import RunFileError, SettingError
+from suite.paths import read_json
 from suite.training.jsonl import last_line_with
 from suite.training.metrics import LOSS, units_per_s
 
 MOST_ROWS = 1000
 """Of the table."""
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """A run as one row."""
-
-    run: RunFolder
-    state: RunState
-    settings: dict[str, Any]
-    """What ``experiment.toml`` says."""
-    last: dict[str, Any]
-    """The metrics of the last step; empty before the first."""
-    validation: dict[str, Any]
-    """The last validation; empty before the first."""
-    damage: str
-    """Which of its small files is damaged, and why; empty without one."""
-
-    @property
-    def state_name(self) -> str:
-        """The name of its state; ``damaged`` with a damaged file, because a resume is then refused."""
-        return "damaged" if self.damage else self.state.name
-
-    @property
-    def task(self) -> type[Experiment]:
-        """The task's experiment, which knows its unit and metric."""
-        return TASKS.get(self.settings.get("task", ""), Experiment)
-
-    @property
-    def loss(self) -> str:
-        """The loss of the last step."""
-        return _shown(self.last.get(LOSS)) if self.last else "-"
-
-    @property
-    def validation_metric(self) -> str:
-        """The last validation."""
-        if self.settings.get("task") not in TASKS:
-            return "-"
-        name = self.task.criterion.name
-        value = _shown(self.validation.get(f"valid/{name}"))
-        return value if value == "-" else f"{name} {value}"
-
-    @property
-    def speed(self) -> str:
-        """Tokens or images per second of the last step."""
-        if self.settings.get("task") not in TASKS:
-            return "-"
-        value = self.last.get(units_per_s(self.task.unit))
-        return "-" if value is None else f"{in_figures(value)} {self.task.unit}/s"
-
-    @property
-    def steps(self) -> str:
-        """The last step, of all."""
-        return f"{self.last.get('step', 0)}/{self.settings.get('train', {}).get('steps', '?')}"
-
-    @property
-    def changed(self) -> float:
-        """When it last did something, in seconds since 1970."""
-        return last_changed(self.run)
 
 
 def print_runs(requested: str, console: Console) -> None:
@@ -104,7 +44,7 @@ def print_runs(requested: str, console: Console) -> None:
     if exact:
         run = find_run(requested)
         with unexpected_content(run):
-            lines = list(described(summary_of(run)))
+            lines = list(described(RunData(run)))
         for line in lines:
             console.print(line)
         return
@@ -132,81 +72,82 @@ def last_changed(run: RunFolder) -> float:
     return changed
 
 
-def summary_of(run: RunFolder) -> RunSummary:
-    """Reads a run."""
-    try:
-        settings = read_settings(run.experiment)
-    except RunFileError:  # the rest can still be shown
-        settings = {}
-    last = last_line_with(run.metrics, LOSS) or {}
-    metric = TASKS[settings["task"]].criterion.name if settings.get("task") in TASKS else ""
-    validation = last_line_with(run.metrics, f"valid/{metric}") or {}
-    return RunSummary(run, read_state(run), settings, last, validation, damage(run))
-
-
-def described(summary: RunSummary) -> Iterator[str]:
+def described(run: RunData) -> Iterator[str]:
     """Yields a run in a few lines, and the commands that make sense next."""
-    run, state, settings = summary.run, summary.state, summary.settings
+    state, settings = run.state, run.settings
     pipeline = settings.get("pipeline", {})
-    yield f"{run_name(run)}: {summary.state_name}" + "".join(f", {why}" for why in (state.cause, summary.damage) if why)
+    yield f"{run.name}: {_state_name(run)}" + "".join(f", {why}" for why in (state.cause, run.damage) if why)
     scale = "" if "source" in settings else f" at scale {settings.get('scale')}"  # a run of one's own has none
     yield (
         f"  {settings.get('name')}{scale}; K = {pipeline.get('stages')}, M = {pipeline.get('micro_batches')}, "
         f"R = {pipeline.get('replicas')}"
     )
-    yield (f"  step {summary.steps}, loss {summary.loss}, validation {summary.validation_metric}, {summary.speed}")
+    steps, loss, validation, speed = _figures(run)
+    yield f"  step {steps}, loss {loss}, validation {validation}, {speed}"
     if state.attempts:
-        began = state.attempts[0].fields["began"]
+        began, changed = state.attempts[0].fields["began"], last_changed(run.run)
         restarts = f", {len(state.attempts)} attempts" if len(state.attempts) > 1 else ""
-        yield f"  started {_clock(began)}, last changed {_clock(summary.changed)} ({_ago(summary.changed)}){restarts}"
-    if steps := steps_in_folder(run):
-        yield f"  checkpoints of steps {', '.join(map(str, steps))}"
-    yield f"  folder: {run.path}"
-    if not summary.damage:
+        yield f"  started {_clock(began)}, last changed {_clock(changed)} ({_ago(changed)}){restarts}"
+    if checkpoints := steps_in_folder(run.run):
+        yield f"  checkpoints of steps {', '.join(map(str, checkpoints))}"
+    yield f"  folder: {run.run.path}"
+    if not run.damage:
         yield "  next:"
-    for line in _commands(summary):
-        yield f"    {line}"
+        yield from (f"    {line}" for line in _commands(run))
 
 
-def _commands(summary: RunSummary) -> Iterator[str]:
-    run, name = summary.run, run_name(summary.run)
-    if summary.damage:
-        return
-    if summary.state.name == "training":
+def _commands(run: RunData) -> Iterator[str]:
+    name, state = run.name, run.state.name
+    if state == "training":
         yield command("watch", RUN=name)
-    elif summary.state.name != "finished":
-        yield resume_command(run)
-    if summary.last:
+    elif state != "finished":
+        yield resume_command(run.run)
+    if run.last_step:
         yield command("report", RUN=name)
-    if summary.state.name == "failed":
-        yield f"less {os.path.relpath(run.path / 'logs')}/stage-*.log"
-    if summary.state.name == "finished":
-        if summary.settings.get("task") == "translation":
-            text = summary.settings["text"]
+    if state == "failed":
+        yield f"less {os.path.relpath(run.run.path / 'logs')}/stage-*.log"
+    if state == "finished":
+        if run.settings.get("task") == "translation":
+            text = run.settings["text"]
             language = (text.get("languages") or text.get("corpus_languages") or ["de"])[0]
             yield command("score", RUN=name)
             yield command("translate", RUN=name, TO=language, TEXT="Save the file")
             yield command("export", RUN=name)
-        steps = summary.settings.get("train", {}).get("steps", 0)
-        early = (read_record(run.path) or {}).get("stopped_early")
-        yield resume_command(run, "train.patience=none" if early else f"train.steps={2 * steps}")
+        steps = run.settings.get("train", {}).get("steps", 0)
+        early = (read_json(run.run.record) or {}).get("stopped_early")
+        yield resume_command(run.run, "train.patience=none" if early else f"train.steps={2 * steps}")
 
 
-def _row(run: RunFolder) -> tuple[list[str], str]:
+def _state_name(run: RunData) -> str:
+    """Returns the name of its state; ``damaged`` with a damaged file, because a resume is then refused."""
+    name = run.state.name
+    return "damaged" if run.damage else name
+
+
+def _figures(run: RunData) -> tuple[str, str, str, str]:
+    """Returns the last step of all, its loss, the last validation, and the speed; a dash for what is not known."""
+    last, task = run.last_step, TASKS.get(run.settings.get("task", ""))
+    steps, loss = f"{last.get('step', 0)}/{run.settings.get('train', {}).get('steps', '?')}", _shown(last.get(LOSS))
+    if task is None:
+        return steps, loss, "-", "-"
+    metric, speed = f"valid/{task.criterion.name}", last.get(units_per_s(task.unit))
+    value = (last_line_with(run.run.metrics, metric) or {}).get(metric)
+    validation = "-" if value is None else f"{task.criterion.name} {_shown(value)}"
+    return steps, loss, validation, "-" if speed is None else f"{in_figures(speed)} {task.unit}/s"
+
+
+def _row(folder: RunFolder) -> tuple[list[str], str]:
     """Returns a run's columns, and what is said about it below the table."""
-    name = run_name(run)
+    run, ago = RunData(folder), _ago(last_changed(folder))
     try:
-        with unexpected_content(run):
-            summary = summary_of(run)
-            columns = [
-                name, str(summary.settings.get("scale", "?")), summary.state_name, summary.steps,
-                summary.loss, summary.validation_metric, summary.speed, _ago(summary.changed),
-            ]  # fmt: skip
+        with unexpected_content(folder):
+            columns = [run.name, str(run.settings.get("scale", "?")), _state_name(run), *_figures(run), ago]
+            cause = run.state.cause
     except RunFileError as error:
-        return [name, "?", "damaged", "-", "-", "-", "-", _ago(last_changed(run))], f"{name} is damaged: {error}"
-    if summary.damage:
-        return columns, f"{name} is damaged: {summary.damage}"
-    return columns, f"{name} failed: {summary.state.cause}" if summary.state.cause else ""
+        return [run.name, "?", "damaged", "-", "-", "-", "-", ago], f"{run.name} is damaged: {error}"
+    if run.damage:
+        return columns, f"{run.name} is damaged: {run.damage}"
+    return columns, f"{run.name} failed: {cause}" if cause else ""
 
 
 def _print_table(runs: list[tuple[list[str], str]], console: Console) -> None:

@@ -44,25 +44,17 @@ class Attempt:
         return str(self.fields.get("outcome", ""))
 
     @property
-    def cause(self) -> str:
-        """The first line of the error that ended it; empty without one."""
-        return str(self.fields.get("message", "")).partition("\n")[0]
-
-    @property
     def short_cause(self) -> str:
         """Where and why it failed, in a few words; empty if it did not."""
         fields = self.fields
         if self.outcome != "failed":
             return ""
         if fields.get("kind") == "user" or "stage" not in fields:
-            return self.cause
+            return str(fields.get("message", "")).partition("\n")[0]
         replica = f"replica {fields['replica']}, " if fields.get("R", 1) > 1 else ""
         step = f" at step {fields['step']}" if "step" in fields else ""
-        what = (
-            "stalled"
-            if fields.get("kind") == "stall"
-            else fields.get("error_type", "").removeprefix("its process was ")
-        )
+        died = fields.get("error_type", "").removeprefix("its process was ")
+        what = "stalled" if fields.get("kind") == "stall" else died
         return f"{replica}stage {fields['stage']} {what}{step}".replace("  ", " ")
 
 
@@ -72,7 +64,7 @@ class RunState:
 
     name: StateName
     attempts: tuple[Attempt, ...]
-    """All of them, across resumes."""
+    """All of them, across resumes, without those whose start was not recorded."""
 
     @property
     def last(self) -> Attempt | None:
@@ -87,9 +79,9 @@ class RunState:
 
 def read_state(run: RunFolder, holds_lock: bool = False) -> RunState:
     """Returns the state of a run. Reads only small files. ``holds_lock`` is whether the caller holds the run's lock."""
-    attempts = read_attempts(run)
-    recorded = [*read_attempt_lines(run.attempts).values()]
-    outcome = str(recorded[-1].get("outcome", "")) if recorded else ""
+    lines = read_attempt_lines(run.attempts)
+    attempts = tuple(Attempt(number, fields) for number, fields in lines.items() if "began" in fields)
+    outcome = str([*lines.values()][-1].get("outcome", "")) if lines else ""
     starting = outcome in _OVER and run.experiment.with_suffix(".draft").exists()  # of a run that is being resumed
     if not holds_lock and is_locked(run.path) and (outcome not in _OVER or starting):
         return RunState("training", attempts)
@@ -97,12 +89,6 @@ def read_state(run: RunFolder, holds_lock: bool = False) -> RunState:
         return RunState("training", attempts)
     ended: dict[str, StateName] = {"done": "finished", "failed": "failed"}
     return RunState(ended.get(outcome, "interrupted"), attempts)
-
-
-def read_attempts(run: RunFolder) -> tuple[Attempt, ...]:
-    """Returns the attempts of a run, in order, without those whose start was not recorded."""
-    merged = read_attempt_lines(run.attempts)
-    return tuple(Attempt(number, fields) for number, fields in merged.items() if "began" in fields)
 
 
 def damage(run: RunFolder) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -24,11 +25,10 @@ from launch.runs.store import RunFolder, find_run, resume_command
 from launch.supervision.stall_report import stall_report
 from launch.tracking.follower import LogTail, log_interval, mean_step_s, split_messages
 from launch.tracking.step_line import WIDTH, figures, headed, validation_line
-from launch.watching.run_data import run_name
+from launch.watching.run_data import RunData
 from launch.watching.run_state import Attempt, RunState, read_state
 from launch.worker.heartbeat import read_heartbeats
 from suite.errors import RunFileError, SettingError
-from suite.paths import read_json
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import last_line_with
@@ -48,17 +48,17 @@ def watch(requested: str, console: Console) -> None:
     run = find_run(requested)
     state = read_state(run)
     if state.name != "training":
-        raise SettingError(f"run {run_name(run)} does not train now: {describe_end(run, state)}")
+        raise SettingError(f"run {run.name} does not train now: {describe_end(run, state)}")
     view = WatchView(run, read_experiment_file(run.experiment))
-    with interrupts.interrupt_message(lambda: f"run {run_name(run)} goes on"):
+    with interrupts.interrupt_message(lambda: f"run {run.name} goes on"):
         state = _follow_live(view, console) if console.is_terminal else _follow_lines(view, console)
-    console.print(f"run {run_name(run)}: {describe_end(run, state)}")
+    console.print(f"run {run.name}: {describe_end(run, state)}")
 
 
 def describe_end(run: RunFolder, state: RunState) -> str:
     """Returns how a run ended, and what to do next."""
     if state.name == "finished":
-        return f"it is finished; {command('report', RUN=run_name(run))} writes its page"
+        return f"it is finished; {command('report', RUN=run.name)} writes its page"
     if state.last is None:
         return f"it never started; {resume_command(run)} starts it"
     cause = f" ({state.cause})" if state.cause else ""
@@ -147,18 +147,13 @@ class WatchView:
     def _schedule(self, attempt: Attempt) -> ScheduleConfig:
         """Returns the planned schedule; for a pipeline that has shrunk since, one with the same actions but no
         recomputes: the grid then shows recomputes without their neighbours."""
-        plan = _read_plan(self.run)
+        plan: dict[str, Any] = {}
+        with suppress(RunFileError):
+            plan = RunData(self.run).plan  # it is written once the workers have started
         if plan.get("K") != attempt.fields["K"] or "max_live_graphs" not in plan:
             return ScheduleConfig("fill_drain", (0,))
         rows = self._experiment.pipeline.schedule_rows or ()
         return ScheduleConfig(plan["schedule"], tuple(plan["max_live_graphs"]), plan["virtual_stages"], rows)
-
-
-def _read_plan(run: RunFolder) -> dict[str, Any]:
-    try:
-        return read_json(run.plan_record) or {}  # it is written once the workers have started
-    except RunFileError:
-        return {}
 
 
 def _follow_live(view: WatchView, console: Console) -> RunState:

@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster as RayCluster
 
 from experiments.registry import read_experiment
 from launch.runs.store import RunFolder
-from launch.watching.run_state import read_attempts
+from launch.watching.run_state import read_state
 from launch.worker.heartbeat import read_heartbeats
 from suite.training.metrics import read_steps
 from tests.launch.train.test_end_to_end import SMALL_1F1B, environment
@@ -93,7 +93,7 @@ class Driver:
     def heartbeats(self):
         """Returns those of the last attempt, by replica and stage."""
         run = RunFolder(self.run)
-        found = read_heartbeats(run.heartbeats, read_attempts(run)[-1].number)
+        found = read_heartbeats(run.heartbeats, read_state(run).attempts[-1].number)
         return {(heartbeat.replica, heartbeat.stage): heartbeat for heartbeat in found}
 
     def attempts(self):
