@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -67,8 +65,9 @@ class SweepProgress:
         """Shows what the runs wrote since the last call; ``waiting_for`` says why tasks wait."""
         self._bars.update(self._all, status=waiting_for)
         for name, (bar, tail, steps) in self._runs.items():
-            lines = list(tail.lines()) if tail is not None else []
-            last = _last_step(lines)
+            last = None
+            for values in tail.values() if tail is not None else ():
+                last = values if is_step(values) else last
             if last is None:
                 continue
             loss = "not finite" if last[LOSS] is None else f"{last[LOSS]:.3f}"
@@ -79,15 +78,3 @@ class SweepProgress:
             now = "; ".join(self._status.get(name, name) for name in self._runs)
             status = "; ".join(part for part in (now, waiting_for) if part)
             self._console.print(f"{self._done} of {self._tasks} done; {status}")
-
-
-def _last_step(lines: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the last training step among lines of ``metrics.jsonl``; None without one."""
-    for line in reversed(lines):
-        try:
-            values = json.loads(line)
-        except ValueError:  # a resumed run is rewriting it
-            continue
-        if is_step(values):
-            return dict(values)
-    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,11 +11,13 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.base.experiment import Experiment
 from launch.error_log import log_error
 from launch.runs.store import RunFolder
-from launch.tracking.progress import Update, progress_view
+from launch.tracking.progress import FOLLOWED, Bar, Update
 from launch.tracking.step_line import figures, validation_line
 from suite.settings import LoopSettings
+from suite.training.jsonl import parsed
 from suite.training.metrics import STEP, STEP_S, is_step
 from suite.training.periodic import PeriodicThread
 
@@ -32,6 +34,12 @@ class LogTail:
         self._at = path.stat().st_size if from_end and path.exists() else 0
         self.rewritten = False
         """Whether the last call found the file rewritten, and so returned lines of before."""
+
+    def values(self) -> Iterator[dict[str, Any]]:
+        """Yields the objects of new lines of JSON, without parts of lines, as when the file was just rewritten."""
+        for line in self.lines():
+            if (values := parsed(line)) is not None:
+                yield values
 
     def lines(self) -> Iterator[str]:
         """Yields new lines, without an incomplete last line."""
@@ -71,25 +79,22 @@ class Follower:
     """A context in which a thread shows a run's progress."""
 
     def __init__(
-        self, run: RunFolder, steps: int, unit: str, console: Console,
-        on_step: Callable[[int, float], None] = lambda step, seconds: None, log_every: int | None = None,
-        validate_every: int | None = None,
+        self, run: RunFolder, experiment: Experiment, console: Console,
+        on_step: Callable[[int, float], None] = lambda step, seconds: None,
     ) -> None:  # fmt: skip
-        """``on_step`` receives each step and its seconds; ``log_every`` is the steps between two lines, by default a
-        tenth of the run, ``validate_every`` the setting."""
-        self._steps, self._unit, self._on_step = steps, unit, on_step
-        self._log_every = log_every or max(1, steps // 10)
-        self._validate_every, self._validation_s = validate_every, 0.0
+        """``on_step`` receives each step and its seconds."""
+        self._train, self._unit, self._on_step = experiment.train, experiment.unit, on_step
+        self._validation_s = 0.0
         # from the end, because a resumed run has lines already, and rewrites them while it starts
         self._metrics, self._messages = LogTail(run.metrics, from_end=True), LogTail(run.messages, from_end=True)
         self._thread = PeriodicThread(self._poll, PERIOD, "follow", log_error)
-        self._view = progress_view(console)
+        self._view = Bar(console, marked=os.environ.get(FOLLOWED) == "1")
         self._began = time.monotonic()
         self._mean_step_s: float | None = None
 
     def __enter__(self) -> Follower:
         self._view.start()
-        self._view.show(Update(0, self._steps, ((0, "starting workers"),), 0.0))
+        self._view.show(Update(0, self._train.steps, ((0, "starting workers"),), 0.0))
         self._thread.start()
         return self
 
@@ -103,11 +108,7 @@ class Follower:
         for line in before:
             self._view.log(line)
         last: dict[str, Any] | None = None
-        for line in self._metrics.lines():
-            try:
-                values = json.loads(line)
-            except ValueError:  # part of a line, if the file was just rewritten
-                continue
+        for values in self._metrics.values():
             if is_step(values):
                 self._on_step(int(values[STEP]), float(values[STEP_S]))
                 last = values
@@ -124,12 +125,9 @@ class Follower:
 
     def _show(self, values: dict[str, Any]) -> None:
         self._mean_step_s = mean_step_s(self._mean_step_s, values)
-        validations_s = self._validation_s * self._validations_left(int(values[STEP]))
-        ranked = tuple(figures(values, self._steps, self._unit, self._mean_step_s, validations_s))
+        step, steps = int(values[STEP]), self._train.steps
+        every = self._train.validate_every or steps
+        validations = -(-steps // every) - step // every  # one at each multiple of the interval, and one at the end
+        ranked = tuple(figures(values, steps, self._unit, self._mean_step_s, self._validation_s * validations))
         elapsed_s = time.monotonic() - self._began
-        self._view.show(Update(int(values[STEP]), self._steps, ranked, elapsed_s, self._log_every))
-
-    def _validations_left(self, step: int) -> int:
-        """Returns how many follow after a step: one at each multiple of the interval, and one at the end."""
-        every = self._validate_every or self._steps
-        return -(-self._steps // every) - step // every
+        self._view.show(Update(step, steps, ranked, elapsed_s, log_interval(self._train)))

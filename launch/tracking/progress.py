@@ -8,9 +8,7 @@ worker's files --> Follower --> marked lines of the job's log --> Bar   (job on 
 from __future__ import annotations
 
 import json
-import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -111,52 +109,37 @@ def read_update(line: str) -> Update | None:
         return None
 
 
-class ProgressView(ABC):
-    """Shows a run's progress on a console."""
+class Bar:
+    """A bar in a terminal, otherwise a line every few steps; or marked lines, from which a bar can be drawn on another
+    machine."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def start(self) -> None:  # noqa: B027
-        """Starts the display."""
-
-    def stop(self) -> None:  # noqa: B027
-        """Stops the display; its last state stays visible."""
-
-    def log(self, text: str) -> None:
-        """Prints a line above the display."""
-        self._console.print(text)
-
-    @abstractmethod
-    def show(self, update: Update) -> None:
-        """Shows the run's progress."""
-
-
-def progress_view(console: Console) -> ProgressView:
-    """Returns the view for this process's output."""
-    return MarkedLines(console) if os.environ.get(FOLLOWED) == "1" else Bar(console)
-
-
-class Bar(ProgressView):
-    """A bar in a terminal, otherwise a line every few steps."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, marked: bool = False) -> None:
+        self._console, self._marked, self._next_s = console, marked, 0.0
         self._bar = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(_BAR_WIDTH), TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(), console=console, transient=False, disable=not console.is_terminal,
+            TimeElapsedColumn(), console=console, transient=False, disable=marked or not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None, numbers="starting workers", visible=False)
         self._printed: int | None = None
 
     def start(self) -> None:
+        """Starts the display."""
         self._bar.start()
 
     def stop(self) -> None:
+        """Stops the display; its last state stays visible."""
         self._bar.stop()
 
+    def log(self, text: str) -> None:
+        """Prints a line above the display."""
+        self._console.print(text)
+
     def show(self, update: Update) -> None:
-        """Updates the bar; without a terminal, prints a line every ``log_every`` steps, and for the last one."""
+        """Shows the run's progress. Without a terminal, it prints a line every ``log_every`` steps; of marked lines one
+        if the last one is long enough ago; and one for the last step."""
+        if self._marked:
+            self._show_marked(update)
+            return
         task = self._bar.tasks[0]
         task.start_time = self._bar.get_time() - update.elapsed_s  # the run may have started before the bar
         room = self._console.width - _BAR_WIDTH - _BESIDE - 2 * len(str(update.steps))
@@ -169,16 +152,7 @@ class Bar(ProgressView):
             self._printed = due
             self._console.print(headed(update.step, update.steps, update.figures), soft_wrap=True)
 
-
-class MarkedLines(ProgressView):
-    """Prints marked lines, from which a bar can be drawn on another machine."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._next = 0.0
-
-    def show(self, update: Update) -> None:
-        """Prints the update if the last one is long enough ago; the last one of the run always."""
-        if time.monotonic() >= self._next or update.step == update.steps:
-            self._next = time.monotonic() + min(max(EVERY_S, update.elapsed_s / 1000), EVERY_S_AT_MOST)
+    def _show_marked(self, update: Update) -> None:
+        if time.monotonic() >= self._next_s or update.step == update.steps:
+            self._next_s = time.monotonic() + min(max(EVERY_S, update.elapsed_s / 1000), EVERY_S_AT_MOST)
             self._console.print(update.line())

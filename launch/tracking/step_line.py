@@ -23,11 +23,6 @@ WIDTH = 100
 _GAP = "  "
 
 
-def step_line(values: Values, steps: int, unit: str, step_s: float | None = None, width: int = WIDTH) -> str:
-    """Returns a step's line in at most ``width`` columns. ``step_s`` as in ``figures``."""
-    return headed(int(values[metrics.STEP] or 0), steps, figures(values, steps, unit, step_s), width)
-
-
 def validation_line(values: Values) -> str:
     """Returns a validation's line, without the figures of single languages; empty for any other line of metrics."""
     figures = {name.removeprefix("valid/"): value for name, value in values.items() if name.startswith("valid/")}

@@ -36,7 +36,7 @@ from launch.runs.store import (
     sync_command,
 )
 from launch.supervision.supervisor import Supervisor
-from launch.tracking.follower import Follower, log_interval
+from launch.tracking.follower import Follower
 from launch.tracking.progress import log_when_long
 from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
@@ -118,15 +118,7 @@ class Session:
         check = StepCheck(spec.run, lambda: state.planned, log)
         try:
             with (
-                Follower(
-                    spec.run,
-                    chosen.train.steps,
-                    chosen.unit,
-                    self.console,
-                    check.step,
-                    log_interval(chosen.train),
-                    chosen.train.validate_every,
-                ),  # fmt: skip
+                Follower(spec.run, chosen, self.console, check.step),
                 self.backend.started(spec, state.planned.placement) as launcher,
             ):
                 Supervisor(spec, chosen, launcher, state.plan_for, log).run()

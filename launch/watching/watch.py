@@ -7,7 +7,6 @@ stage 1   ... F2 [F3] B3 ...      waits for the activations from stage 0 of micr
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -92,11 +91,7 @@ class WatchView:
         first_step = self._first_step()
         if first_step is None:  # an attempt starts: which lines are its own is known in a moment
             return
-        for raw in self._metrics.lines():
-            try:
-                line = json.loads(raw)
-            except ValueError:  # part of a line, if the file was just rewritten
-                continue
+        for line in self._metrics.values():
             # a restarted attempt rewrites the file: its first lines are of steps that were shown before
             if is_step(line) and line[STEP] > first_step:
                 self._last, step = line, int(line[STEP])

@@ -123,7 +123,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return [line for raw in file if (line := parsed(raw)) is not None]
 
 
-def parsed(raw: bytes) -> dict[str, Any] | None:
+def parsed(raw: bytes | str) -> dict[str, Any] | None:
     """Returns the object of a line; None for a damaged one."""
     try:
         line = json.loads(raw)

@@ -5,8 +5,14 @@ import json
 
 from rich.console import Console
 
+from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.tracking.follower import Follower, LogTail
+
+
+def follower(run, steps, out, *on_step, **train):
+    settings = " ".join(f"train.{name}={value}" for name, value in {"steps": steps, **train}.items())
+    return Follower(run, find("t12_400m").with_settings(settings), Console(file=out, width=200), *on_step)
 
 
 def test_a_tail_returns_complete_lines_once_and_restarts_if_the_file_is_rewritten(tmp_path):
@@ -25,7 +31,7 @@ def test_a_tail_returns_complete_lines_once_and_restarts_if_the_file_is_rewritte
 def test_step_loss_speed_and_time_left_are_shown_and_messages_pass_through(tmp_path):
     run, out = RunFolder(tmp_path), io.StringIO()
     steps = []
-    with Follower(run, 4, "tokens", Console(file=out, width=200), lambda *step: steps.append(step)):
+    with follower(run, 4, out, lambda *step: steps.append(step)):
         run.messages.write_text("a word\n")
         lines = [
             {"step": s, "train/loss": 8.0 - s, "throughput/tokens_per_s": 1234.0, "throughput/step_s": 2.0}
@@ -41,7 +47,7 @@ def test_step_loss_speed_and_time_left_are_shown_and_messages_pass_through(tmp_p
 
 def test_a_message_about_a_step_follows_its_line(tmp_path):
     run, out = RunFolder(tmp_path), io.StringIO()
-    with Follower(run, 2, "tokens", Console(file=out, width=200), log_every=1):
+    with follower(run, 2, out, log_every=1):
         run.messages.write_text("10:00:00 resumed at step 0\n10:00:01 step 1: the loss rose from 1.000 to 7.000\n")
         run.metrics.write_text(json.dumps({"step": 1, "train/loss": 7.0, "throughput/step_s": 2.0}) + "\n")
     before, step, after = out.getvalue().splitlines()
@@ -50,7 +56,7 @@ def test_a_message_about_a_step_follows_its_line(tmp_path):
 
 def test_every_due_step_is_shown_and_each_validation_without_its_languages(tmp_path):
     run, out = RunFolder(tmp_path), io.StringIO()
-    with Follower(run, 6, "tokens", Console(file=out, width=200), log_every=2):
+    with follower(run, 6, out, log_every=2):
         lines = [{"step": s, "train/loss": 8.0 - s, "throughput/step_s": 2.0} for s in range(1, 6)]
         lines.insert(3, {"step": 3, "valid/nll": 7.5, "valid/nll/de": 7.0, "valid/seconds": 1.25})
         run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -63,7 +69,7 @@ def test_every_due_step_is_shown_and_each_validation_without_its_languages(tmp_p
 
 def test_the_time_left_counts_the_validations_to_come_as_long_as_the_last_one(tmp_path):
     run, out = RunFolder(tmp_path), io.StringIO()
-    with Follower(run, 10, "tokens", Console(file=out, width=200), log_every=1, validate_every=4):
+    with follower(run, 10, out, log_every=1, validate_every=4):
         lines = [{"step": s, "train/loss": 8.0, "throughput/step_s": 2.0} for s in (3, 4, 5, 8)]
         lines.insert(2, {"step": 4, "valid/nll": 7.5, "valid/seconds": 60.0})
         run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -76,6 +82,6 @@ def test_a_resumed_run_does_not_print_its_earlier_steps_and_validations_again(tm
     step = [json.dumps({"step": s, "train/loss": 8.0 - s, "throughput/step_s": 2.0}) + "\n" for s in range(1, 5)]
     validation = json.dumps({"step": 2, "valid/nll": 7.5}) + "\n"
     run.metrics.write_text("".join([*step[:2], validation, *step[2:]]))
-    with Follower(run, 6, "tokens", Console(file=out, width=200), log_every=1):
+    with follower(run, 6, out, log_every=1):
         run.metrics.write_text("".join([*step[:2], validation, step[2]]))
     assert out.getvalue().splitlines() == ["step 3/6  loss 5.000  0:06 left"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launch.tracking import progress
-from launch.tracking.progress import Bar, MarkedLines, Update, log_by_part, log_when_long, read_update
+from launch.tracking.progress import Bar, Update, log_by_part, log_when_long, read_update
 
 
 def test_long_work_is_logged_with_its_part_and_short_work_is_not(monkeypatch):
@@ -88,9 +88,9 @@ def test_other_lines_are_not_progress(line):
 
 def test_a_followed_job_is_shown_like_a_local_run():
     remote, local = io.StringIO(), io.StringIO()
-    marked, bar = MarkedLines(Console(file=remote, width=200)), Bar(Console(file=local, width=200))
+    marked, bar = Bar(Console(file=remote, width=200), marked=True), Bar(Console(file=local, width=200))
     for step in (0, 2, 4):
-        marked._next = 0.0
+        marked._next_s = 0.0
         marked.show(Update(step, 4, ((0, "loss 1"),), 1.5))
     for line in remote.getvalue().splitlines():
         bar.show(read_update(line))
@@ -102,7 +102,7 @@ def test_the_log_of_a_long_job_stays_small(monkeypatch):
     """A line every two seconds in the first half hour, and one a minute after the first day."""
     now, printed = 0.0, []
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    marked = MarkedLines(Console(file=io.StringIO()))
+    marked = Bar(Console(file=io.StringIO()), marked=True)
     monkeypatch.setattr(marked._console, "print", lambda line: printed.append(len(line)))
     days = 30
     for step in range(0, days * 86400, 2):

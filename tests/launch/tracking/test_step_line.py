@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.tracking.step_line import figures, fitted, step_line
+from launch.tracking.step_line import WIDTH, figures, fitted, headed
 
 VALUES = {
     "step": 300, "train/loss": 4.2134, "train/grad_norm": 0.8712, "train/lr": 4.2e-4, "train/applied": 1.0,
@@ -10,6 +10,10 @@ VALUES = {
     "throughput/tokens_per_s_per_device": 617.2, "throughput/tflops_per_device": 0.0213, "throughput/mfu": 0.291,
     "throughput/hfu": 0.3525, "memory/peak_gib": 1.2345,
 }  # fmt: skip
+
+
+def step_line(values, steps, unit, width=WIDTH):
+    return headed(values["step"], steps, figures(values, steps, unit), width)
 
 
 def test_all_figures_of_a_step_with_room_for_them():
