@@ -12,12 +12,10 @@ from torch import nn
 
 from experiments.base.experiment import Experiment
 from launch.runs.store import RunFolder
-from suite.exchange import gather
 from suite.paths import write_atomically
 from suite.pipeline.model.layers import count_parameters
 from suite.training.loop import Progress
 from suite.training.metrics import HFU, LOSS, MFU, STEP_S, every_step
-from suite.training.system_metrics import peak_bytes
 from suite.training.utilization import Peak
 
 
@@ -34,7 +32,7 @@ class RunResult:
     bytes_per_unit: float | None
     """Bytes of text of a held-out token; None for anything but a language model."""
     memory: list[int]
-    """Peak bytes of each worker."""
+    """Peak bytes of each worker (``suite.training.system_metrics.peak_bytes``)."""
     wandb_run: str | None
     counts: dict[str, int]
     """Of the data."""
@@ -125,9 +123,3 @@ def _utilization(sums: _StepSums, peak: Peak | None) -> dict[str, Any]:
         return {}
     shares = {name: busy / sums.known_seconds for name, busy in sums.busy_seconds.items()}
     return {**shares, "peak_flops_per_s": peak.flops_per_s, "peak_source": peak.source}
-
-
-def peak_memory(device: torch.device) -> list[int]:
-    """Returns the peak memory of each worker (``suite.training.system_metrics.peak_bytes``). All workers must call
-    it."""
-    return gather(peak_bytes(device))

@@ -221,11 +221,9 @@ def find_run(requested: str) -> RunFolder:
     SettingError with the closest names if there is none, and with the matches if there are several."""
     if not requested:
         raise SettingError(f"no run given; choose one with {option('RUN')}, by its folder or its id")
+    if run := run_at(requested):
+        return run
     known = known_runs()
-    for path in (Path(requested), RUNS / requested):
-        with suppress(OSError):  # not a valid file name, such as one that is too long
-            if (path / "experiment.toml").exists():
-                return RunFolder(path.resolve())
     matches = sorted(name for name in known if Path(name).name == requested)
     if len(matches) > 1:
         raise SettingError(f"{len(matches)} runs have the id {requested!r}: {', '.join(matches)}; choose one of them")
@@ -237,6 +235,15 @@ def find_run(requested: str) -> RunFolder:
                 return _only_run_in(path)
     hint = closest_runs(requested, known) if known else f"there are no runs in {RUNS} yet"
     raise SettingError(f"no run {shortened(requested)!r}: {hint}")
+
+
+def run_at(requested: str) -> RunFolder | None:
+    """Returns the run with this folder or ``name/id``; None if there is none."""
+    for path in (Path(requested), RUNS / requested):
+        with suppress(OSError):  # not a valid file name, such as one that is too long
+            if (path / "experiment.toml").exists():
+                return RunFolder(path.resolve())
+    return None
 
 
 def closest_runs(requested: str, known: Sequence[str]) -> str:

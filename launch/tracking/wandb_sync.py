@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from rich.console import Console
 
-from launch.runs.store import RUNS, RunFolder, find_run, run_lock
+from launch.runs.store import RUNS, RunFolder, find_run, known_runs, run_lock
 from launch.tracking.wandb_finish import run_logged
 from suite.errors import SettingError, TrackingError
 from suite.training.wandb_run import has_key
@@ -33,7 +33,8 @@ CUT = ("network error", "dial tcp", "connection re", "broken pipe", "no such hos
 def sync(name: str, console: Console) -> None:
     """Uploads the offline parts of a run, or of all runs. Raises SettingError for an unknown run, TrackingError when
     there is no key, the server does not answer, or an upload fails."""
-    runs = [find_run(name)] if name else _runs()
+    folders = sorted(RUNS / each for each in known_runs())
+    runs = [find_run(name)] if name else [RunFolder(folder.resolve()) for folder in folders]
     waiting = [(run, parts) for run in runs if (parts := unsynced_parts(run))]
     if not waiting:
         console.print(f"nothing to upload for {f'run {name}' if name else f'any run in {RUNS}'}")
@@ -80,10 +81,6 @@ def _is_synced(part: Path) -> bool:
     except ValueError:
         return True
     return size >= _file(part).stat().st_size
-
-
-def _runs() -> list[RunFolder]:
-    return [RunFolder(path.parent.resolve()) for path in sorted(RUNS.glob("*/*/experiment.toml"))]
 
 
 def _server() -> str:

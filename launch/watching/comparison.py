@@ -11,9 +11,10 @@ from experiments.report.page import Page, Section
 from experiments.report.table import Table, Value
 from launch.runs.store import RUNS
 from launch.watching.run_data import RunData
-from launch.watching.run_figures import GIB, overlays
+from launch.watching.run_figures import overlays
 from launch.watching.run_page import median_of
 from suite.errors import SettingError
+from suite.pipeline.planning.devices import GIB
 from suite.training.metrics import LOSS, STEP_S, units_done, units_per_s
 
 LONGEST_NAME = 120

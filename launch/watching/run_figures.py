@@ -8,10 +8,9 @@ from typing import Any
 from experiments.report.figure import COLOURS, INK, new_figure, thinned
 from experiments.report.page import Picture
 from launch.watching.run_data import RunData
+from suite.pipeline.planning.devices import GIB
 from suite.training.jsonl import read_lines
 from suite.training.metrics import GRAD_NORM, HFU, LOSS, LR, MFU, train_metric, units_done, units_per_s
-
-GIB = 2**30
 
 Points = list[tuple[float, float]]
 
@@ -33,18 +32,11 @@ def _curves(run: RunData, name: str, training: Points, validation: Points) -> Pi
     if len(training) > 1:
         axis.plot(*thinned(training), linewidth=1, color=COLOURS[7], label="training")
     if validation:
-        axis.plot(
-            *zip(*validation, strict=True),
-            marker="o",
-            markersize=4,
-            linewidth=1.4,
-            color=COLOURS[0],
-            label="validation",
-        )
+        line = {"marker": "o", "markersize": 4, "linewidth": 1.4, "color": COLOURS[0]}
+        axis.plot(*zip(*validation, strict=True), label="validation", **line)
     if run.best is not None and name == run.criterion:
-        axis.plot(
-            *run.best, marker="*", markersize=13, linestyle="", color=COLOURS[1], label=f"best, step {run.best[0]}"
-        )
+        star = {"marker": "*", "markersize": 13, "linestyle": "", "color": COLOURS[1]}
+        axis.plot(*run.best, label=f"best, step {run.best[0]}", **star)
     baseline = run.record.get(f"baseline_{name}")
     if baseline is not None:
         axis.axhline(baseline, color=INK, linewidth=1, linestyle="--", label="baseline")
@@ -56,25 +48,18 @@ def _curves(run: RunData, name: str, training: Points, validation: Points) -> Pi
 
 def optimizer_pictures(run: RunData) -> list[Picture]:
     """Returns the learning rate and the gradient norm."""
+    norms = "Gradient norm of each step, over all stages, before clipping."
     return [
         *_one("lr", run.points(LR), "learning rate", "Learning rate of each step."),
-        *_one(
-            "grad-norm", run.points(GRAD_NORM), "gradient norm",
-            "Gradient norm of each step, over all stages, before clipping.",
-        ),
-    ]  # fmt: skip
+        *_one("grad-norm", run.points(GRAD_NORM), "gradient norm", norms),
+    ]
 
 
-def throughput_pictures(run: RunData) -> list[Picture]:
-    """Returns units per second, and the utilization of the devices where it is known."""
-    unit = run.unit
-    pictures = _one(
-        "throughput",
-        run.points(units_per_s(unit)),
-        f"{unit}/s",
-        f"{unit.capitalize()} per second of each step.",
-    )
-    mfu, hfu = run.points(MFU), run.points(HFU)
+def speed_and_memory_pictures(run: RunData) -> list[Picture]:
+    """Returns units per second, the utilization of the devices where it is known, and the memory of each worker."""
+    unit, mfu, hfu = run.unit, run.points(MFU), run.points(HFU)
+    caption = f"{unit.capitalize()} per second of each step."
+    pictures = _one("throughput", run.points(units_per_s(unit)), f"{unit}/s", caption)
     if len(mfu) > 1:
         figure, axis = new_figure("step", "share of the device's peak, %")
         for name, points in (("MFU", mfu), ("HFU", hfu if hfu != mfu else [])):  # equal without recomputation
@@ -85,26 +70,21 @@ def throughput_pictures(run: RunData) -> list[Picture]:
         axis.legend(frameon=False, fontsize=8)
         caption = "Model FLOPs utilization (MFU); HFU also counts recomputed operations."
         pictures.append(Picture("mfu", figure, caption, wide=False))
-    return pictures
-
-
-def memory_picture(run: RunData) -> list[Picture]:
-    """Returns the memory of each worker over the steps."""
     curves = {}
     for path in sorted(run.run.system.glob("*.jsonl")):
         lines = read_lines(path)
         points = [(line["step"], memory_of(line) / GIB) for line in lines if memory_of(line)]
         if len(points) > 1:
             curves[worker_name(path.stem, run)] = points
-    if not curves:
-        return []
-    figure, axis = new_figure("step", "GiB")
-    for name, points in curves.items():
-        axis.plot(*zip(*points, strict=True), linewidth=1.2, label=name)
-    axis.set_ylim(bottom=0)
-    if len(curves) <= len(COLOURS):
-        axis.legend(frameon=False, fontsize=8, ncols=2)
-    return [Picture("memory", figure, "Memory of each worker, sampled every ten seconds.", wide=False)]
+    if curves:
+        figure, axis = new_figure("step", "GiB")
+        for name, points in curves.items():
+            axis.plot(*zip(*points, strict=True), linewidth=1.2, label=name)
+        axis.set_ylim(bottom=0)
+        if len(curves) <= len(COLOURS):
+            axis.legend(frameon=False, fontsize=8, ncols=2)
+        pictures.append(Picture("memory", figure, "Memory of each worker, sampled every ten seconds.", wide=False))
+    return pictures
 
 
 def memory_of(line: dict[str, Any]) -> float:
@@ -122,8 +102,7 @@ def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
     """Returns the curves of several runs over each other, by step and by units."""
     first = runs[0]
     unit, metric = first.unit, first.metric
-    against = units_done(unit)
-    speed = units_per_s(unit)
+    against, speed = units_done(unit), units_per_s(unit)
     wanted: list[tuple[str, str, str, Callable[[RunData], Points]]] = [
         ("loss", "step", "training loss", lambda run: run.points(LOSS)),
         ("loss-units", unit, "training loss", lambda run: run.points(LOSS, against)),
@@ -138,8 +117,9 @@ def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
         if all(len(points) < 2 for points in curves):
             continue
         figure, axis = new_figure(xlabel, ylabel)
-        for points, label, colour in zip(curves, labels, _cycle(len(runs)), strict=True):
+        for at, (points, label) in enumerate(zip(curves, labels, strict=True)):
             if points:
+                colour = COLOURS[at % len(COLOURS)]
                 axis.plot(
                     *thinned(points), linewidth=1.3, color=colour, label=label,
                     marker="o" if name.startswith("valid") else None, markersize=4,
@@ -160,7 +140,3 @@ def _one(name: str, points: Points, ylabel: str, caption: str) -> list[Picture]:
 
 def _in_words(metric: str) -> str:
     return {"nll": "nats per token"}.get(metric, metric)
-
-
-def _cycle(count: int) -> list[str]:
-    return [COLOURS[at % len(COLOURS)] for at in range(count)]

@@ -21,7 +21,7 @@ from experiments.base.hints import command
 from experiments.planning.plan_report import in_figures
 from experiments.registry import TASKS
 from launch.runs.checkpoints import steps_in_folder
-from launch.runs.store import RUNS, RunFolder, closest_runs, find_run, known_runs, resume_command
+from launch.runs.store import RUNS, RunFolder, closest_runs, find_run, known_runs, resume_command, run_at
 from launch.watching.run_data import RunData
 from launch.watching.run_state import unexpected_content
 from suite.errors import RunFileError, SettingError
@@ -40,7 +40,7 @@ def print_runs(requested: str, console: Console) -> None:
     content that is not the suite's.
     """
     known = known_runs()
-    exact = requested and (requested in {Path(name).name for name in known} or _is_run(requested))
+    exact = requested and (requested in {Path(name).name for name in known} or run_at(requested))
     if exact:
         run = find_run(requested)
         with unexpected_content(run):
@@ -165,13 +165,6 @@ def _print_table(runs: list[tuple[list[str], str]], console: Console) -> None:
     for _, note in runs:
         if note:
             console.print(note)
-
-
-def _is_run(requested: str) -> bool:
-    try:
-        return any((path / "experiment.toml").exists() for path in (Path(requested), RUNS / requested))
-    except OSError:  # not a valid file name, such as one that is too long
-        return False
 
 
 def _no_runs() -> str:

@@ -12,18 +12,12 @@ from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value, aligned
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder
+from launch.watching import run_figures
 from launch.watching.run_data import RunData, read_run
-from launch.watching.run_figures import (
-    GIB,
-    loss_pictures,
-    memory_of,
-    memory_picture,
-    optimizer_pictures,
-    throughput_pictures,
-    worker_name,
-)
+from launch.watching.run_figures import memory_of, worker_name
 from launch.watching.translation_samples import score_section
 from suite.paths import hide_secrets
+from suite.pipeline.planning.devices import GIB
 from suite.pipeline.schedule.timeline import Timeline
 from suite.training.jsonl import read_lines
 from suite.training.metrics import LOSS, MFU, STEP, STEP_S, units_done, units_per_s
@@ -53,8 +47,8 @@ def run_page(run: RunData) -> Page:
         _loss_section(run),
         Section("Plan and measurement", tables=[_plan_table(run, traced), *_stage_table(run, traced)]),
         Section("Timeline of a step", pictures=_timeline(run, traced)),
-        Section("Throughput and memory", pictures=[*throughput_pictures(run), *memory_picture(run)]),
-        Section("Optimizer", pictures=optimizer_pictures(run)),
+        Section("Throughput and memory", pictures=run_figures.speed_and_memory_pictures(run)),
+        Section("Optimizer", pictures=run_figures.optimizer_pictures(run)),
         score_section(run),
         _attempt_section(run),
         _request(run),
@@ -162,7 +156,7 @@ def _timeline(run: RunData, traced: StepTrace | None) -> list[Picture]:
 
 def _loss_section(run: RunData) -> Section:
     """Returns the curves, and the metric of each language at the best and at the last validation."""
-    title, pictures = "Loss and validation", loss_pictures(run)
+    title, pictures = "Loss and validation", run_figures.loss_pictures(run)
     early = run.record.get("stopped_early")
     sentences = [f"The run {early}."] if isinstance(early, str) else []
     if not run.languages:
@@ -174,15 +168,12 @@ def _loss_section(run: RunData) -> Section:
     headings = ("language", f"best: step {best[STEP]}", f"last: step {last[STEP]}")
     rows: list[list[Value]] = [[language, best.get(name), last.get(name)] for language, name in names.items()]
     rows.sort(key=lambda row: float(row[2] or 0.0))
-    if len(rows) <= MOST_LANGUAGES:
-        return Section(
-            title, sentences, [Table("languages", f"Validation {run.metric} by language", headings, rows, [])], pictures
-        )
-    ends = [*rows[: MOST_LANGUAGES // 2], *rows[-MOST_LANGUAGES // 2 :]]
-    shown = Table(
-        "languages", f"Validation {run.metric}: lowest and highest of {len(rows)} languages", headings, ends, []
-    )
-    return Section(title, sentences, [shown], pictures, [(f"all {len(rows)} languages", aligned(headings, rows))])
+    caption, folded = f"Validation {run.metric} by language", []
+    if len(rows) > MOST_LANGUAGES:
+        caption = f"Validation {run.metric}: lowest and highest of {len(rows)} languages"
+        folded = [(f"all {len(rows)} languages", aligned(headings, rows))]
+        rows = [*rows[: MOST_LANGUAGES // 2], *rows[-MOST_LANGUAGES // 2 :]]
+    return Section(title, sentences, [Table("languages", caption, headings, rows, [])], pictures, folded)
 
 
 def _attempt_section(run: RunData) -> Section:

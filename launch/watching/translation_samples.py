@@ -25,7 +25,7 @@ def score_section(run: RunData) -> Section:
     if not run.scores:
         return Section("Translations", tables=_end_samples(run.run.samples))
     directions = run.scores["directions"]
-    ranked = sorted(directions, key=lambda name: -directions[name]["bleu"])
+    ranked = sorted(directions.items(), key=lambda item: -item[1]["bleu"])
     means: list[list[Value]] = [
         [f"{shown}{whose}", *run.scores[macro][measure].values()]
         for measure, shown in MEASURES.items()
@@ -34,15 +34,7 @@ def score_section(run: RunData) -> Section:
     ]
     columns = ("", *run.scores["macro"]["bleu"])
     rows: list[list[Value]] = [
-        [
-            name,
-            directions[name]["pairs"],
-            directions[name]["train_pairs"],
-            directions[name].get("nll"),
-            directions[name]["bleu"],
-            directions[name]["chrf"],
-        ]
-        for name in ranked
+        [name, each["pairs"], each["train_pairs"], each.get("nll"), each["bleu"], each["chrf"]] for name, each in ranked
     ]
     tables = [
         Table("scores", "Means of languages and directions", columns, means, list(run.scores["signatures"].values())),

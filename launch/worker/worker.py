@@ -17,7 +17,7 @@ import torch.distributed as dist
 from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
 from launch.runs.checkpoints import checkpoint_location, note_published
-from launch.runs.record import RunResult, peak_memory, write_record
+from launch.runs.record import RunResult, write_record
 from launch.worker.attempt import AttemptSpec, run_logger, threads_of
 from launch.worker.engine import Engine, PartitionedModel, assemble
 from launch.worker.feed_processes import FeedProcesses, feed_process_count
@@ -30,7 +30,7 @@ from launch.worker.prefetch import Prefetcher
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from models.chunked_loss import set_logits_bytes
 from suite.errors import FailureLocation, ProgramError, StallError, SuiteError
-from suite.exchange import broadcast
+from suite.exchange import broadcast, gather
 from suite.log import Log
 from suite.paths import sync_folder
 from suite.pipeline.model.microbatch import MiniBatch
@@ -48,7 +48,7 @@ from suite.training.layer_stats import LayerStats
 from suite.training.loop import Progress, TrainingSetup, train
 from suite.training.loss_spikes import LossSpikes
 from suite.training.profiling import step_profiler
-from suite.training.system_metrics import SystemMetrics
+from suite.training.system_metrics import SystemMetrics, peak_bytes
 from suite.training.trace import TraceWriter
 from suite.training.trackers import MetricsFile, TensorBoard, Tracker
 from suite.training.utilization import Utilization
@@ -128,7 +128,7 @@ def _train_stage(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, st
     with status.waiting_for("the end of the run", spec.timeout_s):
         if context.setup.validation is not None:
             context.setup.validation.figures(progress.step)  # those of the last step, already known unless it resumed
-        memory = peak_memory(engine.executor.stage.device)
+        memory = gather(peak_bytes(engine.executor.stage.device))
         if coord.is_metrics_rank:
             validation, utilization, source = context.setup.validation, context.setup.utilization, context.source
             peak = utilization.peak if utilization is not None else None
