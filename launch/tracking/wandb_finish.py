@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 from experiments.registry import read_experiment_file
 from launch.runs.store import RunFolder
@@ -31,16 +30,12 @@ def publish(run: RunFolder, what: str, log: Log) -> None:
     command = [sys.executable, "-m", "launch.tracking.wandb_writer", str(run.path), what, mode]
     try:
         code = run_logged(command, run, LIMIT_S)
-        reason = f"it did not finish within {LIMIT_S} s" if code is None else _last_line(run.wandb_log)
+        printed = run.wandb_log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+        reason = f"it did not finish within {LIMIT_S} s" if code is None else printed[-1]
     except OSError as error:
         code, reason = None, str(error)
     if code != 0:
         log(f"wandb failed ({reason}); the data that it did not get is in {run.path}")
-
-
-def _last_line(log_file: Path) -> str:
-    lines = log_file.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it printed nothing"
 
 
 def run_logged(command: list[str], run: RunFolder, limit_s: float, **variables: str) -> int | None:

@@ -45,7 +45,7 @@ def _add_end(run: RunFolder, wandb_run: Any) -> None:
 def _add_scores(run: RunFolder, wandb_run: Any) -> None:
     import wandb
 
-    record = json.loads((run.path / "scores.json").read_text())
+    record = json.loads(run.scores.read_text())
     rows = list(score_rows(record))
     macro = record["macro"]
     thirds = [[measure, *means.values()] for measure, means in macro.items()]
