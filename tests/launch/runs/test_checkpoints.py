@@ -9,7 +9,7 @@ from rich.console import Console
 from safetensors.torch import save
 
 from experiments.registry import find
-from launch import cli
+from launch import cli, cli_runs
 from launch.runs import store as runs
 from launch.runs.checkpoints import (
     check_unused,
@@ -46,7 +46,7 @@ def write(place, step, notes=None):
 def listed(run, monkeypatch, capsys):
     """Returns (exit code, rows by step) of the command."""
     monkeypatch.setattr(sys, "argv", ["gpipe", "checkpoints", str(run.path)])
-    monkeypatch.setattr(cli, "console", Console(width=250, markup=False, highlight=False, soft_wrap=True))
+    monkeypatch.setattr(cli_runs, "console", Console(width=250, markup=False, highlight=False, soft_wrap=True))
     with pytest.raises(SystemExit) as end:
         cli.main()
     lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]

@@ -136,7 +136,7 @@ def test_the_page_says_how_the_run_went(watched):
     assert (facts["state"], facts["step"], facts["K x R, M"]) == ("finished", "6 of 6", "2 x 1, 3")
     assert facts["loss"] == f"{record['loss_last']:.4f}"
     assert facts["validation nll"] == f"{record['valid_nll']:.4f}"
-    assert re.search(r"stage 1 \S.* at step 3", page)  # the cause, in the table of attempts
+    assert re.search(r"stage 1 \S.* at step 4", page)  # the cause, in the table of attempts
     assert "cause of the end of attempt 1" in page
     cells = [f"{cell['first_layer']}-{cell['last_layer']}" for cell in plan["stages"]]
     assert all(f">{layers}</td>" in page for layers in cells)

@@ -54,7 +54,7 @@ def test_between_two_attempts_a_run_trains(run, attempts):
     with run_lock(run.path):
         assert read_state(run).name == "training"
     assert read_state(run).name == "failed"
-    assert read_state(run).cause == "replica 0, stage 1 killed by SIGKILL at step 3"
+    assert read_state(run).cause == "replica 0, stage 1 killed by SIGKILL at step 4"
 
 
 def test_a_finished_run_that_is_scored_stays_finished_until_it_is_resumed(run, attempts):
