@@ -65,11 +65,10 @@ class SweepProgress:
         """Shows what the runs wrote since the last call; ``waiting_for`` says why tasks wait."""
         self._bars.update(self._all, status=waiting_for)
         for name, (bar, tail, steps) in self._runs.items():
-            last = None
-            for values in tail.values() if tail is not None else ():
-                last = values if is_step(values) else last
-            if last is None:
+            new = list(filter(is_step, tail.values())) if tail is not None else []
+            if not new:
                 continue
+            last = new[-1]
             loss = "not finite" if last[LOSS] is None else f"{last[LOSS]:.3f}"
             self._status[name] = f"{name} step {last[STEP]}/{steps} loss {loss}"
             self._bars.update(bar, completed=last[STEP], status=f"loss {loss}")

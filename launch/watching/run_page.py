@@ -168,7 +168,8 @@ def _loss_section(run: RunData) -> Section:
     headings = ("language", f"best: step {best[STEP]}", f"last: step {last[STEP]}")
     rows: list[list[Value]] = [[language, best.get(name), last.get(name)] for language, name in names.items()]
     rows.sort(key=lambda row: float(row[2] or 0.0))
-    caption, folded = f"Validation {run.metric} by language", []
+    caption = f"Validation {run.metric} by language"
+    folded: list[tuple[str, str]] = []
     if len(rows) > MOST_LANGUAGES:
         caption = f"Validation {run.metric}: lowest and highest of {len(rows)} languages"
         folded = [(f"all {len(rows)} languages", aligned(headings, rows))]
