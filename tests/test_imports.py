@@ -143,6 +143,13 @@ def test_imports_run_down(path):
             assert ORDER.index(target) > ORDER.index(package), f"{path}:{line}: {package} imports {target}"
 
 
+def test_everything_imported_from_here_exists():
+    for path in files():
+        for line, name in imported(path):
+            if name.split(".")[0] in TOP and file_of(name) is None:
+                assert ROOT.joinpath(*name.split(".")[:-1], "__init__.py").exists(), f"{path}:{line}: no {name}"
+
+
 def test_no_files_import_each_other_in_a_circle():
     graph = {path: {file_of(name) for _, name in imported(path, types=False)} - {None} for path in files()}
     assert list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle

@@ -49,7 +49,9 @@ class SpecBatches:
         with self._seeded(step):
             if not self._is_dataset:
                 function = cast(Callable[[int], Any], self._spec.train)
-                return _checked(_called(lambda: function(step), f"the mini-batch of step {step}"), f"step {step}")
+                return _checked(
+                    _called(lambda: function(step), f"the mini-batch of step {step + 1}"), f"step {step + 1}"
+                )
             rows = self._epochs.rows(step * self._rows, (step + 1) * self._rows)
             return self._read(cast(Dataset, self._spec.train), rows)
 

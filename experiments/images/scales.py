@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageRule:
-    """The same for a run on images: an available set, its size, and a few hundred steps."""
+    """Divisors and settings of the scale: an available image set, its size, and a few hundred steps."""
 
     filters_by: int = 16
     source: str = "fashion"

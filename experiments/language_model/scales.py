@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LanguageModelRule:
-    """The same for a language model. Two cores cannot train more than ``most_layers`` blocks of this width."""
+    """Divisors and settings of the scale. Two cores cannot train more than ``most_layers`` blocks of this width."""
 
     most_layers: int = 128
     width_by: int = 32

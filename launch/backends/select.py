@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import TYPE_CHECKING
 
 from launch.backends.backend import Backend, LocalBackend
 from suite.paths import check_socket_folder
-
-if TYPE_CHECKING:
-    pass
-
 
 RAY_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """A path of Ray's sockets in the folder of temporary files, with the largest process id."""

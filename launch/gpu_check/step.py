@@ -21,12 +21,10 @@ def check_step(sizes: Sizes, machine: Cluster) -> Record:
     """Measures what a run would be planned with, then its steps, each in a new process. Raises SkippedError without
     DeepSpeed."""
     require_deepspeed("step")
-    from experiments.translation.workload import Translation
-
     from experiments.translation.runs import t128_6b  # here: a bare checkout lacks packages that these import
     from launch.worker.measure import measure_layers, measure_peak_bytes, measure_steps
 
-    work, use_gpu = Translation(t128_6b().with_settings(sizes.step)), machine.kind == "gpu"
+    work, use_gpu = t128_6b().with_settings(sizes.step), machine.kind == "gpu"
     with tempfile.TemporaryDirectory() as folder:
         (measured,) = run_processes(measure_layers, 1, work, 1, use_gpu, Path(folder) / "measuring.log")
     memory = Machine(machine.bytes_per_device)

@@ -95,7 +95,8 @@ def _fitted(member: Member, scale: str, cluster: Cluster, log: Log) -> Member:
     changed = experiment if data == experiment.data else experiment.with_data(data)
     fitted = with_available_precision(with_member_threads(fit_to_cluster(changed, cluster), cluster), cluster, log)
     try:
-        errors = fitted.with_prepared(fitted.data_folder(CACHE)).data_errors()
+        prepared = fitted.with_prepared(fitted.data_folder(CACHE))
+        errors = [*prepared.setting_errors(), *prepared.data_errors()]
     except SettingError as error:
         errors = [str(error)]
     if errors:

@@ -36,7 +36,7 @@ def after_interrupt(run: RunFolder, chosen: Experiment) -> str:
     if finished_record(run, chosen) is not None:
         return f"the run is finished: {run.path}"
     if chosen.train.checkpoint_dir is not None:
-        return f"{resume_command(run)} continues from its latest checkpoint, or from step 0 if it has none yet"
+        return f"{resume_command(run)} continues from its latest checkpoint, or anew if it has none yet"
     steps = steps_in_folder(run)
-    start = f"the checkpoint of step {steps[-1]}" if steps else "step 0, because it has no checkpoint yet"
+    start = f"the checkpoint of step {steps[-1]}" if steps else "its beginning, because it has no checkpoint yet"
     return f"{resume_command(run)} continues from {start}"

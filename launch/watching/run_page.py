@@ -201,7 +201,10 @@ def _request(run: RunData) -> Section:
     """Returns what was asked for and what the scale changed."""
     shrunk = [text.rpartition(" -> ") for text in run.experiment.shrunk]
     rows: list[list[Value]] = [[*before.partition(" ")[::2], after] for before, _, after in shrunk]
-    notes = ["The rules of the scale are in scales.py of the task's folder; your own settings are in the list, too."]
+    notes = [
+        "The rules of the scale are in scales.py of the task's folder, or of the sweeps; your own settings are in the "
+        "list, too."
+    ]
     tables = (
         [Table("shrunk", "Changed from the paper's run", ("setting", "paper", "here"), rows, notes)] if rows else []
     )

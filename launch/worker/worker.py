@@ -185,26 +185,29 @@ def _build_context(
     device = torch.device("cuda", torch.cuda.current_device()) if spec.use_gpu else torch.device("cpu")
     model = PartitionedModel(layers, loss, cell_ranges(spec.cells, len(layers)), spec.schedule_config)
     engine, source = _load_engine(spec, experiment, coord, status, model, device, log)
-    _begin_attempt(spec, experiment, coord, engine, log)
-    status.first_step = engine.start
     utilization = None
     if coord.is_metrics_rank and spec.flops is not None:
         peak = device_peak(device, experiment.optimizer.precision, spec.costs)
         utilization = Utilization(spec.flops, peak, coord.stages * coord.replicas)
+    _begin_attempt(spec, experiment, coord, engine, log)
+    status.first_step = engine.start
     system_metrics = SystemMetrics(spec.run.system, coord, spec.attempt, status, device)
     trackers, wandb = _trackers(spec, experiment, engine, system_metrics, log) if coord.is_metrics_rank else ([], None)
-    run_id = _broadcast_run_id(wandb.run_id if wandb else None, coord)
+    metrics_rank = coord.rank_of(0, coord.stages - 1)
+    run_id: str | None = broadcast(wandb.run_id if wandb else None, metrics_rank)  # rank 0 writes the manifest
     notes = {"name": experiment.name, "seed": experiment.train.seed, "wandb_run": run_id} | source.notes()
     validation = _validation(experiment, engine, source)
-    batches = _batches(spec, experiment, coord, engine, source, device)
+    saver = _saver(spec, experiment, engine, validation, notes, log)
     schedule_key = str((experiment.pipeline, spec.cells, spec.schedule_config))
+    trace = TraceWriter(spec.run.traces, coord, device, engine.start, experiment.trace, schedule_key)  # compares clocks
+    batches = _batches(spec, experiment, coord, engine, source, device)
     setup = TrainingSetup(
         engine.executor,
         engine.optimizer,
         batches,
-        _saver(spec, experiment, engine, validation, notes, log),
+        saver,
         trackers,
-        TraceWriter(spec.run.traces, coord, device, engine.start, experiment.trace, schedule_key),
+        trace,
         experiment.unit,
         experiment.metric_names,
         _layer_stats(spec, experiment, engine),
@@ -257,7 +260,7 @@ def _begin_attempt(spec: AttemptSpec, experiment: Experiment, coord: RankCoord, 
         if spec.draft.exists():
             spec.draft.replace(spec.run.experiment)
             sync_folder(spec.run.path)
-        log(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts at step 0")
+        log(f"resumed at step {engine.start}" if engine.start else "no usable checkpoint: training starts anew")
     if spec.checkpoint_step is not None and coord.is_metrics_rank:
         spec.run.record.unlink(missing_ok=True)  # of later steps; a driver elsewhere removes its own copy
 
@@ -342,9 +345,3 @@ def _trackers(
     if experiment.tracking.tensorboard:
         trackers.append(TensorBoard(spec.folder / "tensorboard", engine.start, log))
     return [*trackers, LossSpikes(spec.run.spikes, engine.start, log), wandb, *experiment.trackers()], wandb
-
-
-def _broadcast_run_id(run_id: str | None, coord: RankCoord) -> str | None:
-    """Sends the metrics rank's wandb run id to all workers: rank 0 writes it into the manifest."""
-    shared: str | None = broadcast(run_id, src=coord.rank_of(0, coord.stages - 1))
-    return shared

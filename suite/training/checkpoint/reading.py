@@ -212,7 +212,7 @@ def _none_usable(location: str | Path, bad: list[str]) -> CheckpointError:
     none = f"none of the {len(bad)} checkpoints can" if len(bad) > 1 else "the only checkpoint cannot"
     return CheckpointError(
         f"{none} be used ({'; '.join(sorted(bad, reverse=True))}); restore these files, or move "
-        f"{hide_secrets(str(location))} away to train from step 0"
+        f"{hide_secrets(str(location))} away to train anew"
     )
 
 

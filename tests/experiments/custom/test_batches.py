@@ -50,11 +50,11 @@ def test_a_function_makes_the_batches_of_its_steps():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (torch.ones(3, 1), r"step 0 must be a pair \(inputs, targets\); it is a Tensor"),
+        (torch.ones(3, 1), r"step 1 must be a pair \(inputs, targets\); it is a Tensor"),
         ((torch.ones(3), torch.ones(3), torch.ones(3)), r"must be a pair \(inputs, targets\); it is a tuple of 3"),
         ((torch.ones(3, 1), torch.ones(4)), r"differ in rows: \(3, 1\), \(4,\); the first axis of all must be equal"),
-        ((torch.ones(0, 1), torch.ones(0)), "step 0 has no inputs"),
-        (((torch.ones(3), "text"), torch.ones(3)), "inputs of step 0 must be tensors with rows; one is a str"),
+        ((torch.ones(0, 1), torch.ones(0)), "step 1 has no inputs"),
+        (((torch.ones(3), "text"), torch.ones(3)), "inputs of step 1 must be tensors with rows; one is a str"),
     ],
 )
 def test_a_wrong_mini_batch_is_refused(batch, message):

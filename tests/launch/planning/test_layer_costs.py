@@ -10,7 +10,7 @@ import pytest
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.language_model.runs import language_model
 from experiments.planning.planner import estimated_costs, plan_workload
-from launch.backends import select
+from launch.backends import backend
 from launch.backends.backend import LocalBackend
 from launch.planning import layer_costs
 from launch.runs.store import RunFolder
@@ -46,7 +46,7 @@ def measured(monkeypatch):
     monkeypatch.setattr("launch.backends.processes.run_processes", run)
     monkeypatch.setattr(layer_costs, "cpu_limit", lambda: 2)
     monkeypatch.setattr(
-        select, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, efficiency=1.0)
+        backend, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, efficiency=1.0)
     )
     return calls
 
@@ -144,7 +144,7 @@ def test_a_declared_device_is_never_measured(measured, tmp_path):
 
 
 def test_costs_that_would_take_too_long_to_measure_are_estimated_and_marked(measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(select, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, fp32=1e9))
+    monkeypatch.setattr(backend, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, fp32=1e9))
     paper = language_model(LanguageModelShape(13), PipelineSettings(stages=2, micro_batches=32))
     model = layer_costs.cost_model(tmp_path, pytest.fail)
     planned = plan_workload(paper, Cluster(2, 64 * GIB, "cpu"), model)
