@@ -27,8 +27,7 @@ HEADINGS = (
 NOTES = (
     "Simulated from estimated layer costs: nothing ran. The hours are those of 100,000 steps, with matrix products at "
     "70% (least) and 30% (most) of the device's peak. This range is a choice, not a measurement.",
-    "The limit is the device's memory minus a reserve of 5% (pipeline.memory_reserve). The state of Adafactor is not "
-    "counted.",
+    "The limit is the device's memory minus a reserve of 5% (pipeline.memory_reserve).",
     "Each run has the paper's K (t12_400m: ours, none is printed) and its own schedule; R is 8, "
     "or as many replicas as the cluster holds. The plan chose "
     "M (pipeline.micro_batches=auto): the fastest step by the simulation, which has no cost of launching kernels.",
