@@ -1,0 +1,117 @@
+"""The code does not grow: each room has a budget of lines, and files, functions and docs have limits.
+
+A budget is lowered when its room has shrunk by more than a tenth. It is raised only by a change whose purpose says so.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+BUDGETS = {
+    "launch": 1090,
+    "launch/backends": 1830,
+    "launch/benchmarks": 1180,
+    "launch/diagnostics": 1390,
+    "launch/gpu_check": 660,
+    "launch/inference": 1280,
+    "launch/jobs": 1780,
+    "launch/planning": 480,
+    "launch/runs": 570,
+    "launch/storage_sync": 540,
+    "launch/supervision": 700,
+    "launch/sweeps": 1210,
+    "launch/tracking": 690,
+    "launch/train": 650,
+    "launch/watching": 1300,
+    "launch/worker": 1900,
+    "experiments": 240,
+    "experiments/base": 1180,
+    "experiments/benchmark": 990,
+    "experiments/custom": 1580,
+    "experiments/huggingface": 1020,
+    "experiments/images": 360,
+    "experiments/language_model": 380,
+    "experiments/planning": 1070,
+    "experiments/report": 310,
+    "experiments/scaling": 130,
+    "experiments/sweeps": 2790,
+    "experiments/tables": 1120,
+    "experiments/translation": 510,
+    "models": 1330,
+    "suite": 800,
+    "suite/data": 3820,
+    "suite/decoding": 520,
+    "suite/evaluation": 500,
+    "suite/pipeline/model": 860,
+    "suite/pipeline/planning": 2850,
+    "suite/pipeline/runtime": 2690,
+    "suite/pipeline/schedule": 1410,
+    "suite/training": 3800,
+}
+"""Physical lines of all Python files below a folder that have no budget of their own."""
+
+TOP = ("launch", "experiments", "models", "suite")
+MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION, MOST_FILES = 350, 60, 20
+
+MOST_UNFORMATTED = 228
+
+MOST_WORDS = {"README.md": 900}
+MOST_WORDS_OF_DOCS = 22_000
+
+
+def files() -> list[Path]:
+    return [path for top in TOP for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n")
+
+
+def room_of(path: Path) -> str:
+    """Returns the deepest folder with a budget that holds a file."""
+    return next(folder for parent in path.parents if (folder := name(parent)) in BUDGETS)
+
+
+def test_each_room_keeps_its_budget_and_each_budget_follows_the_code_down() -> None:
+    counts = dict.fromkeys(BUDGETS, 0)
+    for path in files():
+        counts[room_of(path)] += lines(path)
+    assert not {room: (counts[room], most) for room, most in BUDGETS.items() if counts[room] > most}, "above the budget"
+    assert not {room: (counts[room], most) for room, most in BUDGETS.items() if most > 1.1 * counts[room]}, "lower it"
+
+
+def test_a_file_is_short() -> None:
+    assert not [name(path) for path in files() if lines(path) > MOST_LINES_OF_A_FILE]
+
+
+def test_a_function_fits_a_screen() -> None:
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                height = node.end_lineno - node.lineno + 1
+                assert height <= MOST_LINES_OF_A_FUNCTION, f"{name(path)}: {node.name} has {height} lines"
+
+
+def test_a_folder_has_few_files() -> None:
+    for folder in {path.parent for path in files()}:
+        assert len(list(folder.glob("*.py"))) <= MOST_FILES, name(folder)
+
+
+def test_the_formatter_formats_nearly_everything() -> None:
+    assert sum(path.read_text().count("# fmt: skip") for path in files()) <= MOST_UNFORMATTED
+
+
+@pytest.mark.parametrize("page", MOST_WORDS)
+def test_a_page_is_short(page: str) -> None:
+    assert len((ROOT / page).read_text().split()) <= MOST_WORDS[page]
+
+
+def test_the_docs_are_short() -> None:
+    assert sum(len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")) <= MOST_WORDS_OF_DOCS
