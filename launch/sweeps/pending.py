@@ -53,7 +53,7 @@ def pending_work(member: Member) -> PendingMember:
 
 def _check_same(old_experiment: Experiment, new_experiment: Experiment, run: RunFolder) -> None:
     """Raises SettingError if the results of two runs would differ. The pipeline does not affect them."""
-    for part in (*new_experiment.unchangeable, "optimizer", "train"):
+    for part in (*new_experiment.unchangeable, "train", "optimizer"):
         old, new = (_fields(part, experiment.model_dump().get(part)) for experiment in (old_experiment, new_experiment))
         differ = [
             f"{path} is {old.get(path)} there and {value} here"
