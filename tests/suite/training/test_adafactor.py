@@ -15,7 +15,7 @@ SHAPES = ((64, 192), (64, 64), (2000, 64), (40000, 1), (64,), (1, 64), (3, 5, 7)
 
 
 @pytest.fixture(autouse=True)
-def threads():
+def _threads_as_before():  # not ``threads``: a parameter of that name would replace it
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
