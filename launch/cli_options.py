@@ -31,7 +31,7 @@ def choice(option: str, kind: Any, help: str) -> Any:
 
 def experiment_names() -> list[str]:
     """Returns the names of the experiments, for completion: from the source, because its import takes seconds."""
-    sources = (Path(__file__).parents[1] / "experiments").glob("*/runs.py")
+    sources = sorted((Path(__file__).parents[1] / "experiments").glob("*/runs.py"))
     return [name for source in sources for name in re.findall(r"^def ([a-z]\w*)\(\)", source.read_text(), re.MULTILINE)]
 
 

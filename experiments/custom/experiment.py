@@ -17,7 +17,7 @@ from experiments.custom.loading import Source, absolute, called, description, di
 from experiments.custom.loss import metrics_of, units_of
 from experiments.custom.source import CustomSource
 from experiments.custom.spec_model import build, update_factors
-from experiments.custom.trial import first_batch, layer_errors
+from experiments.custom.spec_trial import first_batch, layer_errors
 from suite.errors import SettingError, SuiteError
 from suite.log import Log
 from suite.pipeline.model.layers import Tensors
