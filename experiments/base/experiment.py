@@ -175,11 +175,11 @@ class Experiment(FrozenRecord):
     def data_source(self, data: Path, coord: RankCoord) -> DataSource:
         """Returns the data of a worker; all workers must call it."""
 
-    def small(self, cluster: Cluster) -> Experiment:
+    def at_laptop_scale(self, cluster: Cluster) -> Experiment:
         """Returns the run at scale ``laptop``, small enough for a few cores; one designed for a laptop as it is."""
         return self
 
-    def slice(self, cluster: Cluster) -> Experiment:
+    def at_slice_scale(self, cluster: Cluster) -> Experiment:
         """Returns the run at scale ``slice``. Raises SettingError for one that has none."""
         raise SettingError(f"{self.name} has no scale slice, which is for the paper's translation runs; omit SCALE")
 

@@ -126,6 +126,6 @@ class ImageExperiment(Experiment):
         """Images and classes."""
         return ImageSource(self, data, coord)
 
-    def small(self, cluster: Cluster) -> Experiment:
+    def at_laptop_scale(self, cluster: Cluster) -> Experiment:
         """Fewer filters, small images."""
         return self if self.scale == "laptop" else with_changes(self, small_run(self, cluster))

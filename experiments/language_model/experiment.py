@@ -132,6 +132,6 @@ class LanguageModelExperiment(Experiment):
         """Rows of tokens."""
         return DocumentSource(self, data, coord)
 
-    def small(self, cluster: Cluster) -> Experiment:
+    def at_laptop_scale(self, cluster: Cluster) -> Experiment:
         """Narrow, with at most 128 blocks."""
         return self if self.scale == "laptop" else with_changes(self, small_run(self, cluster))

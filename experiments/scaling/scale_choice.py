@@ -27,21 +27,21 @@ def choose_scale(
     """
     settings = list(settings)
     if requested == "slice":
-        return _shrunk(paper, paper.slice(cluster), settings, "as requested")
+        return _shrunk(paper, paper.at_slice_scale(cluster), settings, "as requested")
     if paper.scale == "laptop":
         if requested == "paper":
             raise SettingError(f"{paper.name} is not a run of the paper and has no scale paper; omit SCALE")
         chosen = fit_to_cluster(paper.with_settings(settings), cluster)
         return chosen, f"{paper.name}, shrunk: {', '.join(chosen.shrunk)}" if chosen.shrunk else ""
     if requested == "laptop":
-        return _shrunk(paper, paper.small(cluster), settings, "as requested")
+        return _shrunk(paper, paper.at_laptop_scale(cluster), settings, "as requested")
     try:
         whole = paper.with_settings(settings)
     except SettingError as fault:
         if requested == "paper":
             raise
         # raises again if the settings are wrong at any scale
-        return _shrunk(paper, paper.small(cluster), settings, f"because at scale paper {fault}")
+        return _shrunk(paper, paper.at_laptop_scale(cluster), settings, f"because at scale paper {fault}")
     shortage = find_shortage(whole, cluster)
     if shortage is None:
         return whole, f"{paper.title}, nothing shrunk"
@@ -50,7 +50,7 @@ def choose_scale(
             f"{option('SCALE', 'paper')} of {paper.name} {shortage}; {_remedy(whole, cluster)}, or "
             + option("SCALE", "laptop")
         )
-    return _shrunk(paper, paper.small(cluster), settings, f"because paper {shortage}")
+    return _shrunk(paper, paper.at_laptop_scale(cluster), settings, f"because paper {shortage}")
 
 
 def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:

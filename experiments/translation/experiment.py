@@ -144,10 +144,10 @@ class TranslationExperiment(Experiment):
         """Sentence pairs."""
         return TextSource(self, data, coord)
 
-    def small(self, cluster: Cluster) -> Experiment:
+    def at_laptop_scale(self, cluster: Cluster) -> Experiment:
         """Narrow, as deep as the paper's."""
         return self if self.scale == "laptop" else shrunk_by(self, LAPTOP, cluster)
 
-    def slice(self, cluster: Cluster) -> Experiment:
+    def at_slice_scale(self, cluster: Cluster) -> Experiment:
         """The paper's widths, few layers over at most 2 stages."""
-        return shrunk_by(self, SLICE, cluster, "slice") if self.scale == "paper" else super().slice(cluster)
+        return shrunk_by(self, SLICE, cluster, "slice") if self.scale == "paper" else super().at_slice_scale(cluster)

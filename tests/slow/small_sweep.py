@@ -23,7 +23,7 @@ SETTINGS = f"pipeline.stages=1 train.steps={STEPS} train.checkpoint_every=10"
 
 
 def member(name, settings="", priority=0):
-    run = find("t24_1_3b_wide").small(Cluster(2, 2**33, "cpu"))
+    run = find("t24_1_3b_wide").at_laptop_scale(Cluster(2, 2**33, "cpu"))
     for part in (TINY, SETTINGS, settings):
         run = run.with_settings(part)
     return Member(f"small/{name}", name, run, priority=priority)

@@ -101,7 +101,9 @@ class Trials:
         self._count = 0
 
     def experiment(self, settings: str):
-        return find("t24_1_3b_wide").small(Cluster(2, 2**33, "cpu")).with_settings(TINY).with_settings(settings)
+        return (
+            find("t24_1_3b_wide").at_laptop_scale(Cluster(2, 2**33, "cpu")).with_settings(TINY).with_settings(settings)
+        )
 
     def job(self, settings: str):
         """Returns a new run's job and its experiment."""

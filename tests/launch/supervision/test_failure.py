@@ -53,7 +53,7 @@ def test_reasons_to_stop(causes, new, restarts, reason):
 
 
 def test_attempts_are_numbered_across_resumes(tmp_path):
-    experiment = find("t24_1_3b_wide").small(Cluster(2, 2**33, "cpu"))
+    experiment = find("t24_1_3b_wide").at_laptop_scale(Cluster(2, 2**33, "cpu"))
     path = tmp_path / "attempts.jsonl"
     attempts = Attempts(path)
     assert attempts.begin(experiment) == 1
@@ -73,7 +73,7 @@ def test_attempts_are_numbered_across_resumes(tmp_path):
 def test_a_run_shrinks_with_its_mini_batch_and_micro_batches():
     asked = (
         find("t24_1_3b_wide")
-        .small(Cluster(2, 2**33, "cpu"))
+        .at_laptop_scale(Cluster(2, 2**33, "cpu"))
         .with_settings("pipeline.stages=3 pipeline.replicas=4 pipeline.micro_batches=2")
     )
 

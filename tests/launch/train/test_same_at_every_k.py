@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
             if setting.partition("=")[0] not in settings:
                 settings += f" {setting}"
         if (settings, stop) not in done:
-            experiment = find("t48_1_3b_deep").small(Cluster(2, 2**33, "cpu")).with_settings(BASE + settings)
+            experiment = find("t48_1_3b_deep").at_laptop_scale(Cluster(2, 2**33, "cpu")).with_settings(BASE + settings)
             prepare(experiment.text, root / "cache", print)
             run = RunFolder(root / str(len(done)))
             run.path.mkdir()

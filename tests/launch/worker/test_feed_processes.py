@@ -41,7 +41,9 @@ def cache(tmp_path_factory):
 
 def experiment_with(settings, cache):
     """Returns an experiment, and the folder of its text."""
-    experiment = find("t24_1_3b_wide").small(Cluster(2, 2**33, "cpu")).with_settings(SETTINGS).with_settings(settings)
+    experiment = (
+        find("t24_1_3b_wide").at_laptop_scale(Cluster(2, 2**33, "cpu")).with_settings(SETTINGS).with_settings(settings)
+    )
     prepare(experiment.text, cache, lambda _: None)
     return experiment, folder_of(experiment.text, cache)
 
