@@ -191,6 +191,10 @@ def _initialize(
     os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)  # a job under MPI has its own, and DeepSpeed wants them equal
     import deepspeed
 
+    # Destructors of ZeRO import it. If the garbage collector calls them amid another import, that one can fail with a
+    # KeyError (CPython issue 91351); a module that is loaded already does no harm.
+    import deepspeed.utils.pin_memory
+
     deepspeed.utils.logger.setLevel(logging.ERROR)
     # otherwise DeepSpeed compiles an all-reduce kernel for inference at the first start, for half a minute
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

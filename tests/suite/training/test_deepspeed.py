@@ -1,6 +1,8 @@
-"""DeepSpeed leaves a stage on its worker's own device. A small layer and DeepSpeed's accelerator note where it goes."""
+"""What DeepSpeed does in a worker: where it moves a stage, and what the end of its engine imports."""
 
+import gc
 import os
+import sys
 
 import pytest
 import torch
@@ -9,12 +11,12 @@ from torch import nn
 from launch.backends.processes import run_processes
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.settings import OptimizerSettings
-from suite.training.optimizer import ReplicatedState
+from suite.training.optimizer import ReplicatedState, ShardedState
 from tests.suite.pipeline.build import join
 
 
 class Layer(nn.Linear):
-    """Remembers where it is moved, and stays where it is."""
+    """Stands for a stage on a GPU: remembers where it is moved, and stays where it is."""
 
     def __init__(self):
         super().__init__(2, 2)
@@ -34,12 +36,14 @@ def devices_chosen(rank, world, rendezvous, index):
     accelerator.set_device = current.append
     accelerator.device_name = lambda index=None: "cuda" if index is None else f"cuda:{index}"
     os.environ.update(LOCAL_RANK="0", OMPI_COMM_WORLD_LOCAL_RANK="0")  # what a launcher has left in the environment
-    coord = RankCoord(rank, 1, 1)
-    parameters = {(0, name): parameter for name, parameter in layer.named_parameters()}
-    groups = make_groups(coord, 60.0, ())
-    factors = dict.fromkeys(parameters, (1.0, 1.0))
-    ReplicatedState(layer, parameters, OptimizerSettings(), coord, groups, torch.device("cuda", index), factors)
+    make_state(ReplicatedState, RankCoord(rank, 1, 1), layer, torch.device("cuda", index))
     return current, layer.moved_to
+
+
+def make_state(kind, coord, layer, device):
+    parameters = {(0, name): parameter for name, parameter in layer.named_parameters()}
+    factors = dict.fromkeys(parameters, (1.0, 1.0))
+    return kind(layer, parameters, OptimizerSettings(), coord, make_groups(coord, 60.0, ()), device, factors)
 
 
 @pytest.mark.parametrize("index", [0, 3])
@@ -48,3 +52,20 @@ def test_deepspeed_takes_the_gpu_of_the_worker(index):
     ((current, moved_to),) = run_processes(devices_chosen, 1, index)
     assert set(current) == {index}
     assert set(moved_to) == {f"cuda:{index}"}
+
+
+def modules_of_the_end(rank, world, rendezvous, kind):
+    """Returns which modules the destructors of DeepSpeed's engine and of its optimizer load."""
+    join(rank, world, rendezvous)
+    state = make_state(kind, RankCoord(rank, 1, world), nn.Linear(2, 2), torch.device("cpu"))
+    gc.collect()
+    before = set(sys.modules)
+    del state
+    assert gc.collect() > 0
+    return set(sys.modules) - before
+
+
+@pytest.mark.parametrize(("kind", "replicas"), [(ReplicatedState, 1), (ShardedState, 2)])
+def test_the_end_of_an_engine_loads_nothing(kind, replicas):
+    """Garbage collection may run it amid another import, which then fails with a KeyError of importlib."""
+    assert run_processes(modules_of_the_end, replicas, kind) == [set()] * replicas
