@@ -1,0 +1,88 @@
+"""Runs all slow tests, two files side by side, and writes their outcome to docs/results/test-faults.md.
+
+A process for each file: Ray keeps what it was told first, such as a token, for as long as its process lives. Files that
+start clusters use the same ports, so they run one after another; the others run beside them.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+OUTCOME = ROOT / "docs/results/test-faults.md"
+CLUSTERS = ("deploy", "diagnostics", "jobs", "storage_sync", "sweeps", "test_driver", "test_hosts", "test_nodes")
+DEADLINE_S = 3600.0  # of one file; each test has its own of half an hour
+
+
+def main() -> int:
+    """Returns 1 if a file failed."""
+    commit = _git("describe", "--always", "--dirty")
+    files = sorted(HERE.glob("*/test_*.py"))
+    with_cluster = [path for path in files if any(part in CLUSTERS for part in (path.parent.name, path.stem))]
+    rows: dict[Path, str] = {}
+    failed: list[Path] = []
+    begun = time.monotonic()
+
+    def run_all(paths: list[Path]) -> None:
+        for path in paths:
+            print(f"{_name(path)}: started", flush=True)
+            has_passed, rows[path] = _run(path)
+            failed.extend([] if has_passed else [path])
+            _write(commit, [rows[key] for key in files if key in rows], len(files), time.monotonic() - begun)
+
+    lanes = [
+        threading.Thread(target=run_all, args=(lane,))
+        for lane in (with_cluster, [path for path in files if path not in with_cluster])
+    ]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    print(f"{len(files) - len(failed)} of {len(files)} files passed; {OUTCOME.relative_to(ROOT)} has them all")
+    return int(bool(failed))
+
+
+def _run(path: Path) -> tuple[bool, str]:
+    """Returns whether a file passed, and its row."""
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-n", "0", "--timeout", "1800", str(path)]
+    try:
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
+        has_passed, text = ended.returncode == 0, ended.stdout + ended.stderr
+        outcome = next((line for line in reversed(ended.stdout.splitlines()) if " in " in line), "no outcome")
+        outcome = outcome.strip("= ").split(" in ")[0]
+    except subprocess.TimeoutExpired as error:
+        has_passed, text, outcome = False, str(error), f"no end within {DEADLINE_S:.0f} s"
+    seconds = time.monotonic() - begun
+    print("" if has_passed else f"{text}\n", f"{_name(path)}: {outcome}, {seconds:.0f} s", sep="", flush=True)
+    return has_passed, f"| `{_name(path)}` | {outcome} | {seconds:.0f} |"
+
+
+def _write(commit: str, rows: list[str], files: int, seconds: float) -> None:
+    lines = [
+        "# The slow tests: `make test-faults`",
+        "",
+        f"Measured, commit `{commit}`, {datetime.now(UTC):%Y-%m-%d}: {len(rows)} of {files} files in {seconds / 60:.0f}"
+        " minutes, two side by side.",
+        "",
+        "| file in `tests/slow` | outcome | seconds |",
+        "|---|---|---|",
+        *rows,
+    ]
+    OUTCOME.write_text("\n".join(lines) + "\n")
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(HERE).as_posix()
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
