@@ -28,6 +28,10 @@ from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import check_memory, compare_schedules, least_limit, make_plan, retimed_step_s
 from suite.settings import AUTO, PipelineSettings
 
+MOST_DOUBLINGS = 6
+"""Of K micro-batches where a plan chooses their number and nothing fits: plans nearby take minutes with more, and tiny
+micro-batches need more memory for what is kept of each."""
+
 LAUNCH_S = 1e-4
 """What the kernels of a layer's forward take to start on a GPU: some ten of 10 us. Our choice; it is in no estimate."""
 
@@ -116,8 +120,10 @@ def _frozen_errors(work: Workload) -> list[str]:
 
 def _with_most_micro_batches(work: Workload) -> Workload:
     """Returns the workload with a number of micro-batches: if the plan may choose it, with 64K or as many as there are
-    examples for. Plans nearby take minutes with more."""
-    return work if work.pipeline.micro_batches != AUTO else list(islice(numbers_of_micro_batches(work), 7))[-1]
+    examples for."""
+    if work.pipeline.micro_batches != AUTO:
+        return work
+    return list(islice(numbers_of_micro_batches(work), MOST_DOUBLINGS + 1))[-1]
 
 
 def _memory_note(work: Workload, cluster: Cluster) -> Iterator[str]:
@@ -207,22 +213,24 @@ def _with_fastest_micro_batches(
     work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]
 ) -> PlanReport:
     """Plans with K, 2K, 4K, ... micro-batches until a step takes longer: more of them leave a smaller bubble, but each
-    has fixed costs. Returns the fastest plan. Raises PlanError when none fits."""
+    has fixed costs. Returns the fastest plan. Raises PlanError when none fits, with the faults of 64K micro-batches or
+    of as many as there are examples for."""
     plans: list[PlanReport] = []
     fault: PlanError | None = None
-    for choice in numbers_of_micro_batches(work):
+    for doublings, choice in enumerate(numbers_of_micro_batches(work)):
         try:
             plans.append(_try_plan(choice, cluster, cost_model, notes))
         except PlanError as error:
             if plans:
                 break
-            fault = error
+            if doublings <= MOST_DOUBLINGS:
+                fault = error
             continue
         if len(plans) > 1 and plans[-1].step_s > plans[-2].step_s:
             break
     if not plans:
         assert fault is not None, "at least one number was tried"
-        raise fault  # of the smallest micro-batches
+        raise fault
     best = min(plans, key=lambda plan: plan.step_s)
     steps = ", ".join(f"{in_seconds(plan.step_s)} with M = {plan.work.pipeline.micro_batches}" for plan in plans)
     more = f"; fewer than {plans[0].work.pipeline.micro_batches} do not fit" if fault is not None else ""
