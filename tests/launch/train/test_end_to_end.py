@@ -25,8 +25,9 @@ from tests.launch.tracking.wandb_parts import parts
 SMALL = (
     "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 "
     "train.batch_tokens=200 train.valid_pairs=40 train.checkpoint_every=3 train.threads=1 pipeline.micro_batches=3 "
-    "pipeline.schedule=fill_drain"
+    "pipeline.schedule=fill_drain optimizer.lr_decay=inverse_sqrt"
 )
+"""The decay does not depend on the number of steps, so runs of different lengths can be compared."""
 SMALL_1F1B = SMALL.replace("fill_drain", "1f1b")
 
 
