@@ -27,6 +27,7 @@ ORDER = [
     "launch/supervision",
     "launch/worker",
     "launch/tracking",
+    "launch/node_probe",
     "launch/ray_nodes",
     "launch/catalog",
     "launch/interrupts",

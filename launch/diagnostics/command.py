@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.base.hints import option
+from launch import node_probe
 from launch.backends.link_cache import write_links
 from launch.diagnostics import cross_node_checks, link_benchmark, link_report, node_checks, node_facts
 from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
 from launch.diagnostics.probes import LocalProbe, Node, Probes, RayProbes
 from launch.ray_nodes import own_node
 from launch.runs.store import CACHE, RUNS
-from launch.storage_sync import storage_marker
 from suite.log import Log
 from suite.training.checkpoint.storage import Storage
 
@@ -82,7 +82,7 @@ def examine(probes: Probes, storage: str, seconds: float) -> Examination:
     """Checks all nodes; one that does not answer within ``seconds`` is a fault and is skipped from then on."""
     folders = [
         *([probes.temporary] if probes.temporary else []),
-        *([storage] if storage_marker.is_local(storage) else []),
+        *([folder] if (folder := node_probe.folder_of(storage)) else []),
     ]
     known, silent = probes.ask(probes.nodes, node_facts.gather, lambda node: (folders,), seconds)
     answered = list(known)

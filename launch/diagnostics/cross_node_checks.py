@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from uuid import uuid4
 
 from experiments.base.hints import command
+from launch import node_probe
 from launch.diagnostics.clocks import Skew, skew
 from launch.diagnostics.finding import Finding, fault, ok, warning
 from launch.diagnostics.ports import CHOSEN, NODE, OF_RAY, Endpoint, connect_check, listen, web_check
 from launch.diagnostics.probes import Node, Probes
-from launch.storage_sync import storage_marker
 from suite.paths import hide_secrets
 from suite.settings import TrackingSettings
 from suite.training.wandb_run import wandb_mode
@@ -30,34 +30,31 @@ WANDB = "https://api.wandb.ai"
 
 def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Finding]:
     """Checks that all nodes can write to a folder or store, and that each reads what the others wrote."""
-    shown = hide_secrets(location)
-    mark = f".doctor-{uuid4().hex[:12]}"
-    texts = {node: f"{node.name} {uuid4().hex}" for node in nodes}
-    files = {node: f"{mark}/from-{at}" for at, node in enumerate(nodes)}
-    shared = (
-        "mount the shared folder there"
-        if storage_marker.is_local(location)
-        else "give that node the store's credentials"
-    )
-    _, failed = probes.ask(nodes, storage_marker.write, lambda n: (location, files[n], texts[n]), ANSWER_S)
+    shown, mark = hide_secrets(location), f".doctor-{uuid4().hex[:12]}"
+    markers = {node: f"{mark}-{at}" for at, node in enumerate(nodes)}
+    remedy = "mount the shared folder there"
+    if not node_probe.folder_of(location):
+        remedy = "give that node the store's credentials"
+    answers, failed = probes.ask(nodes, node_probe.write_marker, lambda n: (location, markers[n]), ANSWER_S)
+    failed |= {node: why for node, why in answers.items() if why}
     found = [
-        fault("storage", f"{node.name} cannot write to {shown}: {why}", f"{shared}, writable for this user")
+        fault("storage", f"{node.name} cannot write to {shown}: {why}", f"{remedy}, writable for this user")
         for node, why in failed.items()
     ]
     writers = [node for node in nodes if node not in failed]
-    expected = {files[node]: texts[node] for node in writers}
-    by_file = {files[node]: node.name for node in nodes}
-    read, unread = probes.ask(writers, storage_marker.unread, lambda n: (location, expected), ANSWER_S)
-    found += [fault("storage", f"{node.name} cannot read from {shown}: {why}", shared) for node, why in unread.items()]
-    for node, missing in read.items():
-        if missing:
-            whose = ", ".join(sorted(by_file[name] for name in missing))
+    writer_of = {markers[node]: node.name for node in writers}
+    written = list(writer_of)
+    question = (location, written, node_probe.SETTLE_S)
+    answers, unread = probes.ask(writers, node_probe.unseen_markers, lambda n: question, ANSWER_S)
+    found += [fault("storage", f"{node.name} cannot read from {shown}: {why}", remedy) for node, why in unread.items()]
+    for node, unseen in answers.items():
+        if unseen:
+            whose = ", ".join(sorted(writer_of[marker] for marker in unseen))
             found.append(
-                fault("storage", f"{node.name} does not see in {shown} what {whose} wrote: "
-                      f"{next(iter(missing.values()))}",
+                fault("storage", f"{node.name} does not see in {shown} what {whose} wrote",
                       "STORAGE must be one folder shared by all nodes, or a store such as s3://bucket/runs")
             )  # fmt: skip
-    probes.ask(writers, storage_marker.remove, lambda n: (location, mark), ANSWER_S)
+    probes.ask(writers, node_probe.remove_markers, lambda n: (location, written), ANSWER_S)
     if found:
         return found
     who = "this node writes and reads" if len(nodes) == 1 else f"{len(nodes)} nodes write, and each reads the others'"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import socket
@@ -12,9 +11,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.node_probe import installed_versions
 from launch.worker.cgroups import cpu_limit, memory_limit_bytes
 
-PACKAGES = ("torch", "ray", "deepspeed", "transformers", "datasets", "wandb", "gpipe-suite")
+PACKAGES = ["torch", "ray", "deepspeed", "transformers", "datasets", "wandb", "gpipe-suite"]
 
 SOURCE_FOLDERS = ("suite", "models", "experiments", "launch")
 
@@ -71,7 +71,7 @@ def gather(folders: list[str]) -> NodeFacts:
     return NodeFacts(
         host=socket.gethostname(),
         python=platform.python_version(),
-        versions={name: _version(name) for name in PACKAGES},
+        versions=installed_versions(PACKAGES),
         code=code_digest(),
         cores=cpu_limit(),
         memory=memory_limit_bytes(),
@@ -90,13 +90,6 @@ def folder(path: str) -> Folder:
         place = place.parent
     room = os.statvfs(place)
     return Folder(path, room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def code_digest() -> str:

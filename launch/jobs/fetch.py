@@ -45,7 +45,7 @@ def fetch(address: str, job: str, console: Console) -> None:
         "limit": MAX_BYTES,
     }
     try:
-        printed = run_script(client, Path(remote_archive.__file__), "GPIPE_PACK", request, DEADLINE_S)
+        printed = run_script(client, remote_archive, request, DEADLINE_S)
     except JobError as error:
         raise JobError(f"job {job} cannot be fetched: {str(error).partition('failed: ')[2] or error}") from None
     head, packed = read_archive(printed)

@@ -7,13 +7,13 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from ray.job_submission import JobDetails
 from rich.console import Console
 from rich.table import Table
 
 from experiments.base.hints import command
 from launch.interrupts import JOB_STOP_S
 from launch.jobs.client import METADATA_KEY, JobClient, JobError
+from launch.jobs.remote_script import wait_for_end
 from launch.runs.store import FOLDER_LINE
 from launch.tracking.progress import read_update
 
@@ -34,10 +34,11 @@ def jobs(address: str, console: Console) -> None:
         if not job.status.is_terminal():
             with suppress(RuntimeError, JobError):  # the node of its driver does not answer
                 log = client.get_job_logs(job.submission_id or "")
-        rows.add_row(
-            job.submission_id, metadata[METADATA_KEY], run_and_step(log), job.status.value.lower(), _since(job),
-            _duration(job), metadata.get("storage", ""),
-        )  # fmt: skip
+        begin_s = (job.start_time or 0) / 1000
+        since = f"{datetime.fromtimestamp(begin_s):%Y-%m-%d %H:%M:%S}"
+        duration = str(timedelta(seconds=round(((job.end_time or 0) / 1000 or time.time()) - begin_s)))
+        what, where = metadata[METADATA_KEY], metadata.get("storage", "")
+        rows.add_row(job.submission_id, what, run_and_step(log), job.status.value.lower(), since, duration, where)
     console.print(rows)
 
 
@@ -61,24 +62,13 @@ def stop(address: str, job: str, console: Console, deadline_s: float = JOB_STOP_
         return
     client.stop_job(job)
     console.print(f"stopping job {job}; it has {JOB_STOP_S} s to end its workers and to copy its runs")
-    until = time.monotonic() + deadline_s
-    while not (status := client.get_job_status(job)).is_terminal():
-        if time.monotonic() > until:
-            raise JobError(
-                f"job {job} has not stopped in {deadline_s:.0f} s (it is {status.value.lower()}); see its log: "
-                + command("logs", JOB=job, ADDRESS=client.address)
-            )
-        time.sleep(0.3)
+    status = wait_for_end(client, job, deadline_s)
+    if not status.is_terminal():
+        raise JobError(
+            f"job {job} has not stopped in {deadline_s:.0f} s (it is {status.value.lower()}); see its log: "
+            + command("logs", JOB=job, ADDRESS=client.address)
+        )
     console.print(f"job {job} is {status.value.lower()}")
     for line in client.get_job_logs(job).splitlines():
         if line.startswith("interrupted; "):
             console.print(line)
-
-
-def _since(job: JobDetails) -> str:
-    return f"{datetime.fromtimestamp((job.start_time or 0) / 1000):%Y-%m-%d %H:%M:%S}"
-
-
-def _duration(job: JobDetails) -> str:
-    end = (job.end_time or 0) / 1000 or time.time()
-    return str(timedelta(seconds=round(end - (job.start_time or 0) / 1000)))

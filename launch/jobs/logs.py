@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import aiohttp
 from ray.job_submission import JobDetails, JobStatus
@@ -54,26 +53,23 @@ def report_end(details: JobDetails, console: Console) -> int:
     """Prints how a job ended and returns its exit code. The root cause is the last line of its log, unless Ray could
     not start it; then this raises JobError."""
     job, code = details.submission_id, details.driver_exit_code
-    if details.status == JobStatus.SUCCEEDED:
-        console.print(f"job {job} is done")
-        return 0
-    if details.status == JobStatus.STOPPED:
-        console.print(f"job {job} was stopped")
-        return 1
+    if details.status in (JobStatus.SUCCEEDED, JobStatus.STOPPED):
+        console.print(f"job {job} {'is done' if details.status == JobStatus.SUCCEEDED else 'was stopped'}")
+        return int(details.status == JobStatus.STOPPED)
     if code is None and details.driver_node_id:  # Ray records it when the job starts
         raise JobError(
             f"job {job} ended without an exit code: Ray's supervisor of the job was lost, alone or with its node "
-            f"({_cause(details.message or 'Ray gives no reason')}); see its log above, and resume its run"
+            f"({_cause(details)}); see its log above, and resume its run"
         )
     if code is None:
-        raise JobError(f"job {job} could not be started: {_cause(details.message or 'Ray gives no reason')}")
+        raise JobError(f"job {job} could not be started: {_cause(details)}")
     console.print(f"job {job} failed with exit code {code}")
     return code if code in (1, 2) else 1
 
 
-def _cause(message: str) -> str:
+def _cause(job: JobDetails) -> str:
     """Returns the last error line of Ray's message, or its last line; for a failed installation that is pip's error."""
-    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+    lines = [line.strip() for line in (job.message or "").splitlines() if line.strip()] or ["Ray gives no reason"]
     faults = [line for line in lines if line.lower().startswith("error")]
     return (faults or lines)[-1]
 
@@ -131,12 +127,11 @@ async def _chunks(client: JobClient, job: str) -> AsyncIterator[str]:
     """Yields the pieces of a log. Raises UnreachableError when the cluster stops answering: a machine without power
     or network closes no connection."""
     pieces = aiter(client.tail_job_logs(job))
-    waiting: asyncio.Future[Any] | None = None
+    waiting: asyncio.Future[str] | None = None
     try:
         while True:
             waiting = waiting or asyncio.ensure_future(anext(pieces))
-            done, _ = await asyncio.wait({waiting}, timeout=SILENCE_S)
-            if not done:
+            if not (await asyncio.wait({waiting}, timeout=SILENCE_S))[0]:
                 await asyncio.to_thread(client.get_job_status, job)
                 continue
             try:

@@ -6,19 +6,18 @@ import json
 import platform
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from experiments.base.hints import command, option
-from launch.jobs import remote_probe
+from launch import node_probe
 from launch.jobs.client import JobClient, JobError
 from launch.jobs.remote_script import run_script
 from launch.jobs.requirements import pinned_requirements
-from launch.jobs.source_package import checkout
+from launch.jobs.source_package import checkout, first_few
 from launch.runs.store import CACHE
 from suite.paths import hide_secrets
 
-DEADLINE_S = 60.0 + remote_probe.NODE_S
+DEADLINE_S = 60.0 + node_probe.NODE_S
 """Seconds from the probe's submission to its answer."""
 
 INSTALL_S = 900
@@ -29,7 +28,6 @@ INSTALL_S = 900
 class JobEnvironment:
     """Where and how a job runs on a cluster."""
 
-    nodes: int
     storage: str
     """The folder shared by all nodes."""
     url: str
@@ -49,16 +47,14 @@ def preflight(client: JobClient, storage: str, lenient: bool = False, run: str =
     pins = pinned_requirements(checkout())
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=CACHE.resolve(), prefix=".seen-") as marker:
-        request = {"pins": pins, "storage": storage, "cache": marker.name, "run": run}
-        printed = run_script(client, Path(remote_probe.__file__), "GPIPE_PROBE", request, DEADLINE_S)
-    answers = [
-        line.removeprefix(remote_probe.MARK) for line in printed.splitlines() if line.startswith(remote_probe.MARK)
-    ]
+        request = {"packages": list(pins), "storage": storage, "cache": marker.name, "run": run}
+        printed = run_script(client, node_probe, request, DEADLINE_S)
+    answers = [line for line in printed.splitlines() if line.startswith(node_probe.MARK)]
     if not answers:
         raise JobError(
             f"the probe of the cluster at {client.address} returned nothing; its log ends with: {printed[-300:]}"
         )
-    report = json.loads(answers[-1])
+    report = json.loads(answers[-1].removeprefix(node_probe.MARK))
     environment = check_probe_report(report, pins, storage, platform.python_version(), lenient)
     if not report["has_run"]:
         raise JobError(
@@ -73,22 +69,16 @@ def check_probe_report(
 ) -> JobEnvironment:
     """Returns where a job would run. Raises JobError for what would make it fail.
 
-    ``report`` is the output of ``launch/jobs/remote_probe.py``, ``own_python`` this machine's Python version.
+    ``report`` is the output of ``launch/node_probe.py``, ``own_python`` this machine's Python version.
     """
-    nodes = report["nodes"]
-    for node in nodes:
-        if node.get("silent") and not lenient:
-            raise JobError(
-                f"node {_name(node)} {node['fault']}: it is overloaded or hangs; try again when it is less busy, run "
-                f"`{command('doctor', ADDRESS='http://<head>:8265')}`, or remove the node"
-            )
-        if node["fault"] and "shared" not in node and not lenient:
-            raise JobError(f"node {_name(node)} cannot be used: {node['fault']}; repair or remove it")
-    answered = [node for node in nodes if "python" in node]
-    _check_python([report | {"host": "the head", "address": ""}, *([] if lenient else answered)], own_python)
+    nodes, machines = report["nodes"], [report | {"host": "the head", "address": ""}]
     if not lenient:
-        _check_storage(report, storage)
-    install, line = _packages([report, *([] if lenient else answered)], pins)
+        _check_answers(nodes)
+        machines += nodes
+    _check_python(machines, own_python)
+    if not lenient:
+        _check_storage(report)
+    install, line = _packages(machines, pins)
     url = storage if "://" in storage else ""
     folder = str(report["home"] if url or not report["storage"] else report["storage"])
     where = f"storage: {folder}"
@@ -96,12 +86,23 @@ def check_probe_report(
         where += f" on the head, copied to {hide_secrets(url)}; checkpoints are written there directly"
     elif not storage:
         where += ", on the only node; it outlives the job"
+    lines, cache = [line, where], ""
+    if all(machine.get("cache") for machine in (report, *nodes)):
+        cache = str(CACHE.resolve())
+        lines.append(f"cache: {cache}, shared with the head and all nodes: data prepared there is reused")
     python = "python" if install else str(report["executable"])
-    if not report.get("cache") or not all(node.get("cache") for node in nodes):
-        return JobEnvironment(len(nodes), folder, url, python, install, (line, where))
-    cache = str(CACHE.resolve())
-    lines = (line, where, f"cache: {cache}, shared with the head and all nodes: data prepared there is reused")
-    return JobEnvironment(len(nodes), folder, url, python, install, lines, cache)
+    return JobEnvironment(folder, url, python, install, tuple(lines), cache)
+
+
+def _check_answers(nodes: list[dict[str, Any]]) -> None:
+    for node in nodes:
+        if node.get("silent"):
+            raise JobError(
+                f"node {_name(node)} {node['fault']}: it is overloaded or hangs; try again when it is less busy, run "
+                f"`{command('doctor', ADDRESS='http://<head>:8265')}`, or remove the node"
+            )
+        if "python" not in node:
+            raise JobError(f"node {_name(node)} cannot be used: {node['fault']}; repair or remove it")
 
 
 def _check_python(nodes: list[dict[str, Any]], own_python: str) -> None:
@@ -116,25 +117,22 @@ def _check_python(nodes: list[dict[str, Any]], own_python: str) -> None:
             )
 
 
-def _check_storage(report: dict[str, Any], storage: str) -> None:
+def _check_storage(report: dict[str, Any]) -> None:
     nodes, location = report["nodes"], hide_secrets(report["storage"] or "")
     if not location:
         raise JobError(
             f"the cluster has {len(nodes)} nodes, and a run needs storage shared by all of them: give "
-            f"{option('STORAGE')}, a "
-            "shared folder or a URL such as s3://bucket/runs"
+            f"{option('STORAGE')}, a shared folder or a URL such as s3://bucket/runs"
         )
-    if report["fault"]:
-        raise JobError(f"the head cannot write to storage {location}: {report['fault']}")
-    for node in nodes:
-        if node["fault"]:
-            raise JobError(f"node {_name(node)} cannot write to storage {location}: {node['fault']}")
+    for who, machine in (("the head", report), *((f"node {_name(node)}", node) for node in nodes)):
+        if machine["fault"]:
+            raise JobError(f"{who} cannot write to storage {location}: {machine['fault']}")
     not_shared = [_name(node) for node in nodes if not node["shared"]]
     if not_shared:
         raise JobError(
             f"storage {location} is not the same folder on all nodes: {len(not_shared)} of {len(nodes)} do not see "
-            f"the head's files there, such as {not_shared[0]}; set "
-            f"{option('STORAGE')} to a folder shared by all nodes, or a URL"
+            f"the head's files there, such as {not_shared[0]}; set {option('STORAGE')} to a folder shared by all "
+            "nodes, or a URL"
         )
 
 
@@ -144,18 +142,18 @@ def _packages(nodes: list[dict[str, Any]], pins: dict[str, str]) -> tuple[dict[s
     Ray installs into a virtual environment on top of the node's own, once per node and set of packages. Only the job's
     processes use it.
     """
-    differ: dict[str, str | None] = {}
-    for node in nodes:
-        differ |= node["differ"]
+    differ = {
+        name: found
+        for node in nodes
+        for name, found in node["versions"].items()
+        if (found or "").split("+")[0] != pins[name]  # a suffix such as +cpu is no other version
+    }
     if not differ:
         return {}, f"all {len(pins)} pinned packages are installed on the cluster"
-    examples = ", ".join(
-        f"{name} {pins[name]} (found: {found or 'none'})" for name, found in sorted(differ.items())[:3]
-    )  # fmt: skip
-    more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+    texts = [f"{name} {pins[name]} (found: {found or 'none'})" for name, found in sorted(differ.items())]
     wanted = [f"{name}=={pins[name]}" for name in sorted(differ)]
     install = {"pip": {"packages": wanted, "pip_check": False}, "config": {"setup_timeout_seconds": INSTALL_S}}
-    line = f"each node first installs {len(differ)} packages, which can take minutes: {examples}{more}"
+    line = f"each node first installs {len(differ)} packages, which can take minutes: {first_few(texts)}"
     return install, line
 
 

@@ -79,16 +79,9 @@ def storage_id(storage: str) -> str:
     """Returns the id of a storage, which its first fetch writes. An address, as of a tunnel, may lead to another
     cluster tomorrow. Returns an empty text where that cannot be written."""
     path = os.path.join(storage, ".id")
-    draft = f"{path}.{uuid.uuid4().hex}"
     try:
-        if not os.path.exists(path):
-            with open(draft, "w") as file:
-                file.write(uuid.uuid4().hex)
-                file.flush()
-                os.fsync(file.fileno())
-            with suppress(FileExistsError):
-                os.link(draft, path)  # unlike a rename it keeps the id of another fetch
-            os.unlink(draft)
+        with suppress(FileExistsError), open(path, "x") as file:
+            file.write(uuid.uuid4().hex)
         with open(path) as file:
             return file.read()
     except OSError:
@@ -132,4 +125,4 @@ def main(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(os.environ["GPIPE_PACK"]))
+    main(json.loads(os.environ["GPIPE_REQUEST"]))

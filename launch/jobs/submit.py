@@ -142,12 +142,10 @@ def job_command(request: JobRequest) -> JobCommand:
             f"which experiment or sweep? Name one with {hints.option('NAME')}, or resume a run with "
             f"{hints.command('submit', RUN='name/id')}; {known}"
         )
-    own = None
     if not is_source(name) and name not in experiments():
         raise SettingError(f"no experiment or sweep is called {name}; {nearest(name, [*experiments(), *SWEEPS])}")
     _check_settings(name, scale, settings)
-    if is_source(name):
-        name, own = _packed_source(name)
+    name, own = _packed_source(name) if is_source(name) else (name, None)
     arguments = ("experiment", name, "--scale", scale, *options)
     return JobCommand(name.rpartition(":")[2], arguments, request.settings, own=own, source=request.name)
 

@@ -16,8 +16,8 @@ from typing import Any
 from uuid import uuid4
 
 from experiments.base.hints import command, option
+from launch import node_probe
 from launch.ray_nodes import collect, own_node, reason, start_on
-from launch.storage_sync import storage_marker
 from launch.storage_sync.data_transfer import receiver_on, send_folder
 from launch.storage_sync.folder_delta import MARKER, FileDelta, FolderDelta, apply_delta
 from suite.errors import PathError, PlacementError, WorkerError
@@ -42,7 +42,7 @@ class MirrorActor:
 
     def shares(self, folder: str, timeout_s: float = 0.0) -> bool:
         """Whether the folder has the driver's marker; checks until ``timeout_s``."""
-        return not storage_marker.unread(folder, {MARKER: self._mark}, timeout_s)
+        return not node_probe.unseen_markers(folder, [MARKER], timeout_s, self._mark)
 
     def receive(self, run: list[FileDelta]) -> None:
         """Writes the run's files, unless the folder turns out to be shared."""
@@ -88,8 +88,8 @@ class FolderMirror:
         self._known_unshared.update(node.id for node in unshared.values())
         if unshared:
             names = ", ".join(node.name for node in unshared.values())
-            if storage_marker.is_local(self._checkpoints):
-                without_checkpoints = self._find_unshared(unshared, storage_marker.folder_of(self._checkpoints), set())
+            if checkpoints := node_probe.folder_of(self._checkpoints):
+                without_checkpoints = self._find_unshared(unshared, Path(checkpoints), set())
                 if without_checkpoints:
                     raise PlacementError(
                         f"{len(unshared)} nodes do not share the run's folder {self._run}: {names}; "
@@ -125,7 +125,7 @@ class FolderMirror:
             return {}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARKER).write_text(self._mark)
-        timeout_s = {actor: 0.0 if node.id in known else storage_marker.SETTLE_S for actor, node in actors.items()}
+        timeout_s = {actor: 0.0 if node.id in known else node_probe.SETTLE_S for actor, node in actors.items()}
         try:
             calls = {actor: actor.shares.remote(str(folder), timeout_s[actor]) for actor in actors}
             shares = _collect_all(calls, actors)

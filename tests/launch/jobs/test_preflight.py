@@ -7,7 +7,7 @@ import sys
 import pytest
 import ray
 
-from launch.jobs import remote_probe
+from launch import node_probe
 from launch.jobs.client import JobError
 from launch.jobs.preflight import check_probe_report
 from launch.jobs.requirements import pinned_requirements
@@ -18,7 +18,7 @@ PINS = {"torch": "2.13.0", "rich": "15.0.0"}
 
 
 def node(**changes):
-    report = {"host": "n", "address": "10.0.0.1", "python": "3.11.9", "differ": {}, "shared": True, "fault": ""}
+    report = {"host": "n", "address": "10.0.0.1", "python": "3.11.9", "versions": PINS, "shared": True, "fault": ""}
     return report | changes
 
 
@@ -29,25 +29,20 @@ def cluster(*nodes, **changes):
         "storage": "/s",
         "home": "/h",
         "fault": "",
-        "differ": {},
+        "versions": {"torch": "2.13.0+cpu", "rich": "15.0.0"},
     }
     return report | {"nodes": list(nodes or [node()])} | changes
 
 
 def test_a_cluster_that_has_everything_gets_nothing_installed():
     environment = check_probe_report(cluster(node(), node()), PINS, "/s", "3.11.7")
-    assert (environment.nodes, environment.storage, environment.python, environment.install) == (
-        2,
-        "/s",
-        "/v/bin/python",
-        {},
-    )
+    assert (environment.storage, environment.python, environment.install) == ("/s", "/v/bin/python", {})
     assert environment.lines[0] == "all 2 pinned packages are installed on the cluster"
 
 
 def test_packages_that_differ_on_any_node_are_installed_and_named():
     environment = check_probe_report(
-        cluster(node(), node(differ={"rich": "14.0.0", "torch": None})), PINS, "/s", "3.11.7"
+        cluster(node(), node(versions={"rich": "14.0.0", "torch": None})), PINS, "/s", "3.11.7"
     )
     assert environment.install["pip"]["packages"] == ["rich==15.0.0", "torch==2.13.0"]
     assert environment.python == "python"
@@ -71,8 +66,8 @@ def test_a_job_uses_the_submitters_cache_if_the_head_and_all_nodes_see_it(tmp_pa
     ):
         assert check_probe_report(report, PINS, "/s", "3.11.7").cache == ""
     (tmp_path / "marker").touch()
-    assert remote_probe.probe_node({}, "", "", "", str(tmp_path / "marker"))["cache"]
-    assert not remote_probe.probe_node({}, "", "", "", str(tmp_path / "other"))["cache"]
+    assert node_probe.probe_node([], "", "", "", str(tmp_path / "marker"))["cache"]
+    assert not node_probe.probe_node([], "", "", "", str(tmp_path / "other"))["cache"]
     variables = {**os.environ, "GPIPE_STORAGE": "/s", SHARED_CACHE: str(tmp_path)}
     code = "from launch.runs.store import CACHE; print(CACHE)"
     done = subprocess.run([sys.executable, "-c", code], cwd=checkout(), env=variables, capture_output=True, text=True)
@@ -118,7 +113,7 @@ def test_the_probe_finds_a_run_by_its_name_and_id_or_its_id(tmp_path):
     (tmp_path / "runs/net/1").mkdir(parents=True)
     (tmp_path / "runs/net/1/experiment.toml").touch()
     for storage in (str(tmp_path), f"file://{tmp_path}"):
-        assert [remote_probe.has_run(storage, run) for run in ("net/1", "1", "net/2", "2")] == [
+        assert [node_probe.has_run(storage, run) for run in ("net/1", "1", "net/2", "2")] == [
             True,
             True,
             False,
@@ -126,27 +121,34 @@ def test_the_probe_finds_a_run_by_its_name_and_id_or_its_id(tmp_path):
         ]
 
 
-def test_a_probe_reports_versions_that_differ_and_visible_markers(tmp_path):
-    differ = remote_probe.find_differences(
-        {"rich": "0.0.1", "no-such-package": "1", "torch": pinned_requirements(checkout())["torch"]}
-    )
-    assert set(differ) == {"rich", "no-such-package"}  # torch's +cpu is no other version
-    assert differ["no-such-package"] is None
-    (tmp_path / "other").mkdir()
-    fault = remote_probe.storage_fault(ImportError("Install s3fs to access S3"))
-    assert fault.startswith("its library is missing: Install s3fs to access S3, on every node")
-    missing = remote_probe.probe_node({}, str(tmp_path / "storage"), "mark", "own")
-    assert missing["fault"] == remote_probe.MISSING
-    assert not (tmp_path / "storage").exists()
-    (tmp_path / "storage").mkdir()
-    remote_probe.write_marker(str(tmp_path / "storage"), "mark")
-    report = remote_probe.probe_node({}, str(tmp_path / "storage"), "mark", "own")
+def test_a_probe_reports_versions_and_visible_markers(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_probe, "SETTLE_S", 0.1)
+    assert node_probe.installed_versions(["rich", "no-such-package"]) == {
+        "rich": pinned_requirements(checkout())["rich"], "no-such-package": None,
+    }  # fmt: skip
+    storage, other = tmp_path / "storage", tmp_path / "other"
+    other.mkdir()
+    assert node_probe.write_marker(str(storage), "mark") == node_probe.MISSING
+    assert node_probe.probe_node([], str(storage), "mark", "own")["fault"] == node_probe.MISSING
+    assert not storage.exists()
+    storage.mkdir()
+    assert node_probe.write_marker(str(storage), "mark") == ""
+    report = node_probe.probe_node([], str(storage), "mark", "own")
     assert (report["shared"], report["fault"]) == (True, "")
-    assert remote_probe.has_marker(str(tmp_path / "storage"), "own")
-    assert not remote_probe.probe_node({}, str(tmp_path / "other"), "mark", "own")["shared"]
-    for name in ("mark", "own", "never"):
-        remote_probe.remove_marker(str(tmp_path / "storage"), name)
-    assert not list((tmp_path / "storage").iterdir())
+    assert node_probe.unseen_markers(str(storage), ["mark", "own", "none"], 0.1) == ["none"]
+    node_probe.remove_markers(str(storage), ["mark", "own", "none"])
+    assert list(storage.iterdir()) == []
+    assert not node_probe.probe_node([], str(other), "mark", "own")["shared"]
+
+
+def test_a_library_that_a_storage_lacks_is_named(monkeypatch):
+    def no_library(url):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(node_probe, "open_store", no_library)
+    on_node = node_probe.probe_node([], "s4://bucket", "mark", "own")["fault"]
+    for fault in (node_probe.write_marker("s4://bucket", "mark"), on_node):
+        assert fault.startswith("its library is missing: Install s3fs to access S3, on every node")
 
 
 A, B = 56 * "a", 56 * "b"
@@ -183,12 +185,12 @@ def failing_node(monkeypatch):
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": node, "Alive": True} for node in (A, B)])
     monkeypatch.setattr(ray._private.state, "available_resources_per_node", dict)
-    monkeypatch.setattr(remote_probe, "RETRY_S", 0.01)
+    monkeypatch.setattr(node_probe, "RETRY_S", 0.01)
 
     def probe(*node_errors):
         errors.extend(node_errors)
         alive = [{"NodeID": node, "NodeManagerHostname": node, "Resources": {"CPU": 2}} for node in (A, B)]
-        return remote_probe.probe_nodes(alive, dict.fromkeys([A, B], ())), calls
+        return node_probe.probe_nodes(alive, dict.fromkeys([A, B], ())), calls
 
     return probe
 

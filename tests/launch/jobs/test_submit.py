@@ -68,7 +68,7 @@ def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
         def submit_job(self, **job):
             sent.append(job)
 
-    environment, package = JobEnvironment(1, "/s", "", "python", {}, ()), Package(Path("a.zip"), 1, "c", ())
+    environment, package = JobEnvironment("/s", "", "python", {}, ()), Package(Path("a.zip"), "c", ())
     _send(Listener(), "j", JobCommand("t128_6b", ("experiment", "t128_6b")), package, environment)
     (job,) = sent
     assert job["runtime_env"]["env_vars"]["WANDB_MODE"] == "online"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from launch.jobs import remote_probe
+from launch import node_probe
 from launch.jobs.upload import UploadThread
 from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage
@@ -119,13 +119,11 @@ def test_a_bucket_that_is_not_there_is_named(server):
 
 def test_the_probe_and_a_runs_copies_use_the_store(tmp_path):
     place = f"{BUCKET}/copies"
-    remote_probe.write_marker(place, "marker")
-    assert remote_probe.has_marker(place, "marker")
-    assert not remote_probe.has_marker(place, "other")
-    assert remote_probe.probe_node({}, place, "marker", "mine")["shared"]
-    for name in ("marker", "mine", "never"):
-        remote_probe.remove_marker(place, name)
-    assert not remote_probe.has_marker(place, "mine")
+    assert node_probe.write_marker(place, "marker") == ""
+    assert node_probe.probe_node([], place, "marker", "mine")["shared"]
+    assert node_probe.unseen_markers(place, ["marker", "mine", "other"], 0.1) == ["other"]
+    node_probe.remove_markers(place, ["marker", "mine", "never"])
+    assert node_probe.unseen_markers(place, ["marker", "mine"], 0.0) == ["marker", "mine"]
     run, notes = tmp_path / "runs" / "t" / "1", tmp_path / "notes"
     (run / "logs").mkdir(parents=True)
     (run / "logs" / "a.log").write_text("one")

@@ -304,13 +304,12 @@ def test_an_archive_too_large_for_a_log_is_rejected_with_its_size(head, finished
     run, *_ = finished
     printed = head.python(
         f"""
-from pathlib import Path
 from launch.jobs import remote_archive
 from launch.jobs.client import JobClient, JobError
 from launch.jobs.remote_script import run_script
 request = {{"storage": {str(head.storage)!r}, "job": "second", "extra_folders": [], "limit": 2000}}
 try:
-    run_script(JobClient({head.address!r}), Path(remote_archive.__file__), "GPIPE_PACK", request, 60)
+    run_script(JobClient({head.address!r}), remote_archive, request, 60)
 except JobError as error:
     print(error)
 """
