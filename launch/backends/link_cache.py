@@ -20,21 +20,15 @@ def file_of(cluster: str) -> str:
 
 @dataclass(frozen=True)
 class LinkSpeeds:
-    """Link speeds of one cluster. None where a link does not exist: no second node, no second device."""
+    """Link speeds of one cluster. None where a link does not exist, as without a second node."""
 
     cluster: str
-    """The Ray cluster's own address (GCS), or this machine's name."""
-    pairs: tuple[str, ...]
-    """The nodes' names, sorted."""
-    within_node: Link | None = None
-    """Between two workers of a node, on the slowest node."""
+    """The Ray cluster's own address (GCS)."""
     between_nodes: Link | None = None
     """Between workers of two nodes, for the slowest pair."""
     all_reduce: Link | None = None
     """With one worker per node, or two on a single node. ``bytes_per_s`` is what each worker sends: for n workers and s
     bytes the reduction takes latency + 2 (n - 1) / n * s / bytes_per_s, as in ``suite.pipeline.planning.plan``."""
-    single_node: Link | None = None
-    """Like ``within_node``, between plain processes without Ray, on the machine that the doctor ran on."""
     measured: float = field(default_factory=time.time)
     """Seconds since 1970."""
 
@@ -51,8 +45,8 @@ def read_links(cache: Path, cluster: str) -> LinkSpeeds | None:
     """Returns a cluster's cached link speeds, or None if there is no valid file."""
     try:
         fields: dict[str, Any] = json.loads((cache / file_of(cluster)).read_text())
-        for name in ("within_node", "between_nodes", "all_reduce", "single_node"):
+        for name in ("between_nodes", "all_reduce"):
             fields[name] = None if fields[name] is None else Link(**fields[name])
-        return LinkSpeeds(**fields | {"pairs": tuple(fields["pairs"])})
+        return LinkSpeeds(**fields)
     except (OSError, ValueError, TypeError, KeyError):
         return None

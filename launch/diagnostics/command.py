@@ -50,11 +50,11 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     console.print(f"checking the nodes of {address}" if address else here)
     with RayProbes(address) if address else nullcontext(LocalProbe()) as probes:
         examination = examine(probes, place, FACTS_S)
-        links, measured, plain = measure(probes.nodes, examination, console.print)
+        links, measured = measure(probes.nodes, examination, console.print)
     findings, saved = [*examination.findings, *links], None
-    if measured is not None or (not address and plain is not None):
+    if measured is not None:
         try:
-            saved = write_links(CACHE, link_report.to_link_speeds(measured, plain, probes.cluster))
+            saved = write_links(CACHE, link_report.to_link_speeds(measured, probes.cluster))
         except OSError as error:
             findings.append(
                 warning("links", f"cannot be saved in {CACHE.absolute()}: {error.strerror or error}",
@@ -105,31 +105,23 @@ def examine(probes: Probes, storage: str, seconds: float) -> Examination:
     return Examination(found + cross_node_checks.wandb(probes, answered), answered, linked)
 
 
-Measured = link_benchmark.LinkMeasurements | None
-
-
-def measure(nodes: Sequence[Node], examination: Examination, log: Log) -> tuple[list[Finding], Measured, Measured]:
+def measure(
+    nodes: Sequence[Node], examination: Examination, log: Log
+) -> tuple[list[Finding], link_benchmark.LinkMeasurements | None]:
     """Measures links between the nodes that answered: with Ray workers if there is a cluster, and without Ray."""
-    measured, link_findings = None, []
+    measured, link_findings, here = None, [], nodes[0]
     if not examination.linked:
         link_findings = [
             warning("links", "not measured, because not every node reaches every other",
                     "fix the faults of nodes and ports, then run the doctor again")
         ]  # fmt: skip
-    elif any(node.id for node in nodes):
+    elif here.id:
         measured, link_findings = link_benchmark.measure_with_ray(examination.answered, log)
-    here = _own_node(nodes).name
-    log(f"measuring without Ray, between two processes of {here}")
-    plain, more = link_benchmark.measure_without_ray(here)
-    return [*link_findings, *link_report.findings_of(measured, plain), *more], measured, plain
-
-
-def _own_node(nodes: Sequence[Node]) -> Node:
-    """Returns the node of this process; without Ray, the only one."""
-    if not any(node.id for node in nodes):
-        return nodes[0]
-    node_id = own_node()
-    return next((node for node in nodes if node.id == node_id), nodes[0])
+    if here.id:
+        here = next((node for node in nodes if node.id == own_node()), here)
+    log(f"measuring without Ray, between two processes of {here.name}")
+    plain, more = link_benchmark.measure_without_ray(here.name)
+    return [*link_findings, *link_report.findings_of(measured, plain), *more], measured
 
 
 def table(findings: Sequence[Finding]) -> Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from launch.backends.link_cache import LinkSpeeds
 from launch.diagnostics.finding import Finding, ok, warning
 from launch.diagnostics.link_benchmark import LinkMeasurements
@@ -75,24 +73,11 @@ def _group_findings(subject: str, pairs: dict[tuple[str, str], Link]) -> list[Fi
     return [ok(subject, text)]
 
 
-def to_link_speeds(measured: LinkMeasurements | None, plain: LinkMeasurements | None, cluster: str) -> LinkSpeeds:
-    """Returns the link speeds for plans: the slowest of each kind."""
-    pairs = measured.pairs if measured is not None else {}
-    plain_link = next(iter(plain.pairs.values())) if plain is not None else None
-    within = _slowest([link for names, link in pairs.items() if names[0] == names[1]])
-    own = plain if measured is None else measured
-    return LinkSpeeds(
-        cluster=cluster,
-        pairs=tuple(sorted({name for names in (pairs or (plain.pairs if plain else {})) for name in names})),
-        within_node=within if measured is not None else plain_link,
-        between_nodes=_slowest([link for names, link in pairs.items() if names[0] != names[1]]),
-        all_reduce=own.reduced if own is not None else None,
-        single_node=plain_link,
-    )
-
-
-def _slowest(links: Sequence[Link]) -> Link | None:
-    return max(links, key=lambda link: link.seconds(PROBE), default=None)
+def to_link_speeds(measured: LinkMeasurements, cluster: str) -> LinkSpeeds:
+    """Returns the link speeds for plans: the slowest link between nodes, and the all-reduce."""
+    between = [link for names, link in measured.pairs.items() if names[0] != names[1]]
+    slowest = max(between, key=lambda link: link.seconds(PROBE), default=None)
+    return LinkSpeeds(cluster, slowest, measured.reduced)
 
 
 def format_link(link: Link) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from experiments.base.hints import option
 from launch.backends.ray_init import join, shutdown
@@ -35,53 +35,36 @@ Answers = tuple[dict[Node, Any], dict[Node, str]]
 """The answer of each node, and the reason for each node that did not answer."""
 
 
-class Probes(Protocol):
-    """A probe on each node."""
-
-    @property
-    def nodes(self) -> Sequence[Node]:
-        """All nodes, in the order of the table."""
-
-    @property
-    def cluster(self) -> str:
-        """The address that the cluster reports, or another name."""
-
-    @property
-    def temporary(self) -> str:
-        """Ray's folder of logs and spilled objects, the same path on every node; empty without Ray."""
-
-    def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
-        """Calls a function on these nodes concurrently and waits at most ``seconds``."""
-
-
 class LocalProbe:
     """This machine alone, without Ray."""
 
-    temporary = ""
-    cluster = "this machine"
-
     def __init__(self) -> None:
         self.nodes = [Node("this machine", "127.0.0.1")]
+        """All nodes, in the order of the table."""
+        self.cluster = "this machine"
+        """The address that the cluster reports."""
+        self.temporary = ""
+        """Ray's folder of logs and spilled objects, the same path on every node."""
 
     def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
-        """Calls the function in a thread: access to a network share whose server is gone may block for ever."""
+        """Calls a function on these nodes concurrently and waits at most ``seconds``; here in a thread, because access
+        to a network share whose server is gone may block for ever."""
         if not nodes:  # it did not answer an earlier call
             return {}, {}
         (node,) = nodes
-        answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Answers] = queue.SimpleQueue()
 
         def call() -> None:
             try:
-                answers.put((True, function(*arguments(node))))
+                answers.put(({node: function(*arguments(node))}, {}))
             except Exception as error:
-                answers.put((False, reason(error)))
+                answers.put(({}, {node: reason(error)}))
 
         threading.Thread(target=call, daemon=True).start()
         try:
-            succeeded, result = answers.get(timeout=seconds)
+            return answers.get(timeout=seconds)
         except queue.Empty:
             return {}, {node: f"no answer in {seconds:g} s"}
-        return ({node: result}, {}) if succeeded else ({}, {node: result})
 
 
 class _Probe:
@@ -91,21 +74,17 @@ class _Probe:
         return function(*args)
 
 
-class RayProbes:
+class RayProbes(LocalProbe):
     """A context with a probe on every node of the Ray cluster at ``address`` (host:port); the probes take no device."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.temporary = ""
-        self.cluster = ""
-        """The address that the cluster reports."""
-        self.nodes: list[Node] = []
-        self._probes: dict[Node, Any] = {}
 
     def __enter__(self) -> RayProbes:
         """Raises PlacementError when no cluster answers, or one with another Ray or Python version."""
-        connect(self.address)
         import ray
+
+        connect(self.address)
 
         self.cluster = str(ray.get_runtime_context().gcs_address)
         self.temporary = str(ray._private.worker.global_worker.node.get_temp_dir_path())  # type: ignore[union-attr]

@@ -183,24 +183,17 @@ def test_workers_of_ray_that_are_slower_than_plain_processes():
     assert one.found == "Ray workers on a get 1,000 MB/s, plain processes there 4,000 MB/s"
 
 
-def test_what_is_kept_is_the_slowest_of_each_kind(tmp_path):
+def test_what_is_kept_is_the_slowest_link_between_nodes_and_the_all_reduce(tmp_path):
     found = replace(measured(ab=2e9, bc=1e9, aa=5e9, bb=4e9), reduced=Link(1e-3, 7e8))
-    links = link_report.to_link_speeds(found, measured(aa=6e9), "head:6379")
+    links = link_report.to_link_speeds(found, "head:6379")
     write_links(tmp_path / "cache", links)
     assert read_links(tmp_path / "cache", "head:6379") == links
     assert read_links(tmp_path / "cache", "other:6379") is None
-    assert (links.within_node.bytes_per_s, links.between_nodes.bytes_per_s) == (4e9, 1e9)
-    assert (links.all_reduce, links.single_node.bytes_per_s) == (Link(1e-3, 7e8), 6e9)
-    assert links.pairs == ("a", "b", "c")
+    assert (links.between_nodes.bytes_per_s, links.all_reduce) == (1e9, Link(1e-3, 7e8))
+    assert link_report.to_link_speeds(measured(aa=5e9), "a:1").between_nodes is None
 
 
-def test_links_of_this_machine_alone(tmp_path):
-    links = link_report.to_link_speeds(None, replace(measured(aa=6e9), reduced=Link(1e-3, 7e8)), "this machine")
-    assert (links.within_node, links.single_node, links.between_nodes) == (Link(1e-4, 6e9), Link(1e-4, 6e9), None)
-    assert links.all_reduce == Link(1e-3, 7e8)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"cluster": "a", "pairs": [], "within": {"seconds": 1}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"cluster": "a", "between_nodes": {"seconds": 1}}'])
 def test_links_that_are_not_whole_are_none(tmp_path, text):
     assert read_links(tmp_path, "a:1") is None
     (tmp_path / file_of("a:1")).write_text(text)

@@ -220,8 +220,7 @@ def test_the_whole_examination_of_a_cluster_and_a_plan_on_what_it_found(hosts, p
     (kept,) = (tmp_path / ".cache").glob("links-*.json")
     links = read_links(tmp_path / ".cache", json.loads(kept.read_text())["cluster"])
     assert links.cluster == hosts.address
-    assert links.pairs == tuple(sorted(node.name for node in probes.nodes))
-    for link in (links.within_node, links.between_nodes, links.all_reduce, links.single_node):
+    for link in (links.between_nodes, links.all_reduce):
         assert 0 < link.latency_s < 1
         assert 1e6 < link.bytes_per_s < 1e12
     settings = "pipeline.stages=3 pipeline.replicas=1"  # more than the two cores of a node
