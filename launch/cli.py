@@ -102,7 +102,7 @@ def resume(
     from suite.training.checkpoint import parse_choice
 
     if "GPIPE_JOB" in os.environ:
-        from launch.jobs.upload import restore
+        from launch.jobs.in_job_upload import restore
 
         restore(run, console.print)
     run_command(launcher, lambda: resume_run(run, settings, launcher, console, parse_choice(checkpoint)))
@@ -297,7 +297,7 @@ def _as_job() -> Iterator[None]:
     if "GPIPE_JOB" not in os.environ:
         yield
         return
-    from launch.jobs.upload import uploading
+    from launch.jobs.in_job_upload import uploading
 
     with uploading(console.print):
         yield

@@ -267,7 +267,7 @@ def test_a_failure_to_copy_a_jobs_runs_is_one_sentence(monkeypatch, capsys):
         raise RuntimeError("no head")
 
     monkeypatch.setenv("GPIPE_JOB", "j")
-    monkeypatch.setattr("launch.jobs.upload.uploading", fail)
+    monkeypatch.setattr("launch.jobs.in_job_upload.uploading", fail)
     assert gpipe("list", monkeypatch=monkeypatch) == 1
     (printed,) = capsys.readouterr().err.splitlines()
     assert printed.startswith("error: RuntimeError: no head; this is a defect of the suite")

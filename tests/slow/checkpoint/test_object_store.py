@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from launch import node_probe
-from launch.jobs.upload import UploadThread
+from launch.jobs.in_job_upload import RunCopies
 from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage
 from tests.launch.train.test_end_to_end import SMALL, losses
@@ -128,7 +128,7 @@ def test_the_probe_and_a_runs_copies_use_the_store(tmp_path):
     (run / "logs").mkdir(parents=True)
     (run / "logs" / "a.log").write_text("one")
     notes.write_text(f"{run}\n")
-    copies = UploadThread(tmp_path / "runs", notes, place)
+    copies = RunCopies(tmp_path / "runs", notes, place)
     assert [copies.copy(), copies.copy()] == [1, 0]
     assert Storage(f"{place}/runs/t/1").read("logs/a.log", 10) == b"one"
 

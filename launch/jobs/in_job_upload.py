@@ -1,4 +1,5 @@
-"""Copies a job's runs to a URL while they run, because the head's disk may not outlive the job, and back to resume one.
+"""Inside a job: copies its runs to a URL while they run, because the head's disk may not outlive the job, and back to
+resume one.
 
 head's folder   runs/<name>/<id>/      -- every minute, if changed --> <url>/runs/<name>/<id>/
                     system/ logs/ ...  -- every ten minutes: they have a file per worker
@@ -42,7 +43,7 @@ class CopyError(SuiteError):
     """Some files of a run could not be copied."""
 
 
-class UploadThread:
+class RunCopies:
     """Copies changed files of the folders that a job recorded."""
 
     def __init__(self, runs: Path, notes: Path, url: str) -> None:
@@ -182,29 +183,26 @@ def uploading(log: Callable[[str], None]) -> Iterator[None]:
     if not url:
         yield
         return
-    copies = UploadThread(RUNS, job_notes(Path(STORAGE), os.environ[JOB]), url)
+    copies = RunCopies(RUNS, job_notes(Path(STORAGE), os.environ[JOB]), url)
     failed, shown = False, hide_secrets(url)
 
-    def copy_and_log() -> None:
+    def copy(last: bool, else_: str) -> None:
         nonlocal failed
         try:
-            copies.copy(last=False)
+            copies.copy(last)
             failed = False
         except Exception as error:
-            if not failed:
-                reason = hide_secrets(str(error))
-                log(f"could not copy all of the run to {shown} ({reason}); retrying every {INTERVAL_S:.0f} s")
+            if last or not failed:
+                log(f"could not copy all of the run to {shown} ({hide_secrets(str(error))}); {else_}")
             failed = True
 
-    thread = PeriodicThread(copy_and_log, INTERVAL_S, "copies", log_error)
+    retry = f"retrying every {INTERVAL_S:.0f} s"
+    thread = PeriodicThread(lambda: copy(False, retry), INTERVAL_S, "copies", log_error)
     thread.start()
     try:
         yield
     finally:
         thread.end(INTERVAL_S)
-        try:
-            copies.copy()
+        copy(True, f"its files are in {RUNS} on the head")
+        if not failed:
             log(f"copied to {shown}/runs; checkpoints are in {shown}/checkpoints")
-        except Exception as error:
-            reason = hide_secrets(str(error))
-            log(f"could not copy all of the run to {shown} ({reason}); its files are in {RUNS} on the head")

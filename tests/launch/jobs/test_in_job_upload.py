@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from launch.jobs import upload
-from launch.jobs.upload import CopyError, UploadThread, restore
+from launch.jobs import in_job_upload
+from launch.jobs.in_job_upload import CopyError, RunCopies, restore
 from launch.runs.store import COPIES
 
 
 def test_a_file_is_copied_again_only_if_it_changed(tmp_path):
     run, notes = tmp_path / "runs" / "t" / "1", tmp_path / "notes"
-    copies = UploadThread(tmp_path / "runs", notes, f"file://{tmp_path}/there")
+    copies = RunCopies(tmp_path / "runs", notes, f"file://{tmp_path}/there")
     assert copies.copy() == 0
     (run / "checkpoints").mkdir(parents=True)
     (run / "logs").mkdir()
@@ -55,7 +55,7 @@ def test_an_unreadable_file_does_not_prevent_the_copy_of_others(tmp_path, as_nob
     for name in ("a.log", "b.log", "c.log"):
         (run / name).write_text(name)
     (run / "a.log").chmod(0)
-    copies = UploadThread(tmp_path / "runs", notes, f"file://{tmp_path}/there")
+    copies = RunCopies(tmp_path / "runs", notes, f"file://{tmp_path}/there")
     for _ in range(2):
         with pytest.raises(CopyError, match=r"1 of its files cannot be read: .*a\.log.*; all others are copied"):
             copies.copy()
@@ -73,7 +73,7 @@ def refusing_store(tmp_path, names, refused):
         (run / name).write_text(name)
     for name in refused:
         (there / name).mkdir(parents=True)
-    return UploadThread(tmp_path / "runs", notes, f"file://{tmp_path}/there"), there
+    return RunCopies(tmp_path / "runs", notes, f"file://{tmp_path}/there"), there
 
 
 def test_refused_files_do_not_prevent_the_copy_of_others(tmp_path):
@@ -88,7 +88,7 @@ def test_refused_files_do_not_prevent_the_copy_of_others(tmp_path):
 
 
 def test_three_refusals_in_a_row_end_a_copy_and_refused_files_go_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(upload, "AT_ONCE", 1)
+    monkeypatch.setattr(in_job_upload, "AT_ONCE", 1)
     copies, there = refusing_store(tmp_path, "abcdef", "abce")
     with pytest.raises(CopyError, match=r"refused 3 of its files: .*/a: .*; the rest waits for the next copy"):
         copies.copy()
@@ -129,10 +129,10 @@ def test_a_copy_of_a_run_of_1024_workers_takes_few_requests_a_minute(tmp_path, m
     for folder in ("system", "logs"):
         (run / folder).mkdir(parents=True)
     monkeypatch.setattr(CountedStore, "puts", 0)
-    monkeypatch.setattr(upload, "open_store", lambda url: (CountedStore(), str(tmp_path / "there")))
-    copies, counts = UploadThread(tmp_path / "runs", notes, "counted://there"), []
+    monkeypatch.setattr(in_job_upload, "open_store", lambda url: (CountedStore(), str(tmp_path / "there")))
+    copies, counts = RunCopies(tmp_path / "runs", notes, "counted://there"), []
     for minute in range(11):
-        monkeypatch.setattr(upload.time, "monotonic", lambda now=60.0 * minute: 1e6 + now)
+        monkeypatch.setattr(in_job_upload.time, "monotonic", lambda now=60.0 * minute: 1e6 + now)
         work()
         counts.append(copies.copy(last=False))
     assert counts == [2051] + 9 * [3] + [2051]
@@ -148,10 +148,10 @@ def test_a_run_is_restored_from_its_url_on_a_head_that_does_not_have_it(tmp_path
     for name in ("experiment.toml", "metrics.jsonl", "logs/stage-0-0.log"):
         (run / name).write_text(name)
     (tmp_path / "notes").write_text(f"{run}\n")
-    UploadThread(first, tmp_path / "notes", url).copy()
+    RunCopies(first, tmp_path / "notes", url).copy()
     said = []
     second.mkdir()
-    monkeypatch.setattr(upload, "RUNS", second)
+    monkeypatch.setattr(in_job_upload, "RUNS", second)
     restore("t/1", said.append)  # without a URL
     monkeypatch.setenv(COPIES, url)
     restore("t/2", said.append)  # which the URL does not have
@@ -178,8 +178,8 @@ def test_a_restore_that_fails_leaves_nothing(tmp_path, monkeypatch):
                 raise OSError(5, "Input/output error")
             super().get_file(path1, path2, **options)
 
-    monkeypatch.setattr(upload, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(upload, "open_store", lambda url: (Failing(), str(tmp_path / "there/runs/t/1")))
+    monkeypatch.setattr(in_job_upload, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(in_job_upload, "open_store", lambda url: (Failing(), str(tmp_path / "there/runs/t/1")))
     monkeypatch.setenv(COPIES, "s3://bucket/x")
     with pytest.raises(
         CopyError, match=r"run t/1 is not on this head, and could not be copied from s3://bucket/x/runs"
@@ -195,7 +195,7 @@ def test_what_a_run_has_removed_is_not_restored(tmp_path, monkeypatch):
     for name in ("experiment.toml", "record.json"):
         (run / name).write_text(name)
     (tmp_path / "notes").write_text(f"{run}\n")
-    for copies in (UploadThread(tmp_path / "runs", tmp_path / "notes", f"file://{tmp_path}/there") for _ in range(2)):
+    for copies in (RunCopies(tmp_path / "runs", tmp_path / "notes", f"file://{tmp_path}/there") for _ in range(2)):
         (run / "record.json").write_text("record")
         copies.copy()
         assert (there / "record.json").exists()
@@ -203,5 +203,5 @@ def test_what_a_run_has_removed_is_not_restored(tmp_path, monkeypatch):
         copies.copy()
         assert [path.name for path in there.iterdir()] == ["experiment.toml"]
     (there / "record.json").write_text("of another driver")
-    UploadThread(tmp_path / "runs", tmp_path / "notes", f"file://{tmp_path}/there").copy()
+    RunCopies(tmp_path / "runs", tmp_path / "notes", f"file://{tmp_path}/there").copy()
     assert [path.name for path in there.iterdir()] == ["experiment.toml"]
