@@ -49,30 +49,24 @@ def versions(known: FactsByNode) -> list[Finding]:
             found.append(fault("versions", f"{package} is not installed on {_join_names(missing)}", _remedy(package)))
             continue
         one = _compare_versions(package, versions_of)
-        requirement = pinned.get(package)
-        version = next(iter(versions_of.values()))
-        if (
-            one.level == "ok"
-            and requirement
-            and version
-            and not Requirement(requirement).specifier.contains(version, True)
-        ):
+        wanted, version = pinned.get(package), next(iter(versions_of.values()))
+        if one.level == "ok" and wanted and not wanted.specifier.contains(str(version), True):
             one = warning(
-                "versions", f"{package} {version} everywhere, but the suite is tested with {requirement}",
-                f"pip install --constraint constraints.txt '{requirement}' on every node",
+                "versions", f"{package} {version} everywhere, but the suite is tested with {wanted}",
+                f"pip install --constraint constraints.txt '{wanted}' on every node",
             )  # fmt: skip
         found.append(one)
     found.append(_compare_versions("the suite's code", {node: facts.code for node, facts in known.items()}))
     return _join_ok("versions", found)
 
 
-def _pinned() -> dict[str, str]:
+def _pinned() -> dict[str, Requirement]:
     try:
         lines = importlib.metadata.requires("gpipe-suite") or []
     except importlib.metadata.PackageNotFoundError:
         return {}
-    requirement = [Requirement(line) for line in lines if "extra ==" not in line]
-    return {one.name: f"{one.name}{one.specifier}" for one in requirement if str(one.specifier).startswith("==")}
+    requirements = [Requirement(line) for line in lines if "extra ==" not in line]
+    return {one.name: one for one in requirements if str(one.specifier).startswith("==")}
 
 
 def _compare_versions(what: str, values: Mapping[Node, object]) -> Finding:
@@ -85,11 +79,8 @@ def _compare_versions(what: str, values: Mapping[Node, object]) -> Finding:
 
 def _remedy(what: str) -> str:
     if what == "the suite's code":
-        return (
-            "use one commit on every node: by one image, one shared folder, or "
-            + command("submit")
-            + ", which packs the files"
-        )
+        submit = command("submit")
+        return f"use one commit on every node: by one image, one shared folder, or {submit}, which packs the files"
     return f"install the same {what} everywhere: by one image, or pip install with constraints.txt"
 
 
@@ -100,19 +91,15 @@ def devices(known: FactsByNode) -> list[Finding]:
     kind = "GPU" if gpus else "core"
 
     def count(node: Node, facts: NodeFacts) -> int:
-        return (node.gpus if gpus else node.cpus) or 0 if node.cpus is not None else (
-            len(facts.gpus) if gpus else facts.cores
-        )  # fmt: skip
+        if node.cpus is None:
+            return len(facts.gpus) if gpus else facts.cores
+        return (node.gpus if gpus else node.cpus) or 0
 
     counts = {node: count(node, facts) for node, facts in known.items()}
     workers = {node: some for node, some in counts.items() if some}
     if not workers:
-        return [
-            *found,
-            fault(
-                "devices", f"no node offers a {kind}", "start nodes with ray start --num-cpus=, or use nodes with GPUs"
-            ),
-        ]
+        remedy = "start nodes with ray start --num-cpus=, or use nodes with GPUs"
+        return [*found, fault("devices", f"no node offers a {kind}", remedy)]
     where = _by_value(workers)
     if len(where) > 1:
         text = ", ".join(f"{some} on {_join_names(names)}" for some, names in where.items())
