@@ -7,7 +7,7 @@ Two message sizes give both: the small one costs the latency, and the large one'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -49,32 +49,35 @@ ALL_PAIRS = 8
 class LinkTask:
     """What a group of processes measures: pairs of ranks in turn, then an all-reduce over the ``reduced`` ranks."""
 
-    pairs: tuple[tuple[int, int], ...]
+    pairs: dict[tuple[int, int], tuple[str, str]]
+    """The names of their nodes, by ranks."""
     reduced: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class TaskResult:
-    """The measurements of one process: the pairs of which it is the first rank, and the all-reduce."""
+class LinkMeasurements:
+    """Links by the names of their nodes; for a link within a node both names are equal."""
 
-    pairs: dict[tuple[int, int], Link]
+    pairs: dict[tuple[str, str], Link]
     reduced: Link | None
+    reducers: int = 0
 
 
-def _measure(rank: int, world: int, rendezvous: str | Store, task: LinkTask, gpu: int | None) -> TaskResult:
-    """Joins the other processes, by a URL or in a store, and measures; in a pair the second rank only answers."""
+def _measure(rank: int, world: int, rendezvous: str | Store, task: LinkTask, gpu: int | None) -> LinkMeasurements:
+    """Joins the other processes, by a URL or in a store, and measures; in a pair the second rank only answers. Returns
+    the pairs of which this process is the first rank, and the all-reduce."""
     device = init_process_group(rank, world, rendezvous, 1, gpu, TIMEOUT_S)
     found = {}
-    for pair in task.pairs:
+    for (first, second), names in task.pairs.items():
         dist.all_reduce(torch.zeros(1))  # nobody else sends meanwhile
-        if rank in pair:
-            link = _pair_link(pair[1] if rank == pair[0] else pair[0], device)
-            if rank == pair[0]:
-                found[pair] = link
-    group = dist.new_group(list(task.reduced), timeout=TIMEOUT) if task.reduced else None
-    reduced = _reduction(group, len(task.reduced), device) if rank in task.reduced and group is not None else None
+        if rank == first:
+            found[names] = _pair_link(second, device)
+        elif rank == second:
+            _pair_link(first, device)
+    group = dist.new_group(list(task.reduced), timeout=TIMEOUT)
+    reduced = _reduction(group, len(task.reduced), device) if rank in task.reduced else None
     dist.destroy_process_group()
-    return TaskResult(found, reduced)
+    return LinkMeasurements(found, reduced, len(task.reduced))
 
 
 def _pair_link(peer: int, device: torch.device) -> Link:
@@ -123,19 +126,10 @@ class LinkActor:
         self._store.set_timeout(TIMEOUT)
         return int(self._store.port)
 
-    def measure(self, rank: int, world: int, host: str, port: int, task: LinkTask, use_gpu: bool) -> TaskResult:
+    def measure(self, rank: int, world: int, host: str, port: int, task: LinkTask, use_gpu: bool) -> LinkMeasurements:
         """Measures with the other workers; they meet in the first worker's store."""
         store = self._store if rank == 0 else TCPStore(host, port, is_master=False, timeout=TIMEOUT)
         return _measure(rank, world, store, task, 0 if use_gpu else None)
-
-
-@dataclass(frozen=True)
-class LinkMeasurements:
-    """Links by the names of their nodes; for a link within a node both names are equal."""
-
-    pairs: dict[tuple[str, str], Link]
-    reduced: Link | None
-    reducers: int = 0
 
 
 def actors_per_node(nodes: Sequence[Node]) -> tuple[list[Node], bool]:
@@ -159,7 +153,7 @@ def measure_with_ray(
         found = _unplaced(requested, silent, what)
         placed = sorted(ready)
         placed_on = [requested[at] for at in placed]
-        task, pair_names = plan(placed_on)
+        task = plan(placed_on)
         if not task.pairs:
             return None, found
         log(f"measuring {len(task.pairs)} links between {len(placed_on)} workers")
@@ -174,8 +168,8 @@ def measure_with_ray(
         if unanswered:
             rank, why = next(iter(unanswered.items()))
             return None, [*found, _link_fault(placed_on[rank].name, why)]
-        pairs = {pair_names[pair]: link for one in results.values() for pair, link in one.pairs.items()}
-        return LinkMeasurements(pairs, results[task.reduced[0]].reduced, len(task.reduced)), found
+        pairs = {names: link for one in results.values() for names, link in one.pairs.items()}
+        return replace(results[task.reduced[0]], pairs=pairs), found
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -201,8 +195,8 @@ def _link_fault(name: str, why: str) -> Finding:
     return fault("links", f"the links could not be measured: {name}: {why}", remedy)
 
 
-def plan(placed_on: Sequence[Node]) -> tuple[LinkTask, dict[tuple[int, int], tuple[str, str]]]:
-    """Returns the task of workers on these nodes, and the node names of each pair."""
+def plan(placed_on: Sequence[Node]) -> LinkTask:
+    """Returns the task of workers on these nodes."""
     first: dict[Node, int] = {}
     second: dict[Node, int] = {}
     for rank, node in enumerate(placed_on):
@@ -213,25 +207,24 @@ def plan(placed_on: Sequence[Node]) -> tuple[LinkTask, dict[tuple[int, int], tup
         between = [(first[a], first[b]) for at, a in enumerate(nodes) for b in nodes[at + 1 :]]
     else:
         between = [(first[a], first[b]) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True)]
-    pairs = (*within, *between)
     reduced = tuple(sorted(first.values())) if len(nodes) > 1 else tuple(range(len(placed_on)))
-    return LinkTask(pairs, reduced), {pair: (placed_on[pair[0]].name, placed_on[pair[1]].name) for pair in pairs}
+    return LinkTask({(a, b): (placed_on[a].name, placed_on[b].name) for a, b in [*within, *between]}, reduced)
 
 
 def measure_without_ray(name: str) -> tuple[LinkMeasurements | None, list[Finding]]:
     """Measures between two processes of this machine, started without Ray."""
     use_gpu = torch.cuda.device_count() >= 2
-    task = LinkTask(((0, 1),), (0, 1))
+    task = LinkTask({(0, 1): (name, name)}, (0, 1))
     try:
-        results: list[TaskResult] = run_processes(_measure_process, 2, task, use_gpu, deadline_s=BEGIN_S + PAIR_S)
+        results: list[LinkMeasurements] = run_processes(_measure_process, 2, task, use_gpu, deadline_s=BEGIN_S + PAIR_S)
     except (SuiteError, RuntimeError) as error:
         why = str(error).strip().splitlines()[-1]
         return None, [
             warning("links", f"two processes of {name} could not measure: {why}",
                     "check that the machine has a free core and 2 GiB of free memory")
         ]  # fmt: skip
-    return LinkMeasurements({(name, name): results[0].pairs[0, 1]}, results[0].reduced, 2), []
+    return results[0], []
 
 
-def _measure_process(rank: int, world: int, rendezvous: str, task: LinkTask, use_gpu: bool) -> TaskResult:
+def _measure_process(rank: int, world: int, rendezvous: str, task: LinkTask, use_gpu: bool) -> LinkMeasurements:
     return _measure(rank, world, rendezvous, task, rank if use_gpu else None)
