@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import aiohttp
 from ray.job_submission import JobDetails, JobStatus
@@ -75,52 +76,46 @@ def _cause(job: JobDetails) -> str:
 
 
 async def _follow(client: JobClient, job: str, console: Console, lost_s: float) -> None:
-    bar = Bar(console)
+    """Shows the complete lines of a log, each once: a new connection starts over and skips what was shown."""
+    seen, rest, lost_at, bar = 0, "", None, Bar(console)
+
+    def show(line: str) -> None:
+        if (update := read_update(line)) is not None:
+            bar.show(update)
+        elif not any(part in line for part in RAY_LINES):
+            bar.log(line)
+
     bar.start()
     try:
-        async for line in _lines(client, job, bar, lost_s):
-            update = read_update(line)
-            if update is not None:
-                bar.show(update)
-            elif not any(part in line for part in RAY_LINES):
-                bar.log(line)
+        while True:
+            skip = seen
+            with suppress(UnreachableError, aiohttp.ClientError, RuntimeError, OSError):
+                async for text in _chunks(client, job):
+                    if lost_at is not None:
+                        bar.log("connected again")
+                        lost_at = None
+                    new, skip = text[skip:], max(0, skip - len(text))
+                    seen += len(new)
+                    *lines, rest = (rest + new).split("\n")
+                    for line in lines:
+                        show(line)
+                if client.get_job_status(job).is_terminal():
+                    if rest:
+                        show(rest)
+                    return
+            if lost_at is None:
+                lost_at = time.monotonic()
+                bar.log(
+                    f"lost the connection to {client.address}; job {job} keeps running; reconnecting for {lost_s:.0f} s"
+                )
+            if time.monotonic() > lost_at + lost_s:
+                raise UnreachableError(
+                    f"the cluster at {client.address} has not answered for {lost_s:.0f} s; when it does, follow job "
+                    f"{job} again: {command('logs', JOB=job, ADDRESS=client.address)}"
+                )
+            await asyncio.sleep(1)
     finally:
         bar.stop()
-
-
-async def _lines(client: JobClient, job: str, bar: Bar, lost_s: float) -> AsyncIterator[str]:
-    """Yields the complete lines of a log, each once: a new connection starts over and skips what was yielded."""
-    seen, rest, lost_at = 0, "", None
-    while True:
-        skip = seen
-        try:
-            async for text in _chunks(client, job):
-                if lost_at is not None:
-                    bar.log("connected again")
-                    lost_at = None
-                new, skip = text[skip:], max(0, skip - len(text))
-                seen += len(new)
-                *lines, rest = (rest + new).split("\n")
-                for line in lines:
-                    yield line
-            if client.get_job_status(job).is_terminal():
-                if rest:
-                    yield rest
-                return
-        except (UnreachableError, aiohttp.ClientError, RuntimeError, OSError) as error:
-            if isinstance(error, JobError) and not isinstance(error, UnreachableError):
-                raise
-        if lost_at is None:
-            lost_at = time.monotonic()
-            bar.log(
-                f"lost the connection to {client.address}; job {job} keeps running; reconnecting for {lost_s:.0f} s"
-            )
-        if time.monotonic() > lost_at + lost_s:
-            raise UnreachableError(
-                f"the cluster at {client.address} has not answered for {lost_s:.0f} s; when it does, follow job {job} "
-                f"again: {command('logs', JOB=job, ADDRESS=client.address)}"
-            )
-        await asyncio.sleep(1)
 
 
 async def _chunks(client: JobClient, job: str) -> AsyncIterator[str]:
