@@ -84,14 +84,6 @@ def read_archive(printed: str) -> tuple[dict[str, Any], bytes]:
     return head, packed
 
 
-def _fetched_from(note: Path, source: dict[str, str]) -> bool:
-    """Whether a note names the source's storage. One of an older version has only an address, and so has a
-    storage that cannot be written."""
-    noted = read_json(note) or {}
-    known = "storage" if noted.get("storage") and source.get("storage") else "address"
-    return noted.get(known) == source[known]
-
-
 def unpack(packed: bytes, folders: list[str], runs: Path, source: dict[str, str]) -> None:
     """Unpacks an archive below ``runs``.
 
@@ -99,30 +91,31 @@ def unpack(packed: bytes, folders: list[str], runs: Path, source: dict[str, str]
     fetched from the same storage, RunFileError for a damaged note of that. In one storage a folder is one run, even if
     several jobs resumed it.
     """
-    for folder in folders:
-        place = _below(runs, folder)
-        note = place / FETCHED
-        if place.exists() and not _fetched_from(note, source):
-            raise JobError(
-                f"{place} already exists and was not fetched from the storage of this cluster, at "
-                f"{source['address']}; move it away and fetch again"
-            )
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-        for name in archive.getnames():
-            if not any(_below(runs, name).is_relative_to(_below(runs, folder)) for folder in folders):
-                raise JobError(f"the archive has {name}, which is not a file of these runs; nothing was unpacked")
         try:
+            places = [safe_join(runs, folder) for folder in folders]
+            files = [safe_join(runs, name) for name in archive.getnames()]
             check_files(archive, runs)
         except PathError as error:
-            raise JobError(f"{error}; nothing was unpacked") from None
-        for folder in folders:  # before the files, so that an interrupted fetch can be repeated
-            (runs / folder).mkdir(parents=True, exist_ok=True)
-            write_atomically(runs / folder / FETCHED, json.dumps(source) + "\n")
+            raise JobError(f"the archive is refused: {error}; nothing was unpacked") from None
+        for file in files:
+            if not any(file.is_relative_to(place) for place in places):
+                raise JobError(f"the archive has {file}, which is not a file of these runs; nothing was unpacked")
+        for place in places:
+            if place.exists() and not _fetched_from(place / FETCHED, source):
+                raise JobError(
+                    f"{place} already exists and was not fetched from the storage of this cluster, at "
+                    f"{source['address']}; move it away and fetch again"
+                )
+        for place in places:  # before the files, so that an interrupted fetch can be repeated
+            place.mkdir(parents=True, exist_ok=True)
+            write_atomically(place / FETCHED, json.dumps(source) + "\n")
         extract_files(archive, runs)
 
 
-def _below(runs: Path, path: str) -> Path:
-    try:
-        return safe_join(runs, path)
-    except PathError as error:
-        raise JobError(f"the archive has a path outside of {runs}: {error}; nothing was unpacked") from None
+def _fetched_from(note: Path, source: dict[str, str]) -> bool:
+    """Whether a note names the source's storage. One of an older version has only an address, and so has a
+    storage that cannot be written."""
+    noted = read_json(note) or {}
+    known = "storage" if noted.get("storage") and source.get("storage") else "address"
+    return noted.get(known) == source[known]

@@ -14,7 +14,7 @@ import sys
 import tarfile
 import uuid
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 EXCLUDED = {"checkpoints", "ray-train", "heartbeats.json", "lock", ".shared", "fetched.json"}
 """Folders and files of a run that are not packed."""
@@ -52,12 +52,6 @@ def mib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
-def fail(sentence: str) -> NoReturn:
-    """Prints a sentence and exits."""
-    print(sentence, flush=True)
-    sys.exit(1)
-
-
 def find_folders(runs: str, request: dict[str, Any]) -> list[str]:
     """Returns the run folders that a job noted, and the extra ones that were requested. Exits if there are none."""
     notes = os.path.join(request["storage"], "jobs", request["job"])
@@ -68,10 +62,10 @@ def find_folders(runs: str, request: dict[str, Any]) -> list[str]:
     folders += [os.path.join(runs, name) for name in request["extra_folders"]]
     folders = list(dict.fromkeys(os.path.realpath(folder) for folder in folders if folder and os.path.isdir(folder)))
     if not folders:
-        fail(f"it has made no run yet: no folder is noted in {notes}")
+        sys.exit(f"it has made no run yet: no folder is noted in {notes}")
     for folder in folders:
         if not folder.startswith(runs + os.sep):
-            fail(f"the run's folder {folder} lies outside of {runs}; copy it from there")
+            sys.exit(f"the run's folder {folder} lies outside of {runs}; copy it from there")
     return folders
 
 
@@ -107,7 +101,7 @@ def main(request: dict[str, Any]) -> None:
         largest = sorted(files, key=os.path.getsize, reverse=True)[:3]
         named = ", ".join(f"{path} ({mib(os.path.getsize(path))})" for path in largest)
         size = mib(raw_bytes) + (f", packed {mib(len(packed))}" if packed else "")
-        fail(
+        sys.exit(
             f"its files have {size}, and {mib(limit)} packed at most go through a job's log; copy "
             f"{' '.join(folders)} from the storage itself, the largest are {named}"
         )
