@@ -49,6 +49,11 @@ def installed_versions(names: list[str]) -> dict[str, str | None]:
     return {name: version(name) for name in names}
 
 
+def same_version(found: str | None, pinned: str) -> bool:
+    """Returns whether an installed version is the pinned one; a suffix such as +cpu is no other version."""
+    return (found or "").split("+")[0] == pinned
+
+
 def folder_of(location: str) -> str:
     """Returns the path of a folder, given as a path or as file://; an empty text for the URL of an object store."""
     scheme, _, path = location.rpartition("://")

@@ -12,6 +12,7 @@ from experiments.base.hints import command
 from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
 from launch.diagnostics.node_facts import PACKAGES, Folder, NodeFacts
 from launch.diagnostics.probes import Node
+from launch.node_probe import same_version
 from suite.pipeline.planning.devices import GIB
 
 MIB = 2**20
@@ -41,7 +42,7 @@ RAY_FULL = 0.95
 def versions(known: FactsByNode) -> list[Finding]:
     """Checks that Python, packages and the suite's source are equal everywhere, and that packages match their pins."""
     found = [_compare_versions("Python", {node: facts.python for node, facts in known.items()})]
-    pinned = _pinned()
+    pins = _pinned()
     for package in PACKAGES:
         versions_of: dict[Node, str | None] = {node: facts.versions[package] for node, facts in known.items()}
         missing = [node.name for node, version in versions_of.items() if version is None]
@@ -49,8 +50,9 @@ def versions(known: FactsByNode) -> list[Finding]:
             found.append(fault("versions", f"{package} is not installed on {_join_names(missing)}", _remedy(package)))
             continue
         one = _compare_versions(package, versions_of)
-        wanted, version = pinned.get(package), next(iter(versions_of.values()))
-        if one.level == "ok" and wanted and not wanted.specifier.contains(str(version), True):
+        version, pinned = next(iter(versions_of.values())), pins.get(package)
+        if one.level == "ok" and pinned and not same_version(version, pinned):
+            wanted = f"{package}=={pinned}"
             one = warning(
                 "versions", f"{package} {version} everywhere, but the suite is tested with {wanted}",
                 f"pip install --constraint constraints.txt '{wanted}' on every node",
@@ -60,13 +62,18 @@ def versions(known: FactsByNode) -> list[Finding]:
     return _join_ok("versions", found)
 
 
-def _pinned() -> dict[str, Requirement]:
+def _pinned() -> dict[str, str]:
+    """Returns the versions of the suite's direct dependencies that are pinned."""
     try:
-        lines = importlib.metadata.requires("gpipe-suite") or []
+        requirements = [Requirement(line) for line in importlib.metadata.requires("gpipe-suite") or []]
     except importlib.metadata.PackageNotFoundError:
         return {}
-    requirements = [Requirement(line) for line in lines if "extra ==" not in line]
-    return {one.name: one for one in requirements if str(one.specifier).startswith("==")}
+    return {
+        requirement.name: specifier.version
+        for requirement in requirements
+        for specifier in requirement.specifier
+        if specifier.operator == "==" and requirement.marker is None  # no extra
+    }
 
 
 def _compare_versions(what: str, values: Mapping[Node, object]) -> Finding:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -26,10 +25,9 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as listed by its driver; memory in bytes."""
+    """One GPU, as listed by its driver."""
 
     name: str
-    memory: int
     driver: str
 
 
@@ -46,7 +44,6 @@ class Folder:
 class NodeFacts:
     """One node."""
 
-    host: str
     python: str
     versions: dict[str, str | None]
     """None if a package is not installed."""
@@ -69,7 +66,6 @@ def gather(folders: list[str]) -> NodeFacts:
     """Returns the facts of this machine, with the disk space of ``folders``."""
     gpus, listing_error = list_gpus()
     return NodeFacts(
-        host=socket.gethostname(),
         python=platform.python_version(),
         versions=installed_versions(PACKAGES),
         code=code_digest(),
@@ -106,17 +102,16 @@ def list_gpus() -> tuple[tuple[Gpu, ...], str]:
 
     Queries the driver: Ray hides GPUs from a process that requested none, and torch then sees none.
     """
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=LISTING_S, check=True).stdout
-        rows = [[part.strip() for part in line.rsplit(",", 2)] for line in output.splitlines() if line.strip()]
-        # some devices share the host's memory and list none of their own
-        return tuple(Gpu(name, int(mib) * 2**20 if mib.isdigit() else 0, driver) for name, mib, driver in rows), ""
+        rows = [line.rpartition(",") for line in output.splitlines() if line.strip()]
+        return tuple(Gpu(name.strip(), driver.strip()) for name, _, driver in rows), ""
     except FileNotFoundError:
         return (), ""
     except subprocess.CalledProcessError as error:
         return (), f"nvidia-smi: {(error.stdout + error.stderr).strip()}"
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         return (), f"nvidia-smi: {error}"
 
 
@@ -124,11 +119,7 @@ def _usable_gpus() -> int:
     """Returns how many GPUs torch can use in a process from which none is hidden."""
     hidden = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
     variables = {name: value for name, value in os.environ.items() if name not in hidden}
-    command = [
-        sys.executable,
-        "-c",
-        "import torch; print(torch.cuda.is_available() * torch.cuda.device_count())",
-    ]
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.is_available() * torch.cuda.device_count())"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables, check=True).stdout
         return int(output.split()[-1])

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from experiments.base.hints import option
@@ -74,7 +73,7 @@ class _Probe:
         return function(*args)
 
 
-class RayProbes(LocalProbe):
+class RayProbes:
     """A context with a probe on every node of the Ray cluster at ``address`` (host:port); the probes take no device."""
 
     def __init__(self, address: str) -> None:
@@ -82,9 +81,8 @@ class RayProbes(LocalProbe):
 
     def __enter__(self) -> RayProbes:
         """Raises PlacementError when no cluster answers, or one with another Ray or Python version."""
-        import ray
-
         connect(self.address)
+        import ray
 
         self.cluster = str(ray.get_runtime_context().gcs_address)
         self.temporary = str(ray._private.worker.global_worker.node.get_temp_dir_path())  # type: ignore[union-attr]
@@ -92,15 +90,16 @@ class RayProbes(LocalProbe):
         self._probes = {node: start_on(node.id, _Probe) for node in self.nodes}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._probes.clear()
         shutdown()
 
     def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
         """Calls the function in the actors."""
         return collect({node: self._probes[node].call.remote(function, *arguments(node)) for node in nodes}, seconds)
+
+
+Probes = LocalProbe | RayProbes
 
 
 def connect(address: str) -> None:

@@ -146,7 +146,7 @@ def _packages(nodes: list[dict[str, Any]], pins: dict[str, str]) -> tuple[dict[s
         name: found
         for node in nodes
         for name, found in node["versions"].items()
-        if (found or "").split("+")[0] != pins[name]  # a suffix such as +cpu is no other version
+        if not node_probe.same_version(found, pins[name])
     }
     if not differ:
         return {}, f"all {len(pins)} pinned packages are installed on the cluster"

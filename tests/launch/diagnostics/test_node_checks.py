@@ -24,7 +24,6 @@ from tests.slow.planted import ROOT
 
 PATIENCE_S = 40.0
 FACTS = node_facts.NodeFacts(
-    host="a",
     python="3.11.7",
     versions=dict.fromkeys(node_facts.PACKAGES, "1.0"),
     code="c0de",
@@ -36,7 +35,7 @@ FACTS = node_facts.NodeFacts(
     shared=node_facts.Folder("/dev/shm", 32 * GIB, 32 * GIB),
     folders=(node_facts.Folder("/runs", 100 * GIB, 50 * GIB), node_facts.Folder("/tmp/ray", 100 * GIB, 50 * GIB)),
 )
-H100 = node_facts.Gpu("H100", 80 * GIB, "570.1")
+H100 = node_facts.Gpu("H100", "570.1")
 NODES = [Node(name, f"10.0.0.{at}", name, cpus=8, gpus=0) for at, name in enumerate("abc")]
 GPU_NODES = [replace(node, gpus=2) for node in NODES]
 GPU_FACTS = replace(FACTS, gpus=(H100, H100), usable=2)
@@ -202,13 +201,13 @@ def test_links_that_are_not_whole_are_none(tmp_path, text):
 
 def test_every_pair_of_few_nodes_and_a_ring_of_many():
     few = [node for node in NODES for _ in range(2)]
-    task, names = link_benchmark.plan(few)
-    assert sorted(names.values()) == [("a", "a"), ("a", "b"), ("a", "c"), ("b", "b"), ("b", "c"), ("c", "c")]
+    task = link_benchmark.plan(few)
+    assert sorted(task.pairs.values()) == [("a", "a"), ("a", "b"), ("a", "c"), ("b", "b"), ("b", "c"), ("c", "c")]
     assert task.reduced == (0, 2, 4)
     many = [Node(f"n{at}", "", f"n{at}") for at in range(20)]
-    task, names = link_benchmark.plan(many)
+    task = link_benchmark.plan(many)
     assert len(task.pairs) == 20
-    assert {name for pair in names.values() for name in pair} == {node.name for node in many}
+    assert {name for pair in task.pairs.values() for name in pair} == {node.name for node in many}
 
 
 def test_this_machine_alone_without_ray(tmp_path, monkeypatch):
