@@ -11,16 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1090,
-    "launch/backends": 1830,
+    "launch": 1360,
+    "launch/backends": 1820,
     "launch/benchmarks": 1180,
-    "launch/diagnostics": 1390,
+    "launch/diagnostics": 1310,
     "launch/gpu_check": 660,
     "launch/inference": 1280,
-    "launch/jobs": 1780,
+    "launch/jobs": 1460,
     "launch/planning": 480,
     "launch/runs": 570,
-    "launch/storage_sync": 540,
+    "launch/storage_sync": 470,
     "launch/supervision": 700,
     "launch/sweeps": 1210,
     "launch/tracking": 690,
@@ -56,7 +56,7 @@ BUDGETS = {
 TOP = ("launch", "experiments", "models", "suite")
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION, MOST_FILES = 350, 60, 20
 
-MOST_UNFORMATTED = 228
+MOST_UNFORMATTED = 223
 
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 22_000

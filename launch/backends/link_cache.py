@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ class LinkSpeeds:
     all_reduce: Link | None = None
     """With one worker per node, or two on a single node. ``bytes_per_s`` is what each worker sends: for n workers and s
     bytes the reduction takes latency + 2 (n - 1) / n * s / bytes_per_s, as in ``suite.pipeline.planning.plan``."""
-    measured: float = field(default_factory=time.time)
-    """Seconds since 1970."""
 
 
 def write_links(cache: Path, links: LinkSpeeds) -> Path:

@@ -77,11 +77,9 @@ def _pinned() -> dict[str, str]:
 
 
 def _compare_versions(what: str, values: Mapping[Node, object]) -> Finding:
-    where = _by_value(values)
-    if len(where) == 1:
-        return ok("versions", f"{what} {next(iter(where))}")
-    text = ", ".join(f"{value} on {_join_names(names)}" for value, names in where.items())
-    return fault("versions", f"{what} differs: {text}", _remedy(what))
+    if text := _differences(values):
+        return fault("versions", f"{what} differs: {text}", _remedy(what))
+    return ok("versions", f"{what} {next(iter(values.values()))}")
 
 
 def _remedy(what: str) -> str:
@@ -107,22 +105,16 @@ def devices(known: FactsByNode) -> list[Finding]:
     if not workers:
         remedy = "start nodes with ray start --num-cpus=, or use nodes with GPUs"
         return [*found, fault("devices", f"no node offers a {kind}", remedy)]
-    where = _by_value(workers)
-    if len(where) > 1:
-        text = ", ".join(f"{some} on {_join_names(names)}" for some, names in where.items())
+    if text := _differences(workers):
         found.append(
             warning("devices", f"unequal {kind}s: {text}", "find the missing ones, or choose K for the smallest node")
         )
-    for what in ("name", "driver"):
-        by_node_value = _by_value(
-            {node: ", ".join(sorted({getattr(g, what) for g in known[node].gpus})) for node in workers}
-        )
-        if gpus and len(by_node_value) > 1:
-            text = ", ".join(f"{value or 'none'} on {_join_names(names)}" for value, names in by_node_value.items())
-            found.append(
-                warning("devices", f"GPUs of different {what}s: {text}",
-                        "a pipeline is as fast as its slowest stage: use one kind of node and one driver"),
-            )  # fmt: skip
+    gpu_names = {node: sorted({gpu.name for gpu in known[node].gpus}) for node in workers}
+    drivers = {node: sorted({gpu.driver for gpu in known[node].gpus}) for node in workers}
+    for what, values in (("names", gpu_names), ("drivers", drivers)):
+        if text := _differences({node: ", ".join(some) or "none" for node, some in values.items()}):
+            remedy = "a pipeline is as fast as its slowest stage: use one kind of node and one driver"
+            found.append(warning("devices", f"GPUs of different {what}: {text}", remedy))
     if not found:
         memory = min(facts.memory for facts in known.values())
         names = sorted({gpu.name for facts in known.values() for gpu in facts.gpus})
@@ -180,7 +172,7 @@ def shared_memory(known: FactsByNode) -> list[Finding]:
 
 def disk(known: FactsByNode, temporary: str) -> list[Finding]:
     """Checks the free space for runs and for Ray, whose folder is ``temporary``."""
-    found, fewest = [], None
+    found = []
     for node, facts in known.items():
         for folder in facts.folders:
             text = f"{node.name}: {folder.path} has {_gib(folder.free)} free of {_gib(folder.size)}"
@@ -193,22 +185,26 @@ def disk(known: FactsByNode, temporary: str) -> list[Finding]:
                 )  # fmt: skip
             elif folder.path != temporary and folder.free < DISK_GOOD:
                 found.append(warning("disk", text, "free space: checkpoints of a large model will not fit"))
-            fewest = folder.free if fewest is None else min(fewest, folder.free)
-    if not found and fewest is not None:
-        paths = sorted({folder.path for facts in known.values() for folder in facts.folders})
-        return [ok("disk", f"at least {_gib(fewest)} free in {_join_names(paths)} on {_nodes(len(known))}")]
-    return found
+    folders = [folder for facts in known.values() for folder in facts.folders]
+    if found or not folders:
+        return found
+    fewest, paths = min(folder.free for folder in folders), sorted({folder.path for folder in folders})
+    return [ok("disk", f"at least {_gib(fewest)} free in {_join_names(paths)} on {_nodes(len(known))}")]
 
 
 def _used(folder: Folder) -> float:
     return 1 - folder.free / folder.size if folder.size else 1.0
 
 
-def _by_value(values: Mapping[Node, object]) -> dict[object, list[str]]:
+def _differences(values: Mapping[Node, object]) -> str:
+    """Returns which nodes have which value, the most frequent one first; an empty text if all have the same."""
     where: defaultdict[object, list[str]] = defaultdict(list)
     for node, value in values.items():
         where[value].append(node.name)
-    return dict(sorted(where.items(), key=lambda item: -len(item[1])))
+    if len(where) == 1:
+        return ""
+    by_count = sorted(where.items(), key=lambda item: -len(item[1]))
+    return ", ".join(f"{value} on {_join_names(names)}" for value, names in by_count)
 
 
 def _join_ok(subject: str, found: list[Finding]) -> list[Finding]:
