@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -84,8 +85,8 @@ def folder(path: str) -> Folder:
     place = Path(path).absolute()
     while not place.exists():
         place = place.parent
-    room = os.statvfs(place)
-    return Folder(path, room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize)
+    usage = shutil.disk_usage(place)
+    return Folder(path, usage.total, usage.free)
 
 
 def code_digest() -> str:
