@@ -184,11 +184,6 @@ class Experiment(FrozenRecord):
         raise SettingError(f"{self.name} has no scale slice, which is for the paper's translation runs; omit SCALE")
 
     @property
-    def steps(self) -> int:
-        """Of the whole run."""
-        return self.train.steps
-
-    @property
     def threads(self) -> int | None:
         """Compute threads per stage; None: cores / stages."""
         return self.train.threads

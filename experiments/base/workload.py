@@ -1,8 +1,8 @@
-"""What the planner needs of a run: its layers, sample micro-batches, pipeline and optimizer."""
+"""What is measured: layers with sample micro-batches, a pipeline and an optimizer. An experiment is one."""
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,39 +38,6 @@ class Measurable(Protocol):
 
     def key(self) -> str:
         """Returns a key that is equal for equal layer costs: of layers, sample, precision, optimizer."""
-
-
-class Workload(Measurable, Protocol):
-    """An experiment, or anything else that can be planned."""
-
-    @property
-    def min_rows(self) -> int:
-        """Rows that a step has at least; suggested plans have no more micro-batches."""
-
-    @property
-    def max_rows(self) -> int | None:
-        """Rows that a step has at most, an upper bound of R x M; None without a bound."""
-
-    @property
-    def batch(self) -> int:
-        """Tokens, images or other units of one step over all replicas."""
-
-    @property
-    def unit(self) -> str:
-        """Unit of ``batch``."""
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run."""
-
-    def with_pipeline(self, pipeline: PipelineSettings) -> Self:
-        """Returns the same workload with another pipeline."""
-
-    def trial_errors(self) -> list[str]:
-        """Returns all contradictions between its settings, apart from the devices, and what its data contradicts."""
-
-    def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
-        """Returns the same workload with a fraction of its mini-batch, and the setting for it."""
 
 
 class SingleThreadWorkload:

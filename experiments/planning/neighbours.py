@@ -9,15 +9,14 @@ from typing import Any
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.base.workload import Workload
 from suite.errors import SettingError
 from suite.settings import AUTO
 
-Change = tuple[Workload, str]
+Change = tuple[Experiment, str]
 """A workload, and the settings that make it."""
 
 
-def numbers_of_micro_batches(work: Workload) -> Iterator[Workload]:
+def numbers_of_micro_batches(work: Experiment) -> Iterator[Experiment]:
     """Yields the workload with K, 2K, 4K, ... micro-batches, as long as each has an example, and at last with the
     largest multiple of K; if there are fewer than K examples, with one for each."""
     pipeline, most = work.pipeline, max(1, work.min_rows // work.pipeline.replicas)
@@ -27,7 +26,7 @@ def numbers_of_micro_batches(work: Workload) -> Iterator[Workload]:
         yield work.with_pipeline(pipeline.model_copy(update={"micro_batches": count}))
 
 
-def kinds_of_change(work: Workload, cluster: Cluster, layers: int) -> Iterator[Iterator[Change]]:
+def kinds_of_change(work: Experiment, cluster: Cluster, layers: int) -> Iterator[Iterator[Change]]:
     """Yields candidates for each kind of change, smallest change first. ``layers`` counts the model's. A schedule from
     a file keeps its stages and micro-batches."""
     pipeline = work.pipeline
@@ -51,7 +50,7 @@ def kinds_of_change(work: Workload, cluster: Cluster, layers: int) -> Iterator[I
         yield _smaller(work, stages, min(pipeline.replicas, cluster.devices // stages))
 
 
-def _changed(work: Workload, **changes: Any) -> Change:
+def _changed(work: Experiment, **changes: Any) -> Change:
     """Returns the workload with another pipeline and without cells by hand, and the settings for it."""
     pipeline = work.pipeline.model_copy(update={**changes, "layers_per_cell": None})
     settings = [f"pipeline.{name}={value}" for name, value in changes.items()]
@@ -60,7 +59,7 @@ def _changed(work: Workload, **changes: Any) -> Change:
     return work.with_pipeline(pipeline), " ".join(settings)
 
 
-def _smaller(work: Workload, stages: int, replicas: int) -> Iterator[Change]:
+def _smaller(work: Experiment, stages: int, replicas: int) -> Iterator[Change]:
     """Yields stages and replicas for the available devices, with the whole mini-batch, half of it, a quarter, ...
 
     Micro-batches keep their size, and there are no more of them than examples.
@@ -87,7 +86,7 @@ def _smaller(work: Workload, stages: int, replicas: int) -> Iterator[Change]:
             return
 
 
-def limit_replicas_to_cluster(work: Workload, cluster: Cluster) -> tuple[Workload, tuple[str, ...]]:
+def limit_replicas_to_cluster(work: Experiment, cluster: Cluster) -> tuple[Experiment, tuple[str, ...]]:
     """Returns the workload with at most as many replicas as the cluster has devices for, and a note on the change.
 
     Mini-batch and total number of micro-batches stay the same, so each replica gets more micro-batches; with a schedule

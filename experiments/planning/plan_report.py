@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from experiments.base.cluster import Cluster
-from experiments.base.workload import Measurable, Workload
+from experiments.base.experiment import Experiment
+from experiments.base.workload import Measurable
 from models.chunked_loss import set_logits_bytes
 from suite.pipeline.model.cells import stage_of, virtual_stage_of
 from suite.pipeline.planning.costs import LayerCost
@@ -44,7 +45,7 @@ CostModel = Callable[[Measurable, Cluster], LayerCosts]
 class PlanReport:
     """A plan and its report."""
 
-    work: Workload
+    experiment: Experiment
     cluster: Cluster
     layer_costs: LayerCosts
     plan: Plan
@@ -63,12 +64,12 @@ class PlanReport:
     @property
     def units_per_second(self) -> float:
         """Throughput of all replicas."""
-        return self.work.batch / self.step_s
+        return self.experiment.batch / self.step_s
 
     @property
     def hours(self) -> float:
         """Hours of the whole run."""
-        return self.work.steps * self.step_s / 3600
+        return self.experiment.train.steps * self.step_s / 3600
 
     @property
     def hours_interval(self) -> tuple[float, float] | None:
@@ -76,11 +77,11 @@ class PlanReport:
         if self.step_interval_s is None:
             return None
         low, high = self.step_interval_s
-        return self.work.steps * low / 3600, self.work.steps * high / 3600
+        return self.experiment.train.steps * low / 3600, self.experiment.train.steps * high / 3600
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the run's layers, on the meta device, for the plan's devices; and the loss."""
-        layers, loss = self.work.build()
+        layers, loss = self.experiment.build()
         set_logits_bytes(layers, self.cluster.logits_bytes)
         return layers, loss
 
@@ -90,9 +91,9 @@ class PlanReport:
         Raises what the layers raise on fake tensors.
         """
         layers, loss = self.build()
-        sample, pipeline = self.work.sample(), self.plan.pipeline
+        sample, pipeline = self.experiment.sample(), self.plan.pipeline
         counts = count_flops(layers, loss, sample.typical.inputs, sample.typical.targets)
-        units = sample.units or self.work.batch / (pipeline.replicas * pipeline.micro_batches)
+        units = sample.units or self.experiment.batch / (pipeline.replicas * pipeline.micro_batches)
         shape = self.plan.layers_per_cell, self.plan.schedule_config, pipeline.stages, pipeline.micro_batches
         flops = step_flops(counts, *shape, units)
         return flops if flops.model_per_unit else None
@@ -106,7 +107,7 @@ class PlanReport:
         """Returns the record that ``make plan FORMAT=json`` prints: seconds, bytes, counts."""
         plan, pipeline = self.plan, self.plan.pipeline
         return {
-            "name": self.work.name,
+            "name": self.experiment.name,
             "cluster": str(self.cluster),
             "costs": self.layer_costs.source,
             "measured": self.layer_costs.measured,
@@ -123,9 +124,9 @@ class PlanReport:
             "cells": list(plan.layers_per_cell),
             "step_s": self.step_s,
             "lower_bound_s": plan.step_time_lower_bound_s,
-            f"{self.work.unit}_per_second": self.units_per_second,
+            f"{self.experiment.unit}_per_second": self.units_per_second,
             "bubble": plan.timeline.bubble,
-            "steps": self.work.steps,
+            "steps": self.experiment.train.steps,
             "hours": self.hours,
             "hours_interval": self.hours_interval,
             "device_bytes": plan.memory_limit_bytes + plan.reserve,
@@ -157,17 +158,18 @@ class PlanReport:
         plan, pipeline = self.plan, self.plan.pipeline
         largest = max(plan.cells, key=lambda cell: cell.peak_bytes)
         return [
-            f"plan of {self.work.name} on {self.cluster}; {self.kind} ({self.layer_costs.source})",
+            f"plan of {self.experiment.name} on {self.cluster}; {self.kind} ({self.layer_costs.source})",
             *(f"  {note}" for note in self.notes),
             f"  {sum(plan.layers_per_cell)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
             f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {_schedule_text(plan)}",
             *_stage_lines(plan),
             *_shared_parameters_line(plan, self.parameters),
             f"  step {in_seconds(self.step_s)} (lower bound {in_seconds(plan.step_time_lower_bound_s)}), "
-            f"bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.work.unit}/s, "
+            f"bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
             f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.memory_limit_bytes / GIB:.2f} GiB"
             f"{_reserve_text(plan)}{self._process_text(largest)}",
-            f"  {self.work.steps:,} steps of {self.work.batch:,} {self.work.unit}: {self._duration()}",
+            f"  {self.experiment.train.steps:,} steps of {self.experiment.batch:,} {self.experiment.unit}: "
+            f"{self._duration()}",
             *_alternative_lines(plan),
             *(self.placement.lines() if self.placement is not None else ()),
         ]

@@ -12,8 +12,9 @@ from itertools import islice
 
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
+from experiments.base.experiment import Experiment
 from experiments.base.hints import option
-from experiments.base.workload import Measurable, Workload
+from experiments.base.workload import Measurable
 from experiments.planning.model_facts import KeyedWork, model_facts, with_communicators, with_optimizer_state
 from experiments.planning.neighbours import kinds_of_change, numbers_of_micro_batches
 from experiments.planning.network import across_nodes, network_notes
@@ -70,14 +71,14 @@ def _source(device: Device) -> str:
     return f"operations and bytes over {device.name}{share}"
 
 
-def _of_run(layer_costs: LayerCosts, work: Workload, cluster: Cluster) -> LayerCosts:
+def _of_run(layer_costs: LayerCosts, work: Experiment, cluster: Cluster) -> LayerCosts:
     """Returns the costs with the state of the run's optimizer, and with its communicators."""
     machine = with_communicators(layer_costs.machine, work, cluster)
     return replace(layer_costs, costs=with_optimizer_state(layer_costs.costs, work), machine=machine)
 
 
 def plan_workload(
-    work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = (), given: str = "",
+    work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = (), given: str = "",
     log: Log = lambda text: None,
 ) -> PlanReport:  # fmt: skip
     """Returns the plan of a workload on a cluster. ``given`` are the user's settings of the workload.
@@ -104,12 +105,12 @@ def plan_workload(
 
 def _with_alternatives(report: PlanReport) -> PlanReport:
     """Returns the plan with the other schedules that its settings allow."""
-    layer_costs, pipeline = report.layer_costs, report.work.pipeline
-    each = bytes_per_parameter(report.work.optimizer, pipeline.replicas)
+    layer_costs, pipeline = report.layer_costs, report.experiment.pipeline
+    each = bytes_per_parameter(report.experiment.optimizer, pipeline.replicas)
     return replace(report, plan=compare_schedules(report.plan, layer_costs.costs, pipeline, each, layer_costs.machine))
 
 
-def _frozen_errors(work: Workload) -> list[str]:
+def _frozen_errors(work: Experiment) -> list[str]:
     """Returns faults of the model's frozen parameters, before workers start."""
     try:
         model_facts(work)
@@ -118,7 +119,7 @@ def _frozen_errors(work: Workload) -> list[str]:
     return []
 
 
-def _with_most_micro_batches(work: Workload) -> Workload:
+def _with_most_micro_batches(work: Experiment) -> Experiment:
     """Returns the workload with a number of micro-batches: if the plan may choose it, with 64K or as many as there are
     examples for."""
     if work.pipeline.micro_batches != AUTO:
@@ -126,7 +127,7 @@ def _with_most_micro_batches(work: Workload) -> Workload:
     return list(islice(numbers_of_micro_batches(work), MOST_DOUBLINGS + 1))[-1]
 
 
-def _memory_note(work: Workload, cluster: Cluster) -> Iterator[str]:
+def _memory_note(work: Experiment, cluster: Cluster) -> Iterator[str]:
     """Yields the memory that would suffice if no setting fits; nothing if memory is not the problem."""
     pipeline = work.pipeline
     if row_errors(work) or (pipeline.stages * pipeline.replicas > cluster.devices and not _shares_cores(cluster)):
@@ -142,7 +143,7 @@ def _memory_note(work: Workload, cluster: Cluster) -> Iterator[str]:
             yield f"no setting was found that fits; with {shape} the run needs {needs}"
 
 
-def least_memory(work: Workload, cluster: Cluster) -> int | None:
+def least_memory(work: Experiment, cluster: Cluster) -> int | None:
     """Returns the least memory of each device in bytes, reserve included, in tenths of a GiB; None if no memory is
     enough. Costs are estimated."""
     work = _with_most_micro_batches(work)
@@ -162,7 +163,7 @@ def least_memory(work: Workload, cluster: Cluster) -> int | None:
     return None if limit is None else -(-limit * workers // cluster.devices)
 
 
-def _reserve(work: Workload, memory: int) -> int:
+def _reserve(work: Experiment, memory: int) -> int:
     """Returns the bytes of a device that a plan leaves free."""
     return int(work.pipeline.memory_reserve * memory)
 
@@ -172,10 +173,10 @@ def _shares_cores(cluster: Cluster) -> bool:
     return cluster.kind == "cpu" and cluster.device is None and not cluster.nodes
 
 
-def row_errors(work: Workload) -> list[str]:
+def row_errors(work: Experiment) -> list[str]:
     """Returns a fault if there are more micro-batches than rows in a mini-batch."""
     pipeline, rows = work.pipeline, work.max_rows
-    if rows is None or pipeline.replicas * pipeline.micro_batches <= rows:
+    if pipeline.replicas * pipeline.micro_batches <= rows:
         return []
     return [
         f"R = {pipeline.replicas} x M = {pipeline.micro_batches:,} micro-batches are more than the {rows:,} examples "
@@ -202,7 +203,7 @@ def _merged(given: str, settings: str) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in pairs.items())
 
 
-def try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = ()) -> PlanReport:
+def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = ()) -> PlanReport:
     """Like ``plan_workload``, without suggestions."""
     if work.pipeline.micro_batches != AUTO:
         return _try_plan(work, cluster, cost_model, notes)
@@ -210,7 +211,7 @@ def try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tup
 
 
 def _with_fastest_micro_batches(
-    work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]
+    work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]
 ) -> PlanReport:
     """Plans with K, 2K, 4K, ... micro-batches until a step takes longer: more of them leave a smaller bubble, but each
     has fixed costs. Returns the fastest plan. Raises PlanError when none fits, with the faults of 64K micro-batches or
@@ -232,13 +233,13 @@ def _with_fastest_micro_batches(
         assert fault is not None, "at least one number was tried"
         raise fault
     best = min(plans, key=lambda plan: plan.step_s)
-    steps = ", ".join(f"{in_seconds(plan.step_s)} with M = {plan.work.pipeline.micro_batches}" for plan in plans)
-    more = f"; fewer than {plans[0].work.pipeline.micro_batches} do not fit" if fault is not None else ""
-    note = f"the plan chose M = {best.work.pipeline.micro_batches}: a step takes {steps}{more}"
+    steps = ", ".join(f"{in_seconds(plan.step_s)} with M = {plan.experiment.pipeline.micro_batches}" for plan in plans)
+    more = f"; fewer than {plans[0].experiment.pipeline.micro_batches} do not fit" if fault is not None else ""
+    note = f"the plan chose M = {best.experiment.pipeline.micro_batches}: a step takes {steps}{more}"
     return replace(best, notes=(*best.notes, note))
 
 
-def _try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]) -> PlanReport:
+def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]) -> PlanReport:
     pipeline = work.pipeline
     faults = work.trial_errors()
     if faults:
@@ -284,7 +285,7 @@ def _try_plan(work: Workload, cluster: Cluster, cost_model: CostModel, notes: tu
 def _with_step_interval(report: PlanReport) -> PlanReport:
     """Returns the plan with the seconds of a step at the highest and lowest efficiency of an estimated device, and with
     what the estimate leaves out where that matters."""
-    device, machine, keyed = report.layer_costs.device, report.layer_costs.machine, KeyedWork.of(report.work)
+    device, machine, keyed = report.layer_costs.device, report.layer_costs.machine, KeyedWork.of(report.experiment)
     if device is None:
         return report
     logits_bytes = report.cluster.logits_bytes
@@ -304,7 +305,7 @@ def _with_step_interval(report: PlanReport) -> PlanReport:
     return replace(report, notes=(*report.notes, note))
 
 
-def _on_one_host(machine: Machine, work: Workload, cluster: Cluster) -> Machine:
+def _on_one_host(machine: Machine, work: Experiment, cluster: Cluster) -> Machine:
     """Returns the machine with each worker's share of one host's memory and cores."""
     workers = work.pipeline.stages * work.pipeline.replicas
     return replace(
@@ -312,7 +313,7 @@ def _on_one_host(machine: Machine, work: Workload, cluster: Cluster) -> Machine:
     )
 
 
-def _process_bytes(work: Workload, cluster: Cluster, cost_model: CostModel) -> int:
+def _process_bytes(work: Experiment, cluster: Cluster, cost_model: CostModel) -> int:
     """Returns the bytes of a worker process itself, from the cost model."""
     try:
         return cost_model(work, cluster).machine.process_bytes
@@ -321,7 +322,7 @@ def _process_bytes(work: Workload, cluster: Cluster, cost_model: CostModel) -> i
 
 
 def suggest_changes(
-    work: Workload, cluster: Cluster, process: int = 0, log: Log = lambda text: None
+    work: Experiment, cluster: Cluster, process: int = 0, log: Log = lambda text: None
 ) -> Iterator[tuple[str, str]]:  # fmt: skip
     """Yields settings that fit, each the smallest change of its kind, and a description of the result.
 

@@ -71,7 +71,7 @@ def _rows(run: TranslationExperiment, cluster: Cluster) -> list[list[Value]]:
 
 
 def _row(fits: str, planned: PlanReport) -> list[Value]:
-    plan, work = planned.plan, planned.work
+    plan, work = planned.plan, planned.experiment
     pipeline, interval = plan.pipeline, planned.hours_interval
     assert interval is not None, "declared devices have estimated costs"
     return [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from launch.supervision.supervisor import Launcher
-from launch.worker.attempt import AttemptSpec
+from launch.worker.attempt import Attempt
 from launch.worker.devices import this_machine
 from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Placement
@@ -41,7 +41,7 @@ class Backend(ABC):
         """Returns one of a cluster's devices with measured rates; takes seconds."""
 
     @abstractmethod
-    def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
+    def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
 
     def check_workers(self, experiment: Experiment) -> None:  # noqa: B027  # optional: most start as many as needed
@@ -69,7 +69,7 @@ class LocalBackend(Backend):
         """This machine's device."""
         return this_device(cluster.bytes_per_device)
 
-    def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
+    def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher of plain processes."""
         from launch.backends.processes import ProcessLauncher
 

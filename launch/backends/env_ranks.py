@@ -1,6 +1,6 @@
 """LAUNCHER=env: torchrun or srun has started this command once for each worker, with RANK and WORLD_SIZE.
 
-    rank 0      plans, supervises, prints, runs worker 0     --- <n>: the spec of the n-th attempt, <n>/over -->
+    rank 0      plans, supervises, prints, runs worker 0     --- <n>: the n-th attempt, <n>/over -->
     rank r      waits for attempts, runs worker r of each    <-- <n>/<r>: its heartbeat, and how it ended
 
 They meet in the torch.distributed store at MASTER_ADDR and MASTER_PORT, and send JSON. A worker is a child process: its
@@ -32,7 +32,7 @@ from launch.backends.network_interface import use_interface_of
 from launch.backends.processes import run_alone, run_worker_at
 from launch.supervision.supervisor import Launcher
 from launch.supervision.watchdog import FIRST_HEARTBEAT_S, Watchdog
-from launch.worker.attempt import AttemptSpec
+from launch.worker.attempt import Attempt
 from suite import errors
 from suite.errors import FailureLocation, PlacementError, SettingError, SuiteError, WorkerDiedError, WorkerError
 from suite.pipeline.planning.placement import Node, Placement
@@ -51,7 +51,7 @@ LOST_S = FIRST_HEARTBEAT_S
 END_S = 5.0
 """Seconds for the ranks to see the end, after which torchrun kills those that are left."""
 
-_SPEC = TypeAdapter(AttemptSpec)
+_ATTEMPT = TypeAdapter(Attempt)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Ranks:
             raise PlacementError(f"the {os.environ['WORLD_SIZE']} processes did not meet at {where}: {error}") from None
         return Ranks(rank, world, int(os.environ["LOCAL_RANK"]), store)
 
-    def run_worker(self, number: int, spec: AttemptSpec, should_stop: Callable[[], bool]) -> SuiteError | None:
+    def run_worker(self, number: int, attempt: Attempt, should_stop: Callable[[], bool]) -> SuiteError | None:
         """Runs this rank's worker of an attempt; returns how it failed."""
         import torch
 
@@ -95,14 +95,14 @@ class Ranks:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "")  # that of the host name, instead of loopback
         prefix = f"workers/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{number}"
         # srun may show each process its own GPU alone
-        device = None if not spec.use_gpu else 0 if torch.cuda.device_count() == 1 else self.local_rank
+        device = None if not attempt.use_gpu else 0 if torch.cuda.device_count() == 1 else self.local_rank
         return run_alone(
             run_worker_at,
             self.rank,
             self.world,
             f"{host} {port}",
             prefix,
-            spec,
+            attempt,
             device,
             socket.gethostname(),
             should_stop=should_stop,
@@ -122,7 +122,7 @@ class Ranks:
         raise AssertionError
 
     def _serve_attempt(self, number: int, folder: Path) -> None:
-        spec, signs, due = _SPEC.validate_json(self.store.get(str(number))), count(), 0.0
+        attempt, signs, due = _ATTEMPT.validate_json(self.store.get(str(number))), count(), 0.0
 
         def send(ended: bool = False, error: SuiteError | None = None) -> None:
             heartbeat = "".join(path.read_bytes().decode("latin-1") for path in folder.glob("*.json"))
@@ -137,11 +137,11 @@ class Ranks:
             send()
             return bool(self.store.check([f"{number}/over"]))
 
-        if spec.folder.is_dir():
-            failed = self.run_worker(number, replace(spec, heartbeats=folder), is_over)
+        if attempt.folder.is_dir():
+            failed = self.run_worker(number, replace(attempt, heartbeats=folder), is_over)
         else:
             failed = SettingError(
-                f"{socket.gethostname()} has no folder {spec.folder}; start the command where all nodes share it"
+                f"{socket.gethostname()} has no folder {attempt.folder}; start the command where all nodes share it"
             )
         send(ended=True, error=failed)
 
@@ -210,7 +210,7 @@ class EnvBackend(LocalBackend):
                 "or set pipeline.stages and pipeline.replicas"
             )
 
-    def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
+    def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher of the ranks' workers."""
         return nullcontext(RankLauncher(self.ranks))
 
@@ -223,13 +223,13 @@ class RankLauncher:
     lost: int | None = None
     _numbers: Any = field(default_factory=count)
 
-    def run(self, spec: AttemptSpec, experiment: Experiment, watchdog: Watchdog) -> None:
+    def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt, until it ends, or a worker fails, or the watchdog has a verdict."""
         store, number, others = self.ranks.store, next(self._numbers), range(1, self.ranks.world)
         keys = [f"{number}/{rank}" for rank in others]
         for key in keys:
             store.set(key, json.dumps([-1, "", False, None]))
-        store.set(str(number), _SPEC.dump_json(spec))
+        store.set(str(number), _ATTEMPT.dump_json(attempt))
         seen, running, due = dict.fromkeys(others, (-1, time.monotonic())), set(others), 0.0
         failure: SuiteError | None = None
 
@@ -255,7 +255,7 @@ class RankLauncher:
             return failure is not None or watchdog.should_stop
 
         try:
-            own = self.ranks.run_worker(number, spec, is_over)
+            own = self.ranks.run_worker(number, attempt, is_over)
             while own is None and running and not is_over():
                 time.sleep(POLL_S)
         finally:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # not needed to start processes
 
     from experiments.base.experiment import Experiment
     from launch.supervision.watchdog import Watchdog
-    from launch.worker.attempt import AttemptSpec
+    from launch.worker.attempt import Attempt
 
 PRELOAD = ["launch.worker.worker", "deepspeed"]
 """Imported once, by the forkserver: a worker then starts in a tenth of a second."""
@@ -233,9 +233,9 @@ def _call(
 class ProcessLauncher:
     """Starts a job's K x R workers as processes on this machine."""
 
-    def run(self, spec: AttemptSpec, experiment: Experiment, watchdog: Watchdog) -> None:
+    def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt, until it ends or the watchdog has a verdict."""
-        run_attempt(spec, experiment, should_stop=lambda: watchdog.should_stop)
+        run_attempt(attempt, experiment, should_stop=lambda: watchdog.should_stop)
 
     def available_devices(self, workers: int) -> int:
         """Returns ``workers``: this machine does not lose devices."""
@@ -243,49 +243,52 @@ class ProcessLauncher:
 
 
 def run_attempt(
-    spec: AttemptSpec, experiment: Experiment, deadline_s: float = 365 * 86400.0, should_stop: Callable[[], bool] = bool
+    attempt: Attempt, experiment: Experiment, deadline_s: float = 365 * 86400.0, should_stop: Callable[[], bool] = bool
 ) -> None:
     """Runs one attempt without a watchdog."""
     from launch.worker.attempt import threads_of
 
-    workers = experiment.pipeline.stages * experiment.pipeline.replicas
     os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
     try:
-        run_processes(run_worker, workers, spec, deadline_s=deadline_s, should_stop=should_stop)
+        run_processes(run_worker, attempt.workers, attempt, deadline_s=deadline_s, should_stop=should_stop)
     except RuntimeError as error:
         last = str(error).strip().splitlines()[-1]
         raise WorkerError(
-            f"a worker failed while it started: {last}; the logs are in {spec.folder / 'logs'}"
+            f"a worker failed while it started: {last}; the logs are in {attempt.folder / 'logs'}"
         ) from error
 
 
 def run_worker(
-    rank: int, world: int, rendezvous: str | Store, spec: AttemptSpec, device: int | None = None, node: str = ""
+    rank: int, world: int, rendezvous: str | Store, attempt: Attempt, device: int | None = None, node: str = ""
 ) -> None:
     """Runs one worker of a job in this process, on GPU ``device`` (by default that of its rank) if the job uses GPUs.
     The workers meet at a URL or in a store."""
     import torch.distributed as dist
     from tqdm import tqdm
 
+    from experiments.registry import read_experiment_file
     from launch.worker.distributed import init_process_group
     from launch.worker.gpu_debug import start_flight_recorder
+    from launch.worker.run_plan import RunPlan
     from launch.worker.worker import train_stage
 
     tqdm.set_lock(threading.RLock())  # tqdm's default lock is shared between processes, and outlives a killed one
-    gpu = (rank if device is None else device) if spec.use_gpu else None
-    if spec.use_gpu:
-        start_flight_recorder(spec.run.gpu, spec.attempt)
-    init_process_group(rank, world, rendezvous, gpu=gpu, timeout_s=spec.timeout_s)
-    train_stage(spec, rank, node)
+    experiment_file, plan_file = attempt.records
+    experiment, plan = read_experiment_file(experiment_file), RunPlan.read(plan_file)
+    gpu = (rank if device is None else device) if attempt.use_gpu else None
+    if attempt.use_gpu:
+        start_flight_recorder(attempt.run.gpu, attempt.number)
+    init_process_group(rank, world, rendezvous, gpu=gpu, timeout_s=plan.timeout_s)
+    train_stage(experiment, plan, attempt, rank, node)
     dist.destroy_process_group()
 
 
 def run_worker_at(
-    rank: int, world: int, address: str, prefix: str, spec: AttemptSpec, device: int | None, node: str
+    rank: int, world: int, address: str, prefix: str, attempt: Attempt, device: int | None, node: str
 ) -> None:
     """Runs one worker of a job that meets in the store at ``host port``, with keys of its attempt's own prefix."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     host, port = address.split()
     store = PrefixStore(prefix, TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
-    run_worker(rank, world, store, spec, device, node)
+    run_worker(rank, world, store, attempt, device, node)

@@ -7,7 +7,6 @@ of its worker, and forks the next one within a tenth of a second from a server t
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,9 @@ import ray
 
 from launch.backends.network_interface import rendezvous_store, use_interface_of
 from launch.backends.processes import run_alone, run_worker_at
-from launch.backends.ray_dispatcher import Attempt, Report
+from launch.backends.ray_dispatcher import Report
 from launch.ray_nodes import own_node
+from launch.worker.attempt import Attempt
 
 PRELOAD = ["ray._private.workers.default_worker"]
 """The main module of an agent's process: multiprocessing imports it again in each worker."""
@@ -103,8 +103,8 @@ def _device() -> int:
 
 def _work(rank: int, address: str, attempt: Attempt, device: int | None, node: str, heartbeats: Path) -> None:
     """Entry point of the worker's process."""
-    spec = replace(pickle.loads(attempt.spec), heartbeats=heartbeats)
-    if spec.working_dir is not None and spec.working_dir.is_dir():  # other machines may not have it
-        os.chdir(spec.working_dir)
+    if attempt.working_dir is not None and attempt.working_dir.is_dir():  # other machines may not have it
+        os.chdir(attempt.working_dir)
     # a prefix per attempt, so that keys of earlier attempts are not found
-    run_worker_at(rank, attempt.workers, address, str(attempt.number), spec, device, node)
+    prefix, own = str(attempt.number), replace(attempt, heartbeats=heartbeats)
+    run_worker_at(rank, attempt.workers, address, prefix, own, device, node)

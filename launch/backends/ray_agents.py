@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from experiments.base.experiment import Experiment
 from launch.backends.ray_connection import END_S, POLL_S
-from launch.backends.ray_dispatcher import Attempt, Dispatcher, Report
+from launch.backends.ray_dispatcher import Dispatcher, Report
 from launch.ray_nodes import own_node, start_on
 from launch.supervision.watchdog import Watchdog
-from launch.worker.attempt import AttemptSpec, threads_of
+from launch.worker.attempt import Attempt, threads_of
 from suite.errors import WorkerError
 
 START_DEADLINE = 180
@@ -22,8 +21,8 @@ START_DEADLINE = 180
 class Agents:
     """The running agents of some devices."""
 
-    def __init__(self, spec: AttemptSpec, experiment: Experiment, nodes: Sequence[str]) -> None:
-        """Starts the agents. ``nodes`` has the node id of each rank; ``spec`` that of the first attempt."""
+    def __init__(self, attempt: Attempt, experiment: Experiment, nodes: Sequence[str]) -> None:
+        """Starts the agents. ``nodes`` has the node id of each rank; ``attempt`` is the first."""
         self.workers = len(nodes)
         self._watchdog: Watchdog | None = None
         """That of the current attempt."""
@@ -31,7 +30,7 @@ class Agents:
         self._failure: Exception | None = None
         # an event, because Thread.is_alive is wrong after an interrupted join
         self._ended = threading.Event()
-        trainer = _trainer(spec, experiment, nodes, self._dispatcher)
+        trainer = _trainer(attempt, experiment, nodes, self._dispatcher)
         # in a thread, because in the main thread Ray Train handles an interrupt itself: it silently ends the process
         # with exit code 0
         threading.Thread(target=self._fit, args=[trainer], daemon=True).start()
@@ -49,12 +48,11 @@ class Agents:
         """Whether Ray Train still runs them all."""
         return not self._ended.is_set()
 
-    def begin(self, spec: AttemptSpec, watchdog: Watchdog) -> None:
+    def begin(self, attempt: Attempt, watchdog: Watchdog) -> None:
         """Starts an attempt; its number must be greater than the previous one's. ``watchdog`` gets the heartbeats."""
         import ray
 
         self._watchdog = watchdog
-        attempt = Attempt(spec.attempt, self.workers, spec.use_gpu, pickle.dumps(spec))
         ray.get(self._dispatcher.begin.remote(attempt), timeout=START_DEADLINE)
 
     def reports(self) -> dict[int, Report]:
@@ -91,7 +89,7 @@ class Agents:
         self._ended.wait(END_S)
 
 
-def _trainer(spec: AttemptSpec, experiment: Experiment, nodes: Sequence[str], dispatcher: Any) -> Any:
+def _trainer(attempt: Attempt, experiment: Experiment, nodes: Sequence[str], dispatcher: Any) -> Any:
     """Returns the trainer that runs an agent on each device. Ray Train's ranks equal ours, because it numbers them node
     by node in this order."""
     import ray.train
@@ -105,13 +103,13 @@ def _trainer(spec: AttemptSpec, experiment: Experiment, nodes: Sequence[str], di
         backend_config=_backend_config(),
         scaling_config=ray.train.ScalingConfig(  # type: ignore[call-arg]
             num_workers=len(nodes),
-            use_gpu=spec.use_gpu,
-            resources_per_worker={"GPU": 1} if spec.use_gpu else {"CPU": 1},
+            use_gpu=attempt.use_gpu,
+            resources_per_worker={"GPU": 1} if attempt.use_gpu else {"CPU": 1},
             label_selector=[{"ray.io/node-id": node} for node in nodes],
         ),
         run_config=ray.train.RunConfig(
-            name=f"ray-train/{spec.attempt}",
-            storage_path=str(spec.folder),
+            name=f"ray-train/{attempt.number}",
+            storage_path=str(attempt.folder),
             worker_runtime_env={
                 "env_vars": {"OMP_NUM_THREADS": str(threads_of(experiment)), "TOKENIZERS_PARALLELISM": "false"}
             },

@@ -20,7 +20,7 @@ from launch.ray_nodes import reason, start_on
 from launch.runs.store import CACHE
 from launch.storage_sync.data_transfer import receiver_on, send_folder
 from launch.supervision.supervisor import Launcher
-from launch.worker.attempt import AttemptSpec, run_logger
+from launch.worker.attempt import Attempt, run_logger
 from launch.worker.devices import cpu_model, gpus, this_machine
 from launch.worker.measure import LayerMeasurements
 from suite.errors import BusyError, PlacementError
@@ -40,9 +40,9 @@ class RayBackend(LocalBackend):
     def __init__(self) -> None:
         self._connection = Connection()
 
-    def started(self, spec: AttemptSpec, planned: Placement | None) -> AbstractContextManager[Launcher]:
+    def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
-        return RayTrainLauncher(self._connection, spec.use_gpu, planned, run_logger(spec.run.messages))
+        return RayTrainLauncher(self._connection, attempt.use_gpu, planned, run_logger(attempt.run.messages))
 
 
 class RayClusterBackend(RayBackend):

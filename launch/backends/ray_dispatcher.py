@@ -8,23 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from launch.worker.attempt import Attempt
 from suite.errors import SuiteError
 
 Report = SuiteError | None
 """How a worker ended: its error, or None if it finished the job."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """An attempt, as the driver hands it to the agents."""
-
-    number: int
-    workers: int
-    use_gpu: bool
-    spec: bytes
-    """The pickled AttemptSpec: only workers import its classes."""
 
 
 class Dispatcher:

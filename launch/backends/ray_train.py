@@ -14,7 +14,7 @@ from launch.backends.ray_connection import POLL_S, Connection, answering, wait_f
 from launch.runs.checkpoints import checkpoint_location
 from launch.storage_sync.folder_mirror import FolderMirror
 from launch.supervision.watchdog import Watchdog
-from launch.worker.attempt import AttemptSpec
+from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import Heartbeat
 from suite.errors import (
     BusyError,
@@ -62,35 +62,34 @@ class RayTrainLauncher:
     ) -> None:
         self._close(skip_last_copy=False)
 
-    def run(self, spec: AttemptSpec, experiment: Experiment, watchdog: Watchdog) -> None:
+    def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt. Raises the first SuiteError of a worker, WorkerDiedError if a worker died, PlacementError
         if the cluster does not answer or is too small, WorkerError otherwise."""
         try:
             self._connection.open(len(watchdog.coords))
             self._device_timeout_s = experiment.train.device_timeout_s
             watchdog.paused = True
-            agents = self._agents_for(spec, experiment)
+            agents = self._agents_for(attempt, experiment)
             watchdog.paused = False
-            agents.begin(spec, watchdog)
+            agents.begin(attempt, watchdog)
             _wait_for_workers(agents, watchdog)
         except Exception as error:
             raise self._handle_failure(error, watchdog) from error
         self._release()
 
-    def _agents_for(self, spec: AttemptSpec, experiment: Experiment) -> Agents:
+    def _agents_for(self, attempt: Attempt, experiment: Experiment) -> Agents:
         """Returns the previous attempt's agents if they can be reused, otherwise new ones."""
-        pipeline = experiment.pipeline
-        if self._can_reuse_agents(pipeline.stages * pipeline.replicas):
+        if self._can_reuse_agents(attempt.workers):
             assert self._agents is not None
             return self._agents
         self._release()
-        placement = self._place(pipeline.stages, pipeline.replicas)
-        checkpoints = checkpoint_location(spec.run, experiment)
+        placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas)
+        checkpoints = checkpoint_location(attempt.run, experiment)
         self._mirror = FolderMirror(
-            spec.folder, spec.data, placement.nodes, checkpoints, self._unshared_nodes, self._log
+            attempt.folder, attempt.data, placement.nodes, checkpoints, self._unshared_nodes, self._log
         )
         self._mirror.start()
-        self._agents = Agents(spec, experiment, placement.ids)
+        self._agents = Agents(attempt, experiment, placement.ids)
         return self._agents
 
     def _can_reuse_agents(self, workers: int) -> bool:

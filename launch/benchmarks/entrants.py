@@ -9,7 +9,7 @@ import torch
 from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients
 from experiments.benchmark.peers.roster import PEERS
 from experiments.benchmark.peers.workload import SEED
-from launch.worker.engine import PartitionedModel, assemble
+from launch.worker.engine import PartitionedModel, make_executor, make_optimizer
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
 
@@ -24,22 +24,23 @@ class Suite:
         layers, loss = work.build()
         planned, schedule_config = context.plans[name]
         model = PartitionedModel(layers, loss, cell_ranges(planned, len(layers)), schedule_config)
-        self._engine = assemble(place, model, torch.device("cpu"), work.optimizer, SEED)
+        self._executor, groups = make_executor(place, model, torch.device("cpu"), work.optimizer.precision, SEED)
+        self._optimizer = make_optimizer(self._executor, groups, model, work.optimizer)
         self._batch = context.batch if place.is_first or place.is_last else None
 
     def step(self) -> None:
         """Forward and backward of the mini-batch, then the reduction over replicas."""
-        self._engine.executor.train(self._batch, 0)
-        self._engine.optimizer.finish_reduction()
+        self._executor.train(self._batch, 0)
+        self._optimizer.finish_reduction()
 
     def gradients(self) -> Gradients:
         """Returns this stage's full gradients, even if a worker holds only a shard of them."""
-        keys = self._engine.executor.stage.named_parameters()
-        return {key: self._engine.optimizer.gradient(key) for key in keys}
+        keys = self._executor.stage.named_parameters()
+        return {key: self._optimizer.gradient(key) for key in keys}
 
     def clear(self) -> None:
         """Drops the gradients."""
-        self._engine.optimizer.clear()
+        self._optimizer.clear()
 
 
 WITH_ACTIVATIONS = ("sleeping", "layers", "translation", "replicas")

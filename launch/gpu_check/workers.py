@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,16 +13,15 @@ from torch import Tensor
 
 from launch.gpu_check.work import model
 from launch.worker.distributed import init_process_group
-from launch.worker.links import make_links
+from launch.worker.engine import PartitionedModel, make_executor, make_optimizer
 from models import embedding
 from models.shape import TransformerShape
 from suite.pipeline.model.microbatch import MiniBatch
-from suite.pipeline.model.topology import RankCoord, make_groups, transport_of
-from suite.pipeline.runtime.executor import Executor
+from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.p2p import Deadline
-from suite.pipeline.runtime.skip import communicating_pairs, find_skips
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.weight_grad import weight_grad_sum
+from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import OptimizerSettings
 
@@ -50,17 +48,11 @@ def train(
 ) -> Arrays:  # fmt: skip
     """Runs forward, recomputation and backward of a mini-batch; returns the gradients of this worker's stage."""
     device, coord = _join(rank, world, rendezvous, stages, use_gpu)
-    layers, loss = model(start.shape, dtype)
-    cells = cells_of(start.shape, stages)
-    stage = Stage(layers, [cells[coord.stage]], loss if coord.is_last else None, device, "fp32", seed=0)
-    _set_weights(start, stage)
-    groups = make_groups(coord, DEADLINE_S, communicating_pairs(find_skips(layers), cells, stages))
-    schedule_config = replace(SCHEDULE_CONFIG, transport=transport_of(device))
-    links = make_links(coord, layers, cells, groups, device, Deadline(DEADLINE_S), schedule_config)
-    Executor(coord, stage, links, schedule_config).train(start.batch, 0)
-    gradients = {
-        key: np.zeros(p.shape) if p.grad is None else p.grad.cpu().numpy() for key, p in parameters(stage).items()
-    }
+    executor, _ = make_executor(coord, _partitioned(start.shape, stages, dtype), device, "fp32", 0, _status())
+    own = parameters(executor.stage)
+    _set_weights(start, own)
+    executor.train(start.batch, 0)
+    gradients = {key: np.zeros(p.shape) if p.grad is None else p.grad.cpu().numpy() for key, p in own.items()}
     _leave()
     return gradients
 
@@ -70,17 +62,16 @@ def train_and_update(
 ) -> tuple[tuple[float, ...], bool]:
     """Does a step with its update, on a worker assembled as in a run, in fp32; returns the gradient norm of each layer,
     and whether weights changed."""
-    from launch.worker.engine import PartitionedModel, assemble  # imports packages that a bare checkout lacks
-
     device, coord = _join(rank, world, rendezvous, stages, use_gpu)
-    layers, loss = model(start.shape, torch.float32)
-    partitioned = PartitionedModel(layers, loss, cells_of(start.shape, stages), SCHEDULE_CONFIG)
-    engine = assemble(coord, partitioned, device, OptimizerSettings(warmup_steps=1), 0, partial(_set_weights, start))
+    partitioned = _partitioned(start.shape, stages, torch.float32)
+    executor, groups = make_executor(coord, partitioned, device, "fp32", 0, _status())
+    _set_weights(start, parameters(executor.stage))
+    optimizer = make_optimizer(executor, groups, partitioned, OptimizerSettings(warmup_steps=1))
     batch = start.batch
     begin, end = (len(batch) * at // coord.replicas for at in (coord.replica, coord.replica + 1))
     share = MiniBatch(batch.inputs[begin:end], batch.targets[begin:end], batch.weight, begin)
-    norms = engine.optimizer.update(engine.executor.train(share, 0), 0).layer_norms
-    after = parameters(engine.executor.stage).items()
+    norms = optimizer.update(executor.train(share, 0), 0).layer_norms
+    after = parameters(executor.stage).items()
     changed = any((p.detach().cpu().numpy() != start.weights[key].astype(np.float32)).any() for key, p in after)
     _leave()
     return norms, changed
@@ -109,8 +100,16 @@ def parameters(stage: Stage) -> dict[str, Tensor]:
     return {f"layer {layer}, {name}": parameter for (layer, name), parameter in stage.named_parameters().items()}
 
 
-def _set_weights(start: Start, stage: Stage) -> None:
-    for key, parameter in parameters(stage).items():
+def _partitioned(shape: TransformerShape, stages: int, dtype: torch.dtype) -> PartitionedModel:
+    return PartitionedModel(*model(shape, dtype), cells_of(shape, stages), SCHEDULE_CONFIG)
+
+
+def _status() -> WorkerStatus:
+    return WorkerStatus(Deadline(DEADLINE_S))
+
+
+def _set_weights(start: Start, own: Mapping[str, Tensor]) -> None:
+    for key, parameter in own.items():
         parameter.data.copy_(torch.from_numpy(start.weights[key]))
 
 

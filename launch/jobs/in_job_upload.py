@@ -21,6 +21,7 @@ from uuid import uuid4
 from launch.error_log import log_error
 from launch.jobs.remote_archive import list_files
 from launch.runs.store import COPIES, JOB, RUNS, STORAGE, job_notes
+from launch.worker.attempt import TEMPORARY
 from suite.errors import SuiteError
 from suite.paths import hide_secrets, safe_join
 from suite.training.checkpoint.object_store import open_store
@@ -29,7 +30,7 @@ from suite.training.periodic import PeriodicThread
 INTERVAL_S, FOLDERS_S = 60.0, 600.0
 """Seconds between two copies of the files in a run's folder, and of those in folders below it."""
 
-REMOVED = ("record.json", "experiment.draft", "shrunk.toml")
+REMOVED = ("record.json", *TEMPORARY)
 """Files of a run that it may remove; their copies must go too, because a restored run would be another one."""
 
 AT_ONCE = 16

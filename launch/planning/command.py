@@ -11,8 +11,8 @@ from typing import NamedTuple
 from rich.console import Console
 
 from experiments.base.cluster import Cluster, parse_cluster
+from experiments.base.experiment import Experiment
 from experiments.base.hints import option
-from experiments.base.workload import Workload
 from experiments.custom.loading import is_source
 from experiments.images.runs import find_amoebanet
 from experiments.language_model.runs import find_transformer
@@ -63,7 +63,7 @@ def make_named(name: str, cluster: str, scale: RequestedScale, settings: str, lo
 
 
 class _PlanRequest(NamedTuple):
-    work: Workload
+    work: Experiment
     settings: str
     """The settings that give this workload."""
     notes: tuple[str, ...] = ()

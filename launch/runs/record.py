@@ -4,59 +4,44 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
 from launch.runs.store import RunFolder
 from suite.paths import write_atomically
 from suite.pipeline.model.layers import count_parameters
-from suite.training.loop import Progress
+from suite.training.loop import Progress, TrainingSetup
 from suite.training.metrics import HFU, LOSS, MFU, STEP_S, every_step
-from suite.training.utilization import Peak
+from suite.training.utilization import Utilization
+from suite.training.validation import Validation
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """What the workers know at the end of a run."""
-
-    progress: Progress
-    validated: dict[str, float | str | bool | None]
-    """The model's score on held-out data, the best validation, and why the run stopped early, by name; None for those
-    that do not exist."""
-    baselines: dict[str, float]
-    """Scores without the model, by name, the one to beat first."""
-    bytes_per_unit: float | None
-    """Bytes of text of a held-out token; None for anything but a language model."""
-    memory: list[int]
-    """Peak bytes of each worker (``suite.training.system_metrics.peak_bytes``)."""
-    wandb_run: str | None
-    counts: dict[str, int]
-    """Of the data."""
-    peak: Peak | None = None
-    """Of a device; None if the model's operations are not known."""
-
-
-def write_record(run: RunFolder, experiment: Experiment, layers: list[nn.Module], result: RunResult) -> dict[str, Any]:
+def write_record(
+    run: RunFolder, experiment: Experiment, layers: list[nn.Module], setup: TrainingSetup, source: DataSource,
+    progress: Progress, memory: Sequence[int], wandb_run: str | None,
+) -> dict[str, Any]:  # fmt: skip
     """Writes the record atomically and returns it. Seconds count only steps, over all attempts; losses are in nats per
-    token or image."""
+    token or image; ``memory`` are the peak bytes of each worker."""
     sums = _StepSums.of(run)
     seconds = sums.seconds
-    pipeline, units = experiment.pipeline, result.progress.units
+    pipeline, units = experiment.pipeline, progress.units
     record = {
         "name": experiment.name, "scale": experiment.scale, "data": experiment.data,
         "K": pipeline.stages, "R": pipeline.replicas, "M": pipeline.micro_batches,
         "layers": len(layers), "parameters": count_parameters(layers),
-        "counts": result.counts, "steps": result.progress.step, "unit": experiment.unit,
+        "counts": source.counts(), "steps": progress.step, "unit": experiment.unit,
         "measure": experiment.metric_name, experiment.unit: units, "seconds": seconds,
         f"{experiment.unit}_per_second": units / seconds,
         "loss_first": sums.loss_first, "loss_last": sums.loss_last,
-        **_scores(experiment.metric_name, result), **_utilization(sums, result.peak),
-        "threads": torch.get_num_threads(), "peak_memory_bytes": sum(result.memory),
-        "shrunk": list(experiment.shrunk), "wandb_run": result.wandb_run,
+        **_scores(experiment, setup.validation, source, progress.step), **_utilization(sums, setup.utilization),
+        "threads": torch.get_num_threads(), "peak_memory_bytes": sum(memory),
+        "shrunk": list(experiment.shrunk), "wandb_run": wandb_run,
     }  # fmt: skip
     write_atomically(run.record, json.dumps(record, indent=1) + "\n")
     return record
@@ -70,18 +55,31 @@ def perplexity(nll: float) -> float:
         return math.inf
 
 
-def _scores(measure: str, result: RunResult) -> dict[str, Any]:
-    """Returns the scores on held-out data; of a language model also perplexity and bits per byte, which does not depend
-    on the tokenizer: nats per token / ln 2 / bytes per token."""
-    scores: dict[str, Any] = {name: value for name, value in result.validated.items() if value is not None}
-    if result.baselines:
-        scores |= {f"baseline_{measure}": next(iter(result.baselines.values())), "baselines": result.baselines}
+def _scores(experiment: Experiment, validation: Validation | None, source: DataSource, step: int) -> dict[str, Any]:
+    """Returns the model's score on held-out data, those without the model, the best validation, and why the run stopped
+    early, each if there is one; of a language model also perplexity and bits per byte, which does not depend on the
+    tokenizer: nats per token / ln 2 / bytes per token."""
+    if validation is None:
+        return {"stopped_early": False}
+    figures, measure = validation.figures(step), experiment.metric_name
+    scores: dict[str, Any] = {f"valid_{experiment.unit}": figures.weights} if figures.weights else {}
+    scores |= {f"valid_{name}": value for name, value in zip(experiment.metric_names, figures.metrics, strict=True)}
+    best = {
+        "best_step": validation.state.best_step,
+        "validations_without_improvement": validation.state.unimproved,
+        f"best_valid_{experiment.criterion.name}": validation.state.best,
+        "stopped_early": validation.stopped_early(step) or False,
+    }
+    scores |= {name: value for name, value in best.items() if value is not None}
+    if baselines := source.baselines(validation.held_out):
+        scores |= {f"baseline_{measure}": next(iter(baselines.values())), "baselines": baselines}
+    bytes_per_unit = source.bytes_per_unit(validation.held_out)
     nats = scores.get(f"valid_{measure}")
-    if nats is not None and result.bytes_per_unit is not None:
+    if nats is not None and bytes_per_unit is not None:
         scores |= {
             "valid_perplexity": value if math.isfinite(value := perplexity(nats)) else None,
-            "valid_bits_per_byte": nats / math.log(2) / result.bytes_per_unit,
-            "bytes_per_token": result.bytes_per_unit,
+            "valid_bits_per_byte": nats / math.log(2) / bytes_per_unit,
+            "bytes_per_token": bytes_per_unit,
         }
     return scores
 
@@ -117,9 +115,10 @@ class _StepSums:
         return sums
 
 
-def _utilization(sums: _StepSums, peak: Peak | None) -> dict[str, Any]:
+def _utilization(sums: _StepSums, utilization: Utilization | None) -> dict[str, Any]:
     """Returns MFU and HFU over all steps of this and earlier attempts, and what they are a share of."""
-    if peak is None or not sums.known_seconds:
+    if utilization is None or not sums.known_seconds:
         return {}
+    peak = utilization.peak
     shares = {name: busy / sums.known_seconds for name, busy in sums.busy_seconds.items()}
     return {**shares, "peak_flops_per_s": peak.flops_per_s, "peak_source": peak.source}

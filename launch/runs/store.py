@@ -54,12 +54,12 @@ class RunFolder:
 
     experiment = _File("experiment.toml")
     """The fully resolved experiment."""
-    shrunk = _File("shrunk.toml")
-    """The reduced experiment while devices are missing."""
     plan = _File("plan.txt")
     """Cells and sizes, as printed at the start."""
     plan_record = _File("plan.json")
     """The plan as one JSON object."""
+    shrunk, shrunk_plan = _File("shrunk.toml"), _File("shrunk.json")
+    """The reduced ones while devices are missing."""
     traces = _File("trace")
     """One JSON Lines file per worker: its actions with their times."""
     trace = _File("trace.json")

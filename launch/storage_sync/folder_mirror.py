@@ -20,6 +20,7 @@ from launch import node_probe
 from launch.ray_nodes import collect, own_node, reason, start_on
 from launch.storage_sync.data_transfer import receiver_on, send_folder
 from launch.storage_sync.folder_delta import MARKER, FileDelta, FolderDelta, apply_delta
+from launch.worker.attempt import TEMPORARY, draft_of
 from suite.errors import PathError, PlacementError, WorkerError
 from suite.pipeline.planning.placement import Node
 
@@ -48,7 +49,7 @@ class MirrorActor:
         """Writes the run's files, unless the folder turns out to be shared."""
         if self.shares(str(self._folder)):
             return
-        for name in ("experiment.draft", "shrunk.toml"):  # left from an earlier attempt
+        for name in TEMPORARY:  # left from an earlier attempt
             (self._folder / name).unlink(missing_ok=True)
         for delta in run:
             apply_delta(self._folder, delta)
@@ -193,8 +194,8 @@ class FolderMirror:
             except PathError as error:
                 self._lose(node, f"it sent a file that it must not write: {error}")
                 return False
-            if delta.path == "experiment.toml":  # its worker has renamed the draft
-                (self._run / "experiment.draft").unlink(missing_ok=True)
+            if delta.path in ("experiment.toml", "plan.json"):  # its worker has renamed the draft
+                draft_of(self._run / delta.path).unlink(missing_ok=True)
         return True
 
     def _lose(self, node: Node, why: str) -> None:

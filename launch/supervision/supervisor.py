@@ -19,15 +19,17 @@ from launch.runs.store import resume_command
 from launch.supervision.attempts import Attempts
 from launch.supervision.failure import Cause, find_cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
-from launch.worker.attempt import AttemptSpec
+from launch.worker.attempt import Attempt
+from launch.worker.run_plan import RunPlan
 from suite.errors import PlacementError, SuiteError, WorkerError, first_line
+from suite.log import Log
 from suite.pipeline.runtime.fault_injection import parse_faults, read_fault_plan
 
 
 class Launcher(Protocol):
     """Starts workers."""
 
-    def run(self, spec: AttemptSpec, experiment: Experiment, watchdog: Watchdog) -> None:
+    def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt's workers to the end; ends all of them if one fails or the watchdog has a verdict.
 
         Raises the SuiteError of the root cause, or WorkerDiedError for a worker that died without a report.
@@ -37,26 +39,26 @@ class Launcher(Protocol):
         """Waits for ``workers`` devices for a limited time; returns how many are available, at most ``workers``."""
 
 
-Replan = Callable[[int], tuple[AttemptSpec, Experiment]]
-"""Returns an attempt that fits on a number of devices. Raises PlacementError if none does."""
+Replan = Callable[[int], tuple[Experiment, RunPlan, Attempt]]
+"""Returns the run as it fits on a number of devices. Raises PlacementError if it does not."""
 
 
 class Supervisor:
     """Runs one run's attempts."""
 
     def __init__(
-        self, spec: AttemptSpec, experiment: Experiment, launcher: Launcher, replan: Replan, log: Callable[[str], None]
+        self, experiment: Experiment, plan: RunPlan, attempt: Attempt, launcher: Launcher, replan: Replan, log: Log
     ) -> None:
         """``log`` receives each failure, and the response to it."""
-        self._spec, self._experiment = spec, experiment
+        self._experiment, self._plan, self._attempt = experiment, plan, attempt
         self._launcher, self._replan, self._log = launcher, replan, log
         self._fault_plan = read_fault_plan()
         if self._fault_plan:
             log(f"GPIPE_FAULTS injects {len(parse_faults(self._fault_plan))} faults into this run")
-        self._requested_devices = _workers(experiment)
-        self._checkpoint_step = spec.checkpoint_step
+        self._requested_devices = attempt.workers
+        self._checkpoint_step = attempt.checkpoint_step
         """The checkpoint to resume from; None once an attempt has: its own checkpoints are newer."""
-        self._attempts = Attempts(spec.run.attempts)
+        self._attempts = Attempts(attempt.run.attempts)
         self._causes: list[Cause] = []
         self._failures_since_checkpoint = 0
         """Failures since the last new checkpoint."""
@@ -72,33 +74,32 @@ class Supervisor:
         Raises the error itself if another attempt cannot fix it, WorkerError when there are no attempts left,
         PlacementError when devices were lost and the run may not, or cannot, continue with fewer.
         """
-        while (error := self._attempt()) is not None:
+        while (error := self._run_attempt()) is not None:
             cause = self._causes[-1]
             max_restarts = self._experiment.train.max_restarts
             reason = reason_to_stop(self._causes, self._failures_since_checkpoint, max_restarts)
             if reason is not None:
                 raise self._final_error(error, cause, reason) from error
-            self._log(f"attempt {self._spec.attempt} failed: {cause.message}")
+            number = self._attempt.number
+            self._log(f"attempt {number} failed: {cause.message}")
             self._fit_to_devices(cause)
-            self._log(f"attempt {self._spec.attempt + 1} resumes from the newest valid checkpoint")
+            self._log(f"attempt {number + 1} resumes from the newest valid checkpoint")
 
-    def _attempt(self) -> SuiteError | None:
+    def _run_attempt(self) -> SuiteError | None:
         """Runs one attempt and records it; returns the error that ended it, None if it finished."""
-        resume = self._spec.resume or bool(self._causes)
-        number = self._attempts.begin(self._experiment)
-        self._spec = spec = replace(
-            self._spec,
-            attempt=number,
-            resume=resume,
+        self._attempt = attempt = replace(
+            self._attempt,
+            number=self._attempts.begin(self._experiment),
+            resume=self._attempt.resume or bool(self._causes),
             fault_plan=self._fault_plan,
             checkpoint_step=self._checkpoint_step,
         )
-        self._earlier_record = _content(spec.run.record) if spec.checkpoint_step is not None else None
+        self._earlier_record = _content(attempt.run.record) if attempt.checkpoint_step is not None else None
         outcome, failure = "interrupted", None
-        watchdog = Watchdog(spec, self._experiment, self._on_first_step)
+        watchdog = Watchdog(attempt, self._experiment, self._plan, self._on_first_step)
         try:
             with watchdog:
-                self._launcher.run(replace(spec, heartbeats=watchdog.folder), self._experiment, watchdog)
+                self._launcher.run(replace(attempt, heartbeats=watchdog.folder), self._experiment, watchdog)
             outcome = "done"
         except Exception as error:
             if interrupts.was_interrupted():  # the error is a consequence of the interrupt
@@ -108,8 +109,8 @@ class Supervisor:
             failure.__context__ = failure.__cause__ = None
             self._failed_at = time.monotonic()
         finally:
-            cause = find_cause(failure, spec.run, watchdog) if failure is not None else None
-            self._attempts.end(spec.attempt, watchdog, outcome, cause)
+            cause = find_cause(failure, attempt.run, watchdog) if failure is not None else None
+            self._attempts.end(attempt.number, watchdog, outcome, cause)
         if watchdog.first_step is not None:
             self._checkpoint_step = None
         if cause is not None:
@@ -124,24 +125,24 @@ class Supervisor:
     def _on_first_step(self) -> None:
         """Records the recovery time when an attempt has finished its first step. A run that continues from an earlier
         step is no longer finished, unless a short attempt has already written its own record."""
-        if self._earlier_record is not None and _content(self._spec.run.record) == self._earlier_record:
-            self._spec.run.record.unlink()
+        if self._earlier_record is not None and _content(self._attempt.run.record) == self._earlier_record:
+            self._attempt.run.record.unlink()
         if self._failed_at is not None:
             seconds = time.monotonic() - self._failed_at
-            self._attempts.recovered(self._spec.attempt, seconds)
+            self._attempts.recovered(self._attempt.number, seconds)
             self._log(f"training again, {seconds:.1f} s after the failure was detected")
             self._failed_at = None
 
     def _final_error(self, error: SuiteError, cause: Cause, reason: str) -> SuiteError:
         if cause.kind == "user":
             return error
-        number = self._spec.attempt
+        number = self._attempt.number
         summary, _, details = cause.message.partition("\n")
         if self._experiment.train.max_restarts == 0:
             reason = "train.max_restarts is 0"
         return WorkerError(
             f"{summary}. Attempt {number} was the last: {reason}. Once the cause is fixed, "
-            f"`{resume_command(self._spec.run)}` continues from the latest checkpoint"
+            f"`{resume_command(self._attempt.run)}` continues from the latest checkpoint"
             + (f"\n{details}" if details else "")
         )
 
@@ -154,13 +155,13 @@ class Supervisor:
             summary = cause.message.splitlines()[0]
             raise PlacementError(
                 f"{summary}. The run needs {requested} devices; {available} are left, and no replacement became "
-                f"available. When they are back, `{resume_command(self._spec.run)}` continues from the latest "
+                f"available. When they are back, `{resume_command(self._attempt.run)}` continues from the latest "
                 f"checkpoint; with {option('SET', 'train.elastic=true')} it continues on the remaining devices"
             )
-        if available == requested == _workers(self._experiment):
+        if available == requested == self._attempt.workers:
             return
         before = self._experiment.pipeline
-        self._spec, self._experiment = self._replan(available)
+        self._experiment, self._plan, self._attempt = self._replan(available)
         now = self._experiment.pipeline
         if now != before:
             self._log(
@@ -179,7 +180,3 @@ def _as_suite_error(error: Exception) -> SuiteError:
         return error
     first = first_line(error)
     return WorkerError(f"the workers could not be started: {type(error).__name__}: {first}")
-
-
-def _workers(experiment: Experiment) -> int:
-    return experiment.pipeline.stages * experiment.pipeline.replicas

@@ -19,8 +19,9 @@ from tempfile import TemporaryDirectory
 from experiments.base.experiment import Experiment
 from launch.error_log import log_error
 from launch.supervision.stall_report import stall_report
-from launch.worker.attempt import AttemptSpec, run_logger
+from launch.worker.attempt import Attempt, run_logger
 from launch.worker.heartbeat import ENDED, Heartbeat, parse_heartbeat, read_heartbeat, write_heartbeats
+from launch.worker.run_plan import RunPlan
 from suite.errors import WorkerError
 from suite.pipeline.model.topology import RankCoord
 from suite.training.periodic import PeriodicThread
@@ -132,13 +133,12 @@ class Watchdog:
     """A context in which a thread watches an attempt's workers, and notes in the run's folder what they do."""
 
     def __init__(
-        self, spec: AttemptSpec, experiment: Experiment, on_first_step: Callable[[], None] = lambda: None
+        self, attempt: Attempt, experiment: Experiment, plan: RunPlan, on_first_step: Callable[[], None] = lambda: None
     ) -> None:
         """``on_first_step`` is called when the attempt has finished its first step."""
         pipeline = experiment.pipeline
-        count = pipeline.stages * pipeline.replicas
-        self.coords = [RankCoord(rank, pipeline.stages, pipeline.replicas) for rank in range(count)]
-        self._spec, self._micro_batches = spec, pipeline.micro_batches
+        self.coords = [RankCoord(rank, pipeline.stages, pipeline.replicas) for rank in range(attempt.workers)]
+        self._attempt, self._plan, self._micro_batches = attempt, plan, pipeline.micro_batches
         self.heartbeats: dict[int, Heartbeat] = {}
         """The latest of each worker, by rank."""
         self.verdict: Verdict | None = None
@@ -173,7 +173,7 @@ class Watchdog:
     def stall_report(self) -> str:
         """Returns where each stage was last seen."""
         remarks = {self.verdict.coord.rank: f"the root cause: {self.verdict.short}"} if self.verdict else {}
-        return stall_report(self._spec.schedule_config, self.coords, self._micro_batches, self.heartbeats, remarks)
+        return stall_report(self._plan.schedule_config, self.coords, self._micro_batches, self.heartbeats, remarks)
 
     def receive(self, heartbeats: Mapping[int, bytes]) -> None:
         """Takes the files of workers elsewhere, by rank."""
@@ -181,7 +181,7 @@ class Watchdog:
 
     def read_heartbeats(self) -> None:
         """Reads the workers' latest heartbeats."""
-        attempt = self._spec.attempt
+        attempt = self._attempt.number
         for coord in self.coords:
             if (received := self._received.get(coord.rank)) is not None:
                 heartbeat = parse_heartbeat(received, attempt)
@@ -199,7 +199,7 @@ class Watchdog:
             return
         start = time.monotonic()
         with suppress(OSError):  # a full disk, which the run survives
-            write_heartbeats(self._spec.run.heartbeats, self.heartbeats.values())
+            write_heartbeats(self._attempt.run.heartbeats, self.heartbeats.values())
         self._note_due = time.monotonic() + min(1.0, 9 * (time.monotonic() - start))
 
     @property
@@ -231,7 +231,7 @@ class Watchdog:
 
     def _log_failure(self, error: Exception) -> None:
         failure = f"reading the workers' heartbeats failed ({type(error).__name__}: {error})"
-        log = run_logger(self._spec.run.messages)
+        log = run_logger(self._attempt.run.messages)
         log(f"{failure}; the run continues; the traceback is in {log_error(error)}")
 
     def _check_heartbeats(self) -> None:

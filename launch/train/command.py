@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.shrink import with_changes
-from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import row_errors
 from experiments.registry import find, read_experiment_file, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.select import select_backend
-from launch.runs.checkpoints import (
-    check_published,
-    checkpoint_location,
-    checkpoints_to_use,
-)
-from launch.runs.store import (
-    CACHE,
-    RunFolder,
-    find_run,
-    new_run,
-)
+from launch.runs.checkpoints import check_published, checkpoint_location, checkpoints_to_use
+from launch.runs.store import CACHE, RunFolder, find_run, new_run
 from launch.tracking.progress import log_when_long
 from launch.train.finished import finished_record, how_to_go_on
 from launch.train.session import Session
@@ -59,9 +49,9 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     session = Session(backend, console)
     planned = session.plan(chosen, settings)
     if chosen.pipeline.micro_batches == AUTO:
-        chosen = with_changes(find(name), _with_planned_micro_batches(chosen, planned))
+        planned = replace(planned, experiment=with_changes(find(name), planned.experiment))
     run = new_run(chosen.name)
-    session.train(run, chosen, planned)
+    session.train(run, planned)
     return run
 
 
@@ -70,7 +60,7 @@ def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launch
     session = Session(select_backend(launcher), console, shows_samples=False)
     chosen = _prepare(with_available_precision(chosen, session.backend.cluster(), console.print), console)
     planned = session.plan(chosen)
-    session.train(make_run(), _with_planned_micro_batches(chosen, planned), planned)
+    session.train(make_run(), planned)
 
 
 def resume(name: str, settings: str, launcher: str, console: Console, choice: Choice = None) -> None:
@@ -115,8 +105,9 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
         )
     session = Session(backend, console, resumes=True)
     planned = session.plan(as_planned, settings)
-    chosen = _with_planned_micro_batches(chosen, planned)
-    session.train(run, chosen, planned, resumed=True, checkpoint_step=step)
+    pipeline = chosen.pipeline.model_copy(update={"micro_batches": planned.experiment.pipeline.micro_batches})
+    requested = planned.experiment.with_pipeline(pipeline)  # a later resume may again have no schedule of its own
+    session.train(run, replace(planned, experiment=requested), resumed=True, checkpoint_step=step)
 
 
 def _check_unchanged(before: Experiment, chosen: Experiment) -> None:
@@ -153,12 +144,6 @@ def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experimen
         return chosen
     schedule = {"schedule": plan["schedule"], "virtual_stages": plan["virtual_stages"]}
     return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=schedule)})
-
-
-def _with_planned_micro_batches(chosen: Experiment, planned: PlanReport) -> Experiment:
-    """Returns the experiment with the number of micro-batches that the plan chose, or with its own."""
-    count = {"micro_batches": planned.work.pipeline.micro_batches}
-    return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=count)})
 
 
 def _prepare(chosen: Experiment, console: Console) -> Experiment:

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -44,10 +44,11 @@ from launch.train.finished import after_interrupt
 from launch.train.step_check import StepCheck
 from launch.train.summary import describe_best, describe_losses, describe_scores, describe_step, describe_utilization
 from launch.watching.report import update_page
-from launch.worker.attempt import AttemptSpec, run_logger, threads_of
+from launch.worker.attempt import Attempt, draft_of, run_logger, threads_of
+from launch.worker.run_plan import RunPlan
 from suite.errors import PlacementError, PlanError, first_line
 from suite.log import Log
-from suite.paths import hide_secrets, read_json, sync_folder, write_atomically
+from suite.paths import hide_secrets, read_json, write_atomically
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.timeline import text
@@ -71,125 +72,139 @@ class Session:
 
     def plan(self, chosen: Experiment, settings: str = "") -> PlanReport:
         """Plans a run on the available devices and prints the plan. Raises PlanError when it does not fit."""
-        workers, threads = chosen.pipeline.stages * chosen.pipeline.replicas, threads_of(chosen)
-        notes = [f"{chosen.title}; {workers} workers, {threads} threads each"]
+        note = f"{chosen.title}; {_workers(chosen)} workers, {threads_of(chosen)} threads each"
         find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen), self.resumes)
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work = chosen.with_prepared(_data_of(chosen))
-            planned = plan_workload(work, self.backend.cluster(), find_costs, tuple(notes), settings, set_part)
+            planned = plan_workload(work, self.backend.cluster(), find_costs, (note,), settings, set_part)
         for line in planned.lines():
             self.console.print(line)
         return planned
 
     def train(
-        self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool = False,
-        checkpoint_step: int | None = None,
-    ) -> None:  # fmt: skip
-        """Trains and prints a summary. Resumes from the checkpoint of ``checkpoint_step``, otherwise from the newest
-        valid one."""
+        self, run: RunFolder, planned: PlanReport, resumed: bool = False, checkpoint_step: int | None = None
+    ) -> None:
+        """Trains what is planned, and prints a summary. Resumes from the checkpoint of ``checkpoint_step``, otherwise
+        from the newest valid one."""
+        chosen = planned.experiment
         advice = interrupts.interrupt_message(
             lambda: after_interrupt(run, chosen), lambda: f"the run is finished: {run.path}"
         )
         with run_lock(run.path), advice:
             self.console.print(f"{FOLDER_LINE}{run.path}")
-            state = CurrentRun(run, chosen, planned, resumed, self.plan, self.console.print)
-            state.spec = replace(state.spec, checkpoint_step=checkpoint_step)
+            current = CurrentRun(run, planned, self.plan, self.console.print, resumed, checkpoint_step)
             try:
-                self._run_workers(state)
+                self._run_workers(current)
                 samples = described(translate_held_out(run, chosen, self.console)) if self.shows_samples else []
             finally:
                 if not interrupts.was_interrupted():
-                    _show_trace(run, state.planned, self.console)
+                    _show_trace(run, current.planned, self.console)
                     update_page(run, self.console, holds_lock=True)
             publish(run, "end", self.console.print)
-            _summarise(run, state.planned, self.console, samples)
+            _summarise(run, current.planned, self.console, samples)
 
-    def _run_workers(self, state: CurrentRun) -> None:
+    def _run_workers(self, current: CurrentRun) -> None:
         """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers
         have started: a resume that cannot start changes nothing."""
-        spec, chosen = state.spec, state.experiment
-        _write_experiment(spec.draft, chosen)
-        if not spec.resume:
-            check_unused(checkpoint_location(spec.run, chosen))
-            spec.draft.replace(spec.run.experiment)
-            sync_folder(spec.run.path)
-            state.write_plan()
-        log = run_logger(spec.run.messages)
-        check = StepCheck(spec.run, lambda: state.planned, log)
+        run, attempt, requested = current.run, current.attempt, current.planned
+        files = run.experiment, run.plan_record
+        if not attempt.resume:
+            check_unused(checkpoint_location(run, requested.experiment))
+        written = tuple(map(draft_of, files)) if attempt.resume else files
+        _write_records(requested, current.plan, *written)
+        if not attempt.resume:
+            _write_plan_text(run, requested)
+        log = run_logger(run.messages)
+        check = StepCheck(run, lambda: current.planned, log)
         try:
             with (
-                Follower(spec.run, chosen, self.console, check.step),
-                self.backend.started(spec, state.planned.placement) as launcher,
+                Follower(run, requested.experiment, self.console, check.step),
+                self.backend.started(attempt, requested.placement) as launcher,
             ):
-                Supervisor(spec, chosen, launcher, state.plan_for, log).run()
+                Supervisor(requested.experiment, current.plan, attempt, launcher, current.fitted_to, log).run()
         finally:
-            if spec.draft.exists():  # the workers have not started
-                spec.draft.unlink()
+            if draft_of(run.experiment).exists():  # the workers have not started
+                for file in files:
+                    draft_of(file).unlink(missing_ok=True)
             else:
-                state.write_plan()
+                _write_plan_text(run, requested)
 
 
 class CurrentRun:
-    """A run as it is trained now: experiment, plan and attempt. Lost devices may shrink them below the request."""
+    """A run as it is trained now. Lost devices may shrink it below the request."""
 
     def __init__(
-        self, run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool,
-        make_plan: Callable[[Experiment], PlanReport], log: Log,
-    ) -> None:  # fmt: skip
-        self._requested, self._first_plan, self._make_plan, self._log = chosen, planned, make_plan, log
-        self.experiment, self.planned, self.spec = chosen, planned, _attempt_spec(run, chosen, planned, resumed, log)
-
-    def plan_for(self, devices: int) -> tuple[AttemptSpec, Experiment]:
-        """Returns the attempt closest to the requested one that fits on ``devices`` devices.
-
-        Raises PlacementError if none fits.
-        """
-        planned = self._first_plan
-        for experiment in shrunk_to(self._requested, devices):
-            try:
-                if experiment != self._requested:
-                    planned = self._make_plan(experiment)
-            except PlanError:
-                continue
-            if experiment != self.experiment:
-                self.experiment, self.planned = experiment, planned
-                spec = _attempt_spec(self.spec.run, experiment, planned, True, self._log)
-                self.spec = replace(spec, shrunk=experiment != self._requested)
-                if self.spec.shrunk:
-                    _write_experiment(self.spec.run.shrunk, experiment)
-            return self.spec, experiment
-        raise PlacementError(
-            f"{devices} devices are left, and no plan of {self._requested.name} fits them; when more devices are back, "
-            f"`{resume_command(self.spec.run)}` continues from the latest checkpoint"
+        self,
+        run: RunFolder,
+        planned: PlanReport,
+        make_plan: Callable[[Experiment], PlanReport],
+        log: Log,
+        resumed: bool,
+        checkpoint_step: int | None,
+    ) -> None:
+        self.run, self.planned, self.plan = run, planned, _run_plan(planned, log)
+        self._requested, self._make_plan, self._log = planned, make_plan, log
+        self.attempt = Attempt(
+            run.path,
+            _data_of(planned.experiment),
+            _workers(planned.experiment),
+            planned.cluster.kind == "gpu",
+            resumed,
+            checkpoint_step=checkpoint_step,
+            owner=f"{socket.gethostname()}, process {os.getpid()}, {uuid4().hex}",
+            working_dir=None if in_job() else Path.cwd(),
+            costs=(CACHE / "costs").resolve(),
         )
 
-    def write_plan(self) -> None:
-        """Writes the plan of the requested experiment to the run's folder."""
-        run, plan = self.spec.run, self._first_plan
-        write_atomically(run.plan, "\n".join(plan.lines()) + "\n")
-        record = plan.as_dict() | {
-            "pipeline": self._requested.pipeline.model_dump(mode="json"),
-            "max_live_graphs": plan.plan.schedule_config.max_live_graphs,
-            "timeline": plan.plan.timeline.as_lists(),
-        }
-        write_atomically(run.plan_record, json.dumps(record) + "\n")
+    def fitted_to(self, devices: int) -> tuple[Experiment, RunPlan, Attempt]:
+        """Returns the run as it is closest to the request on ``devices`` devices. Raises PlacementError without a plan
+        that fits."""
+        requested = self._requested
+        for experiment in shrunk_to(requested.experiment, devices):
+            is_shrunk = experiment.pipeline != requested.experiment.pipeline
+            try:
+                planned = self._make_plan(experiment) if is_shrunk else requested
+            except PlanError:
+                continue
+            if experiment.pipeline != self.planned.experiment.pipeline:
+                self.planned, self.plan = planned, _run_plan(planned, self._log)
+                self.attempt = replace(self.attempt, workers=_workers(experiment), shrunk=is_shrunk)
+                if is_shrunk:
+                    _write_records(planned, self.plan, self.run.shrunk, self.run.shrunk_plan)
+            return experiment, self.plan, self.attempt
+        raise PlacementError(
+            f"{devices} devices are left, and no plan of {requested.experiment.name} fits them; when more devices are "
+            f"back, `{resume_command(self.run)}` continues from the latest checkpoint"
+        )
 
 
-def _write_experiment(path: Path, experiment: Experiment) -> None:
-    """Writes an experiment with the URL as it was given, which a resume needs. If the URL has a secret, only this user
-    can read the file."""
-    text = experiment.to_toml()
-    write_atomically(path, text, private=hide_secrets(text) != text)
+def _workers(experiment: Experiment) -> int:
+    return experiment.pipeline.stages * experiment.pipeline.replicas
 
 
-def _attempt_spec(run: RunFolder, chosen: Experiment, planned: PlanReport, resumed: bool, log: Log) -> AttemptSpec:
-    plan, owner = planned.plan, f"{socket.gethostname()}, process {os.getpid()}, {uuid4().hex}"
-    return AttemptSpec(
-        run.path, _data_of(chosen), plan.layers_per_cell, plan.schedule_config, planned.cluster.kind == "gpu", resumed,
-        step_s=plan.timeline.seconds, flops=_step_flops(planned, log), costs=(CACHE / "costs").resolve(),
-        logits_bytes=planned.cluster.logits_bytes, owner=owner,
-        working_dir=None if in_job() else Path.cwd(),
-    )  # fmt: skip
+def _write_records(planned: PlanReport, plan: RunPlan, experiment_file: Path, plan_file: Path) -> None:
+    """Writes an experiment and its plan for the workers. The experiment has the URL as it was given, which a resume
+    needs. If that has a secret, only this user can read the file."""
+    record = planned.as_dict() | asdict(plan)
+    record |= {
+        "pipeline": planned.experiment.pipeline.model_dump(mode="json"),
+        "max_live_graphs": plan.schedule_config.max_live_graphs,
+        "timeline": planned.plan.timeline.as_lists(),
+    }
+    write_atomically(plan_file, json.dumps(record) + "\n")
+    text = planned.experiment.to_toml()
+    write_atomically(experiment_file, text, private=hide_secrets(text) != text)
+
+
+def _write_plan_text(run: RunFolder, planned: PlanReport) -> None:
+    write_atomically(run.plan, "\n".join(planned.lines()) + "\n")
+
+
+def _run_plan(planned: PlanReport, log: Log) -> RunPlan:
+    plan, cluster = planned.plan, planned.cluster
+    return RunPlan(
+        plan.layers_per_cell, plan.schedule_config, planned.step_s, _step_flops(planned, log), cluster.logits_bytes
+    )
 
 
 def _step_flops(planned: PlanReport, log: Log) -> StepFlops | None:
@@ -212,7 +227,7 @@ def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
     by_length = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)
     median = by_length[len(by_length) // 2]
     measured, simulated = median.timeline, planned.plan.timeline
-    title = f"{planned.work.name}, step {median.step + 1}"
+    title = f"{planned.experiment.name}, step {median.step + 1}"
     draw([("measured", measured), (planned.kind, simulated)], run.timeline, title)
     console.print(f"step {median.step + 1}, measured: {measured.seconds:.3f} s, idle {measured.bubble:.1%}")
     console.print(text(measured))

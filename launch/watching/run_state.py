@@ -21,6 +21,7 @@ from launch.runs.checkpoints import read_published
 from launch.runs.store import RunFolder, is_locked
 from launch.supervision.attempts import read_attempt_lines
 from launch.supervision.watchdog import FRESH_S
+from launch.worker.attempt import draft_of
 from launch.worker.heartbeat import ENDED, read_heartbeats
 from suite.errors import RunFileError, SuiteError, first_line
 from suite.paths import read_json
@@ -82,7 +83,7 @@ def read_state(run: RunFolder, holds_lock: bool = False) -> RunState:
     lines = read_attempt_lines(run.attempts)
     attempts = tuple(Attempt(number, fields) for number, fields in lines.items() if "began" in fields)
     outcome = str([*lines.values()][-1].get("outcome", "")) if lines else ""
-    starting = outcome in _OVER and run.experiment.with_suffix(".draft").exists()  # of a run that is being resumed
+    starting = outcome in _OVER and draft_of(run.experiment).exists()  # of a run that is being resumed
     if not holds_lock and is_locked(run.path) and (outcome not in _OVER or starting):
         return RunState("training", attempts)
     if attempts and not outcome and _is_fresh(run.heartbeats, attempts[-1].number):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,10 +22,12 @@ from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
 from launch.worker.cgroups import cpu_limit
 from launch.worker.parent import end_with_parent
+from launch.worker.prefetch import Prefetcher
 from suite.device import is_host, module_of
 from suite.errors import DataError, SuiteError, first_line
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.executor import Executor
 
 MAX_PROCESSES = 4
 """Each holds a mini-batch in shared memory and what its data needs, and one makes several a step of a large run."""
@@ -40,6 +42,22 @@ def feed_process_count(device: torch.device) -> int:
         return 0
     cores: int = cpu_limit() // module_of(device).device_count()
     return max(1, min(MAX_PROCESSES, cores - 1))
+
+
+def make_batches(experiment: Experiment, data: Path, source: DataSource, executor: Executor, start: int) -> Prefetcher:
+    """Returns a worker's mini-batches from step ``start`` on: made by processes beside a GPU, otherwise by a thread, in
+    the bubble on the first stage of several."""
+    coord, steps = executor.coord, experiment.train.steps
+    needs_data = source.is_thread_safe and (coord.is_first or coord.is_last)
+    processes = feed_process_count(executor.stage.device) if needs_data else 0
+    make: Callable[[int], MiniBatch | None] = source.batch
+    if processes:
+        make = FeedProcesses(experiment, data, coord, range(start, steps), processes)
+    fills_bubble = coord.is_first and not coord.is_last and not processes
+    batches = Prefetcher(make, steps, executor.prefetch_shapes, source.is_thread_safe, not fills_bubble)
+    if fills_bubble:
+        executor.on_drain = batches.start_next
+    return batches
 
 
 class FeedProcesses:

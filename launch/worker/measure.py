@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from experiments.base.workload import Measurable
 from launch.worker.distributed import init_process_group, one_way_s
-from launch.worker.engine import PartitionedModel, assemble
+from launch.worker.engine import PartitionedModel, make_executor, make_optimizer
 from launch.worker.log_file import log_to
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.device import is_host, module_of, synchronize
@@ -154,21 +154,22 @@ def _run_steps(
     coord = RankCoord(dist.get_rank(), dist.get_world_size(), 1)
     layers, loss = workload.build()
     model = PartitionedModel(layers, loss, cell_ranges(cells, len(layers)), schedule_config)
-    engine = assemble(coord, model, device, workload.optimizer, seed=0)
+    executor, groups = make_executor(coord, model, device, workload.optimizer.precision, seed=0)
+    optimizer = make_optimizer(executor, groups, model, workload.optimizer)
     sample, count = workload.sample().typical, workload.pipeline.micro_batches
     batch = MiniBatch([sample.inputs] * count, [sample.targets] * count, float(count))
     own_batch = batch if coord.is_first or coord.is_last else None
-    recorder = engine.executor.recorder = Recorder(device)
-    deadline, seconds, overheads, applied = engine.executor.status.deadline, [], [], True
+    recorder = executor.recorder = Recorder(device)
+    deadline, seconds, overheads, applied = executor.status.deadline, [], [], True
     for step in range(WARM_UPS + steps):
         dist.barrier()
         begin, waited_before_s = recorder.begin(), deadline.waited_s
-        sums = engine.executor.train(own_batch, step)
+        sums = executor.train(own_batch, step)
         elapsed_s, waited_s = time.monotonic() - begin, deadline.waited_s - waited_before_s
         busy_s = sum(span.seconds for span in recorder.spans())
         overheads.append((elapsed_s - busy_s - waited_s) / elapsed_s)
         if update:
-            applied &= engine.optimizer.update(sums, step, recorder).applied
+            applied &= optimizer.update(sums, step, recorder).applied
         else:
             dist.barrier()
         synchronize(device)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from experiments.base.experiment import Experiment
 from launch.runs.store import RunFolder
+from launch.worker.run_plan import RunPlan
 from suite.paths import hide_secrets
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.wandb_run import Identity
@@ -46,13 +45,16 @@ def _shortened(tag: str) -> str:
     return tag if len(tag) <= LONGEST_TAG else "..." + tag[3 - LONGEST_TAG :]
 
 
-def wandb_config(
-    experiment: Experiment, cells: Sequence[int], schedule_config: ScheduleConfig, step_s: float
-) -> dict[str, Any]:
+def wandb_config(experiment: Experiment, plan: RunPlan) -> dict[str, Any]:
     """Returns the resolved experiment, and under ``plan`` the planner's choices: the layers of each cell, the schedule,
     the most live graphs of each cell, and the predicted seconds of a step."""
-    max_live_graphs = [min(limit, experiment.pipeline.micro_batches) for limit in schedule_config.max_live_graphs]
-    plan = asdict(schedule_config) | {"cells": list(cells), "max_live_graphs": max_live_graphs, "step_s": step_s}
-    del plan["rows"], plan["transport"], plan["pairs"]  # the experiment, its devices and its model determine them
+    config = plan.schedule_config
+    choices = {
+        "cells": list(plan.cells),
+        "schedule": config.schedule,
+        "virtual_stages": config.virtual_stages,
+        "max_live_graphs": [min(limit, experiment.pipeline.micro_batches) for limit in config.max_live_graphs],
+        "step_s": plan.step_s,
+    }
     settings: dict[str, Any] = json.loads(hide_secrets(experiment.model_dump_json()))
-    return settings | {"plan": plan}
+    return settings | {"plan": choices}

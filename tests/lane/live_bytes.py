@@ -8,7 +8,7 @@ import math
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.planner import estimated_costs, try_plan
 from experiments.registry import find
-from launch.worker.engine import PartitionedModel, assemble
+from launch.worker.engine import PartitionedModel
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.estimate import OpCostMode
@@ -18,6 +18,7 @@ from tests.lane.distributed import worker
 from tests.lane.mode import StandinMode
 from tests.lane.standin import DEVICE
 from tests.lane.train import Work, known_metadata
+from tests.suite.pipeline.build import assemble
 
 
 class BytesMode(OpCostMode):
@@ -51,13 +52,14 @@ def live_bytes(planned, stage):
     """Returns the peak bytes of a stage's tensors in a step without the update: parameters, gradients, activations,
     messages."""
     layers, loss = planned.build()
-    settings, plan, sample = planned.work.pipeline, planned.plan, planned.work.sample().largest
+    settings, plan, sample = planned.experiment.pipeline, planned.plan, planned.experiment.sample().largest
     count, coord = settings.micro_batches, RankCoord(stage, settings.stages, 1)
     batch = MiniBatch([sample.inputs] * count, [sample.targets] * count, 1.0)
     work, cells = Work(layers, loss, batch), cell_ranges(plan.layers_per_cell, len(layers))
-    optimizer = planned.work.optimizer
+    optimizer = planned.experiment.optimizer
     with worker(stage, settings.stages), known_metadata(work, cells, optimizer.precision), StandinMode():
-        engine = assemble(coord, PartitionedModel(layers, loss, cells, plan.schedule_config), DEVICE, optimizer, 0)
+        model = PartitionedModel(layers, loss, cells, plan.schedule_config)
+        engine = assemble(coord, model, optimizer, DEVICE, 0)
         own = batch if coord.is_first or coord.is_last else None
         with BytesMode() as walked:
             engine.executor.train(own, 0)

@@ -49,8 +49,8 @@ def checkpoint(replicas):
     with tempfile.TemporaryDirectory() as folder:
         count, waits = len(works.toy().layers), Counter()
 
-        def saver(engine):
-            return Saver(Storage(folder), engine.optimizer, lambda units: {}, print, engine.start)
+        def saver(engine, start):
+            return Saver(Storage(folder), engine.optimizer, lambda units: {}, print, start)
 
         def load_weights(stage):
             loaded = newest_valid(folder, stage.indices, count, print)

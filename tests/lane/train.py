@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from launch.worker.engine import PartitionedModel, assemble
+from launch.worker.engine import PartitionedModel, make_executor, make_optimizer
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges, partition
@@ -18,12 +18,13 @@ from suite.pipeline.runtime.shape_inference import ShapeInference
 from suite.pipeline.runtime.skip import SkipLayout, find_skips
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.settings import LoopSettings
+from suite.training.checkpoint import load_optimizer
 from suite.training.loop import Progress, TrainingSetup, train
 from suite.training.validation import Criterion, HeldOut, Validation, ValidationState
 from tests.lane.distributed import worker
 from tests.lane.mode import StandinMode, WrongDeviceError
 from tests.lane.standin import COUNT, DEVICE
-from tests.suite.pipeline.build import parameters_of
+from tests.suite.pipeline.build import Engine, parameters_of
 
 SENTINEL = 77
 STEPS = 2
@@ -94,12 +95,17 @@ def train_worker(
     with worker(coord.rank, stages * replicas), known_metadata(work, cells, optimizer.precision), mode:
         model = PartitionedModel(work.layers, work.loss, cells, schedule_config)
         status = WorkerStatus()
-        engine = assemble(coord, model, DEVICE, optimizer, 0, load_weights, status=status)
+        executor, groups = make_executor(coord, model, DEVICE, optimizer.precision, 0, status)
+        loaded = load_weights(executor.stage)
+        engine = Engine(executor, make_optimizer(executor, groups, model, optimizer))
+        if loaded is not None:
+            load_optimizer(loaded, engine.optimizer)
+        start = loaded.step if loaded is not None else 0
         check_devices(engine)
         torch.manual_seed(SENTINEL)
         mode.status = status
         mode.waits.clear()
-        settings = LoopSettings(steps=engine.start + steps, validate_every=1, checkpoint_every=1)
+        settings = LoopSettings(steps=start + steps, validate_every=1, checkpoint_every=1)
         validation = Validation(
             engine.executor, lambda: HeldOut([batch]), ("metric",), Criterion("loss"), settings, ValidationState()
         )
@@ -108,13 +114,13 @@ def train_worker(
             engine.executor,
             engine.optimizer,
             lambda step: batch,
-            saver(engine) if saver else Unsaved(),
+            saver(engine, start) if saver else Unsaved(),
             [recorded] if coord.is_metrics_rank else [],
             validation=validation,
             layer_stats=layer_stats(engine) if layer_stats else None,
             trace=trace(engine) if trace else None,
         )
-        train(setup, settings, Progress(engine.start))
+        train(setup, settings, Progress(start))
         check_devices(engine)
     check_generators()
     if coord.is_metrics_rank:

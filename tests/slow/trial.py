@@ -12,13 +12,13 @@ from experiments.registry import find
 from launch.backends.processes import ProcessLauncher
 from launch.runs.store import RunFolder
 from launch.supervision.supervisor import Supervisor
-from launch.worker.attempt import AttemptSpec, run_logger
+from launch.worker.attempt import run_logger
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.runtime.fault_injection import VARIABLE
-from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import read_lines
 from suite.training.metrics import is_step, read_steps
+from tests.launch.records import write_records
 from tests.suite.pipeline.build import parameters_of
 from tests.suite.training.checkpoint.saves import layer_files
 
@@ -82,10 +82,10 @@ class Watched(ProcessLauncher):
         self._each = each
         self.published = []
 
-    def run(self, job, experiment, watch):
-        self.published.append(newest(job.run))
+    def run(self, attempt, experiment, watch):
+        self.published.append(newest(attempt.run))
         self._each()
-        super().run(job, experiment, watch)
+        super().run(attempt, experiment, watch)
 
 
 def newest(run: RunFolder) -> int:
@@ -106,36 +106,32 @@ class Trials:
         )
 
     def job(self, settings: str):
-        """Returns a new run's job and its experiment."""
+        """Returns the records of a new run."""
         experiment = self.experiment(settings)
         prepare(experiment.text, self.root / "cache", lambda _: None)
         self._count += 1
         run = RunFolder(self.runs / f"run-{self._count}")
         run.path.mkdir()
-        run.experiment.write_text(experiment.to_toml())
-        return self.job_of(run, experiment), experiment
+        return self.job_of(run, experiment)
 
     def job_of(self, run, experiment, resume=False):
         layers, _ = experiment.build()
-        pipeline = experiment.pipeline
-        schedule_config = ScheduleConfig.from_settings(pipeline)
-        cells = tuple(
-            partition([parameters_of(layer) for layer in layers], pipeline.stages * schedule_config.virtual_stages)
-        )
+        count = experiment.pipeline.stages * experiment.pipeline.virtual_stages
+        cells = partition([parameters_of(layer) for layer in layers], count)
         data = folder_of(experiment.text, self.root / "cache")
-        return AttemptSpec(run.path, data, cells, schedule_config, False, resume)
+        return experiment, *write_records(run, experiment, cells, data, resume)
 
     def train(self, monkeypatch, settings: str, faults=(), each=lambda: None):
         """Runs to the end under a plan of faults; calls ``each`` before every attempt."""
-        job, experiment = self.job(settings)
+        experiment, plan, attempt = self.job(settings)
         monkeypatch.setenv(VARIABLE, json.dumps(list(faults)) if faults else "")
-        messages = run_logger(job.run.messages)
+        messages = run_logger(attempt.run.messages)
         error, launcher = None, Watched(each)
         try:
-            Supervisor(job, experiment, launcher, None, messages).run()
+            Supervisor(experiment, plan, attempt, launcher, None, messages).run()
         except Exception as raised:
             error = raised
-        return Trial(job.run, error, launcher.published)
+        return Trial(attempt.run, error, launcher.published)
 
 
 def assert_same(one: Trial, other: Trial) -> None:

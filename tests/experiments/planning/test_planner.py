@@ -353,7 +353,7 @@ def test_the_plan_chooses_the_number_of_micro_batches_that_makes_a_step_the_shor
     settings = f"pipeline.stages={stages} pipeline.micro_batches="
     cluster = parse_cluster("1x8xH100", LAPTOP)
     planned = try_plan(translation(f"{settings}auto"), cluster, estimated_costs)
-    chosen = planned.work.pipeline.micro_batches
+    chosen = planned.experiment.pipeline.micro_batches
     given = {
         count: try_plan(translation(f"{settings}{count}"), cluster, estimated_costs).step_s
         for count in (stages << power for power in range(4))
@@ -373,7 +373,7 @@ def test_micro_batches_that_do_not_fit_are_not_chosen_and_if_none_fits_64_k_are_
     }
     room = replace(ROOMY, bytes_per_device=int((each[2] + each[4]) / 2 / 0.95))
     planned = try_plan(work, room, estimated_costs)
-    assert planned.work.pipeline.micro_batches >= 4
+    assert planned.experiment.pipeline.micro_batches >= 4
     assert planned.notes[-1].endswith("; fewer than 4 do not fit")
     too_small = replace(ROOMY, bytes_per_device=max(peaks(with_64_k)) // 2)
     assert refused(work, too_small).errors == refused(with_64_k, too_small).errors
@@ -398,7 +398,7 @@ def test_more_than_64_k_micro_batches_are_chosen_where_only_they_fit() -> None:
     }
     room = replace(ROOMY, bytes_per_device=int(sum(needs.values()) / 2 / 0.95))
     planned = try_plan(work, room, estimated_costs)
-    assert planned.work.pipeline.micro_batches == 128
+    assert planned.experiment.pipeline.micro_batches == 128
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from launch.backends.env_ranks import EnvBackend, RankLauncher, Ranks
 from launch.runs.store import RunFolder
 from launch.supervision.attempts import read_attempt_lines
 from launch.supervision.watchdog import Watchdog
-from launch.worker.attempt import AttemptSpec
+from launch.worker.attempt import Attempt
+from launch.worker.run_plan import RunPlan
 from suite.errors import (
     FailureLocation,
     PlacementError,
@@ -27,7 +28,6 @@ from suite.errors import (
     WorkerDiedError,
     WorkerError,
 )
-from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.config import ScheduleConfig
 
 OWN = """
@@ -103,7 +103,7 @@ class WithoutProcess(Ranks):
 
     result: SuiteError | None = None
 
-    def run_worker(self, number, spec, should_stop):
+    def run_worker(self, number, attempt, should_stop):
         while self.result is None:
             if should_stop():
                 return WorkerError("the workers were ended")
@@ -112,22 +112,22 @@ class WithoutProcess(Ranks):
 
 @pytest.fixture
 def attempt(tmp_path):
-    """Returns (store, spec, experiment, watchdog)."""
+    """Returns (store, attempt, experiment, watchdog)."""
     experiment = find("t12_400m").with_settings("pipeline.stages=2")
-    spec = AttemptSpec(tmp_path, tmp_path, (1, 2), ScheduleConfig(), False, False, flops=StepFlops(1.5, 2.0))
+    attempt = Attempt(tmp_path, tmp_path, 2, working_dir=tmp_path, checkpoint_step=4)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return store, spec, experiment, Watchdog(spec, experiment)
+    return store, attempt, experiment, Watchdog(attempt, experiment, RunPlan((1, 2), ScheduleConfig()))
 
 
 def test_an_error_of_another_rank_ends_all_and_arrives_as_it_was(attempt):
-    store, spec, experiment, watchdog = attempt
-    assert env_ranks._SPEC.validate_json(env_ranks._SPEC.dump_json(spec)) == spec
+    store, first, experiment, watchdog = attempt
+    assert env_ranks._ATTEMPT.validate_json(env_ranks._ATTEMPT.dump_json(first)) == first
     error = ProgramError("stage 1: ValueError: no", "ValueError", FailureLocation(0, 1, 3, "F2", 7, "host", "log"))
     codes = []
     other = threading.Thread(target=lambda: codes.append(WithoutProcess(1, 2, 1, store, error).serve()))
     other.start()
     with pytest.raises(ProgramError) as raised:
-        RankLauncher(WithoutProcess(0, 2, 0, store)).run(spec, experiment, watchdog)
+        RankLauncher(WithoutProcess(0, 2, 0, store)).run(first, experiment, watchdog)
     assert raised.value.args == error.args
     store.set("end", "2")
     other.join(60)
@@ -135,10 +135,10 @@ def test_an_error_of_another_rank_ends_all_and_arrives_as_it_was(attempt):
 
 
 def test_a_rank_that_is_lost_ends_the_attempt_and_the_run(attempt, monkeypatch):
-    store, spec, experiment, watchdog = attempt
+    store, first, experiment, watchdog = attempt
     monkeypatch.setattr(env_ranks, "LOST_S", 0.5)
     launcher = RankLauncher(WithoutProcess(0, 2, 0, store))
     with pytest.raises(WorkerDiedError, match="worker 1 gave no result: its rank was silent for"):
-        launcher.run(spec, experiment, watchdog)
+        launcher.run(first, experiment, watchdog)
     with pytest.raises(PlacementError, match=r"rank 1 of 2 is lost; start all of them again"):
         launcher.available_devices(2)

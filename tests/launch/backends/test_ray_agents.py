@@ -12,10 +12,11 @@ from experiments.registry import find
 from launch.backends import ray_agents
 from launch.backends.ray_agent import HeartbeatSender
 from launch.backends.ray_agents import Agents
-from launch.backends.ray_dispatcher import Attempt, Dispatcher
+from launch.backends.ray_dispatcher import Dispatcher
 from launch.supervision.watchdog import Watchdog
-from launch.worker.attempt import AttemptSpec
+from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import HeartbeatWriter, read_heartbeats
+from launch.worker.run_plan import RunPlan
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
@@ -53,19 +54,22 @@ def experiment():
     return find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
 
 
+PLAN = RunPlan((1, 1), ScheduleConfig())
+
+
 def attempt(folder, number):
-    return AttemptSpec(folder, folder, (1, 1), ScheduleConfig(), False, False, attempt=number)
+    return Attempt(folder, folder, 2, number=number)
 
 
 def sender(calls, folder, rank, number):
     own = folder / f"node-{rank}-{number}"
     own.mkdir()
-    return HeartbeatSender(calls, rank, Attempt(number, 2, False, b""), own)
+    return HeartbeatSender(calls, rank, attempt(folder, number), own)
 
 
 def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlier_attempt(calls, experiment, tmp_path):
     agents = Agents(attempt(tmp_path, 1), experiment, ["a", "b"])
-    with Watchdog(attempt(tmp_path, 1), experiment) as watchdog:
+    with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         late, status = sender(calls, tmp_path, 1, 1), WorkerStatus()
         with HeartbeatWriter(late.folder, RankCoord(1, 2, 1), 1, status):
@@ -74,7 +78,7 @@ def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlie
             watchdog.read_heartbeats()
             assert watchdog.heartbeats[1].attempt == 1
     assert [heartbeat.stage for heartbeat in read_heartbeats(tmp_path / "heartbeats.json", 1)] == [1]
-    with Watchdog(attempt(tmp_path, 2), experiment) as watchdog:
+    with Watchdog(attempt(tmp_path, 2), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 2), watchdog)
         late.send(last=True)  # the first attempt's agent ends after the second has begun
         agents.reports()
@@ -91,7 +95,7 @@ def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlie
 
 def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment, tmp_path):
     agents, status = Agents(attempt(tmp_path, 1), experiment, ["a", "b"]), WorkerStatus()
-    with Watchdog(attempt(tmp_path, 1), experiment) as watchdog:
+    with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         sending = sender(calls, tmp_path, 0, 1)
         writer = HeartbeatWriter(sending.folder, RankCoord(0, 2, 1), 1, status)
@@ -110,7 +114,7 @@ def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment
 
 def test_no_worker_is_blamed_while_the_dispatcher_does_not_answer(calls, experiment, tmp_path, monkeypatch):
     agents, paused = Agents(attempt(tmp_path, 1), experiment, ["a", "b"]), []
-    with Watchdog(attempt(tmp_path, 1), experiment) as watchdog:
+    with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
 
         def answer(reply, timeout=None):

@@ -38,11 +38,11 @@ def session(monkeypatch):
     nodes = [Node("1", "a", 2, 2)]
     connection = SimpleNamespace(nodes=lambda kind: nodes, nodes_and_silent=lambda kind: (nodes, []))
     made = RayTrainLauncher(connection, False, place(nodes, 2, 1), print)
-    spec = SimpleNamespace(run=None, folder=None, data=None)
+    attempt = SimpleNamespace(run=None, folder=None, data=None, workers=2)
     experiment = SimpleNamespace(pipeline=SimpleNamespace(stages=2, replicas=1))
 
     def begin():
-        return made._agents_for(spec, experiment), made._mirror
+        return made._agents_for(attempt, experiment), made._mirror
 
     made.begin = begin
     return made

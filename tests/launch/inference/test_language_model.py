@@ -23,13 +23,12 @@ from launch.inference.generate import Request, continuations, find_language_mode
 from launch.inference.model_text import load_documents
 from launch.runs.store import find_run, named_run
 from launch.train.summary import describe_scores
-from launch.worker.attempt import AttemptSpec
 from suite.data.documents.batches import RowBatches
 from suite.data.documents.prepare import folder_of_documents, prepare_documents
 from suite.data.documents.tokenizer import END_ID, encode_all
 from suite.errors import DataError
 from suite.evaluation.ngram import ngram_nll
-from suite.pipeline.schedule.config import ScheduleConfig
+from tests.launch.records import write_records
 from tests.suite.data.documents.writing import write_folder
 
 QUIET = Console(quiet=True)
@@ -50,9 +49,8 @@ def train(name, settings, cells, stops=(STEPS,)):
     for stop in stops:
         each = experiment.with_settings(f"train.steps={stop} optimizer.lr_decay_steps=8")
         resume = stop != stops[0]
-        (run.experiment.with_suffix(".draft") if resume else run.experiment).write_text(each.to_toml())
-        data, config = folder_of_documents(each.text, Path(".cache")), ScheduleConfig.from_settings(each.pipeline)
-        run_attempt(AttemptSpec(run.path, data.resolve(), cells, config, False, resume), each, deadline_s=200)
+        _, attempt = write_records(run, each, cells, folder_of_documents(each.text, Path(".cache")).resolve(), resume)
+        run_attempt(attempt, each, deadline_s=200)
     return run
 
 

@@ -11,7 +11,8 @@ from experiments.registry import find
 from launch.supervision.attempts import Attempts
 from launch.supervision.failure import Cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
-from launch.worker.attempt import AttemptSpec
+from launch.worker.attempt import Attempt
+from launch.worker.run_plan import RunPlan
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import read_lines
 
@@ -57,9 +58,8 @@ def test_attempts_are_numbered_across_resumes(tmp_path):
     path = tmp_path / "attempts.jsonl"
     attempts = Attempts(path)
     assert attempts.begin(experiment) == 1
-    attempts.end(
-        1, Watchdog(AttemptSpec(tmp_path, tmp_path, (1,), ScheduleConfig(), False, False), experiment), "failed", KILLED
-    )
+    plan = RunPlan((1,), ScheduleConfig())
+    attempts.end(1, Watchdog(Attempt(tmp_path, tmp_path, 1), experiment, plan), "failed", KILLED)
     assert attempts.begin(experiment) == 2  # and its driver was killed
     path.write_text(path.read_text() + '{"attempt": 3, "beg')  # while it wrote this
     later = Attempts(path)

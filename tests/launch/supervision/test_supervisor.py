@@ -59,14 +59,15 @@ def test_an_exception_in_a_layer_is_reported_with_the_layer_and_retried_once(tri
 @pytest.mark.parametrize(("written", "left"), [(None, False), ('{"steps": 6}', True)], ids=["running", "finished"])
 def test_a_record_of_later_steps_goes_with_the_first_step_and_one_of_this_attempt_stays(trials, written, left):
     """A short attempt can be finished before its first step is noticed."""
-    job, experiment = trials.job(STEPS)
-    job.run.record.write_text('{"steps": 8}')
+    experiment, plan, attempt = trials.job(STEPS)
+    attempt.run.record.write_text('{"steps": 8}')
 
     class Finishing:
-        def run(self, spec, experiment, watchdog):
+        def run(self, attempt, experiment, watchdog):
             if written is not None:
-                spec.run.record.write_text(written)
+                attempt.run.record.write_text(written)
             watchdog._on_first_step()
 
-    Supervisor(replace(job, resume=True, checkpoint_step=4), experiment, Finishing(), None, print).run()
-    assert job.run.record.exists() == left
+    resumed = replace(attempt, resume=True, checkpoint_step=4)
+    Supervisor(experiment, plan, resumed, Finishing(), None, print).run()
+    assert attempt.run.record.exists() == left

@@ -8,8 +8,9 @@ import pytest
 from experiments.registry import find
 from launch.supervision.stall_report import stall_report
 from launch.supervision.watchdog import END_S, FIRST_HEARTBEAT_S, StallDetector, Watchdog
-from launch.worker.attempt import AttemptSpec
+from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import Heartbeat, HeartbeatWriter, path_of, read_heartbeat
+from launch.worker.run_plan import RunPlan
 from suite.errors import WorkerError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import FIRST_ACTION_TIMEOUT_S, DeviceMark, WorkerStatus
@@ -240,8 +241,7 @@ def test_there_is_no_verdict_while_workers_are_being_placed(tmp_path, monkeypatc
     monkeypatch.setattr("launch.supervision.watchdog.PERIOD_S", 0.01)
     monkeypatch.setattr("launch.supervision.watchdog.FIRST_HEARTBEAT_S", 0.05)
     experiment = find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
-    job = AttemptSpec(tmp_path, tmp_path, (1, 1), ScheduleConfig(), False, False)
-    watch = Watchdog(job, experiment)
+    watch = Watchdog(Attempt(tmp_path, tmp_path, 2), experiment, RunPlan((1, 1), ScheduleConfig()))
     watch.paused = True
     with watch:
         time.sleep(0.4)
@@ -278,7 +278,7 @@ def test_the_watchdog_survives_an_exception_and_the_death_of_its_thread_is_repor
     monkeypatch.setattr("launch.supervision.watchdog.PERIOD_S", 0.01)
     monkeypatch.setattr("launch.error_log.CACHE", tmp_path / "cache")
     experiment = find("t24_1_3b_wide").with_settings("pipeline.stages=2 pipeline.replicas=1")
-    watch = Watchdog(AttemptSpec(tmp_path, tmp_path, (1, 1), ScheduleConfig(), False, False), experiment)
+    watch = Watchdog(Attempt(tmp_path, tmp_path, 2), experiment, RunPlan((1, 1), ScheduleConfig()))
     failures = [ValueError("no number"), SystemExit()]
 
     def fail():

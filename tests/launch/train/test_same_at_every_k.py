@@ -10,11 +10,10 @@ from experiments.base.cluster import Cluster
 from experiments.registry import find
 from launch.backends import processes
 from launch.runs.store import RunFolder
-from launch.worker.attempt import AttemptSpec
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
-from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.metrics import read_steps
+from tests.launch.records import write_records
 from tests.suite.pipeline.build import parameters_of
 from tests.suite.training.checkpoint.saves import layer_files
 
@@ -45,10 +44,9 @@ def trained(tmp_path_factory):
             run.path.mkdir()
             for resume, steps in ((False, stop), (True, 20)) if stop else ((False, 20),):
                 each = experiment.with_settings(f"train.steps={steps}")
-                (run.experiment.with_suffix(".draft") if resume else run.experiment).write_text(each.to_toml())
-                job = AttemptSpec(run.path, folder_of(experiment.text, root / "cache"), cells_of(experiment),
-                          ScheduleConfig.from_settings(experiment.pipeline), False, resume)  # fmt: skip
-                processes.run_attempt(job, each, deadline_s=200)
+                data = folder_of(experiment.text, root / "cache")
+                _, attempt = write_records(run, each, cells_of(experiment), data, resume)
+                processes.run_attempt(attempt, each, deadline_s=200)
             lines = read_steps(run.metrics)
             newest = max(run.checkpoints.glob("0*"))
             files = {name: load_file(path) for name, path in layer_files(newest).items()}

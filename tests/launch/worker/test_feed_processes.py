@@ -16,16 +16,15 @@ from experiments.base.cluster import Cluster
 from experiments.registry import find
 from launch.backends.processes import run_processes, run_worker
 from launch.runs.store import RunFolder
-from launch.worker import feed_processes, worker
-from launch.worker.attempt import AttemptSpec
+from launch.worker import feed_processes
 from launch.worker.feed_processes import FeedProcesses, FlatBatch, feed_process_count
 from launch.worker.prefetch import Prefetcher
 from suite.data.text.prepare import folder_of, prepare
 from suite.errors import DataError, ProgramError, SettingError
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.metrics import read_steps
+from tests.launch.records import write_records
 
 SETTINGS = (
     "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 train.steps=6 "
@@ -241,22 +240,20 @@ def test_as_many_processes_as_a_gpu_has_cores(monkeypatch, cores, gpus, expected
     assert feed_process_count(torch.device("cpu")) == 0
 
 
-def worker_with_processes(rank, world, rendezvous, spec, count):
+def worker_with_processes(rank, world, rendezvous, attempt, count):
     """A worker as beside a GPU, except that its device is the CPU."""
-    worker.feed_process_count = lambda device: count
-    run_worker(rank, world, rendezvous, spec)
+    feed_processes.feed_process_count = lambda device: count
+    run_worker(rank, world, rendezvous, attempt)
 
 
 def train(experiment, data, folder, count, resume=False):
     """Trains with feed processes, or without; returns the run."""
     run = RunFolder(folder)
     run.path.mkdir(exist_ok=True)
-    (run.experiment.with_suffix(".draft") if resume else run.experiment).write_text(experiment.to_toml())
     layers, _ = experiment.build()
     cells = (len(layers) - 1, 1) if experiment.pipeline.stages == 2 else (len(layers),)
-    spec = AttemptSpec(folder, data, cells, ScheduleConfig.from_settings(experiment.pipeline), False, resume)
-    workers = experiment.pipeline.stages * experiment.pipeline.replicas
-    run_processes(worker_with_processes, workers, spec, count, deadline_s=200)
+    _, attempt = write_records(run, experiment, cells, data, resume)
+    run_processes(worker_with_processes, attempt.workers, attempt, count, deadline_s=200)
     return run
 
 
@@ -297,7 +294,7 @@ def test_an_error_in_a_process_ends_the_run_with_its_sentence(tmp_path):
         train(own(tmp_path), tmp_path, tmp_path / "run", 1)
 
 
-def kill_feed_process(rank, world, rendezvous, spec):
+def kill_feed_process(rank, world, rendezvous, attempt):
     """A worker whose feed process is killed before step 2, as by the kernel where memory is short."""
 
     class Killed(FeedProcesses):
@@ -307,17 +304,16 @@ def kill_feed_process(rank, world, rendezvous, spec):
                     os.kill(process.pid, signal.SIGKILL)
             return super().__call__(step)
 
-    worker.FeedProcesses = Killed
-    worker_with_processes(rank, world, rendezvous, spec, 1)
+    feed_processes.FeedProcesses = Killed
+    worker_with_processes(rank, world, rendezvous, attempt, 1)
 
 
 def test_a_killed_process_ends_the_attempt_with_a_sentence(tmp_path):
     run, experiment = RunFolder(tmp_path / "run"), own(tmp_path).with_settings("train.steps=50")
     run.path.mkdir()
-    run.experiment.write_text(experiment.to_toml())
-    spec = AttemptSpec(run.path, tmp_path, (2, 1), ScheduleConfig.from_settings(experiment.pipeline), False, False)
+    _, attempt = write_records(run, experiment, (2, 1), tmp_path)
     with pytest.raises(ProgramError) as raised:
-        run_processes(kill_feed_process, 2, spec, deadline_s=200)
+        run_processes(kill_feed_process, 2, attempt, deadline_s=200)
     assert "batch of step 3: ChildProcessError: a process that makes mini-batches died, " in str(raised.value)
     assert raised.value.where.action == "batch"
     assert "\n" not in str(raised.value)

@@ -2,6 +2,7 @@
 
 from experiments.registry import find
 from launch.runs.store import RunFolder
+from launch.worker.run_plan import RunPlan
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.wandb_run import Identity
@@ -31,7 +32,7 @@ def test_a_run_keeps_its_id_before_any_checkpoint_and_with_another_plan(tmp_path
 
 
 def test_the_planners_choices_are_in_the_config():
-    config = wandb_config(CHOSEN, (5, 4), ScheduleConfig("interleaved", (2**30, 1), 2), 0.25)
+    config = wandb_config(CHOSEN, RunPlan((5, 4), ScheduleConfig("interleaved", (2**30, 1), 2), 0.25))
     most = CHOSEN.pipeline.micro_batches
     assert config.pop("plan") == {
         "cells": [5, 4], "schedule": "interleaved", "max_live_graphs": [most, 1], "virtual_stages": 2, "step_s": 0.25,

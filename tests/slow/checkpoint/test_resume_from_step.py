@@ -24,17 +24,18 @@ def test_a_run_continues_from_a_chosen_step_and_a_restart_does_not_return_to_the
     kept = {name: path.read_bytes() for name, path in layer_files(last).items()}
     losses = trial.losses
     experiment = trials.experiment(SETTINGS)
-    job = replace(trials.job_of(trial.run, experiment, resume=True), checkpoint_step=9)
+    _, plan, attempt = trials.job_of(trial.run, experiment, resume=True)
+    attempt = replace(attempt, checkpoint_step=9)
     kill = {"fault": "kill", "attempt": 2, "stage": 0, "step": 10, "action": "F1"}
     monkeypatch.setenv(VARIABLE, json.dumps([kill]))
     seen = []
 
     class Looking(ProcessLauncher):
-        def run(self, spec, experiment, watchdog):
-            seen.append((spec.checkpoint_step, steps(trial), trial.run.record.exists(), last_step(trial)))
-            super().run(spec, experiment, watchdog)
+        def run(self, attempt, experiment, watchdog):
+            seen.append((attempt.checkpoint_step, steps(trial), trial.run.record.exists(), last_step(trial)))
+            super().run(attempt, experiment, watchdog)
 
-    Supervisor(job, experiment, Looking(), None, run_logger(trial.run.messages)).run()
+    Supervisor(experiment, plan, attempt, Looking(), None, run_logger(trial.run.messages)).run()
     assert seen[0] == (9, [9, 12], True, 12)
     assert seen[1] == (None, [9, 12], False, 10)
     assert [line["start"] for line in trial.ends] == [0, 9, 9]  # 12 was abandoned when the second attempt began
@@ -57,7 +58,8 @@ def test_a_fork_that_cannot_mark_the_later_checkpoints_changes_nothing(trials, m
     run = trial.run
     (run.checkpoints / "00000012" / "abandoned").mkdir()
     before = {path: path.read_bytes() for path in (run.metrics, run.record, run.published, run.experiment)}
-    job = replace(trials.job_of(run, trials.experiment(SETTINGS), resume=True), checkpoint_step=9)
+    experiment, plan, attempt = trials.job_of(run, trials.experiment(SETTINGS), resume=True)
+    attempt = replace(attempt, checkpoint_step=9)
     with pytest.raises(CheckpointError, match="those after step 9 not marked as abandoned"):
-        Supervisor(job, trials.experiment(SETTINGS), ProcessLauncher(), None, run_logger(run.messages)).run()
+        Supervisor(experiment, plan, attempt, ProcessLauncher(), None, run_logger(run.messages)).run()
     assert {path: path.read_bytes() for path in before} == before

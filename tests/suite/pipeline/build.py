@@ -1,10 +1,12 @@
 """Stands up the real parts of a pipeline in the processes of a test."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from launch.worker.links import make_links
+from launch.worker.engine import PartitionedModel, make_executor, make_links, make_optimizer
 from suite.pipeline.model.layers import materialize, ties_of
 from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
@@ -17,8 +19,24 @@ from suite.pipeline.runtime.skip import call, communicating_pairs, find_skips
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
+from suite.settings import OptimizerSettings
+from suite.training.stage_optimizer import StageOptimizer
 
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What ``launch.worker.engine`` makes of one worker."""
+
+    executor: Executor
+    optimizer: StageOptimizer
+
+
+def assemble(coord: RankCoord, model: PartitionedModel, settings: OptimizerSettings, device=CPU, seed=7) -> Engine:
+    """Returns a worker's engine, as a run has it."""
+    executor, groups = make_executor(coord, model, device, settings.precision, seed)
+    return Engine(executor, make_optimizer(executor, groups, model, settings))
 
 
 def join(rank: int, world: int, rendezvous: str, threads: int = 1) -> None:

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from launch.backends.processes import run_processes
-from launch.worker.engine import PartitionedModel, assemble
+from launch.worker.engine import PartitionedModel
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges, partition
 from suite.pipeline.runtime import gradient_reducer
@@ -13,7 +13,7 @@ from suite.pipeline.runtime.gradient_reducer import GradientReducer
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import OptimizerSettings
-from tests.suite.pipeline.build import CPU, build, join, mini_batch, parameters_of, unpartitioned
+from tests.suite.pipeline.build import assemble, build, join, mini_batch, parameters_of, unpartitioned
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 
 STAGES, REPLICAS = 2, 2
@@ -114,8 +114,8 @@ def engines(rank: int, world: int, rendezvous: str):
     for optimizer, schedule_config in ENGINES:
         cells = partition([parameters_of(layer) for layer in layers], STAGES * schedule_config.virtual_stages)
         engine = assemble(
-            coord, PartitionedModel(layers, SumLoss(), cell_ranges(cells, len(layers)), schedule_config), CPU,
-            OptimizerSettings(name=optimizer), seed=7,
+            coord, PartitionedModel(layers, SumLoss(), cell_ranges(cells, len(layers)), schedule_config),
+            OptimizerSettings(name=optimizer),
         )  # fmt: skip
         for total in MICRO_BATCHES:
             whole, batch = shares(coord, total)
@@ -142,7 +142,7 @@ def three_replicas(rank: int, world: int, rendezvous: str):
     gradient_reducer.BUCKET_BYTES = SMALL
     coord, layers, reduce, owned = RankCoord(rank, 1, 3), toy_layers(), dist.reduce, [0] * 3
     model = PartitionedModel(layers, SumLoss(), [range(len(layers))], ScheduleConfig("fill_drain", (1,)))
-    engine = assemble(coord, model, CPU, OptimizerSettings(), seed=7)
+    engine = assemble(coord, model, OptimizerSettings())
     whole, batch = shares(coord, 5)
 
     def counting(tensor, *, group_dst, **others):
@@ -171,7 +171,7 @@ def update(rank: int, world: int, rendezvous: str):
     coord, layers = RankCoord(rank, STAGES, REPLICAS), toy_layers()
     cells = cell_ranges(partition([parameters_of(layer) for layer in layers], STAGES), len(layers))
     model = PartitionedModel(layers, SumLoss(), cells, RECIPES[0])
-    engine = assemble(coord, model, CPU, OptimizerSettings(), seed=7)
+    engine = assemble(coord, model, OptimizerSettings())
     batch, seen = shares(coord, 5)[1], []
 
     def noting(name, collective):

@@ -10,7 +10,7 @@ from hypothesis import given
 from torch import nn
 
 from launch.backends.processes import run_processes
-from launch.worker.engine import PartitionedModel, assemble
+from launch.worker.engine import PartitionedModel
 from models import amoebanet
 from suite.errors import SettingError
 from suite.pipeline.model.batchnorm import MicroBatchNorm, RunningStats, by_micro_batch, merge
@@ -20,7 +20,7 @@ from suite.pipeline.runtime.executor import LossSums
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
 from suite.settings import OptimizerSettings
-from tests.suite.pipeline.build import CPU, build, join, run, unpartitioned, whole
+from tests.suite.pipeline.build import assemble, build, join, run, unpartitioned, whole
 from tests.suite.pipeline.skipping import SumOfErrors, skipping_batch, skipping_layers
 
 EXAMPLES = 7  # ragged for M = 2, 4, 5
@@ -200,7 +200,7 @@ def updated(rank: int, world: int, rendezvous: str):
     layers = skips_layers()
     cells = [range(3), range(3, 6)]
     model = PartitionedModel(layers, SumOfErrors(), cells, ScheduleConfig())
-    engine = assemble(coord, model, CPU, OptimizerSettings(), seed=7)
+    engine = assemble(coord, model, OptimizerSettings())
     moved = []
     for step, factor in enumerate((1.0, math.inf)):
         before = {key: norm.running_mean.clone() for key, norm in norms(engine.executor.stage).items()}
