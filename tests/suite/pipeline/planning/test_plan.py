@@ -259,7 +259,7 @@ def test_a_cut_that_fits_nowhere_says_how_many_stages_would():
 
 @dataclass(frozen=True)
 class Small:
-    """A model of some ten megabytes; what ``experiments.base.workload.Workload`` asks of it to be measured."""
+    """A model of some ten megabytes; what ``experiments.base.workload.Measurable`` asks of it to be measured."""
 
     kind: str
     pipeline: PipelineSettings
