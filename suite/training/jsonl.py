@@ -10,11 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_TAIL = 32768
-"""Bytes: more than a line has, such as that of a validation in a hundred languages."""
-
 _BLOCK, _SEARCHED = 2**16, 2**24
-"""Bytes read at once, and at most: 16 MiB are the lines of some 30,000 steps."""
+"""Bytes read at once, and at most for one line: 16 MiB are the lines of some 30,000 steps."""
 
 
 class JsonLinesFile:
@@ -30,7 +27,6 @@ class JsonLinesFile:
         os.ftruncate(self._file, keep_bytes)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Appends a line."""
         self._pending += json.dumps(line).encode() + b"\n"
         self._flush()
 
@@ -64,13 +60,15 @@ def reopen(path: Path, start: int) -> JsonLinesFile:
     return JsonLinesFile(path)
 
 
-def _from_end(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of a file with their newlines, the last first, and the byte at which each ends."""
+def _from_end(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of a file with their newlines, the last first, and the byte at which each ends. Reads about
+    ``most`` bytes, in blocks."""
     if not path.exists():
         return
     with path.open("rb") as file:
         begin, rest = file.seek(0, os.SEEK_END), b""
-        while begin > 0:
+        least = max(0, begin - most)
+        while begin > least:
             size = min(begin, _BLOCK)
             begin -= size
             file.seek(begin)
@@ -83,35 +81,19 @@ def _from_end(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
-    """Returns the last complete line of a file; None without one. Reads only the file's last 32 KiB."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            complete = file.read().rpartition(b"\n")[0]
-        line = json.loads(complete.rpartition(b"\n")[2])
-    except (OSError, ValueError):
-        return None
-    return line if isinstance(line, dict) else None
+    """Returns the last complete line of a file; None without one, and for a damaged one."""
+    with suppress(OSError):
+        return next((parsed(raw) for _, raw in _from_end(path, _SEARCHED) if raw.endswith(b"\n")), None)
+    return None
 
 
 def last_line_with(path: Path, key: str) -> dict[str, Any] | None:
-    """Returns the last complete line that has ``key``; None without one. Reads the file from its end, 64 KiB at a time,
-    and at most ``_SEARCHED`` bytes."""
-    wanted, rest = json.dumps(key).encode() + b":", b""
-    with suppress(OSError), path.open("rb") as file:
-        end = size = file.seek(0, os.SEEK_END)
-        while end > max(0, size - _SEARCHED):
-            begin = max(0, end - _BLOCK)
-            file.seek(begin)
-            block = file.read(end - begin) + rest
-            lines = block.split(b"\n") if wanted in block else [block.partition(b"\n")[0]]
-            complete = lines[:-1] if end == size else lines
-            for line in reversed(complete if begin == 0 else complete[1:]):
-                if wanted in line:
-                    with suppress(ValueError):
-                        found: dict[str, Any] = json.loads(line)
-                        return found
-            end, rest = begin, lines[0]
+    """Returns the last complete line that has ``key``; None without one in the last ``_SEARCHED`` bytes."""
+    wanted = json.dumps(key).encode() + b":"
+    with suppress(OSError):
+        for _, raw in _from_end(path, _SEARCHED):
+            if wanted in raw and raw.endswith(b"\n") and (line := parsed(raw)) is not None:
+                return line
     return None
 
 

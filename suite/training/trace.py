@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from suite.exchange import broadcast
+from suite.exchange import broadcast, gather
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.schedule.timeline import Span, Timeline
-from suite.training.jsonl import JsonLinesFile, read_lines
+from suite.training.jsonl import read_lines, reopen
 
 FIRST, COUNT = 2, 5
 """Steps traced by default: skip the first two after a start, which warm up, and trace five to show the variation."""
@@ -36,20 +36,15 @@ class TraceWriter:
         self, folder: Path, coord: RankCoord, device: torch.device, start: int, every_step: bool, run: str = ""
     ) -> None:
         """Training begins at step ``start``; lines of this and later steps are dropped. ``run`` describes how the
-        pipeline is partitioned; lines with another ``run`` are dropped, because their steps are not comparable.
-        """
+        pipeline is partitioned; a reader drops steps of another ``run``, which are not comparable."""
         folder.mkdir(parents=True, exist_ok=True)
         if coord.rank == 0:
             _remove_stale(folder, coord)
-        path = folder / f"{coord.replica}-{coord.stage}.jsonl"
-        kept = list(_lines_to_keep(path, start, coord.stages, run))
-        head = {
+        self._file = reopen(folder / f"{coord.replica}-{coord.stage}.jsonl", start - 1)
+        self._file.write({
             "replica": coord.replica, "stage": coord.stage, "stages": coord.stages, "run": run, "clock": clock_offset(),
-        }  # fmt: skip
-        self._file = JsonLinesFile(path)
-        for line in (*kept, head):
-            self._file.write(line)
-        self._recorder, self._device = Recorder(device), device
+        })  # fmt: skip
+        self._recorder = Recorder(device)
         self._traced = None if every_step else range(start + FIRST, start + FIRST + COUNT)
 
     def recorder(self, step: int) -> Recorder | None:
@@ -60,7 +55,6 @@ class TraceWriter:
         return self._recorder
 
     def write(self, step: int, recorder: Recorder) -> None:
-        """Writes the spans of a step."""
         spans = [
             [span.kind, span.micro_batch, round(span.start, 6), round(span.end, 6), span.virtual_stage]
             for span in recorder.spans()
@@ -71,13 +65,9 @@ class TraceWriter:
         """Returns the idle share of all workers in the step that was recorded, its update included. All workers must
         call it."""
         spans = recorder.spans()
-        busy_s, step_s = sum(span.seconds for span in spans), spans[-1].end - recorder.began
-        rows = torch.zeros(2, dist.get_world_size(), dtype=torch.float64)
-        rows[:, dist.get_rank()] = torch.tensor([busy_s, step_s])
-        rows = rows.to(self._device, non_blocking=True)
-        dist.all_reduce(rows)
-        all_busy_s, steps_s = rows.cpu()
-        return float(1 - all_busy_s.mean() / steps_s.max())
+        own = sum(span.seconds for span in spans), spans[-1].end - recorder.began
+        busy_s, step_s = zip(*gather(own), strict=True)
+        return 1 - fmean(busy_s) / max(step_s)
 
 
 def _remove_stale(folder: Path, coord: RankCoord) -> None:
@@ -86,16 +76,6 @@ def _remove_stale(folder: Path, coord: RankCoord) -> None:
     for path in folder.glob("*.jsonl"):
         if path.name not in names:
             path.unlink()
-
-
-def _lines_to_keep(path: Path, start: int, stages: int, run: str) -> Iterator[dict[str, Any]]:
-    """Yields the headers and the steps before ``start`` with the same partition and number of stages."""
-    same_run = False
-    for line in read_lines(path):
-        if "clock" in line:
-            same_run = line["stages"] == stages and line.get("run", "") == run
-        if same_run and line.get("step", -1) < start:
-            yield line
 
 
 def clock_offset() -> float:
@@ -144,17 +124,23 @@ def read_traces(folder: Path) -> list[StepTrace]:
 
 
 def _read_worker(path: Path) -> tuple[dict[str, Any] | None, Steps]:
-    """Returns the last header of a file, None without one, and the steps in rank 0's time."""
+    """Returns the last header of a file, None without one, and the steps of its pipeline in rank 0's time."""
     head: dict[str, Any] | None = None
     steps: Steps = {}
     for line in read_lines(path):
         if "clock" in line:
+            if head is not None and _pipeline(head) != _pipeline(line):
+                steps.clear()
             head = line
         elif head is not None:
             clock = head["clock"]
             spans = [_shifted(Span(*span), clock) for span in line["spans"]]
             steps[line["step"]] = line["began"] + clock, spans
     return head, steps
+
+
+def _pipeline(head: dict[str, Any]) -> tuple[int, str]:
+    return head["stages"], head.get("run", "")
 
 
 def _shifted(span: Span, seconds: float) -> Span:

@@ -60,8 +60,8 @@ def test_the_line_of_a_validation_in_many_languages_is_a_last_line(tmp_path):
     assert last_line(tmp_path / "metrics.jsonl") == line
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", "not json\n", "[1]\n", '{"text": "' + 33000 * "x" + '"}\n'])
-def test_a_file_without_a_whole_short_line_has_no_last_one(tmp_path, content):
+@pytest.mark.parametrize("content", [None, "", "{}", "not json\n", "[1]\n"])
+def test_a_file_without_a_whole_line_has_no_last_one(tmp_path, content):
     path = tmp_path / "system.jsonl"
     if content is not None:
         path.write_text(content)
