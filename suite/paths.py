@@ -64,6 +64,12 @@ def check_files(archive: tarfile.TarFile, root: Path) -> None:
 def write_atomically(path: Path, content: str | bytes, private: bool = False) -> None:
     """Writes a file so that readers see its old content or all of the new one, also after a power cut; only this user
     can read a ``private`` one. Raises OSError."""
+    replace_content(path, content, private)
+    sync_folder(path.parent)
+
+
+def replace_content(path: Path, content: str | bytes, private: bool = False) -> None:
+    """Like ``write_atomically``, but a power cut may leave the old content until ``sync_folder`` was called."""
     draft = path.with_name(f"{path.name}.draft-{uuid4().hex}")  # several processes may write the same file
     try:
         draft.touch(0o600 if private else 0o666)
@@ -72,7 +78,6 @@ def write_atomically(path: Path, content: str | bytes, private: bool = False) ->
             file.flush()
             os.fsync(file.fileno())  # otherwise the new name can come to the disk before the content
         draft.replace(path)
-        sync_folder(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -120,13 +125,9 @@ def read_text(path: Path, advice: str) -> str | None:
     return text
 
 
-SOCKET_BYTES = 107
-"""The longest path of a socket that Linux allows."""
-
-
 def check_socket_folder(folder: str, longest: str) -> None:
     """Raises SettingError when ``longest``, the longest path of a socket in a temporary folder, is too long there."""
-    most = SOCKET_BYTES - len(longest)
+    most = 107 - len(longest)  # the longest path of a socket that Linux allows
     if (count := len(os.fsencode(folder))) > most:
         raise SettingError(
             f"the folder of temporary files, {folder}, has a path of {count} bytes, and sockets in it allow {most}; "

@@ -18,7 +18,6 @@ from suite.errors import CheckpointError, RunFileError
 from suite.log import Log
 from suite.paths import hide_secrets, read_json, write_atomically
 from suite.training.checkpoint import (
-    Audit,
     Checkpoint,
     Choice,
     Storage,
@@ -29,6 +28,7 @@ from suite.training.checkpoint import (
     in_order,
     list_checkpoints,
 )
+from suite.training.checkpoint.reading import Audit
 from suite.training.checkpoint.retention import ABANDONED
 from suite.training.checkpoint.storage import MANIFEST
 from suite.training.validation import state_of
@@ -164,16 +164,17 @@ def _table(location: str, audits: list[Audit], criterion: str) -> Table:
     rows = Table(title=f"checkpoints in {location}", title_justify="left")
     for heading in ("step", "layers", "MiB", "minutes ago", "good", "best", "state"):
         rows.add_column(heading, justify="left" if heading in ("good", "best", "state") else "right", overflow="fold")
-    best = next((each.step for each in audits if each.best and each.manifest and not each.abandoned), None)
-    for checkpoint in audits:
-        manifest = checkpoint.manifest
+    best = best_of([each.checkpoint for each in audits if each.checkpoint])
+    for each in audits:
+        checkpoint = each.checkpoint
+        manifest = checkpoint.manifest if checkpoint else None
         rows.add_row(
-            str(checkpoint.step),
+            str(each.step),
             str(len(manifest.files)) if manifest else "",
             f"{sum(file.bytes for file in manifest.files.values()) / 2**20:,.1f}" if manifest else "",
             f"{max(0.0, time.time() - manifest.written) / 60:,.0f}" if manifest else "",
-            "yes" if checkpoint.good else "not yet",
-            f"{criterion} {state_of(manifest.notes).best:.4f}" if manifest and checkpoint.step == best else "",
-            "\n".join(checkpoint.faults) or ("abandoned" if checkpoint.abandoned else "valid"),
+            "yes" if checkpoint and checkpoint.good else "not yet",
+            f"{criterion} {state_of(best.notes).best:.4f}" if best and checkpoint is best else "",
+            "\n".join(each.faults) or ("abandoned" if checkpoint and checkpoint.abandoned else "valid"),
         )
     return rows

@@ -12,7 +12,6 @@ A folder without a manifest that matches its files is not a checkpoint: it is lo
 """
 
 from suite.training.checkpoint.async_save import folder_of
-from suite.training.checkpoint.audit import Audit, audit
 from suite.training.checkpoint.choice import Choice, best_of, in_order, parse_choice
 from suite.training.checkpoint.loading import (
     check_model,
@@ -23,13 +22,12 @@ from suite.training.checkpoint.loading import (
     values_of,
 )
 from suite.training.checkpoint.ownership import claim
-from suite.training.checkpoint.reading import Checkpoint, current, folders_of, list_checkpoints, newest_valid
+from suite.training.checkpoint.reading import Checkpoint, audit, current, folders_of, list_checkpoints, newest_valid
 from suite.training.checkpoint.retention import abandon_later
 from suite.training.checkpoint.storage import Storage
 from suite.training.checkpoint.writing import Saver
 
 __all__ = [
-    "Audit",
     "Checkpoint",
     "Choice",
     "Saver",

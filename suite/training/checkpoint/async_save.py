@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from suite.log import Log
 from suite.training.checkpoint.manifest import LAYER, File, Manifest, digest, layer_file
 from suite.training.checkpoint.ownership import check_owner
-from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST, KEEP_GOOD, mark_best, mark_good, rotate
+from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST, KEEP_GOOD, mark, rotate
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 
 FIRST_POLL_S, LONGEST_POLL_S = 0.01, 1.0
@@ -62,17 +62,11 @@ class AsyncSave:
     """One worker's running save. Its daemon thread ends with the process."""
 
     def __init__(
-        self,
-        storage: Storage,
-        step: int,
-        save_id: str,
-        snapshot: Snapshot,
-        stage: int,
-        manifest_job: ManifestJob | None,
+        self, storage: Storage, step: int, save_id: str, snapshot: Snapshot, stage: int, job: ManifestJob | None
     ) -> None:
         self.step = step
         self._storage, self._folder, self._save_id, self._snapshot = storage, folder_of(step), save_id, snapshot
-        self._stage, self._manifest_job = stage, manifest_job
+        self._stage, self._manifest_job = stage, job
         self._written, self._ended, self._given_up = threading.Event(), threading.Event(), threading.Event()
         self._fault: str | None = None
         self.published = False
@@ -96,23 +90,24 @@ class AsyncSave:
 
     def _run(self) -> None:
         files: Files = {}
-        self._note_fault(lambda: files.update(self._write()))
+        with self._noting_fault():
+            self._write(files)
         self._written.set()
-        publication = self._manifest_job
-        if publication is not None:
-            self._note_fault(lambda: self._publish(files, publication))
+        if self._manifest_job is not None:
+            with self._noting_fault():
+                self._publish(files, self._manifest_job)
         self._ended.set()
 
-    def _note_fault(self, action: Callable[[], None]) -> None:
+    @contextmanager
+    def _noting_fault(self) -> Iterator[None]:
         try:
-            action()
+            yield
         except Exception as error:
             self._fault = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             with suppress(OSError):  # the log may be on the same full disk
                 traceback.print_exc()
 
-    def _write(self) -> Files:
-        files: Files = {}
+    def _write(self, files: Files) -> None:
         self._storage.write(self._start_marker(self._stage), b"")
         for layer in sorted(self._snapshot):
             data = save(self._snapshot.pop(layer))
@@ -121,7 +116,6 @@ class AsyncSave:
             files[name] = File(bytes=len(data), sha256=digest(data))
         if self._manifest_job is None:
             self._storage.write(self._file_list(self._stage), _FILES.dump_json(files))
-        return files
 
     def _publish(self, files: Files, manifest_job: ManifestJob) -> None:
         others = range(1, manifest_job.stages)
@@ -135,14 +129,14 @@ class AsyncSave:
             files |= _FILES.validate_json(self._storage.read(path, self._storage.size(path)))
         manifest = Manifest(step=self.step, written=time.time(), files=files, notes=manifest_job.notes)
         if manifest_job.best:  # before the manifest: a finished checkpoint has its mark
-            mark_best(self._storage, self._folder)
+            mark(self._storage, self._folder, KEEP_BEST)
         self._storage.settle(self._folder)  # in a power cut the manifest must not survive without its files
         check_owner(self._storage, manifest_job.owner)
         self._storage.write(f"{self._folder}/{MANIFEST}", manifest.encode())
         names = self._storage.names(self._folder)
-        for mark in {ABANDONED, KEEP_GOOD, KEEP_BEST} & names:
-            if mark != KEEP_BEST or not manifest_job.best:
-                self._storage.remove(f"{self._folder}/{mark}")  # of the abandoned checkpoint that this one replaces
+        for old in {ABANDONED, KEEP_GOOD, KEEP_BEST} & names:
+            if old != KEEP_BEST or not manifest_job.best:
+                self._storage.remove(f"{self._folder}/{old}")  # of the abandoned checkpoint that this one replaces
         self._storage.settle(self._folder)
         self.published = True
         temporary = [*map(self._start_marker, range(manifest_job.stages)), *map(self._file_list, others)]
@@ -176,7 +170,7 @@ class AsyncSave:
             for path in temporary:
                 self._storage.remove(path)
             if manifest_job.good_step is not None:
-                mark_good(self._storage, folder_of(manifest_job.good_step))
+                mark(self._storage, folder_of(manifest_job.good_step), KEEP_GOOD)
             rotate(self._storage, self.step, manifest_job.stale)
         except OSError as error:
             with suppress(OSError):

@@ -50,8 +50,17 @@ def _check_layer(checkpoint: Checkpoint, index: int, layer: nn.Module, tensors: 
 
 
 def layer_differences(layer: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Returns each difference between a layer and what a checkpoint has of it, in a few words."""
-    return _differences(values_of(tensors), layer.state_dict())
+    """Returns each difference between a layer and what a checkpoint has of it, in names, shapes and types."""
+    stored, own = values_of(tensors), layer.state_dict()
+    differences = [f"{name} is extra" for name in sorted(stored.keys() - own.keys())]
+    differences += [f"{name} is missing" for name in sorted(own.keys() - stored.keys())]
+    for name in sorted(stored.keys() & own.keys()):
+        saved, current = stored[name], own[name]
+        if saved.shape != current.shape:
+            differences.append(f"{name} is {tuple(saved.shape)}, the model has {tuple(current.shape)}")
+        elif saved.dtype != current.dtype:
+            differences.append(f"{name} is {saved.dtype}, the model has {current.dtype}")
+    return differences
 
 
 def values_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -80,16 +89,3 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: StageOptimizer) -> None:
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _differences(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-    """Describes each difference in names, shapes and types in a few words."""
-    differences = [f"{name} is extra" for name in sorted(stored.keys() - own.keys())]
-    differences += [f"{name} is missing" for name in sorted(own.keys() - stored.keys())]
-    for name in sorted(stored.keys() & own.keys()):
-        saved, current = stored[name], own[name]
-        if saved.shape != current.shape:
-            differences.append(f"{name} is {tuple(saved.shape)}, the model has {tuple(current.shape)}")
-        elif saved.dtype != current.dtype:
-            differences.append(f"{name} is {saved.dtype}, the model has {current.dtype}")
-    return differences

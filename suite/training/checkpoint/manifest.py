@@ -46,8 +46,6 @@ class File(_Record):
 
 
 class Manifest(_Record):
-    """Description of a checkpoint."""
-
     format: int = FORMAT
     step: int = Field(ge=0)
     """Steps done when it was written. Sampler, random numbers and learning rate depend on the step alone."""
@@ -76,7 +74,6 @@ class Manifest(_Record):
         return {found[1]: name for name in self.files if (found := _LAYER_FILE.fullmatch(name))}
 
     def encode(self) -> bytes:
-        """Returns the manifest's unique encoding."""
         return _sealed(self.model_dump(mode="json"))
 
 
@@ -114,7 +111,6 @@ def layer_file(layer: int, save_id: str) -> str:
 
 
 def digest(data: bytes) -> str:
-    """Returns the SHA-256 of a file's bytes."""
     return hashlib.sha256(data).hexdigest()
 
 

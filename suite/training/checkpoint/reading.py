@@ -1,4 +1,4 @@
-"""Finds the newest valid checkpoint, and reads its layers.
+"""Finds the newest valid checkpoint, reads its layers, and verifies all checkpoints.
 
 Each file is read once, so the bytes with the right digest are the bytes that are parsed. Only safetensors and JSON are
 parsed.
@@ -23,7 +23,7 @@ from suite.exchange import broadcast, gather
 from suite.log import Log
 from suite.paths import hide_secrets
 from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest
-from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST
+from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST, KEEP_GOOD
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 
 PARTS = ("value/", "state/")
@@ -39,11 +39,11 @@ UNFINISHED = "no manifest, it was never finished"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One saved state of a run."""
-
     storage: Storage
     folder: str
     manifest: Manifest
+    good: bool = False
+    """Whether a finite step followed it."""
     best: bool = False
     """Whether no validation before it was better."""
     abandoned: bool = False
@@ -58,12 +58,10 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps done when it was written."""
         return self.manifest.step
 
     @property
     def notes(self) -> dict[str, Any]:
-        """State that the run restores."""
         return self.manifest.notes
 
     def read(self, layer: int) -> dict[str, Tensor]:
@@ -162,7 +160,7 @@ def _examine(storage: Storage, folder: str, retry: bool = True) -> Checkpoint | 
         if manifest.step != int(folder):
             raise DamagedError(f"it is of step {manifest.step}")
         names = storage.names(folder)
-        return Checkpoint(storage, folder, manifest, KEEP_BEST in names, ABANDONED in names)
+        return Checkpoint(storage, folder, manifest, KEEP_GOOD in names, KEEP_BEST in names, ABANDONED in names)
     except FileNotFoundError:
         return _without_manifest(storage, folder, retry)
     except DamagedError as error:
@@ -192,6 +190,43 @@ def _without_manifest(storage: Storage, folder: str, retry: bool) -> Checkpoint 
     if MANIFEST in names and retry:  # a save has published it since
         return _examine(storage, folder, retry=False)
     return UNFINISHED if any(name.startswith(BEGUN) for name in names) else f"its {MANIFEST} is missing"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result for one folder."""
+
+    step: int
+    checkpoint: Checkpoint | None
+    """None without a valid manifest."""
+    faults: tuple[str, ...]
+    """What is wrong, one entry per file; empty for a valid checkpoint."""
+
+
+def audit(storage: Storage) -> Iterator[Audit]:
+    """Yields the result for every folder, newest step first. Reads every byte, without a model.
+
+    Raises CheckpointError when the location cannot be listed.
+    """
+    for folder, entry in iter_checkpoints(storage):
+        if isinstance(entry, Checkpoint):
+            yield Audit(entry.step, entry, tuple(_faults(entry)))
+        else:
+            yield Audit(int(folder), None, (str(entry),))
+
+
+def _faults(checkpoint: Checkpoint) -> Iterator[str]:
+    count = len(checkpoint.manifest.files)
+    try:
+        checkpoint.check_layers(count)
+    except CheckpointError as error:
+        yield str(error)
+    for layer in range(count):
+        if checkpoint.manifest.file_of(layer) is not None:
+            try:
+                checkpoint.read(layer)
+            except CheckpointError as error:
+                yield str(error)
 
 
 def list_checkpoints(location: str | Path, log: Log) -> list[Checkpoint]:
@@ -245,8 +280,7 @@ def newest_valid(
     """
     storage = Storage(location)
     candidates, bad = _candidates(storage, log, select)
-    for folder, manifest, best_step in candidates:
-        checkpoint = Checkpoint(storage, folder, manifest, best_step=best_step)
+    for checkpoint in candidates:
         checkpoint.check_layers(count)
         fault, unanswered = "", False
         try:
@@ -268,9 +302,7 @@ def newest_valid(
     return None
 
 
-def _candidates(
-    storage: Storage, log: Log, select: Select
-) -> tuple[list[tuple[str, Manifest, int | None]], list[str]]:  # fmt: skip
+def _candidates(storage: Storage, log: Log, select: Select) -> tuple[list[Checkpoint], list[str]]:
     """Returns the checkpoints that rank 0 lists, each with the step of the best one up to it, and the faults of
     finished but unusable ones. An error of rank 0 is raised on all workers."""
     found: list[tuple[str, dict[str, Any], int | None]] = []
@@ -288,7 +320,11 @@ def _candidates(
     found, bad, fault, unanswered = broadcast([found, bad, fault, unanswered])
     if fault:
         raise StorageError(fault) if unanswered else CheckpointError(fault)
-    return [(folder, Manifest.model_validate(manifest), best_step) for folder, manifest, best_step in found], bad
+    candidates = [
+        Checkpoint(storage, folder, Manifest.model_validate(manifest), best_step=best_step)
+        for folder, manifest, best_step in found
+    ]
+    return candidates, bad
 
 
 def _tensors(data: bytes) -> dict[str, Tensor]:

@@ -19,11 +19,8 @@ from suite.training.checkpoint.storage import MANIFEST, Storage
 KEEP_LATEST = 2
 """The newest one, and one to fall back to."""
 
-KEEP_GOOD, KEEP_BEST = "good", "best"
+KEEP_GOOD, KEEP_BEST, ABANDONED = "good", "best", "abandoned"
 """Marks: empty files in a checkpoint's folder."""
-
-ABANDONED = "abandoned"
-"""The mark of a checkpoint after the step from which its run continued."""
 
 
 def steps_to_keep(finished: Collection[int], good: Collection[int], best: Collection[int] = ()) -> set[int]:
@@ -57,20 +54,14 @@ def abandon_later(storage: Storage, step: int) -> None:
     folders = [name for name in storage.folders() if storage.is_folder(name)]
     for name in reversed(folders):  # the newest last
         if int(name) > step:
-            storage.write(f"{name}/{ABANDONED}", b"")
-            storage.settle(name)  # in a power cut the marks must not be lost that keep these from being the newest
+            mark(storage, name, ABANDONED)
     for name in folders:  # the newest first
         if int(name) <= step and ABANDONED in storage.names(name):
             storage.remove(f"{name}/{ABANDONED}")
             storage.settle(name)
 
 
-def mark_good(storage: Storage, folder: str) -> None:
-    """Marks a checkpoint as good: a finite step followed it."""
-    storage.write(f"{folder}/{KEEP_GOOD}", b"")
-    storage.settle(folder)  # before earlier good ones are removed
-
-
-def mark_best(storage: Storage, folder: str) -> None:
-    """Marks a checkpoint as the best so far: no validation before was better."""
-    storage.write(f"{folder}/{KEEP_BEST}", b"")
+def mark(storage: Storage, folder: str, name: str) -> None:
+    """Writes a mark. In a power cut it must not be lost after something was removed because of it."""
+    storage.write(f"{folder}/{name}", b"")
+    storage.settle(folder)

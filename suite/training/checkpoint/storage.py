@@ -18,7 +18,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from suite.errors import CheckpointError
-from suite.paths import hide_secrets, sync_folder
+from suite.paths import hide_secrets, replace_content, sync_folder
 from suite.training.checkpoint.object_store import open_store
 
 MANIFEST = "manifest.json"
@@ -88,12 +88,7 @@ class Storage:
                 return
             target = Path(self._at(path))
             target.parent.mkdir(parents=True, exist_ok=True)
-            draft = target.with_name(f"{target.name}.draft")
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(target)
+            replace_content(target, data)
 
     def settle(self, folder: str) -> None:
         """Syncs a folder and its parent, so that their entries survive a power cut. A no-op for an object store."""
@@ -103,7 +98,6 @@ class Storage:
                     sync_folder(path)
 
     def remove(self, path: str) -> None:
-        """Removes a file if it exists."""
         with self._naming(path):
             try:
                 self._files.rm_file(self._at(path))

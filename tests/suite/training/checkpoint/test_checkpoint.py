@@ -234,7 +234,7 @@ def test_an_audit_names_every_fault(folder):
     flip(layer_path(folder / "00000060", 4))
     layer_path(folder / "00000060", 1).unlink()
     newer, older = audit(Storage(folder))
-    assert [(one.step, one.good) for one in (newer, older)] == [(60, False), (40, True)]
+    assert [(one.step, one.checkpoint.good) for one in (newer, older)] == [(60, False), (40, True)]
     assert older.faults == ()
     assert [without_save_id(fault.split("/")[-1]) for fault in newer.faults] == [
         "layer-0001.safetensors: missing", "layer-0004.safetensors: its SHA-256 does not match the manifest",

@@ -10,7 +10,7 @@ from launch.backends.processes import run_processes
 from suite.errors import StorageError
 from suite.training.checkpoint import Saver, Storage, abandon_later, audit, in_order, list_checkpoints, newest_valid
 from suite.training.checkpoint.ownership import OWNER, check_owner, claim
-from suite.training.checkpoint.retention import mark_best, rotate
+from suite.training.checkpoint.retention import KEEP_BEST, mark, rotate
 from tests.suite.pipeline.build import join
 from tests.suite.training.checkpoint.saves import LAYERS, Counting
 
@@ -72,7 +72,7 @@ def test_checkpoints_after_the_step_that_a_run_continues_from_are_kept_and_not_u
     abandon_later(Storage(folder), 40)
     assert newest(folder).step == 40
     assert [(found.step, found.abandoned) for found in list_checkpoints(folder, print)] == [(60, True), (40, False)]
-    assert [(found.step, found.abandoned) for found in audit(Storage(folder))] == [(60, True), (40, False)]
+    assert [(found.step, found.checkpoint.abandoned) for found in audit(Storage(folder))] == [(60, True), (40, False)]
     for choice, step in ((None, 40), ("latest", 40), (60, 60)):
         assert in_order(list_checkpoints(folder, print), choice, "the run")[0].step == step
     abandon_later(Storage(folder), 60)  # back to the later one
@@ -95,8 +95,8 @@ def test_abandoned_checkpoints_are_removed_once_the_next_one_is_published(folder
 
 def test_a_damaged_checkpoint_that_was_skipped_counts_for_nothing(folder):
     """It lies beyond the step of the resume, and later saves pass it."""
-    mark_best(Storage(folder), "00000040")
-    mark_best(Storage(folder), "00000060")  # the damaged one
+    mark(Storage(folder), "00000040", KEEP_BEST)
+    mark(Storage(folder), "00000060", KEEP_BEST)  # the damaged one
     for step in (50, 70):
         shutil.copytree(folder / "00000040", folder / f"{step:08d}")
         (folder / f"{step:08d}" / "best").unlink()
@@ -145,11 +145,11 @@ def test_an_abandoned_checkpoint_stays_until_a_save_of_its_step_replaces_it(tmp_
 
 def test_a_loaded_checkpoint_knows_the_best_one_that_is_still_there(folder):
     assert newest(folder).best_step is None
-    mark_best(Storage(folder), "00000060")
+    mark(Storage(folder), "00000060", KEEP_BEST)
     assert newest(folder).best_step == 60
     abandon_later(Storage(folder), 40)
     assert newest(folder).best_step is None
-    mark_best(Storage(folder), "00000040")
+    mark(Storage(folder), "00000040", KEEP_BEST)
     assert newest(folder).best_step == 40
 
 
