@@ -49,7 +49,7 @@ BUDGETS = {
     "suite/pipeline/planning": 2850,
     "suite/pipeline/runtime": 2690,
     "suite/pipeline/schedule": 1410,
-    "suite/training": 3800,
+    "suite/training": 3700,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

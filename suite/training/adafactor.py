@@ -48,7 +48,6 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """Updates all parameters that have a gradient."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             for step, batch in self._batches(parameters):

@@ -185,7 +185,6 @@ def _validate(worker: TrainingSetup, step: int) -> bool:
 def _saving(
     worker: TrainingSetup, step: int | None, what: str = "the checkpoint", timeout_s: float = SAVE_TIMEOUT_S
 ) -> AbstractContextManager[None]:
-    """Returns a context for a save point."""
     worker.executor.status.begin("save", step)
     return worker.executor.status.waiting_for(what, timeout_s)
 

@@ -71,5 +71,4 @@ class LossSpikes:
         return median + DEVIATIONS * max(spread, tail, LEAST_DEVIATION * abs(median))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Closes the file."""
         self._file.close()

@@ -157,7 +157,6 @@ class _Thinned:
         self._every, self._seen = 1, 0
 
     def add(self, item: Any) -> None:
-        """Adds the next item."""
         if self._seen % self._every == 0:
             self.kept.append(item)
             if len(self.kept) == 2 * MOST:

@@ -46,7 +46,6 @@ class ReplicatedState:
             self._engine = _initialize(module, self._inner, coord, groups, device, int(self.is_sharded))
 
     def step(self, rate: float) -> None:
-        """Updates the parameters with this learning rate."""
         if not self._parameters:
             return
         for group in self._inner.param_groups:

@@ -47,7 +47,6 @@ class StepResult:
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """Layers with non-finite gradients, in order."""
         return tuple(layer for layer, norm in enumerate(self.layer_norms) if not math.isfinite(norm))
 
 
@@ -149,9 +148,8 @@ class StageOptimizer:
         order, has the same bits at every K.
         """
         squares: list[list[Tensor]] = [[] for _ in range(self._layers)]
-        counts_in_norm = (
-            self._state.is_sharded or self.coord.replica == 0
-        )  # without ZeRO all replicas have the same mean
+        # without ZeRO all replicas have the same mean
+        counts_in_norm = self._state.is_sharded or self.coord.replica == 0
         for (layer, name), gradient in gradients if counts_in_norm else ():
             if self._ties.owned(layer, name):
                 squares[layer].append(_square(gradient))
@@ -189,7 +187,6 @@ class StageOptimizer:
         self.clear()
 
     def clear(self) -> None:
-        """Drops all gradients, reduced or not."""
         self._state.clear_gradients()
 
 

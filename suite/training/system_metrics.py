@@ -47,7 +47,7 @@ class SystemMetrics:
         self._folder, self._coord, self._attempt, self._status = folder, coord, attempt, status
         self._start = status.first_step or 0
         self._lines = reopen(path_of(folder, coord.replica, coord.stage), self._start)
-        self._device, self._queries_driver = device, not is_host(device)
+        self._device, self._queries_driver = device, True
         self._began = self._due = time.monotonic()
         self._process = psutil.Process()
         self._sampled_at, self._waited_s = time.monotonic(), status.deadline.total_waited_s()
@@ -70,10 +70,9 @@ class SystemMetrics:
         for replica in range(self._coord.replicas):
             for stage in range(self._coord.stages):
                 line = last_line(path_of(self._folder, replica, stage))
-                if line is None or line.get("attempt") != self._attempt:
-                    continue
-                values = {name: value for name, value in line.items() if name not in ("step", "attempt")}
-                newest |= {stage_metric(replica, stage, name): value for name, value in values.items()}
+                if line is not None and line.get("attempt") == self._attempt:
+                    values = {name: value for name, value in line.items() if name not in ("step", "attempt")}
+                    newest |= {stage_metric(replica, stage, name): value for name, value in values.items()}
         self._newest = newest
 
     def latest(self) -> dict[str, float]:
@@ -129,5 +128,4 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def path_of(folder: Path, replica: int, stage: int) -> Path:
-    """Returns the file of one worker."""
     return folder / f"{replica}-{stage}.jsonl"

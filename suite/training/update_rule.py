@@ -98,26 +98,18 @@ def make_optimizer(
     parameters: list[nn.Parameter] | list[dict[str, Any]], settings: OptimizerSettings
 ) -> torch.optim.Optimizer:
     """Returns the optimizer of these parameters, or groups of them: torch's, or Adafactor in batches."""
+    common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.name == "adafactor":
         # update clipping d = 1 is part of Adafactor (Shazeer and Stern, 2018) and independent of max_grad_norm
-        return Adafactor(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, d=1.0)
+        return Adafactor(parameters, d=1.0, **common)
     if settings.name == "rmsprop":
         return torch.optim.RMSprop(
-            parameters, lr=settings.learning_rate, alpha=settings.beta2, eps=settings.epsilon,
-            weight_decay=settings.weight_decay, momentum=settings.beta1,
-        )  # fmt: skip
-    if settings.name == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=settings.learning_rate,
-            momentum=settings.beta1,
-            weight_decay=settings.weight_decay,
-            fused=True,
+            parameters, alpha=settings.beta2, eps=settings.epsilon, momentum=settings.beta1, **common
         )
-    return torch.optim.AdamW(
-        parameters, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon,
-        weight_decay=settings.weight_decay, fused=True,
-    )  # fmt: skip
+    if settings.name == "sgd":
+        return torch.optim.SGD(parameters, momentum=settings.beta1, fused=True, **common)
+    betas = settings.beta1, settings.beta2
+    return torch.optim.AdamW(parameters, betas=betas, eps=settings.epsilon, fused=True, **common)
 
 
 def state_shapes(shape: tuple[int, ...], settings: OptimizerSettings) -> dict[str, tuple[int, ...]]:

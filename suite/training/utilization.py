@@ -37,7 +37,6 @@ class Utilization:
     devices: int
 
     def values(self, units: float, seconds: float) -> dict[str, float]:
-        """Returns the metrics of a step."""
         device_s = seconds * self.devices
         model_flops_per_s = self.flops.model_per_unit * units / device_s
         hardware_flops_per_s = self.flops.hardware_per_unit * units / device_s

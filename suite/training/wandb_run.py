@@ -54,7 +54,6 @@ class Identity:
             return None
 
     def write(self, folder: Path) -> None:
-        """Writes the identity to a run's folder, atomically."""
         write_atomically(folder / "wandb.json", json.dumps(asdict(self), indent=1) + "\n")
 
 
@@ -122,7 +121,6 @@ class Wandb:
         return None if self._run is None else str(self._run.id)
 
     def log(self, step: int, values: Values) -> None:
-        """Logs one step's metrics."""
         self._step = step
         self._try(lambda run: run.log({STEP: step, **values, **self._extra()}))
 
