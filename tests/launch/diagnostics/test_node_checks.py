@@ -1,8 +1,5 @@
 """What the doctor's facts and measurements mean, and what it does where there is no cluster."""
 
-import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 
@@ -20,7 +17,7 @@ from launch.diagnostics.probes import LocalProbe, Node
 from suite.errors import CheckpointError, PlacementError
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.simulate import Link
-from tests.slow.planted import ROOT
+from tests.launch.command_line import call
 
 PATIENCE_S = 40.0
 FACTS = node_facts.NodeFacts(
@@ -249,12 +246,10 @@ def test_what_was_asked_wrongly_is_told_before_anything_is_done(address, storage
 
 
 def test_an_address_that_does_not_answer_is_one_sentence_and_exit_code_2(tmp_path):
-    command = [sys.executable, "-m", "launch.cli", "doctor", "--address", "127.0.0.1:9"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "error: no Ray cluster answers at 127.0.0.1:9" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, out, errors = call("doctor", "--address", "127.0.0.1:9", folder=tmp_path)
+    assert code == 2, out + errors
+    assert "error: no Ray cluster answers at 127.0.0.1:9" in errors
+    assert "Traceback" not in errors
 
 
 class TwoNodes:

@@ -1,6 +1,5 @@
 """``gpipe checkpoints``: every checkpoint of a run with its faults; exit code 1 if none is valid."""
 
-import sys
 import time
 
 import pytest
@@ -9,7 +8,7 @@ from rich.console import Console
 from safetensors.torch import save
 
 from experiments.registry import find
-from launch import cli, cli_runs
+from launch import cli_runs
 from launch.runs import store as runs
 from launch.runs.checkpoints import (
     check_unused,
@@ -21,6 +20,7 @@ from launch.runs.checkpoints import (
 from suite.errors import CheckpointError, SettingError
 from suite.training.checkpoint import Storage, parse_choice
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
+from tests.launch.command_line import call
 from tests.suite.training.checkpoint.saves import layer_path
 
 
@@ -43,17 +43,15 @@ def write(place, step, notes=None):
     storage.write(f"{step:08d}/manifest.json", manifest.encode())
 
 
-def listed(run, monkeypatch, capsys):
+def listed(run, monkeypatch):
     """Returns (exit code, rows by step) of the command."""
-    monkeypatch.setattr(sys, "argv", ["gpipe", "checkpoints", str(run.path)])
     monkeypatch.setattr(cli_runs, "console", Console(width=250, markup=False, highlight=False, soft_wrap=True))
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    return end.value.code or 0, [[cell.strip() for cell in line] for line in lines]
+    code, out, _ = call("checkpoints", str(run.path))
+    lines = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
+    return code, [[cell.strip() for cell in line] for line in lines]
 
 
-def test_checkpoints_are_listed_with_what_is_wrong(run, monkeypatch, capsys):
+def test_checkpoints_are_listed_with_what_is_wrong(run, monkeypatch):
     for step in (10, 20, 30):
         write(run.checkpoints, step)
     (run.checkpoints / "00000010/good").touch()
@@ -62,7 +60,7 @@ def test_checkpoints_are_listed_with_what_is_wrong(run, monkeypatch, capsys):
     (run.checkpoints / "00000050").mkdir()
     (run.checkpoints / "00000050/begun-0").touch()
     (run.checkpoints / "00000060").write_text("")
-    code, rows = listed(run, monkeypatch, capsys)
+    code, rows = listed(run, monkeypatch)
     assert code == 0
     assert [row[0] for row in rows] == ["60", "50", "40", "30", "20", "10"]
     assert [row[6] for row in rows[:3]] == [
@@ -76,12 +74,12 @@ def test_checkpoints_are_listed_with_what_is_wrong(run, monkeypatch, capsys):
     assert {row[5] for row in rows} == {""}
 
 
-def test_the_best_checkpoint_is_marked_with_its_figure(run, monkeypatch, capsys):
+def test_the_best_checkpoint_is_marked_with_its_figure(run, monkeypatch):
     for step, best in ((10, 4.5), (20, 4.25), (30, 4.25)):
         write(run.checkpoints, step, {"validation": {"best": best, "best_step": min(step, 20), "unimproved": 0}})
     for step in (10, 20):  # 10 was the best until 20
         (run.checkpoints / f"{step:08d}/best").touch()
-    _, rows = listed(run, monkeypatch, capsys)
+    _, rows = listed(run, monkeypatch)
     assert [(row[0], row[5]) for row in rows] == [("30", ""), ("20", "nll 4.2500"), ("10", "")]
     experiment = find("t12_400m")
 
@@ -106,22 +104,22 @@ def test_without_validation_there_is_no_best_checkpoint(run):
         checkpoints_to_use(run, find("t12_400m"), "best", print)
 
 
-def test_no_valid_checkpoint_is_exit_code_1(run, monkeypatch, capsys):
-    assert listed(run, monkeypatch, capsys) == (1, [])
+def test_no_valid_checkpoint_is_exit_code_1(run, monkeypatch):
+    assert listed(run, monkeypatch) == (1, [])
     write(run.checkpoints, 10)
     layer_path(run.checkpoints / "00000010", 0).unlink()
-    code, rows = listed(run, monkeypatch, capsys)
+    code, rows = listed(run, monkeypatch)
     assert code == 1
     assert "layer-0000.save.safetensors: missing" in rows[0][6]
 
 
-def test_another_checkpoint_location_has_subfolders_by_name_and_id(run, tmp_path, monkeypatch, capsys):
+def test_another_checkpoint_location_has_subfolders_by_name_and_id(run, tmp_path, monkeypatch):
     experiment = find("t12_400m").with_settings(f"train.checkpoint_dir={tmp_path}/elsewhere/")
     run.experiment.write_text(experiment.to_toml())
     place = f"{tmp_path}/elsewhere/t12_400m/{run.path.name}"
     assert checkpoint_location(run, experiment) == checkpoint_location_of_run(run.path) == place
     write(place, 10)
-    assert listed(run, monkeypatch, capsys)[0] == 0
+    assert listed(run, monkeypatch)[0] == 0
 
 
 def test_a_new_run_does_not_start_where_checkpoints_exist(tmp_path):

@@ -2,16 +2,12 @@
 
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from rich.console import Console
 
 from experiments.custom.experiment import CustomExperiment
-from experiments.custom.loading import ROOT
 from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.watching.comparison import comparison
@@ -21,6 +17,7 @@ from launch.watching.run_page import run_page
 from launch.watching.run_state import read_state
 from launch.watching.watch import WatchView, describe_end
 from suite.errors import SettingError
+from tests.launch.command_line import call
 
 
 def folder(path, metrics, name="t12_400m", **record):
@@ -190,9 +187,8 @@ train = {{steps = 2}}
 @pytest.mark.parametrize(
     "command", ["report --run", "runs", "watch", "resume --launcher local", "checkpoints", "export"]
 )
-def test_no_command_executes_code_in_a_run_folder(tmp_path, monkeypatch, command):
+def test_no_command_executes_code_in_a_run_folder(tmp_path, command):
     """A run folder may come from another machine: a report reads its records, a resume refuses it."""
-    monkeypatch.chdir(tmp_path)
     path = tmp_path / "runs" / "t" / "1"
     path.mkdir(parents=True)
     run = folder(
@@ -204,14 +200,11 @@ def test_no_command_executes_code_in_a_run_folder(tmp_path, monkeypatch, command
     )
     (path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     run.experiment.write_text(HOSTILE.format(source=f"{path}/evil.py:f"))
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.cli", *command.split(), "t/1"], capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "executed").exists(), done
-    assert done.returncode == {"report --run": 0, "runs": 0, "checkpoints": 1}.get(command, 2), done
+    code, _, errors = call(*command.split(), "t/1", folder=tmp_path)
+    assert "Traceback" not in errors
+    assert not (tmp_path / "executed").exists(), errors
+    assert code == {"report --run": 0, "runs": 0, "checkpoints": 1}.get(command, 2), errors
     if command == "export" or command.startswith("resume"):
-        assert "code in run folders is never executed" in " ".join(done.stderr.split())
+        assert "code in run folders is never executed" in " ".join(errors.split())
     if command == "report --run":
         assert "validation hits" in run.report.read_text()
