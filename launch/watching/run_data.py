@@ -99,11 +99,8 @@ class RunData:
     def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:
         """Returns (step, value) of a metric of the steps, without steps that have no finite value. ``against`` is
         another metric to take in place of the step."""
-        return [
-            (line[against], line[metric])
-            for line in self.steps
-            if line.get(metric) is not None and line.get(against) is not None
-        ]
+        pairs = ((line.get(against), line.get(metric)) for line in self.steps)
+        return [(x, y) for x, y in pairs if isinstance(x, int | float) and isinstance(y, int | float)]
 
     def valid_points(self, name: str, against: str = STEP) -> list[tuple[float, float]]:
         """Returns (step, value) of a metric of the validations, such as ``nll``; ``against`` is a metric of the steps
