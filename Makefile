@@ -34,7 +34,7 @@ checkpoints: $(READY) ## list the checkpoints of a run; verifies every file: RUN
 plan: $(READY) ## estimate a run: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, FORMAT=json, SCALE=, SET=; without NAME: a list
 	@$(GPIPE) plan --cluster "$$CLUSTER" --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" -- "$$NAME"
 
-table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=), decoding (RUN=), partition, efficiency, prediction, paper_plans, slow_links (as root); without NAME, list them
+table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, prediction, paper_plans, breakdown (RUN=); without NAME, list them
 	@$(GPIPE) table --run "$$RUN" -- "$$NAME"
 
 bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas, overhead, feed; without NAME, list them

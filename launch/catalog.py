@@ -21,13 +21,9 @@ TABLES = {
     "3": "throughput without fast links between devices",
     "4": "transfer learning on images, from runs of the sweep transfer",
     "5": "loss and BLEU by batch size, from runs of the sweep batch_size",
-    "partition": "stages balanced by measured costs, compared with equally many layers per stage",
-    "efficiency": "measured steps compared with the fill-drain limit",
-    "slow_links": "measured and simulated steps over links with high latency and low bandwidth; needs root",
     "prediction": "predicted step time and memory compared with measurements",
     "paper_plans": "plans of the paper's translation runs on three clusters",
     "breakdown": "where the time of a step goes, from a run with a trace: RUN= or --run, by default the latest",
-    "decoding": "decoding compared with transformers' generate, on a trained run: RUN= or --run",
 }
 """The tables that ``make table`` can make, by name."""
 

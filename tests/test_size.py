@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1360,
+    "launch": 1350,
     "launch/backends": 1810,
-    "launch/benchmarks": 1180,
+    "launch/benchmarks": 760,
     "launch/diagnostics": 1310,
     "launch/gpu_check": 650,
     "launch/inference": 1280,
@@ -26,7 +26,7 @@ BUDGETS = {
     "launch/tracking": 690,
     "launch/train": 650,
     "launch/watching": 1300,
-    "launch/worker": 1890,
+    "launch/worker": 1880,
     "experiments": 240,
     "experiments/base": 1140,
     "experiments/benchmark": 990,
@@ -38,7 +38,7 @@ BUDGETS = {
     "experiments/report": 310,
     "experiments/scaling": 130,
     "experiments/sweeps": 2790,
-    "experiments/tables": 1120,
+    "experiments/tables": 900,
     "experiments/translation": 510,
     "models": 1330,
     "suite": 800,
@@ -56,7 +56,7 @@ BUDGETS = {
 TOP = ("launch", "experiments", "models", "suite")
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION, MOST_FILES = 350, 60, 20
 
-MOST_UNFORMATTED = 223
+MOST_UNFORMATTED = 210
 
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 22_000

@@ -1,4 +1,4 @@
-"""Table 2, AmoebaNet-D(18, 256): uneven cells, partitioned by the planner and by count, emulated and simulated."""
+"""Table 2, AmoebaNet-D(18, 256): uneven cells, partitioned by the planner, emulated and simulated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from experiments.images.experiment import ImageExperiment
 from experiments.images.runs import TABLE_BATCH, TABLE_SIZE, find_amoebanet
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, silent
-from experiments.tables.table2_transformer import MESSAGE_BYTES, SLEEP_S, Measure, SleepingWork, simulated_step
+from experiments.tables.table2_transformer import SLEEP_S, Measure, SleepingWork, simulated_step
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.plan import make_plan
@@ -34,15 +34,12 @@ class EmulatedCells:
         return max(weights) * len(weights) / sum(weights)
 
 
-def split_layers(costs: Sequence[LayerCost], stages: int, micro_batches: int, base: int, even: bool) -> EmulatedCells:
-    """Partitions layers into stages: by the planner, or with ``even`` into equal numbers of layers.
+def split_layers(costs: Sequence[LayerCost], stages: int, micro_batches: int, base: int) -> EmulatedCells:
+    """Partitions layers into stages by the planner.
 
     ``costs`` are of one of ``base`` micro-batches; the time of a micro-batch is proportional to its size.
     """
     pipeline = PipelineSettings(stages=stages, micro_batches=micro_batches)
-    if even:
-        least, more = divmod(len(costs), stages)
-        pipeline = pipeline.model_copy(update={"layers_per_cell": (*(least + 1,) * more, *(least,) * (stages - more))})
     # the emulation sleeps a forward's time for a recompute, so the plan must balance the same costs
     slept = [replace(cost, recompute_s=cost.forward_s) for cost in costs]
     plan = make_plan(slept, pipeline, 0.0, Machine(memory_limit_bytes=2**62))
@@ -54,26 +51,20 @@ def split_layers(costs: Sequence[LayerCost], stages: int, micro_batches: int, ba
     return EmulatedCells(plan.layers_per_cell, seconds, slowdown)
 
 
-def measured_costs(costs: MeasureCosts) -> tuple[Sequence[LayerCost], int]:
-    """Returns the layers' costs at the largest M of the table, and that M."""
+def amoebanet_speeds(measure: Measure, costs: MeasureCosts, report: ReportProgress = silent) -> Table:
+    """Returns Table 2's AmoebaNet: speed over K and M, relative to K = 2, M = 1."""
     numbers = paper_numbers("table2.amoebanet")
     base = max(numbers["M"])
     work = find_amoebanet(f"amoebanet_{numbers['layers']}x{numbers['filters']}", devices=1)
     assert work is not None
-    return costs(work.with_pipeline(PipelineSettings(micro_batches=base))), base
-
-
-def amoebanet_speeds(measure: Measure, costs: MeasureCosts, report: ReportProgress = silent) -> Table:
-    """Returns Table 2's AmoebaNet: speed over K and M, relative to K = 2, M = 1."""
-    numbers = paper_numbers("table2.amoebanet")
-    layers, base = measured_costs(costs)
+    layers = costs(work.with_pipeline(PipelineSettings(micro_batches=base)))
     rows: list[list[Value]] = []
     first: tuple[float, float] | None = None
     for m, paper in zip(numbers["M"], numbers["speed"], strict=True):
         for stages, printed_speed in zip(numbers["K"], paper, strict=True):
             report(len(rows), len(numbers["M"]) * len(numbers["K"]), f"AmoebaNet-D, K = {stages}, M = {m}")
-            split = split_layers(layers, stages, m, base, even=False)
-            measured = measure(SleepingWork(split.seconds, m, MESSAGE_BYTES // 16))
+            split = split_layers(layers, stages, m, base)
+            measured = measure(SleepingWork(split.seconds, m))
             step, simulated = measured.median / split.slowdown, simulated_step(measured.stage_costs, m) / split.slowdown
             first = first or (step, simulated)
             speed = first[0] / step
@@ -96,33 +87,3 @@ def amoebanet_speeds(measure: Measure, costs: MeasureCosts, report: ReportProgre
         "From K = 2 to K = 8 at M = 32 the paper's speed grows 2.88 times; with even cells it would grow 3.517 times.",
     ]
     return Table("table-2-amoebanet", "Table 2, AmoebaNet-D(18, 256): speed over K = 2, M = 1", headings, rows, notes)
-
-
-def partition_table(measure: Measure, costs: MeasureCosts, report: ReportProgress = silent) -> Table:
-    """Compares the plan's partition with one of equal layer counts, at M = 32."""
-    numbers = paper_numbers("table2.amoebanet")
-    layers, base = measured_costs(costs)
-    rows: list[list[Value]] = []
-    for stages in numbers["K"]:
-        steps: list[float] = []
-        for even in (True, False):
-            report(len(rows), 2 * len(numbers["K"]), f"K = {stages}, {'even' if even else 'by the plan'}")
-            split = split_layers(layers, stages, base, base, even)
-            measured = measure(SleepingWork(split.seconds, base, MESSAGE_BYTES // 16))
-            # both partitions have the same layers, so the same factor slows both down
-            steps.append(measured.median)
-            rows.append(
-                [
-                    stages, "equal layer counts" if even else "by the plan", str(split.cells), split.heaviest_over_mean,
-                    simulated_step(measured.stage_costs, base), measured.median, measured.spread, steps[0] / steps[-1],
-                ]
-            )  # fmt: skip
-    headings = (
-        "K", "partition", "cells", "heaviest / mean cell", "step s (simulated)", "step s (measured)", "spread",
-        "faster (measured)",
-    )  # fmt: skip
-    notes = [
-        f"AmoebaNet-D({numbers['layers']}, {numbers['filters']}), M = {base}; measured layer costs, sleeping stages, "
-        "as in Table 2.",
-    ]
-    return Table("partition", "The plan's partition of AmoebaNet and one of equal layer counts", headings, rows, notes)

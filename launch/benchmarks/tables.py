@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -20,19 +19,17 @@ from experiments.tables.paper_plans import paper_plans_table
 from experiments.tables.prediction import PredictedModel, Round, prediction_table
 from experiments.tables.table1_amoebanet import amoebanet_table
 from experiments.tables.table1_transformer import memory_table
-from experiments.tables.table2_amoebanet import amoebanet_speeds, partition_table
-from experiments.tables.table2_transformer import Measurement, SleepingWork, efficiency_table, table_2, table_3
-from experiments.tables.table3_slow_links import slow_links_table
+from experiments.tables.table2_amoebanet import amoebanet_speeds
+from experiments.tables.table2_transformer import Measurement, SleepingWork, table_2, table_3
 from launch.backends.backend import LocalBackend
 from launch.backends.processes import run_processes
-from launch.benchmarks.decoding_speed import decoding_table
-from launch.benchmarks.slow_links import layer_costs, over_hosts
 from launch.planning.layer_costs import measure_costs
 from launch.runs.store import CACHE, RUNS, RunFolder, find_run
 from launch.tracking.progress import log_by_part
 from launch.worker.devices import this_machine
-from launch.worker.measure import Steps, measure_peak_bytes, measure_steps, slowest_s
+from launch.worker.measure import LayerMeasurements, Steps, measure_layers, measure_peak_bytes, measure_steps, slowest_s
 from suite.errors import SettingError, nearest
+from suite.log import Log
 from suite.paths import read_json
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.memory import bytes_per_parameter
@@ -47,23 +44,26 @@ SECONDS_A_CASE, FEWEST_STEPS, MOST_STEPS = 8.0, 3, 5
 ROUNDS = 3
 """Rounds of predicting and running, alternating."""
 
+MEASURE_TIMEOUT_S = 600.0
+
 
 def table(name: str, run: str, console: Console) -> None:
     """Prints a table and writes it as Markdown and CSV. Raises SettingError for an unknown name or run."""
-    measure, report = _synthetic_measurer(console), log_by_part(f"table {name}", console.print)
+    log: Log = console.print
+    report = log_by_part(f"table {name}", log)
+
+    def step_of(work: SleepingWork) -> Measurement:
+        return _measure_step(work, log)
+
     tables: dict[str, Callable[[], list[Table]]] = {
         "1": lambda: [memory_table(report), amoebanet_table(report)],
-        "2": lambda: [table_2(measure, report), amoebanet_speeds(measure, _cost_measurer(console), report)],
-        "3": lambda: [table_3(measure, report)],
+        "2": lambda: [table_2(step_of, report), amoebanet_speeds(step_of, lambda work: _costs(work, log), report)],
+        "3": lambda: [table_3(step_of, report)],
         "4": lambda: [transfer_table(RUNS)],
-        "5": lambda: _batch_sizes(),
-        "partition": lambda: [partition_table(measure, _cost_measurer(console), report)],
-        "efficiency": lambda: [efficiency_table(measure, report)],
-        "slow_links": lambda: [slow_links_table(over_hosts(console, FOLDER))],
+        "5": _batch_sizes,
+        "prediction": lambda: [prediction_table(lambda work: [_plan_and_run(work, at, log) for at in range(ROUNDS)])],
         "paper_plans": lambda: [paper_plans_table(report)],
-        "prediction": lambda: [prediction_table(_predictor(console))],
         "breakdown": lambda: [_breakdown(run)],
-        "decoding": lambda: [decoding_table(run, console)],
     }
     if name not in tables:
         raise SettingError(f"unknown table {name!r}; {nearest(name, tables)}")
@@ -82,80 +82,53 @@ def _batch_sizes() -> list[Table]:
     return [batch_size.batch_table(one) for one in [one for one in results if one.runs] or results[:1]]
 
 
-def _synthetic_measurer(console: Console) -> Callable[[SleepingWork], Measurement]:
-    """Returns a function that measures a synthetic pipeline: its stages alone, then the executor's steps."""
-
-    def measure(work: SleepingWork) -> Measurement:
-        stages = work.pipeline.stages
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        alone = layer_costs(work, FOLDER)
-        estimate_s = (work.micro_batches + stages) * max(cost.seconds for cost in alone)
-        count = max(FEWEST_STEPS, min(MOST_STEPS, int(SECONDS_A_CASE / estimate_s)))
-        console.print(f"K = {stages}, M = {work.micro_batches}: {count} steps of about {estimate_s:.1f} s")
-        steps: list[Steps] = run_processes(
-            measure_steps, stages, work, (1,) * stages, ScheduleConfig.from_settings(work.pipeline), count, False
-        )
-        seconds = tuple(slowest_s(steps))
-        console.print(
-            f"K = {stages}, M = {work.micro_batches}: {statistics.median(seconds):.3f} s a step ({count} steps, "
-            f"{min(seconds):.3f} to {max(seconds):.3f})"
-        )
-        overheads = tuple(max(column) for column in zip(*(one.overheads for one in steps), strict=True))
-        return Measurement(seconds, alone, overheads)
-
-    return measure
+def _measure_step(work: SleepingWork, log: Log) -> Measurement:
+    """Measures a pipeline of sleeping layers: its stages alone, in one process, then the executor's steps."""
+    stages = work.pipeline.stages
+    case = f"K = {stages}, M = {work.micro_batches}"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    found: list[LayerMeasurements] = run_processes(measure_layers, 1, work, 1, False, FOLDER / "measuring.log")
+    alone = found[0].costs
+    estimate_s = (work.micro_batches + stages) * max(cost.seconds for cost in alone)
+    count = max(FEWEST_STEPS, min(MOST_STEPS, int(SECONDS_A_CASE / estimate_s)))
+    log(f"{case}: {count} steps of about {estimate_s:.1f} s")
+    steps: list[Steps] = run_processes(
+        measure_steps, stages, work, (1,) * stages, ScheduleConfig.from_settings(work.pipeline), count, False
+    )
+    seconds = tuple(slowest_s(steps))
+    median_s = statistics.median(seconds)
+    log(f"{case}: {median_s:.3f} s a step ({count} steps, {min(seconds):.3f} to {max(seconds):.3f})")
+    return Measurement(seconds, alone)
 
 
-def _cost_measurer(console: Console) -> Callable[[ImageExperiment], Sequence[LayerCost]]:
-    """Returns a function that measures a workload's layers in one process with one thread."""
-
-    def costs(work: ImageExperiment) -> Sequence[LayerCost]:
-        one = work.with_settings("train.threads=1")
-        cost_model = measure_costs(
-            one, replace(this_machine(), devices=1), CACHE / "costs", console.print, LocalBackend(), timeout_s=timeout_s
-        )
-        if not cost_model.measured:
-            raise SettingError(
-                f"this table needs measured costs, and only estimates are available: {cost_model.source}"
-            )
-        return cost_model.costs
-
-    timeout_s = 600.0
-    return costs
+def _costs(work: ImageExperiment, log: Log) -> Sequence[LayerCost]:
+    """Measures a workload's layers in one process with one thread."""
+    one, machine = work.with_settings("train.threads=1"), replace(this_machine(), devices=1)
+    found = measure_costs(one, machine, CACHE / "costs", log, LocalBackend(), timeout_s=MEASURE_TIMEOUT_S)
+    if not found.measured:
+        raise SettingError(f"this table needs measured costs, and only estimates are available: {found.source}")
+    return found.costs
 
 
-def _predictor(console: Console) -> Callable[[PredictedModel], Sequence[Round]]:
-    """Returns a function that plans a work from newly measured costs and runs it, several times."""
-    machine = this_machine()
-
-    def plan_and_run(work: PredictedModel, at: int) -> Round:
-        cache = FOLDER / "costs"
-        for cached_file in cache.glob("*.json"):
-            cached_file.unlink()  # each round measures anew
-
-        cost_model = measure_costs(work, machine, cache, lambda text: None, LocalBackend())
-        process = cost_model.machine.process_bytes
-        parameter_bytes = bytes_per_parameter(work.optimizer, replicas=1)
-        plan = make_plan(cost_model.costs, work.pipeline, parameter_bytes, cost_model.machine)
-        cells, stages = plan.layers_per_cell, work.pipeline.stages
-        steps: list[Steps] = run_processes(measure_steps, stages, work, cells, plan.schedule_config, 7)
-        peaks: list[int] = run_processes(measure_peak_bytes, stages, work, cells, plan.schedule_config)
-        found = Round(
-            plan.step_s,
-            statistics.median(slowest_s(steps)),
-            tuple(stage.peak_bytes - process for stage in plan.cells),
-            tuple(peaks),
-        )
-        console.print(
-            f"{work.name}, round {at + 1}: predicted {found.predicted_s:.3f} s, measured {found.measured_s:.3f} s"
-        )
-        return found
-
-    return lambda work: [plan_and_run(work, at) for at in range(ROUNDS)]
+def _plan_and_run(work: PredictedModel, at: int, log: Log) -> Round:
+    """Plans a work from newly measured costs, and runs it."""
+    cache = FOLDER / "costs"
+    for cached_file in cache.glob("*.json"):
+        cached_file.unlink()  # each round measures anew
+    found = measure_costs(work, this_machine(), cache, lambda text: None, LocalBackend())
+    parameter_bytes = bytes_per_parameter(work.optimizer, replicas=1)
+    plan = make_plan(found.costs, work.pipeline, parameter_bytes, found.machine)
+    run = work, plan.layers_per_cell, plan.schedule_config
+    steps: list[Steps] = run_processes(measure_steps, work.pipeline.stages, *run, 7)
+    peaks: list[int] = run_processes(measure_peak_bytes, work.pipeline.stages, *run)
+    measured_s = statistics.median(slowest_s(steps))
+    planned_bytes = tuple(stage.peak_bytes - found.machine.process_bytes for stage in plan.cells)
+    log(f"{work.name}, round {at + 1}: predicted {plan.step_s:.3f} s, measured {measured_s:.3f} s")
+    return Round(plan.step_s, measured_s, planned_bytes, tuple(peaks))
 
 
-def _breakdown(asked: str) -> Table:
-    run = find_run(asked) if asked else _newest_traced()
+def _breakdown(requested: str) -> Table:
+    run = find_run(requested) if requested else _newest_traced()
     traces = read_traces(run.traces)
     if not traces:
         raise SettingError(
@@ -169,7 +142,5 @@ def _breakdown(asked: str) -> Table:
 def _newest_traced() -> RunFolder:
     folders = sorted(RUNS.glob("*/*/trace"), key=lambda path: path.stat().st_mtime)
     if not folders:
-        raise SettingError(
-            f"no run in {Path(RUNS)} has a trace yet; start one with {command('experiment', NAME='t128_6b')}"
-        )
+        raise SettingError(f"no run in {RUNS} has a trace yet; start one with {command('experiment', NAME='t128_6b')}")
     return RunFolder(folders[-1].parent.resolve())

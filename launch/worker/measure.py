@@ -24,7 +24,6 @@ from suite.pipeline.planning.memory_tracker import MemoryTracker, keep_freed_mem
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.profile import profile
 from suite.pipeline.planning.simulate import Link
-from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.stage_optimizer import single_device_update
 
@@ -110,9 +109,6 @@ class Steps:
     """One worker's measurements of each step."""
 
     seconds: tuple[float, ...]
-    overheads: tuple[float, ...]
-    """The fraction of each step that was neither an action nor a wait for a message. It includes waits for sends, which
-    occur on a stage that is far ahead."""
     applied: bool = True
     """Whether all losses and gradients were finite, so that every update was applied."""
 
@@ -159,19 +155,15 @@ def _run_steps(
     sample, count = workload.sample().typical, workload.pipeline.micro_batches
     batch = MiniBatch([sample.inputs] * count, [sample.targets] * count, float(count))
     own_batch = batch if coord.is_first or coord.is_last else None
-    recorder = executor.recorder = Recorder(device)
-    deadline, seconds, overheads, applied = executor.status.deadline, [], [], True
+    seconds, applied = [], True
     for step in range(WARM_UPS + steps):
         dist.barrier()
-        begin, waited_before_s = recorder.begin(), deadline.waited_s
+        begin = time.monotonic()
         sums = executor.train(own_batch, step)
-        elapsed_s, waited_s = time.monotonic() - begin, deadline.waited_s - waited_before_s
-        busy_s = sum(span.seconds for span in recorder.spans())
-        overheads.append((elapsed_s - busy_s - waited_s) / elapsed_s)
         if update:
-            applied &= optimizer.update(sums, step, recorder).applied
+            applied &= optimizer.update(sums, step).applied
         else:
             dist.barrier()
         synchronize(device)
         seconds.append(time.monotonic() - begin)
-    return Steps(tuple(seconds[WARM_UPS:]), tuple(overheads[WARM_UPS:]), applied)
+    return Steps(tuple(seconds[WARM_UPS:]), applied)

@@ -10,24 +10,20 @@ from experiments.report.paper import paper_numbers
 from experiments.sweeps.transfer import SEEDS, SETS, fine_tuning, run_id, transfer_runs, transfer_table
 from experiments.tables.table1_amoebanet import amoebanet_costs
 from experiments.tables.table1_transformer import columns, fits, largest
-from experiments.tables.table2_amoebanet import amoebanet_speeds, partition_table, split_layers
+from experiments.tables.table2_amoebanet import amoebanet_speeds, split_layers
 from tests.experiments.tables.test_tables import column, cost, exact
 
 UNEVEN = [cost(1.0, 2.0)] * 9 + [cost(3.0, 4.0)] * 3 + [cost(0.5, 1.0)] * 12
 
 
-def test_the_plans_partition_is_the_lightest_and_the_even_one_has_equal_layer_counts():
-    planned, even = (split_layers(UNEVEN, 4, 32, 32, even) for even in (False, True))
-    assert even.cells == (6, 6, 6, 6)
-    assert planned.heaviest_over_mean < even.heaviest_over_mean
+def test_the_plans_partition_is_the_lightest():
+    planned = split_layers(UNEVEN, 4, 32, 32)
     weights = [2 * c.forward_s + c.backward_s for c in UNEVEN]
     ends = [(i, j, k) for i in range(1, 22) for j in range(i + 1, 23) for k in range(j + 1, 24)]
     lightest = min(max(sum(weights[a:b]) for a, b in pairwise((0, *inner, 24))) for inner in ends)
     assert planned.heaviest_over_mean * sum(weights) / 4 == pytest.approx(lightest)
-    for one in (planned, even):
-        assert sum(one.cells) == 24
-        assert statistics.fmean(forward for forward, _ in one.seconds) == pytest.approx(0.040)
-    assert planned.slowdown == even.slowdown
+    assert sum(planned.cells) == 24
+    assert statistics.fmean(forward for forward, _ in planned.seconds) == pytest.approx(0.040)
 
 
 def test_table_2_of_an_even_network_is_the_closed_form():
@@ -47,12 +43,9 @@ def test_table_2_measures_the_networks_own_micro_batches():
         measured.append((work.name, work.sample().largest.inputs[0].shape))
         return UNEVEN
 
-    table = partition_table(exact, costs)
+    table = amoebanet_speeds(exact, costs)
     assert measured == [("amoebanet_18x256", (4, 3, 224, 224))]
-    for even, planned in zip(table.rows[::2], table.rows[1::2], strict=True):
-        assert planned[3] <= even[3]
-        assert planned[7] == pytest.approx(even[5] / planned[5])
-        assert planned[7] > 1.05  # these layers are uneven
+    assert all(row[3] > 1 for row in table.rows)  # these layers are uneven
 
 
 def test_the_papers_networks_fit_its_devices_at_its_bytes_and_twice_as_wide_ones_do_not():

@@ -141,8 +141,9 @@ def test_each_round_runs_everybody_once_and_every_second_one_backwards(names, at
 
 def test_the_ideal_time_of_equal_stages_is_the_closed_form():
     layers = [cost(0.01, 0.02)] * 8
-    whole = cost(0.02, 0.04)
-    assert ideal_fill_drain_s(layers, (2, 2, 2, 2), 8, recomputes=True) == pytest.approx(closed_form(whole, 4, 8))
+    assert ideal_fill_drain_s(layers, (2, 2, 2, 2), 8, recomputes=True) == pytest.approx(
+        closed_form([cost(0.02, 0.04)] * 4, 8)
+    )
     assert ideal_fill_drain_s(layers, (2, 2, 2, 2), 8, recomputes=False) == pytest.approx((8 + 4 - 1) * 0.06)
 
 

@@ -21,7 +21,6 @@ from experiments.base.score_settings import ScoreSettings
 from experiments.registry import find
 from experiments.report.table import readable
 from launch import cli
-from launch.benchmarks.decoding_speed import decoding_table
 from launch.inference import decode as decoding
 from launch.inference import export as exporting
 from launch.inference import translate as translating
@@ -568,13 +567,3 @@ def test_a_failed_print_loses_no_line_and_missing_lines_are_reported(monkeypatch
     failures.append(OSError("no room"))
     with pytest.raises(RuntimeError, match="only 2 of 5 lines were printed"):
         translate("made", "de", "Open\n\nDelete\nSave\nClose", Out())
-
-
-def test_the_decoding_table_compares_equal_tokens_with_generate(scored, modules_cache, monkeypatch):
-    for name, value in (("LANGUAGES", 2), ("PAIRS", 4), ("ROUNDS", 1)):
-        monkeypatch.setattr(f"launch.benchmarks.decoding_speed.{name}", value)
-    table = decoding_table("made", QUIET)
-    greedy, beam = (dict(zip(table.headings, row, strict=True)) for row in table.rows)
-    assert greedy["equal, of 16"] == 16
-    assert (greedy["search"], beam["search"]) == ("greedy", "beam 4")
-    assert beam["ratio"] == pytest.approx(beam["sentences/s, ours"] / beam["sentences/s, generate"])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster as RayCluster
 
-from tests.launch.benchmarks.bridged_hosts import BridgedHosts, on_host
+from tests.hosts.bridged_hosts import BridgedHosts, on_host
 from tests.launch.train.test_end_to_end import SMALL, environment, gpipe
 from tests.slow.supervision.test_nodes import Driver, first_failure, losses_of
 

@@ -5,13 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from rich.console import Console
 
-from launch.benchmarks import tables
-from launch.benchmarks.netns_hosts import Hosts
 from suite.errors import SettingError
 from suite.pipeline.planning.simulate import Link
-from tests.launch.benchmarks.bridged_hosts import BridgedHosts, on_host
+from tests.hosts.bridged_hosts import BridgedHosts, on_host
+from tests.hosts.netns_hosts import Hosts
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -87,7 +85,7 @@ def test_a_host_that_is_cut_off_answers_no_more_and_is_not_told():
 @as_root
 def test_hosts_of_a_killed_process_are_cleared_away_by_the_next():
     program = (
-        "import os, signal\nfrom tests.launch.benchmarks.bridged_hosts import BridgedHosts\n"
+        "import os, signal\nfrom tests.hosts.bridged_hosts import BridgedHosts\n"
         "BridgedHosts(1).__enter__()\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     dead = subprocess.Popen([sys.executable, "-c", program])
@@ -97,17 +95,16 @@ def test_hosts_of_a_killed_process_are_cleared_away_by_the_next():
         assert f"gpipe-{dead.pid}-" not in namespaces()
 
 
-def test_without_the_tools_the_table_of_slow_links_ends_with_one_sentence(monkeypatch, tmp_path):
+def test_without_the_tools_that_is_said_in_one_sentence(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(tables, "FOLDER", tmp_path)
     with pytest.raises(SettingError, match="need ip from Debian's iproute2"):
-        tables.table("slow_links", "", Console(quiet=True))
+        Hosts(1, Link()).__enter__()
 
 
 @as_root
 def test_without_the_right_to_make_hosts_that_is_said_in_one_sentence():
     """To one who is root in a user namespace only."""
-    program = "from tests.launch.benchmarks.bridged_hosts import BridgedHosts\nBridgedHosts(1).__enter__()"
+    program = "from tests.hosts.bridged_hosts import BridgedHosts\nBridgedHosts(1).__enter__()"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", sys.executable, "-c", program],
         capture_output=True, text=True, check=False,

@@ -4,8 +4,8 @@ r"""Hosts on one machine: network namespaces with their own addresses, and links
     host 1   eth0 192.0.2.2 ---- user-space link     network; the addresses are reserved for documentation (RFC 5737)
     host 2   eth0 192.0.2.3 --/
 
-Needs root, /dev/net/tun and Debian's iproute2. Delay and bandwidth come from ``launch.benchmarks.userspace_link``, so
-that no kernel needs tc's netem.
+Needs root, /dev/net/tun and Debian's iproute2. Delay and bandwidth come from ``userspace_link``, so that
+no kernel needs tc's netem.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
-from launch.benchmarks import userspace_link
 from suite.errors import SettingError
 from suite.pipeline.planning.simulate import Link
+from tests.hosts import userspace_link
 
 INTERFACE = "eth0"
 NETWORK = "192.0.2."

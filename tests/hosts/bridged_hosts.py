@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from launch.benchmarks.netns_hosts import INTERFACE, Hosts, run
 from suite.pipeline.planning.simulate import Link
+from tests.hosts.netns_hosts import INTERFACE, Hosts, run
 
 
 def on_host(hosts: Hosts, host: int, arguments: Sequence[str]) -> list[str]:
