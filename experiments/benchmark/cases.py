@@ -44,14 +44,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Name of its files and its table."""
         work = self.work
         replicas = f"-r{work.replicas}" if work.replicas > 1 else ""
         return f"bench-{work.name}-k{work.stages}-m{work.micro_batches}{replicas}"
 
     @property
     def title(self) -> str:
-        """Title of its table."""
         work = self.work
         replicas = f", R = {work.replicas}" if work.replicas > 1 else ""
         return f"{work.name}: K = {work.stages}, M = {work.micro_batches}{replicas}"

@@ -17,7 +17,6 @@ OVER = {"all": "over the fastest peer", "alike": "alike", "in its memory": "in i
 
 
 def page(result: Result) -> Page:
-    """Returns the page."""
     return Page(
         f"Benchmark, {result.case.title}",
         [

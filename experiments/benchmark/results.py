@@ -28,8 +28,6 @@ that need at most 1% more memory than it does, or than the limit of its plan."""
 
 @dataclass(frozen=True)
 class Score:
-    """The result of one entrant in one case."""
-
     entrant: str
     is_ours: bool
     recomputes: bool | None
@@ -49,17 +47,14 @@ class Score:
 
     @property
     def median(self) -> float:
-        """Median of the steps' seconds."""
         return statistics.median(second for steps in self.rounds for second in steps)
 
     @property
     def over_memory_limit(self) -> bool:
-        """Whether it exceeded the memory limit of its plan."""
         return self.memory_limit_bytes is not None and self.peak_bytes > self.memory_limit_bytes
 
     @property
     def wrong(self) -> bool:
-        """Whether its gradients differ from those of one process."""
         return self.difference > TOLERANCE
 
     def over(self, peer: Score) -> Ratio:
@@ -83,7 +78,6 @@ class Result:
 
     @property
     def wrong(self) -> list[Score]:
-        """Scores with wrong gradients."""
         return [score for score in self.scores if score.wrong]
 
     def compared(self, score: Score, kind: Kind) -> list[tuple[Score, Ratio]]:
@@ -103,7 +97,6 @@ class Result:
         return next(iter(self.compared(score, kind)), None)
 
     def record(self) -> dict[str, Any]:
-        """Returns the result for JSON, with the time of every step."""
         work = self.case.work
         return {
             "name": self.case.name, "work": repr(work), "K": work.stages, "M": work.micro_batches, "R": work.replicas,

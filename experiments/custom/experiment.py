@@ -16,8 +16,7 @@ from experiments.custom.batches import SpecBatches
 from experiments.custom.loading import Source, absolute, called, description, digest, load_spec
 from experiments.custom.loss import metrics_of, units_of
 from experiments.custom.source import CustomSource
-from experiments.custom.spec_model import build, update_factors
-from experiments.custom.spec_trial import first_batch, layer_errors
+from experiments.custom.spec_model import build, first_batch, layer_errors, update_factors
 from suite.errors import SettingError, SuiteError
 from suite.log import Log
 from suite.pipeline.model.layers import Tensors
@@ -52,17 +51,14 @@ class CustomExperiment(Experiment):
 
     @property
     def title(self) -> str:
-        """Its name; it has one scale alone."""
         return self.name
 
     @property
     def metric_name(self) -> str:  # type: ignore[override]
-        """The first of the spec's metrics, otherwise ``loss``."""
         return self.metric_names[0]
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Those of the spec's metrics; ``loss`` if it has none."""
         return tuple(metrics_of(self.spec)) or ("loss",)
 
     def metric_of(self, line: Mapping[str, Any]) -> str:
@@ -70,36 +66,29 @@ class CustomExperiment(Experiment):
         return own_metric(line, self.unit)
 
     def listed(self, summary: str) -> str:
-        """With the function's own summary."""
         return f"{self.name} ({self.source}): {description(self.source)}"
 
     def layers_changed(self, notes: Mapping[str, Any]) -> str:
-        """If the function's file has another digest."""
         if notes.get("source") == digest(self.source):
             return ""
         return f"{self.source} has changed since the run; its layers are as they are now"
 
     @property
     def list_length(self) -> int:
-        """As many as the spec has."""
         return self.layer_count
 
     @property
     def batch(self) -> int:
-        """Rows."""
         return self.train.batch_rows
 
     @property
     def data(self) -> str:
-        """The function, which also makes the data."""
         return self.source
 
     def with_data(self, name: str) -> Self:
-        """Returns a copy of another function."""
         return self.model_copy(update={"source": name})
 
     def batches(self) -> SpecBatches:
-        """Returns the mini-batches."""
         return SpecBatches(self.spec, self.train.batch_rows, self.train.seed)
 
     def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
@@ -107,30 +96,25 @@ class CustomExperiment(Experiment):
         return update_factors(self.spec, name, parameter)
 
     def trackers(self) -> list[Tracker]:
-        """Returns one that calls the spec's ``on_step``."""
         on_step = self.spec.on_step
         return [StepHook(self.source, on_step)] if on_step is not None else []
 
     @property
     def min_rows(self) -> int:
-        """Rows."""
         return len(self._first_batch()[0][0])
 
     @property
     def max_rows(self) -> int:
-        """Rows."""
         return self.min_rows
 
     def _first_batch(self) -> tuple[Tensors, Tensors]:
         return first_batch(self.source, self.train.seed, self.train.batch_rows)
 
     def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
-        """With fewer rows."""
         setting = f"train.batch_rows={max(1, int(self.batch * fraction))}"
         return self.with_settings(setting), setting
 
     def sample(self) -> Sample:
-        """The rows of the first step."""
         inputs, targets = self._first_batch()
         parts = sizes(len(inputs[0]), self.pipeline.replicas * self.pipeline.micro_batches)
 
@@ -165,11 +149,9 @@ class CustomExperiment(Experiment):
         return cache
 
     def prepare_data(self, cache: Path, log: Log) -> str:
-        """Prepares nothing."""
         return self.data
 
     def data_source(self, data: Path, coord: RankCoord) -> CustomSource:
-        """What the function returns."""
         return CustomSource(self, coord)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:

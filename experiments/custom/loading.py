@@ -163,7 +163,6 @@ def _sweep_errors(spec: SweepSpec) -> list[str]:
 
 
 def label_folder(label: str) -> str:
-    """Returns a label as part of a folder's name."""
     return LABEL_IN_FOLDER.sub("-", label).strip("-.")
 
 

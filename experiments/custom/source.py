@@ -20,15 +20,12 @@ if TYPE_CHECKING:
 
 
 class CustomSource:
-    """The data of a TrainSpec."""
-
     def __init__(self, experiment: CustomExperiment, coord: RankCoord) -> None:
         self._experiment, self._coord, self.is_thread_safe = experiment, coord, experiment.spec.prefetch
         self._batches = experiment.batches() if coord.is_first or coord.is_last else None
         self.has_held_out = experiment.spec.valid is not None
 
     def batch(self, step: int) -> MiniBatch | None:
-        """Inputs and targets."""
         if self._batches is None:
             return None
         coord, pipeline = self._coord, self._experiment.pipeline
@@ -41,16 +38,13 @@ class CustomSource:
         )
 
     def held_out(self) -> HeldOut:
-        """The held-out rows; call it only if there are any."""
         micro_batches, most = self._experiment.pipeline.micro_batches, self._experiment.train.valid_rows
         return held_out_on_all(None if self._batches is None else self._batches.held_out(micro_batches, most))
 
     def notes(self) -> dict[str, Any]:
-        """The digest of the file with the function."""
         return {"source": digest(self._experiment.source)}
 
     def counts(self) -> dict[str, int]:
-        """Rows of each data set."""
         sets = {"train": self._experiment.spec.train, "valid": self._experiment.spec.valid}
         return {name: len(data) for name, data in sets.items() if isinstance(data, Sized)}
 

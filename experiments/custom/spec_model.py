@@ -1,15 +1,18 @@
-"""The layers, the loss and the parameter groups of a TrainSpec, as the engine takes them."""
+"""The layers, the loss, the parameter groups and the first mini-batch of a TrainSpec, and what is wrong with them."""
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from torch import nn
 
 from experiments.custom.batches import SpecBatches
-from experiments.custom.layers import all_on_meta, tie_shared
+from experiments.custom.layers import all_on_meta, find_layer_errors, tie_shared
+from experiments.custom.loading import load_spec
 from experiments.custom.loss import SummedLoss
-from suite.errors import SettingError, first_line
+from suite.errors import SettingError, SuiteError, first_line
+from suite.pipeline.model.layers import Tensors
 from suite.train_spec import TrainSpec
 
 
@@ -40,3 +43,32 @@ def update_factors(spec: TrainSpec, name: str, parameter: nn.Parameter) -> tuple
         f"param_groups returned {' '.join(repr(found).split())[:100]} for {name}; return the factors of its learning "
         "rate and of its weight decay, two numbers, 0 or more"
     )
+
+
+@lru_cache(maxsize=4)
+def first_batch(source: str, seed: int, rows: int) -> tuple[Tensors, Tensors]:
+    """Returns inputs and targets. Cached, because a plan needs them many times."""
+    return SpecBatches(load_spec(source, seed), rows, seed).whole(0)
+
+
+@lru_cache(maxsize=16)
+def layer_errors(source: str, seed: int, rows: int, least: int) -> tuple[str, ...]:
+    """Returns all faults. Cached, because a plan asks for every number of micro-batches that it tries. ``least`` are
+    the rows of the smallest micro-batch."""
+    spec = load_spec(source, seed)
+    try:
+        layers, loss = build(spec)
+        inputs, targets = first_batch(source, seed, rows)
+        SpecBatches(spec, rows, seed).check_prefetch()
+        if spec.valid is not None:
+            _ = SpecBatches(spec, rows, seed).held_out(1)[0]
+        for index, layer in enumerate(layers):
+            for name, parameter in layer.named_parameters():
+                if parameter.requires_grad:
+                    update_factors(spec, f"{index}.{name}", parameter)
+        found = find_layer_errors(layers, loss, tuple(t[:least] for t in inputs), tuple(t[:least] for t in targets))
+    except SuiteError as error:
+        return (str(error),)
+    except Exception as error:
+        return (f"{source} does not describe a model that can be trained: {type(error).__name__}: {first_line(error)}",)
+    return tuple(found)

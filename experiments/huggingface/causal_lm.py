@@ -105,8 +105,6 @@ class RotaryBlock(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm and the output projection."""
-
     def __init__(self, norm: nn.Module, projection: nn.Module) -> None:
         super().__init__()
         self.norm, self.projection = norm, projection

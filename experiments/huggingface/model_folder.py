@@ -38,8 +38,6 @@ _LICENCES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a safetensors file."""
-
     file: Path
     key: str
     shape: tuple[int, ...]

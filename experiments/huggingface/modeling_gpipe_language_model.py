@@ -12,7 +12,7 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .modeling_gpipe_layers import Attention, FeedForward, with_positions
+from .modeling_gpipe_layers import Block, with_positions
 
 
 class GPipeLanguageModelConfig(PreTrainedConfig):
@@ -33,19 +33,6 @@ class GPipeLanguageModelConfig(PreTrainedConfig):
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
-
-
-class Block(nn.Module):
-    def __init__(self, config: GPipeLanguageModelConfig, index: int) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(config.hidden_size)
-        self.attention = Attention(config, index, cross=False)
-        self.feed_norm = nn.LayerNorm(config.hidden_size)
-        self.feed = FeedForward(config)
-
-    def forward(self, x: Tensor, past: Cache | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), causal=True, past=past)
-        return x + self.feed(self.feed_norm(x))
 
 
 class GPipeLanguageModel(PreTrainedModel, GenerationMixin):
@@ -83,7 +70,7 @@ class GPipeLanguageModel(PreTrainedModel, GenerationMixin):
             past_key_values = DynamicCache()
         x = with_positions(self.embedding(input_ids), past_key_values.get_seq_length() if past_key_values else 0)
         for block in self.blocks:
-            x = block(x, past_key_values)
+            x = block(x, causal=True, past=past_key_values)
         logits = self.project(x)
         loss = None
         if labels is not None:

@@ -16,12 +16,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: Any, index: int, cross: bool) -> None:
         super().__init__()
-        self.heads, self.head_width, self.index, self.cross = (
-            config.num_attention_heads,
-            config.head_dim,
-            index,
-            cross,
-        )
+        self.heads, self.head_width = config.num_attention_heads, config.head_dim
+        self.index, self.cross = index, cross
         inner = self.heads * self.head_width
         self.inward = nn.Linear(config.hidden_size, inner if cross else 3 * inner)
         if cross:
@@ -70,6 +66,23 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outward(F.relu(self.inward(x)))
+
+
+class Block(nn.Module):
+    """Self-attention and feed-forward, each behind a LayerNorm: of an encoder, or of a language model."""
+
+    def __init__(self, config: Any, index: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden_size)
+        self.attention = Attention(config, index, cross=False)
+        self.feed_norm = nn.LayerNorm(config.hidden_size)
+        self.feed = FeedForward(config)
+
+    def forward(
+        self, x: Tensor, visible: Tensor | None = None, causal: bool = False, past: Cache | None = None
+    ) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), visible=visible, causal=causal, past=past)
+        return x + self.feed(self.feed_norm(x))
 
 
 def with_positions(tokens: Tensor, start: int) -> Tensor:

@@ -13,7 +13,7 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from .modeling_gpipe_layers import Attention, FeedForward, with_positions
+from .modeling_gpipe_layers import Attention, Block, FeedForward, with_positions
 
 
 class GPipeTranslationConfig(PreTrainedConfig):
@@ -34,19 +34,6 @@ class GPipeTranslationConfig(PreTrainedConfig):
     bos_token_id: int | None = 2
     eos_token_id: int | None = 3
     decoder_start_token_id: int | None = 2
-
-
-class EncoderLayer(nn.Module):
-    def __init__(self, config: GPipeTranslationConfig, index: int) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(config.hidden_size)
-        self.attention = Attention(config, index, cross=False)
-        self.feed_norm = nn.LayerNorm(config.hidden_size)
-        self.feed = FeedForward(config)
-
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), visible=visible)
-        return x + self.feed(self.feed_norm(x))
 
 
 class DecoderLayer(nn.Module):
@@ -74,7 +61,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.padding = config.pad_token_id
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size)
 
     def embed(self, ids: Tensor, start: int = 0) -> Tensor:
@@ -112,7 +99,7 @@ class GPipeTranslationModel(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     base_model_prefix = ""
     _supports_sdpa = True
-    _no_split_modules = ("EncoderLayer", "DecoderLayer")
+    _no_split_modules = ("Block", "DecoderLayer")
 
     def __init__(self, config: GPipeTranslationConfig) -> None:
         super().__init__(config)

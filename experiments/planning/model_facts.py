@@ -27,14 +27,11 @@ class KeyedWork:
 
     @staticmethod
     def of(work: Measurable) -> KeyedWork:
-        """Returns it for caches."""
         return KeyedWork(work, work.key())
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model's size."""
-
     parameters: int
     """Without copies of tied ones."""
     tied: int

@@ -58,7 +58,6 @@ class PlanReport:
 
     @property
     def step_s(self) -> float:
-        """Predicted seconds per step."""
         return self.plan.step_s
 
     @property
@@ -100,7 +99,6 @@ class PlanReport:
 
     @property
     def kind(self) -> str:
-        """How the times were computed."""
         return f"simulated from {'measured' if self.layer_costs.measured else 'estimated'} layer costs"
 
     def as_dict(self) -> dict[str, Any]:
@@ -154,7 +152,6 @@ class PlanReport:
         }
 
     def lines(self) -> list[str]:
-        """Returns the plan as lines of text."""
         plan, pipeline = self.plan, self.plan.pipeline
         largest = max(plan.cells, key=lambda cell: cell.peak_bytes)
         return [
@@ -194,7 +191,6 @@ class PlanReport:
 
 
 def _reserve_text(plan: Plan) -> str:
-    """Describes the memory that the plan leaves free."""
     whole = plan.memory_limit_bytes + plan.reserve
     return f" ({whole / GIB:.2f} GiB minus a reserve of {plan.reserve / whole:.0%})" if plan.reserve else ""
 
@@ -210,7 +206,6 @@ def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:
 
 
 def _schedule_text(plan: Plan) -> str:
-    """Describes the schedule."""
     recomputed, forwards = plan.recomputes
     return f"{_schedule_name(plan.schedule_config)}, {recomputed} of {forwards} forwards recomputed"
 

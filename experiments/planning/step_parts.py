@@ -55,8 +55,6 @@ def slower_than_planned(planned: Timeline, measured: Sequence[Timeline], step_s:
 
 
 def _mean_seconds(timeline: Timeline, stage: int) -> dict[str, float]:
-    """Returns the mean seconds of each kind of action."""
-
     def mean(kind: str) -> float:
         seconds = [span.seconds for span in timeline.rows[stage] if span.kind == kind]
         return statistics.fmean(seconds) if seconds else 0.0

@@ -25,7 +25,6 @@ _MOST_VECTORS = 4000
 
 
 def draw(rows: Sequence[tuple[str, Timeline]], path: Path, title: str) -> None:
-    """Writes ``timeline_figure`` as a PNG."""
     path.write_bytes(png(timeline_figure(rows, title)))
 
 

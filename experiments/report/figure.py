@@ -24,7 +24,6 @@ SIZE = (4.4, 2.7)
 
 
 def new_figure(xlabel: str, ylabel: str, size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
-    """Returns a figure and its axis."""
     # not pyplot, which keeps its figures for the whole process: several runs may draw at once
     from cycler import cycler
     from matplotlib.figure import Figure

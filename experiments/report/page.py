@@ -26,12 +26,10 @@ class Picture:
 
     @property
     def svg(self) -> str:
-        """The picture as an SVG element."""
         return figure.svg(self.figure)
 
     @property
     def png(self) -> bytes:
-        """The picture as a PNG."""
         return figure.png(self.figure)
 
 
@@ -57,7 +55,6 @@ class Section:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing below the heading."""
         return not (self.sentences or self.tables or self.pictures or self.folded or self.links)
 
 

@@ -24,8 +24,6 @@ PIPELINE = PipelineSettings(stages=2, micro_batches=8)
 
 
 class _SmallModel(SingleThreadWorkload):
-    """Common part of this table's own models."""
-
     name: str
     pipeline = PIPELINE
 
@@ -77,7 +75,6 @@ PredictedModel = EncoderDecoder | Convolutional | LanguageModelExperiment
 
 
 def predicted_models() -> list[PredictedModel]:
-    """Returns the three models."""
     return [EncoderDecoder(), decoder_only(), Convolutional()]
 
 

@@ -55,8 +55,6 @@ class SyntheticLayer(nn.Module):
 
 
 class SquareError(nn.Module):
-    """Sums squared differences from the target."""
-
     def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """x and target of any shapes that broadcast -> (objective, measure)."""
         objective = (x - target).square().sum()

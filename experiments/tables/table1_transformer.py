@@ -24,8 +24,6 @@ from suite.settings import OptimizerSettings, PipelineSettings
 
 @dataclass(frozen=True)
 class Column:
-    """One device column of the table."""
-
     name: str
     pipeline: PipelineSettings
 
@@ -89,7 +87,6 @@ def _layer_costs(pipeline: PipelineSettings) -> tuple[LayerCost, LayerCost, Laye
 
 
 def model_costs(kinds: tuple[LayerCost, LayerCost, LayerCost], layers: int) -> list[LayerCost]:
-    """Returns the costs of a Transformer-L."""
     return [kinds[0], *[kinds[1]] * layers, kinds[2]]
 
 

@@ -50,11 +50,9 @@ class SleepingWork(SingleThreadWorkload):
 
     @property
     def pipeline(self) -> PipelineSettings:
-        """One stage per layer."""
         return PipelineSettings(stages=len(self.seconds), micro_batches=self.micro_batches)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """One sleeping layer per stage."""
         with torch.device("meta"):
             layers = [SyntheticLayer(forward, backward / 2, backward / 2) for forward, backward in self.seconds]
         return list[nn.Module](layers), SquareError()
@@ -75,12 +73,10 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """Median of the steps' seconds."""
         return statistics.median(self.seconds)
 
     @property
     def spread(self) -> float:
-        """(slowest - fastest) / median."""
         return relative_spread(self.seconds)
 
 

@@ -144,12 +144,10 @@ GRADIENT_BYTES = 4.0
 
 
 def peak_of(plan: Plan) -> int:
-    """Returns the peak memory of a plan's largest stage."""
     return max(stage.peak_bytes for stage in plan.cells)
 
 
 def _add_plan(found: Score, plans: dict[str, Plan], entrant: Entrant) -> Score:
-    """Returns the score with the plan's numbers, if the entrant has one."""
     if entrant.name not in plans:
         return found
     plan = plans[entrant.name]

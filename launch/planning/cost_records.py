@@ -25,8 +25,6 @@ def disagree(a_s: float, b_s: float) -> bool:
 
 @dataclass(frozen=True)
 class CostRecord:
-    """One measurement."""
-
     costs: tuple[LayerCost, ...]
     machine: Machine
     load: float
@@ -51,7 +49,6 @@ class CostRecord:
 
     @property
     def conditions(self) -> str:
-        """Load and spread as text."""
         return f"load {self.load:.1f}, spread {self.spread:.2f}"
 
     def confirms(self, doubted: CostRecord, cores: int) -> bool:
@@ -61,7 +58,6 @@ class CostRecord:
         return idle and not disagree(self.seconds, doubted.seconds)
 
     def write(self, path: Path) -> None:
-        """Writes the record atomically."""
         write_atomically(path, json.dumps(asdict(self)))
 
     @staticmethod
@@ -75,7 +71,6 @@ class CostRecord:
             return None
 
     def doubt(self, path: Path) -> None:
-        """Marks the record as doubted, so that the plan of the next new run measures again."""
         replace(self, doubted=True).write(path)
 
 

@@ -49,7 +49,6 @@ class Cell(nn.Module):
         }
 
     def clear(self) -> None:
-        """Drops the gradients."""
         for parameter in self.parameters():
             parameter.grad = None
 
@@ -61,10 +60,8 @@ class CellRunner:
         self.cells = cells
 
     def gradients(self) -> Gradients:
-        """Returns the gradients of this worker's cells; empty if it has none."""
         return {key: value for cell in self.cells for key, value in cell.gradients().items()}
 
     def clear(self) -> None:
-        """Drops the gradients."""
         for cell in self.cells:
             cell.clear()

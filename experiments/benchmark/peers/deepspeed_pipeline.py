@@ -62,5 +62,4 @@ class DeepSpeedPipeline(CellRunner):
         ]
 
     def step(self) -> None:
-        """Runs forward, backward and gradient reduction of a mini-batch."""
         self._engine.train_batch(iter(self._batches))

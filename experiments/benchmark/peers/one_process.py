@@ -18,7 +18,6 @@ class WholeModel(CellRunner):
         self._batches = [work.split(*work.share(replica), replica) for replica in range(work.replicas)]
 
     def step(self) -> None:
-        """Adds up the gradients of the mean loss over all micro-batches of all replicas."""
         for batch in self._batches:
             for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
                 objective, _ = self._loss(self.cells[0](*inputs), *targets)
@@ -35,7 +34,6 @@ class OneProcess(CellRunner):
         super().__init__(self._model.cells if self._model is not None else [])
 
     def step(self) -> None:
-        """Runs the whole mini-batch of all replicas."""
         if self._model is None:
             return
         before = torch.get_num_threads()

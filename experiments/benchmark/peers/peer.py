@@ -55,7 +55,6 @@ class BenchContext:
 
     @property
     def batch(self) -> MiniBatch:
-        """The share in micro-batches."""
         return self.work.split(self.inputs, self.targets, self.coord.replica)
 
     def objective(self, loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
@@ -92,7 +91,6 @@ class Entrant:
     """Of a process that computes; 0: as many as there are workers."""
 
     def threads_of(self, work: BenchWorkload) -> int:
-        """Returns the threads of a process that computes."""
         return self.threads or work.stages * work.replicas
 
 

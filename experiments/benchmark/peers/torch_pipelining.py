@@ -56,7 +56,6 @@ class TorchPipelining(CellRunner):
         )
 
     def step(self) -> None:
-        """Runs one step of the schedule, then one all-reduce over replicas."""
         self._schedule.step(*self._inputs, target=self._target, return_outputs=False)
         sum_over_replicas(self._context, self.gradients())
 

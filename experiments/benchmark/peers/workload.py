@@ -58,7 +58,6 @@ class BenchWorkload(SingleThreadWorkload, ABC):
 
     @property
     def rows(self) -> int:
-        """Rows of the mini-batch of all replicas."""
         return self.shape[0] * self.micro_batches * self.replicas
 
     @property
@@ -67,14 +66,12 @@ class BenchWorkload(SingleThreadWorkload, ABC):
         return PipelineSettings(stages=self.stages, micro_batches=self.micro_batches, replicas=self.replicas)
 
     def share(self, replica: int) -> tuple[Tensors, Tensor]:
-        """Returns one replica's inputs and targets, (rows, ...) each, as views."""
         inputs, targets = self.full_batch()
         rows = targets.shape[0] // self.replicas
         part = slice(replica * rows, (replica + 1) * rows)
         return tuple(tensor[part] for tensor in inputs), targets[part]
 
     def split(self, inputs: Tensors, targets: Tensor, replica: int) -> MiniBatch:
-        """Returns one replica's share in M equal micro-batches."""
         count = self.micro_batches
         return MiniBatch(split(inputs, count), split([targets], count), self.weight, replica * count)
 
@@ -101,17 +98,14 @@ class SyntheticWork(BenchWorkload):
 
     @property
     def name(self) -> str:
-        """``sleeping``, or ``replicas`` if there are several."""
         return "sleeping" if self.replicas == 1 else "replicas"
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """Layers with equal times and a squared error."""
         times, parameters = (self.forward_s / PARTS,) * 3, self.parameters // PARTS
         with torch.device("meta"):
             return [SyntheticLayer(*times, parameters) for _ in range(PARTS * self.stages)], SquareError()
 
     def full_batch(self) -> tuple[Tensors, Tensor]:
-        """Random numbers, with one target a row."""
         return (_normal(0, self.rows, *self.shape[1:]),), _normal(1, self.rows, 1, 1)
 
 
@@ -123,7 +117,6 @@ class OverheadWork(BenchWorkload):
     shape: tuple[int, ...] = (1, 1)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """Products of 1 x 1 and a squared error."""
         with torch.device("meta"):
             return [nn.Linear(1, 1, bias=False) for _ in range(PARTS * self.stages)], SquareError()
 
@@ -136,7 +129,6 @@ class LanguageModelWork(BenchWorkload):
     shape: tuple[int, ...] = (1, 128, 512)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """Causal blocks and a squared error."""
         _, time, width = self.shape
         shape = LanguageModelShape(8, width, 4 * width, heads=8, vocabulary=2, time=time)
         with torch.device("meta"):

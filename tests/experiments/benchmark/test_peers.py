@@ -9,12 +9,11 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from experiments.benchmark.cases import Case
 from experiments.benchmark.peers.cell import Cell
-from experiments.benchmark.peers.roster import PEERS
 from experiments.benchmark.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD
 from experiments.benchmark.peers.workload import SyntheticWork, TranslationWork
 from experiments.benchmark.results import TOLERANCE
 from launch.benchmarks import bench
-from launch.benchmarks.entrants import ENTRANTS
+from launch.benchmarks.entrants import ENTRANTS, PEERS
 from models.shape import TransformerShape
 from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.planning.costs import LayerCost
