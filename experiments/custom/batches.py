@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
+from experiments.custom.loading import seeded
 from experiments.custom.loss import units_of
-from experiments.custom.seeding import random_state, seeded
 from suite.data.epochs import ShuffledEpochs
 from suite.errors import DataError, SettingError, first_line
 from suite.pipeline.model.layers import Tensors
@@ -23,7 +25,7 @@ from suite.train_spec import Dataset, TrainSpec
 class SpecBatches:
     """The mini-batches of a run: those of a dataset in shuffled order, or those that a function returns.
 
-    Other people's data may draw random numbers, so call it in the main thread (``seeding``) unless the spec says
+    Other people's data may draw random numbers, so call it in the main thread (``loading.seeded``) unless the spec says
     ``prefetch``.
     """
 
@@ -66,9 +68,9 @@ class SpecBatches:
     def check_prefetch(self) -> None:
         """Raises SettingError if the first mini-batch draws random numbers and the spec says ``prefetch``."""
         with seeded(self._seed):
-            before = random_state()
+            before = _random_state()
             self.whole(0)
-            if self._spec.prefetch and random_state() != before:
+            if self._spec.prefetch and _random_state() != before:
                 raise SettingError(
                     "the data draws random numbers from the generators of torch, numpy or random, which layers use at "
                     "the same time: leave prefetch=True out, or draw from a generator of its own, seeded by the row"
@@ -103,6 +105,10 @@ class SpecBatches:
         if not weight > 0:
             raise DataError("a mini-batch has no units to take the mean over: all its targets are ignored")
         return weight
+
+
+def _random_state() -> tuple[object, ...]:
+    return bytes(torch.get_rng_state().numpy()), repr(np.random.get_state()), random.getstate()
 
 
 def _rows_of(data: Dataset, rows: list[int]) -> list[Any]:

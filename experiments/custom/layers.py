@@ -264,8 +264,6 @@ def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[st
             f"the loss cannot take {described(outputs)} with targets {described(targets)}: "
             f"{type(error).__name__}: {first_line(error)}"
         ]
-    if not isinstance(objective, Tensor):
-        return [f"the loss returns a {type(objective).__name__}; it must return a tensor (without .item())"]
     if objective.dim():
         return [f"the loss returns a tensor of shape {tuple(objective.shape)}; it must be one number, a mean over rows"]
     if not objective.requires_grad:

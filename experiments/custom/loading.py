@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
@@ -20,10 +21,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
+
 from experiments.custom.own_imports import ROOT, check_names, search_last
-from experiments.custom.seeding import seeded
 from experiments.custom.spec_check import check_functions, layers_of
 from suite.errors import SettingError, SuiteError, first_line, nearest
+from suite.pipeline.model import rng
 from suite.sweep_spec import SweepRun, SweepSpec
 from suite.train_spec import TrainSpec
 
@@ -75,6 +78,14 @@ def absolute(name: str) -> str:
         raise SettingError(f"there is no file {path}, looked for {source.function} in it; give path.py:function")
     path = path.resolve()
     return str(source._replace(place=str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)))
+
+
+def seeded(*values: int) -> AbstractContextManager[None]:
+    """A context in which torch, numpy and ``random`` draw the same numbers in every process.
+
+    Use it only in the main thread: layers draw from the same generators.
+    """
+    return rng.seeded(rng.mix(5, *values), torch.device("cpu"))
 
 
 @lru_cache(maxsize=4)

@@ -9,6 +9,7 @@ then             decoder layers, head        -> decoder.0 .. L-1, head
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
@@ -60,10 +61,20 @@ def exported_model(
 
 def exported_tokenizer(data: TextData) -> PreTrainedTokenizerFast:
     """Returns the tokenizer. It appends the end token that the model expects: ``<2de>Save`` is enough."""
-    backend = type(data.tokenizer.backend_tokenizer).from_str(data.tokenizer.backend_tokenizer.to_str())
-    backend.post_processor = TemplateProcessing(single=f"$A {END}", special_tokens=[(END, END_ID)])
+    languages = [language_token(language) for language in sorted({ENGLISH, *data.languages})]
+    return with_template(
+        data.tokenizer, f"$A {END}", (END, END_ID),
+        pad_token=PAD, unk_token=UNKNOWN, bos_token=BEGIN, eos_token=END, extra_special_tokens=languages,
+    )  # fmt: skip
+
+
+def with_template(
+    tokenizer: PreTrainedTokenizerFast, template: str, special: tuple[str, int], **tokens: Any
+) -> PreTrainedTokenizerFast:
+    """Returns a copy of a tokenizer that puts a text into ``template``, where it is ``$A``."""
+    backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+    backend.post_processor = TemplateProcessing(single=template, special_tokens=[special])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, pad_token=PAD, unk_token=UNKNOWN, bos_token=BEGIN, eos_token=END,
-        extra_special_tokens=[language_token(language) for language in sorted({ENGLISH, *data.languages})],
-        clean_up_tokenization_spaces=False, model_input_names=["input_ids", "attention_mask"],
+        tokenizer_object=backend, clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"], **tokens,
     )  # fmt: skip

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokenizers.processors import TemplateProcessing
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig
 
+from experiments.huggingface.convert import with_template
 from experiments.huggingface.modeling_gpipe_language_model import GPipeLanguageModel, GPipeLanguageModelConfig
 from experiments.language_model.experiment import LanguageModelExperiment
 from suite.data.documents.tokenizer import END, END_ID, PAD, PAD_ID
@@ -53,7 +53,10 @@ def save_language_model(
     model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
     model.register_for_auto_class("AutoModelForCausalLM")  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
-    _tokenizer(data).save_pretrained(folder)
+    # as in training a document, a text begins with the end token
+    with_template(
+        data.tokenizer, f"{END} $A", (END, END_ID), pad_token=PAD, bos_token=END, eos_token=END
+    ).save_pretrained(folder)
     shape, parameters = experiment.model, int(model.num_parameters())
     card = _CARD.format(
         name=experiment.name, layers=shape.layers, width=shape.width, parameters=parameters, step=step,
@@ -93,13 +96,3 @@ def exported_language_model(
         max_new_tokens=40, pad_token_id=PAD_ID, bos_token_id=END_ID, eos_token_id=END_ID
     )
     return model
-
-
-def _tokenizer(data: TokenData) -> PreTrainedTokenizerFast:
-    """Returns the tokenizer. It begins a text with the end token, as a document in training."""
-    backend = type(data.tokenizer.backend_tokenizer).from_str(data.tokenizer.backend_tokenizer.to_str())
-    backend.post_processor = TemplateProcessing(single=f"{END} $A", special_tokens=[(END, END_ID)])
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, pad_token=PAD, bos_token=END, eos_token=END, clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip

@@ -23,11 +23,7 @@ class KeyedWork:
     """A workload that compares equal to others with the same costs."""
 
     work: Measurable = field(compare=False)
-    key: str = ""
-
-    @staticmethod
-    def of(work: Measurable) -> KeyedWork:
-        return KeyedWork(work, work.key())
+    key: str
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class ModelFacts:
 
 def model_facts(work: Measurable) -> ModelFacts:
     """Returns the facts of a workload's model. Raises SettingError for wrongly frozen parameters (``check_frozen``)."""
-    return _model_facts(KeyedWork.of(work))
+    return _model_facts(KeyedWork(work, work.key()))
 
 
 @lru_cache(maxsize=64)

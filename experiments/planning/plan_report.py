@@ -158,7 +158,8 @@ class PlanReport:
             f"plan of {self.experiment.name} on {self.cluster}; {self.kind} ({self.layer_costs.source})",
             *(f"  {note}" for note in self.notes),
             f"  {sum(plan.layers_per_cell)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
-            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {_schedule_text(plan)}",
+            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {_schedule_name(plan.schedule_config)}, "
+            f"{plan.recomputes[0]} of {plan.recomputes[1]} forwards recomputed",
             *_stage_lines(plan),
             *_shared_parameters_line(plan, self.parameters),
             f"  step {in_seconds(self.step_s)} (lower bound {in_seconds(plan.step_time_lower_bound_s)}), "
@@ -203,11 +204,6 @@ def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:
             f"  the stages hold {total:,} parameters in total: {total - parameters:,} of them are copies of parameters "
             "that layers of several stages share"
         )
-
-
-def _schedule_text(plan: Plan) -> str:
-    recomputed, forwards = plan.recomputes
-    return f"{_schedule_name(plan.schedule_config)}, {recomputed} of {forwards} forwards recomputed"
 
 
 def _alternative_record(alternative: Alternative, chosen: PipelineSettings) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     device = cluster.device or replace(
         DEVICES["TPUv3"], memory_bytes=cluster.bytes_per_device, is_cuda=cluster.kind == "gpu"
     )
-    costs = _estimated(KeyedWork.of(work), device, cluster.logits_bytes)
+    costs = _estimated(KeyedWork(work, work.key()), device, cluster.logits_bytes)
     reduce = device.link if cluster.device is not None else math.inf
     machine = Machine(
         cluster.bytes_per_device, device.process_bytes, device.messages, reduce, transport=cluster.transport
@@ -285,10 +285,10 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: 
 def _with_step_interval(report: PlanReport) -> PlanReport:
     """Returns the plan with the seconds of a step at the highest and lowest efficiency of an estimated device, and with
     what the estimate leaves out where that matters."""
-    device, machine, keyed = report.layer_costs.device, report.layer_costs.machine, KeyedWork.of(report.experiment)
+    device, machine, logits_bytes = report.layer_costs.device, report.layer_costs.machine, report.cluster.logits_bytes
     if device is None:
         return report
-    logits_bytes = report.cluster.logits_bytes
+    keyed = KeyedWork(report.experiment, report.experiment.key())
     low, high = (
         retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share), logits_bytes), machine)
         for share in reversed(device.efficiency_range)

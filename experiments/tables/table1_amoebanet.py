@@ -9,7 +9,7 @@ from experiments.images.runs import TABLE_BATCH, TABLE_SIZE, find_amoebanet
 from experiments.planning.planner import estimated_costs
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, silent
-from experiments.tables.table1_transformer import Column, cell_peaks, columns, fits, largest
+from experiments.tables.table1_transformer import Column, cell_peaks, columns, each_row, fits, largest, sizes
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
@@ -25,12 +25,7 @@ def amoebanet_table(report: ReportProgress = silent) -> Table:
     """Returns the table, for this suite's bytes per parameter and for the paper's 12."""
     numbers = paper_numbers("table1.amoebanet")
     ours = bytes_per_parameter(OptimizerSettings(name="rmsprop"), replicas=1)
-    rows: list[list[Value]] = []
-    cases = columns("amoebanet", TABLE_BATCH)
-    for bytes_each in (numbers["bytes_per_parameter"], ours):
-        for at, column in enumerate(cases):
-            report(len(rows), 2 * len(cases), f"AmoebaNet-D, {column.name}, {bytes_each:g} bytes per parameter")
-            rows.append(_row(at, column, bytes_each, numbers["device_gib"] * GIB))
+    rows = each_row("amoebanet", TABLE_BATCH, ours, report, _row)
     headings = (
         "devices", "bytes per parameter", "L", "largest D (computed)", "parameters (computed)",
         "parameters GB (computed)", "peak activations GB (computed)", "fullest device GiB (computed)", "limit GiB",
@@ -51,19 +46,14 @@ def amoebanet_table(report: ReportProgress = silent) -> Table:
 
 
 def _row(at: int, column: Column, bytes_each: float, limit: int) -> list[Value]:
-    numbers = paper_numbers("table1.amoebanet")
-    layers, paper = numbers["L"][at], numbers["D"][at]
-    pipeline = column.pipeline
+    numbers, pipeline = paper_numbers("table1.amoebanet"), column.pipeline
+    layers, printed = numbers["L"][at], numbers["D"][at]
     rows = TABLE_BATCH // pipeline.micro_batches
     most = STEP * largest(lambda units: fits(amoebanet_costs(layers, STEP * units, rows), pipeline, bytes_each, limit))
-    costs = amoebanet_costs(layers, most, rows)
-    peaks = cell_peaks(costs, pipeline, bytes_each, limit)
-    parameters = sum(cost.parameters for cost in costs)
-    held_bytes = bytes_each * parameters
     return [
-        column.name, bytes_each, layers, most, parameters, held_bytes / GB, (sum(peaks) - held_bytes) / GB,
-        max(peaks) / GIB, limit / GIB, paper, most / paper, numbers["parameters"][at], numbers["parameter_gb"][at],
-        numbers["activation_gb"][at],
+        column.name, bytes_each, layers, most,
+        *sizes(amoebanet_costs(layers, most, rows), pipeline, bytes_each, limit, GB), printed, most / printed,
+        numbers["parameters"][at], numbers["parameter_gb"][at], numbers["activation_gb"][at],
     ]  # fmt: skip
 
 

@@ -42,12 +42,7 @@ def memory_table(report: ReportProgress = silent) -> Table:
     """Returns the table, for this suite's bytes per parameter and for the paper's 12."""
     numbers = paper_numbers("table1.transformer")
     ours = bytes_per_parameter(OptimizerSettings(), replicas=1)
-    rows: list[list[Value]] = []
-    cases = columns("transformer", BATCH)
-    for bytes_each in (numbers["bytes_per_parameter"], ours):
-        for at, column in enumerate(cases):
-            report(len(rows), 2 * len(cases), f"Transformer, {column.name}, {bytes_each:g} bytes per parameter")
-            rows.append(_row(at, column, bytes_each, numbers["device_gib"] * GIB))
+    rows = each_row("transformer", BATCH, ours, report, _row)
     headings = (
         "devices", "bytes per parameter", "largest L (computed)", "parameters (computed)", "parameters GiB (computed)",
         "peak activations GiB (computed)", "fullest device GiB (computed)", "limit GiB", "L (paper)", "ratio of L",
@@ -63,38 +58,44 @@ def memory_table(report: ReportProgress = silent) -> Table:
     return Table("table-1", "Table 1, Transformer-L: the largest model that fits", headings, rows, notes)
 
 
-def _row(at: int, column: Column, bytes_each: float, limit: int) -> list[Value]:
-    numbers = paper_numbers("table1.transformer")
-    printed_layers = numbers["L"][at]
-    kinds = _layer_costs(column.pipeline)
-    most = largest_model(kinds, column.pipeline, bytes_each, limit)
-    costs = model_costs(kinds, most)
-    peaks = cell_peaks(costs, column.pipeline, bytes_each, limit)
+def each_row(
+    model: str, batch: int, ours: float, report: ReportProgress, row: Callable[[int, Column, float, int], list[Value]]
+) -> list[list[Value]]:
+    """Returns ``row(column's number, column, bytes per parameter, limit)`` of each column, for the paper's bytes per
+    parameter and for ours."""
+    numbers, cases = paper_numbers(f"table1.{model}"), columns(model, batch)
+    rows: list[list[Value]] = []
+    for bytes_each in (numbers["bytes_per_parameter"], ours):
+        for at, column in enumerate(cases):
+            report(len(rows), 2 * len(cases), f"{model}, {column.name}, {bytes_each:g} bytes per parameter")
+            rows.append(row(at, column, bytes_each, numbers["device_gib"] * GIB))
+    return rows
+
+
+def sizes(
+    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_each: float, limit: int, unit: int
+) -> list[Value]:
+    """Returns parameters, their bytes and those of activations in ``unit``, the fullest device and the limit in GiB."""
+    peaks = cell_peaks(costs, pipeline, bytes_each, limit)
     parameters = sum(cost.parameters for cost in costs)
     held_bytes = bytes_each * parameters
-    return [
-        column.name, bytes_each, most, parameters, held_bytes / GIB, (sum(peaks) - held_bytes) / GIB, max(peaks) / GIB,
-        limit / GIB, printed_layers, most / printed_layers, numbers["parameters"][at], numbers["parameter_gib"][at],
-        numbers["activation_gib"][at],
-    ]  # fmt: skip
+    return [parameters, held_bytes / unit, (sum(peaks) - held_bytes) / unit, max(peaks) / GIB, limit / GIB]
 
 
-def _layer_costs(pipeline: PipelineSettings) -> tuple[LayerCost, LayerCost, LayerCost]:
-    """Returns the costs of the embedding, of a block and of the head."""
+def _row(at: int, column: Column, bytes_each: float, limit: int) -> list[Value]:
+    numbers, pipeline = paper_numbers("table1.transformer"), column.pipeline
     work = language_model(LanguageModelShape(layers=1), pipeline.model_copy(update={"stages": 1}))
-    costs = estimated_costs(work, Cluster(1, DEVICES["TPUv3"].memory_bytes, "gpu", device=DEVICES["TPUv3"])).costs
-    return costs[0], costs[1], costs[2]
+    cluster = Cluster(1, DEVICES["TPUv3"].memory_bytes, "gpu", device=DEVICES["TPUv3"])
+    embedding, block, head = estimated_costs(work, cluster).costs
 
+    def costs(layers: int) -> list[LayerCost]:
+        return [embedding, *[block] * layers, head]
 
-def model_costs(kinds: tuple[LayerCost, LayerCost, LayerCost], layers: int) -> list[LayerCost]:
-    return [kinds[0], *[kinds[1]] * layers, kinds[2]]
-
-
-def largest_model(
-    kinds: tuple[LayerCost, LayerCost, LayerCost], pipeline: PipelineSettings, bytes_each: float, limit: int
-) -> int:
-    """Returns the largest number of blocks that fits."""
-    return largest(lambda layers: fits(model_costs(kinds, layers), pipeline, bytes_each, limit))
+    most = largest(lambda layers: fits(costs(layers), pipeline, bytes_each, limit))
+    return [
+        column.name, bytes_each, most, *sizes(costs(most), pipeline, bytes_each, limit, GIB), numbers["L"][at],
+        most / numbers["L"][at], numbers["parameters"][at], numbers["parameter_gib"][at], numbers["activation_gib"][at],
+    ]  # fmt: skip
 
 
 def largest(fitting: Callable[[int], bool]) -> int:
@@ -110,19 +111,18 @@ def largest(fitting: Callable[[int], bool]) -> int:
 
 def fits(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_each: float, limit: int) -> bool:
     """Returns whether some partition into that many stages stays within the limit."""
-    sizes = MemoryModel(costs, _in_flight(pipeline), bytes_each)
-    fewest = fewest_stages(sizes.furthest_end(limit))
+    memory = MemoryModel(costs, _in_flight(pipeline), bytes_each)
+    fewest = fewest_stages(memory.furthest_end(limit))
     return fewest is not None and fewest <= pipeline.stages
 
 
 def cell_peaks(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_each: float, limit: int) -> list[int]:
     """Returns the peak bytes of each cell in the fastest partition that fits."""
-    sizes = MemoryModel(costs, _in_flight(pipeline), bytes_each)
-    cells = cell_ranges(
-        partition([cost.seconds for cost in costs], pipeline.stages, sizes.furthest_end(limit)), len(costs)
-    )
+    memory = MemoryModel(costs, _in_flight(pipeline), bytes_each)
+    layers = partition([cost.seconds for cost in costs], pipeline.stages, memory.furthest_end(limit))
+    cells = cell_ranges(layers, len(costs))
     actions = _actions(pipeline)[0]
-    return [peak_bytes(actions, sizes.in_partition(cells, k)) for k in range(len(cells))]
+    return [peak_bytes(actions, memory.in_partition(cells, k)) for k in range(len(cells))]
 
 
 def _actions(pipeline: PipelineSettings) -> Schedule:

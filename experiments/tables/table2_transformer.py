@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from experiments.language_model.runs import SEQUENCES as BATCH
 from experiments.language_model.runs import language_model
 from experiments.planning.planner import estimated_costs, plan_workload
 from experiments.report.paper import paper_numbers
-from experiments.report.table import ReportProgress, Table, Value, relative_spread, silent
+from experiments.report.table import ReportProgress, Table, relative_spread, silent
 from experiments.tables.sleeping import SquareError, SyntheticLayer
 from models.language_model import LanguageModelShape
 from suite.pipeline.planning.costs import LayerCost
@@ -115,14 +115,14 @@ def table_2(measure: Measure, report: ReportProgress = silent) -> Table:
     cases = [(stages, micro_batches) for micro_batches in numbers["M"] for stages in numbers["K"]]
     paper = dict(zip(cases, (speed for row in numbers["speed"] for speed in row), strict=True))
     rows = _speeds(numbers["layers"], "TPUv3", cases, paper, measure, False, report)
-    at_32 = {row["K"]: row["measured"] for row in rows if row["M"] == 32 and row["cells"] == "equal"}
+    at_32 = {row.stages: row.measured for row in rows if row.micro_batches == 32 and row.cells == "equal"}
     notes = [
         f"K = 8 over K = 2 at M = 32: measured {at_32[8] / at_32[2]:.3f}, closed form 3.514, 3.517 where the "
         "last micro-batch is recomputed too, the paper's table 3.50.",
         *_common_notes(),
         numbers["note"],
     ]
-    return _speed_table("table-2", "Table 2, Transformer-48: speed over K = 2, M = 1", rows, notes)
+    return Table("table-2", "Table 2, Transformer-48: speed over K = 2, M = 1", HEADINGS, rows, notes)
 
 
 def table_3(measure: Measure, report: ReportProgress = silent) -> Table:
@@ -137,7 +137,8 @@ def table_3(measure: Measure, report: ReportProgress = silent) -> Table:
         f"Simulated: the same bytes at a P100's {DEVICES['P100'].link / 1e9:.0f} GB/s through the host.",
         numbers["note"],
     ]
-    return _speed_table("table-3", "Table 3, Transformer-24 without NVLink: speed over K = 2, M = 32", rows, notes)
+    title = "Table 3, Transformer-24 without NVLink: speed over K = 2, M = 32"
+    return Table("table-3", title, HEADINGS, rows, notes)
 
 
 def _common_notes() -> list[str]:
@@ -149,45 +150,49 @@ def _common_notes() -> list[str]:
     ]
 
 
-def _speed_table(name: str, title: str, rows: list[dict[str, Any]], notes: list[str]) -> Table:
-    headings = (
-        "K", "M", "cells", "slowed down", "step s (measured)", "spread", "speed (measured)", "speed (simulated)",
-        "speed, closed form (computed)", "speed (paper)", "ours / paper",
-    )  # fmt: skip
-    columns = ("K", "M", "cells", "slowed", "step", "spread", "measured", "simulated", "closed", "paper")
-    values: list[list[Value]] = [[*(row[column] for column in columns), row["measured"] / row["paper"]] for row in rows]
-    return Table(name, title, headings, values, notes)
+HEADINGS = (
+    "K", "M", "cells", "slowed down", "step s (measured)", "spread", "speed (measured)", "speed (simulated)",
+    "speed, closed form (computed)", "speed (paper)", "ours / paper",
+)  # fmt: skip
+
+
+class SpeedRow(NamedTuple):
+    """A row of Table 2 or 3; speeds are over the first row."""
+
+    stages: int
+    micro_batches: int
+    cells: str
+    slowed: float
+    step_s: float
+    spread: float
+    measured: float
+    simulated: float
+    closed_form: float
+    paper: float
+    over_paper: float
 
 
 def _speeds(
     layers: int, device: str, cases: Sequence[tuple[int, int]], paper: dict[tuple[int, int], float], measure: Measure,
     real_links: bool, report: ReportProgress,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Measures each case with equal and with planned cells; speeds are relative to the first case."""
-    rows: list[dict[str, Any]] = []
+) -> list[SpeedRow]:  # fmt: skip
+    """Measures each case with equal cells, and those with the most micro-batches with planned ones."""
+    rows: list[SpeedRow] = []
+    first: list[float] = []
     most = max(micro_batches for _, micro_batches in cases)
-    total = len(cases) + sum(micro_batches == most for _, micro_batches in cases)
-    for cut in (False, True):
-        for stages, micro_batches in cases:
-            if cut and micro_batches != most:
-                continue
-            report(len(rows), total, f"K = {stages}, M = {micro_batches}, cells {'as cut' if cut else 'equal'}")
-            seconds, message, slowed = cell_seconds(layers, device, stages, micro_batches, cut)
-            work = SleepingWork(seconds, micro_batches, message if real_links else MESSAGE_BYTES)
-            measured = measure(work)
-            rows.append(
-                {
-                    "K": stages, "M": micro_batches, "cells": "as cut" if cut else "equal",
-                    "slowed": slowed, "step": measured.median, "spread": measured.spread,
-                    "simulated_s": simulated_step(
-                        measured.stage_costs, micro_batches, message, DEVICES[device].messages if real_links else None
-                    ),
-                    "closed_s": closed_form(measured.stage_costs, micro_batches), "paper": paper[stages, micro_batches],
-                }
-            )  # fmt: skip
-    for row in rows:
-        for name, column in (("measured", "step"), ("simulated", "simulated_s"), ("closed", "closed_s")):
-            row[name] = (rows[0][column] / rows[0]["slowed"]) / (row[column] / row["slowed"])
+    all_cases = [("equal", *case) for case in cases] + [("as cut", *case) for case in cases if case[1] == most]
+    for cells, stages, micro_batches in all_cases:
+        report(len(rows), len(all_cases), f"K = {stages}, M = {micro_batches}, cells {cells}")
+        seconds, message, slowed = cell_seconds(layers, device, stages, micro_batches, cells == "as cut")
+        measured = measure(SleepingWork(seconds, micro_batches, message if real_links else MESSAGE_BYTES))
+        costs, link = measured.stage_costs, DEVICES[device].messages if real_links else None
+        simulated_s = simulated_step(costs, micro_batches, message, link)
+        steps = [each / slowed for each in (measured.median, simulated_s, closed_form(costs, micro_batches))]
+        first = first or steps
+        speeds = [base / own for base, own in zip(first, steps, strict=True)]
+        printed = paper[stages, micro_batches]
+        shape = stages, micro_batches, cells, slowed, measured.median, measured.spread
+        rows.append(SpeedRow(*shape, speeds[0], speeds[1], speeds[2], printed, speeds[0] / printed))
     return rows
 
 

@@ -85,34 +85,31 @@ def _check_name(name: str, scale: RequestedScale) -> None:
 
 
 def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
-    network = find_amoebanet(name, cluster.devices)
-    if network is not None:
-        network = network.with_settings(settings)
-        network.check_data()
-        return _PlanRequest(network, settings)
-    find(name).with_settings(settings).check_data()
-    return _experiment(name, cluster, scale, settings)
-
-
-def _experiment(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
+    paper = (find_amoebanet(name, cluster.devices) or find(name)).with_settings(settings)
+    paper.check_data()
+    if find_amoebanet(name, 1) is not None:
+        return _PlanRequest(paper, settings)
     if cluster.device is None:
-        resolved, scale_note = resolve(name, scale, cluster, settings)
-        noted = [scale_note] if scale_note else []
-        chosen = with_available_precision(resolved, cluster, noted.append)
-        data = chosen.data_folder(CACHE)
-        if data.exists():
-            return _PlanRequest(chosen.with_prepared(data.resolve()), settings, tuple(noted), data.resolve())
-        if chosen.sample_note:
-            noted.append(f"the data is not prepared yet: the plan assumes {chosen.sample_note}")
-        return _PlanRequest(chosen, settings, tuple(noted))
+        return _on_these_devices(name, cluster, scale, settings)
     if scale in ("laptop", "slice"):
         chosen, scale_note = resolve(name, scale, cluster, settings)
         return _PlanRequest(chosen, settings, (scale_note,))
-    work = find(name).with_settings(settings)
     if "pipeline.replicas" in settings:
-        return _PlanRequest(work, settings)
-    changed, notes = limit_replicas_to_cluster(work, cluster)
+        return _PlanRequest(paper, settings)
+    changed, notes = limit_replicas_to_cluster(paper, cluster)
     pipeline = changed.pipeline
     count = pipeline.micro_batches or "auto"
     added = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={count}" if notes else ""
     return _PlanRequest(changed, settings + added, notes)
+
+
+def _on_these_devices(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
+    resolved, scale_note = resolve(name, scale, cluster, settings)
+    noted = [scale_note] if scale_note else []
+    chosen = with_available_precision(resolved, cluster, noted.append)
+    data = chosen.data_folder(CACHE)
+    if data.exists():
+        return _PlanRequest(chosen.with_prepared(data.resolve()), settings, tuple(noted), data.resolve())
+    if chosen.sample_note:
+        noted.append(f"the data is not prepared yet: the plan assumes {chosen.sample_note}")
+    return _PlanRequest(chosen, settings, tuple(noted))

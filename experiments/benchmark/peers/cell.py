@@ -48,10 +48,6 @@ class Cell(nn.Module):
             for name, parameter in layer.named_parameters()
         }
 
-    def clear(self) -> None:
-        for parameter in self.parameters():
-            parameter.grad = None
-
 
 class CellRunner:
     """The common part of peers that train cells: this worker's gradients are those of its cells."""
@@ -64,4 +60,4 @@ class CellRunner:
 
     def clear(self) -> None:
         for cell in self.cells:
-            cell.clear()
+            cell.zero_grad()

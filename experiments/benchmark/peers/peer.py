@@ -1,11 +1,4 @@
-"""An entrant of the benchmark: an object in each worker process that can run one step.
-
-build(context)    in every worker, in the same order of entrants, because it may make process groups
-step()            forward and backward of one mini-batch: M micro-batches per replica, gradients reduced over replicas
-gradients()       this worker's gradients by (layer, name): d loss / d parameter, where loss is the summed objective of
-                  all replicas' micro-batches, divided by the workload's weight
-clear()           drops the gradients
-"""
+"""An entrant of the benchmark: an object in each worker process that can run one step."""
 
 from __future__ import annotations
 
@@ -29,10 +22,12 @@ class Runner(Protocol):
     """An entrant in one worker process."""
 
     def step(self) -> None:
-        """Runs forward and backward of one mini-batch. Returns when this worker's part is done."""
+        """Runs forward and backward of M micro-batches per replica, and reduces gradients over replicas. Returns when
+        this worker's part is done."""
 
     def gradients(self) -> Gradients:
-        """Returns the gradients of this worker's parameters, after a step. All workers call it."""
+        """Returns this worker's gradients by (layer, name), after a step; all workers call it. The loss is the summed
+        objective of all replicas' micro-batches, divided by the workload's weight."""
 
     def clear(self) -> None:
         """Drops all gradients."""
@@ -74,6 +69,7 @@ class Entrant:
 
     name: str
     build: Callable[[BenchContext], Runner]
+    """Called in every worker, in the same order of entrants, because it may make process groups."""
     recomputes: bool
     """Whether it recomputes activations."""
     ours: bool = False

@@ -65,7 +65,7 @@ def test_why_zero_bubble_has_no_row_for_translation():
     inputs = [x, visible, torch.randint(0, 50, (2, 8))]
 
     def backward(split):
-        cell.clear()
+        cell.zero_grad()
         outputs = list(as_tuple(cell(*inputs)))
         ones = [torch.ones_like(output) if output.is_floating_point() else None for output in outputs]
         if split:

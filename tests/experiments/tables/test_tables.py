@@ -68,7 +68,7 @@ def test_table_2_of_a_perfect_executor_is_the_closed_form():
     assert speeds[8, 32][0] / speeds[2, 32][0] == pytest.approx(65 / 18.5, rel=0.01)
     assert f"measured {speeds[8, 32][0] / speeds[2, 32][0]:.3f}" in table.notes[0]
     cut = [row for row in table.rows if row[2] == "as cut"]
-    assert [row[:2] for row in cut] == [[2, 32], [4, 32], [8, 32]]
+    assert [row[:2] for row in cut] == [(2, 32), (4, 32), (8, 32)]
     assert cut[-1][6] / cut[0][6] < 65 / 18.5  # whole layers do not divide evenly
 
 
