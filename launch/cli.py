@@ -130,7 +130,7 @@ def plan(
 @app.command()
 def table(
     name: NameArgument = "",
-    run: Annotated[str, typer.Option(help="run for breakdown (empty: the latest) or decoding")] = "",
+    run: Annotated[str, typer.Option(help="run for breakdown; empty: the latest")] = "",
 ) -> None:
     """Make a table: 1 to 5 of the paper, and those that `table` without a name lists."""
     if not name:

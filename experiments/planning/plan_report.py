@@ -243,12 +243,11 @@ def _schedule_name(schedule: Alternative | ScheduleConfig) -> str:
 
 def _stage_lines(plan: Plan) -> Iterator[str]:
     """Yields one line per stage; consecutive equal stages share a line."""
-    first = 0
+    first, stages = 0, plan.pipeline.stages
     for k, stage in enumerate(plan.cells):
-        following = plan.cells[k + 1] if k + 1 < len(plan.cells) else None
-        if following is not None and (k + 1) % plan.pipeline.stages and _are_equal(stage, following):
+        size, following = stage.end - stage.begin, plan.cells[k + 1] if (k + 1) % stages else None
+        if following is not None and (following.end - following.begin, following.cost) == (size, stage.cost):
             continue
-        stages = plan.pipeline.stages
         own = stage_of(k, stages)
         name = f"stage {own}" if first == k else f"stages {stage_of(first, stages)}-{own}"
         if plan.schedule_config.virtual_stages > 1:
@@ -256,16 +255,12 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
         begin, cost = plan.cells[first].begin, stage.cost
         each = "" if first == k else " each"
         yield (
-            f"  {name}: layers {begin}-{stage.end - 1} ({stage.end - stage.begin}{each}), "
+            f"  {name}: layers {begin}-{stage.end - 1} ({size}{each}), "
             f"{stage.parameters:,} parameters, F {in_seconds(cost.forward_s)} R {in_seconds(cost.recompute_s)} "
             f"B {in_seconds(cost.backward_s)}, idle {plan.timeline.idle(own):.1%}, "
             f"{stage.peak_bytes / GIB:.2f} GiB"
         )
         first = k + 1
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    return (one.end - one.begin, one.cost) == (other.end - other.begin, other.cost)
 
 
 def in_seconds(value: float) -> str:

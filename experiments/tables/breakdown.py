@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from experiments.planning.step_parts import PARTS, shares
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
-from suite.pipeline.schedule.timeline import Timeline
 from suite.training.trace import StepTrace
 
 
 def breakdown_table(name: str, traces: Sequence[StepTrace], layers: Sequence[int], mfu: float | None = None) -> Table:
     """Returns the mean shares over the traced steps of a run with ``layers`` per stage, and of what ``mfu`` is made."""
     steps = [shares(trace.timeline) for trace in traces]
-    stages, micro_batches = _stages_and_micro_batches(traces[0].timeline)
+    first = traces[0].timeline.rows
+    stages, micro_batches = len(first), sum(span.kind == "F" and not span.virtual_stage for span in first[0])
     paper = paper_numbers("breakdown")
     bound = (stages - 1) / (micro_batches + stages - 1)
     paper_values = {
@@ -43,7 +43,3 @@ def breakdown_table(name: str, traces: Sequence[StepTrace], layers: Sequence[int
             "forwards and backwards reach while they run.",
         )
     return Table("breakdown", "Where a step's time goes", headings, rows, notes)
-
-
-def _stages_and_micro_batches(timeline: Timeline) -> tuple[int, int]:
-    return len(timeline.rows), sum(span.kind == "F" and not span.virtual_stage for span in timeline.rows[0])

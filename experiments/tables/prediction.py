@@ -23,19 +23,12 @@ from suite.settings import PipelineSettings
 PIPELINE = PipelineSettings(stages=2, micro_batches=8)
 
 
-class _SmallModel(SingleThreadWorkload):
-    name: str
-    pipeline = PIPELINE
-
-    def key(self) -> str:
-        """The name identifies the costs."""
-        return self.name
-
-
-class EncoderDecoder(_SmallModel):
+@dataclass(frozen=True)
+class EncoderDecoder(SingleThreadWorkload):
     """T(4, 1024, 4) of width 256: two kinds of layers, two embeddings, a head."""
 
     name = "encoder-decoder, T(4, 1024, 4), width 256"
+    pipeline = PIPELINE
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         shape = TransformerShape(layers=4, width=256, feed_forward=1024, heads=4, vocabulary=4000)
@@ -48,10 +41,12 @@ class EncoderDecoder(_SmallModel):
         return Sample(micro_batch, micro_batch)
 
 
-class Convolutional(_SmallModel):
+@dataclass(frozen=True)
+class Convolutional(SingleThreadWorkload):
     """Convolutions over images of 32 x 32: uneven layers, each group with half the size and twice the width."""
 
     name = "convolutional, 9 blocks of width 48 to 192"
+    pipeline = PIPELINE
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         with torch.device("meta"):

@@ -9,7 +9,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Shown
 
-from experiments.base.experiment import Experiment
 from experiments.base.score_settings import ScoreRecord
 from experiments.base.setting_rows import REQUIRED, Setting, describe_settings, values
 from experiments.registry import TASKS, find, resolve
@@ -70,7 +69,13 @@ def all_settings() -> list[_Section]:
 
 
 def _values(name: str, scale: RequestedScale, settings: str) -> _Section:
-    chosen, note = _resolve(name, scale, settings)
+    """Returns an experiment's settings as it would run here, with the paper's numbers even where they do not fit."""
+    paper = find(name)
+    if scale == "paper" and paper.scale == "paper":
+        chosen, note = paper.with_settings(settings), f"{name} at scale paper"
+    else:
+        with closing(cluster_backend()) as backend:
+            chosen, note = resolve(name, scale, backend.cluster(), settings)
     return _Section(name, describe_settings(type(chosen)), values(chosen), note)
 
 
@@ -101,12 +106,3 @@ def _for_terminal(section: _Section, width: int) -> Shown:
         value = [section.values[row.name]] if section.values else []
         shown.add_row(row.name, row.default, *value, row.unit, f"{row.description.removesuffix('.')} ({row.type})")
     return shown
-
-
-def _resolve(name: str, scale: RequestedScale, settings: str) -> tuple[Experiment, str]:
-    """Returns the experiment as it would run here; with the paper's numbers also where they do not fit."""
-    paper = find(name)
-    if scale == "paper" and paper.scale == "paper":
-        return paper.with_settings(settings), f"{name} at scale paper"
-    with closing(cluster_backend()) as backend:
-        return resolve(name, scale, backend.cluster(), settings)

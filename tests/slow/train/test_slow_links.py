@@ -90,7 +90,7 @@ def link_name(link):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_a_step_over_a_slow_link_takes_what_the_simulation_says(tmp_path):
-    numbers, works, rows, notes = paper_numbers("table3.transformer"), pipelines(), [], list(NOTES)
+    numbers, works, rows, notes, ratios = paper_numbers("table3.transformer"), pipelines(), [], list(NOTES), []
     costs = [run_processes(measure_layers, 1, work, 1, False, tmp_path / "measuring.log")[0].costs for work in works]
     for link in LINKS:
         steps, found = steps_over(link, works)
@@ -104,6 +104,7 @@ def test_a_step_over_a_slow_link_takes_what_the_simulation_says(tmp_path):
         for work, seconds, own, paper in zip(works, steps, times, numbers["speed"], strict=True):
             measured, simulated, over_found, free = own
             speeds = [first / each for first, each in zip(times[0], own, strict=True)]
+            ratios.append(min(seconds) / simulated)  # other work on the machine only adds time
             rows.append([
                 link_name(link), work.pipeline.stages, work.micro_batches, work.message_bytes / 1e3, measured,
                 relative_spread(seconds), simulated, over_found, measured / simulated, free, *speeds[:2], speeds[3],
@@ -114,6 +115,5 @@ def test_a_step_over_a_slow_link_takes_what_the_simulation_says(tmp_path):
         )
     title = "Table 3 over slow links, Transformer-24, M = 32"
     print(Table("slow-links", title, HEADINGS, rows, [*notes, numbers["note"]]).markdown())
-    ratios = [row[8] for row in rows]
     assert all(0.95 < ratio < 1.25 for ratio in ratios), ratios
     assert rows[5][6] > 1.3 * rows[5][9], "over 40 Mbit/s the messages count at K = 8"
