@@ -14,10 +14,10 @@ from experiments.report.table import Table, Value
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.multilingual import baseline, member, seeds
 from experiments.sweeps.members.scales import SWEEPS
-from experiments.sweeps.report.labels import mean_and_margin
+from experiments.sweeps.report.margins import mean_and_margin
 from experiments.sweeps.report.results import Results
 from experiments.sweeps.report.verdicts import Verdict, compare
-from experiments.sweeps.text_base import TextSweep
+from experiments.sweeps.text_base import text_sweep
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.tokenizer import ENGLISH
 from suite.evaluation.scores import MEASURES
@@ -27,7 +27,6 @@ EQUAL_STEPS, EQUAL_TOKENS = "equal steps", "equal tokens"
 
 
 def label(share: float, kind: str) -> str:
-    """Returns the label of the runs with ``share`` of the scale's batch."""
     return f"batch x {share:g}, {kind}"
 
 
@@ -41,19 +40,13 @@ def batch_run(run: TranslationExperiment, share: float, kind: str) -> Translatio
     def steps(count: int) -> int:
         return max(1, round(count * factor))
 
-    changed = {
-        "batch_tokens": max(16, round(run.train.batch_tokens * share)),
-        "steps": steps(run.train.steps),
-        "checkpoint_every": steps(run.train.checkpoint_every),
-        "validate_every": None if run.train.validate_every is None else steps(run.train.validate_every),
-        "patience": None,
-    }
-    rates = {
-        "warmup_steps": steps(run.optimizer.warmup_steps),
-        "lr_decay_steps": steps(run.optimizer.lr_decay_steps),
-    }
-    return run.model_copy(
-        update={"train": run.train.model_copy(update=changed), "optimizer": run.optimizer.model_copy(update=rates)}
+    train, optimizer = run.train, run.optimizer
+    every = "none" if train.validate_every is None else steps(train.validate_every)
+    return run.with_settings(
+        f"train.batch_tokens={max(16, round(train.batch_tokens * share))} train.steps={steps(train.steps)} "
+        f"train.checkpoint_every={steps(train.checkpoint_every)} train.validate_every={every} train.patience=none "
+        f"optimizer.warmup_steps={steps(optimizer.warmup_steps)} "
+        f"optimizer.lr_decay_steps={steps(optimizer.lr_decay_steps)}"
     )
 
 
@@ -71,23 +64,15 @@ def _members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
 def larger_batches(results: Results) -> list[Verdict]:
     """The largest batch against the smallest, from German, by the NLL of the references and by chrF."""
     small, _, large = SWEEPS[results.scale].batches
-    return [_larger(results, label(large, kind), label(small, kind), kind) for kind in (EQUAL_STEPS, EQUAL_TOKENS)]
-
-
-def _larger(results: Results, large: str, small: str, kind: str) -> Verdict:
     # the middle batch has one run under two labels
     distinct = {tuple(run.member.folder for run in results.runs_of(name)): name for name in results.labels}.values()
-    found = compare(results, large, small, [LANGUAGE], distinct, into_english=True)
-    return Verdict(
-        f"larger batches are better, at {kind}: the largest against the smallest",
-        "BLEU 30.92, 31.86, 32.71 and NLL 2.58, 2.51, 2.46 at 260K, 1M, 4M tokens",
-        ((f"{LANGUAGE} to {ENGLISH}", found),),
-        found.outcome,
-    )
-
-
-def _values(results: Results, name: str, metric: str) -> list[float]:
-    return results.means(name, [LANGUAGE], metric, into_english=True)
+    verdicts = []
+    for kind in (EQUAL_STEPS, EQUAL_TOKENS):
+        found = compare(results, label(large, kind), label(small, kind), [LANGUAGE], distinct, into_english=True)
+        finding = f"larger batches are better, at {kind}: the largest against the smallest"
+        paper = "BLEU 30.92, 31.86, 32.71 and NLL 2.58, 2.51, 2.46 at 260K, 1M, 4M tokens"
+        verdicts.append(Verdict(finding, paper, ((f"{LANGUAGE} to {ENGLISH}", found),), found.outcome))
+    return verdicts
 
 
 def batch_table(results: Results) -> Table:
@@ -103,16 +88,14 @@ def batch_table(results: Results) -> Table:
     rows.append(["copying the source", None, *copied, *copied, None, None])
     columns = ("steps", "tokens", "test NLL", "chrF", "BLEU")
     measured = [f"{column}, {kind}" for kind in (EQUAL_STEPS, EQUAL_TOKENS) for column in columns]
-    return Table(
-        f"table-5-{results.scale}", f"Table 5: batch size, German to English, scale {results.scale}",
-        ["batch (paper)", "batch (here)", *measured, "BLEU (paper)", "NLL (paper)"], rows,
-        [
-            "Measured, except for the paper's columns. Batches in target tokens; scores of the best checkpoint's "
-            "translations from German, NLL in nats per token; ± is the 95% confidence "
-            "interval of the mean over seeds.",
-            numbers["note"],
-        ],
-    )  # fmt: skip
+    headings = ["batch (paper)", "batch (here)", *measured, "BLEU (paper)", "NLL (paper)"]
+    notes = [
+        "Measured, except for the paper's columns. Batches in target tokens; scores of the best checkpoint's "
+        "translations from German, NLL in nats per token; ± is the 95% confidence interval of the mean over seeds.",
+        numbers["note"],
+    ]
+    title = f"Table 5: batch size, German to English, scale {results.scale}"
+    return Table(f"table-5-{results.scale}", title, headings, rows, notes)
 
 
 def _copied(results: Results, metric: str) -> str | None:
@@ -124,11 +107,11 @@ def _copied(results: Results, metric: str) -> str | None:
 def _cells(results: Results, share: float, kind: str) -> list[Value]:
     name = label(share, kind)
     record = next((run.record for run in results.runs_of(name)), {})
-    scores = [mean_and_margin(_values(results, name, metric)) for metric in MEASURES]
+    scores = [mean_and_margin(results.means(name, [LANGUAGE], metric, into_english=True)) for metric in MEASURES]
     return [record.get("steps"), record.get("tokens"), *scores]
 
 
-SWEEP = TextSweep(
+SWEEP = text_sweep(
     NAME,
     "Batch size",
     "One bilingual German-English model, three mini-batches in the paper's ratios 260K : 1M : 4M; learning rate, "

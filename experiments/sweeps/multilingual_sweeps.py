@@ -21,10 +21,10 @@ from experiments.sweeps.members.multilingual import (
 )
 from experiments.sweeps.members.scales import SWEEPS
 from experiments.sweeps.report.verdicts import beats_bilingual, bigger_is_better, depth_beats_width
-from experiments.sweeps.text_base import TextSweep
+from experiments.sweeps.text_base import text_sweep
 from experiments.translation.runs import romance_strings
 
-DEPTH_WIDTH_SWEEP = TextSweep(
+DEPTH_WIDTH_SWEEP = text_sweep(
     DEPTH_WIDTH,
     "Depth against width",
     "One multilingual model in several sizes on the same text, update and seeds, each trained until its validations "
@@ -33,7 +33,7 @@ DEPTH_WIDTH_SWEEP = TextSweep(
     lambda scale, cluster, runs: multilingual(MODELS, scale, cluster),
     (depth_beats_width, bigger_is_better, beats_bilingual),
     others=baselines,
-    baselines=tuned_baselines,
+    tuned=tuned_baselines,
     scales=tuple(SWEEPS),
 )
 """The five runs of section 5; at scale ``laptop_long`` the three smallest.
@@ -45,7 +45,7 @@ t12_400m  T(6, 8192, 16)  --twice as deep and twice as wide-->  t24_1_3b_wide  T
 GROWING = tuple(name for name in MODELS if "deep" not in name)
 """The sizes that grow in depth and width together: 400M, 1.3B, 3B, 6B."""
 
-CAPACITY_SWEEP = TextSweep(
+CAPACITY_SWEEP = text_sweep(
     "capacity",
     "Capacity",
     "One multilingual model in growing sizes on the same text, update and seeds, each trained until its validations "
@@ -55,14 +55,14 @@ CAPACITY_SWEEP = TextSweep(
 )
 """Its runs are those of ``depth_width``."""
 
-BILINGUAL_SWEEP = TextSweep(
+BILINGUAL_SWEEP = text_sweep(
     BILINGUAL,
     "One multilingual model against bilingual ones",
     "The smallest multilingual model beside a tuned bilingual one for each language. Each trains until its validations "
     "stop improving, within a largest number of steps.",
     lambda scale, cluster, runs: [*multilingual((SMALLEST,), scale, cluster), *baselines(scale, cluster, runs)],
     (beats_bilingual,),
-    baselines=tuned_baselines,
+    tuned=tuned_baselines,
     scales=tuple(SWEEPS),
 )
 """The smallest multilingual model has the shape that the baselines have before they are tuned."""
@@ -76,14 +76,13 @@ def _temperature_members(scale: str, cluster: Cluster, runs: Path) -> list[Membe
     members = multilingual((SMALLEST,), scale, cluster)
     for seed in seeds(scale):
         for temperature in OTHER_TEMPERATURES:
-            run = model(SMALLEST, scale, cluster, seed)
-            run = run.model_copy(update={"text": run.text.model_copy(update={"temperature": temperature})})
+            run = model(SMALLEST, scale, cluster, seed).with_settings(f"text.temperature={temperature}")
             name, label = f"{SMALLEST}-T{temperature:g}", f"{SMALLEST}, T = {temperature:g}"
             members.append(member(TEMPERATURE, scale, name, seed, label, run))
     return members
 
 
-TEMPERATURE_SWEEP = TextSweep(
+TEMPERATURE_SWEEP = text_sweep(
     TEMPERATURE,
     "Temperature of sampling",
     "The smallest multilingual model at three temperatures T of p_l ~ D_l^(1/T), all else equal: T = 1 draws languages "
@@ -96,23 +95,22 @@ ROMANCE = "romance"
 
 def _romance_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     run, scoring, folder = romance_strings(), Scoring(4, 300), folder_name(ROMANCE, scale)
-    members = [Member(f"{folder}/{run.name}-0", run.name, run, scoring)]
     # a quarter of its steps: more tokens of each language than the at most 23% of them that it sees of one
-    steps = run.train.steps // 4
-    for language in run.text.corpus_languages or ():
-        alone = run.model_copy(
-            update={
-                "text": run.text.model_copy(update={"languages": (language,)}),
-                "optimizer": run.optimizer.model_copy(update={"lr_decay_steps": steps - run.optimizer.warmup_steps}),
-                "train": run.train.model_copy(update={"steps": steps, "checkpoint_every": 250, "validate_every": 125}),
-                "pipeline": run.pipeline.model_copy(update={"stages": 1, "micro_batches": 1}),  # two run at a time
-            }
-        )
-        members.append(Member(f"{folder}/{language}-0", baseline_label(language), alone, scoring))
-    return members
+    settings = (
+        f"train.steps={run.train.steps // 4} train.checkpoint_every=250 train.validate_every=125 "
+        "pipeline.stages=1 pipeline.micro_batches=1"  # two run at a time
+    )
+    return [
+        Member(f"{folder}/{run.name}-0", run.name, run, scoring),
+        *(
+            Member(f"{folder}/{language}-0", baseline_label(language), alone, scoring)
+            for language in run.text.corpus_languages or ()
+            for alone in [run.with_settings(f"text.languages={language} {settings}")]
+        ),
+    ]
 
 
-ROMANCE_SWEEP = TextSweep(
+ROMANCE_SWEEP = text_sweep(
     ROMANCE,
     "A translation model that is useful",
     "romance_strings, one model for five related languages, beside a bilingual model for each: the same shape, text, "

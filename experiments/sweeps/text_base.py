@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
-from experiments.report.page import Page, Section
+from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value
-from experiments.sweeps.members.base import Member
+from experiments.sweeps.members.base import Member, Report, Sweep
 from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
 from experiments.sweeps.report.results import BILINGUAL_MODELS, Results, read_results
@@ -25,96 +25,61 @@ from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Compar
 from experiments.translation.experiment import TranslationExperiment
 
 
-@dataclass(frozen=True)
-class TextSweep:
-    """A family of runs on text."""
+def text_sweep(
+    name: str,
+    title: str,
+    about: str | Callable[[Results], list[str]],
+    members: Callable[[str, Cluster, Path], list[Member]],
+    findings: Sequence[Callable[[Results], list[Verdict]]] = (),
+    own_tables: Sequence[Callable[[Results], Table]] = (),
+    own_pictures: Callable[[Results], list[Picture]] = lambda results: [],
+    others: Callable[[str, Cluster, Path], list[Member]] = lambda scale, cluster, runs: [],
+    tuned: Callable[[str, Cluster], list[tuple[str, BaselineRuns]]] = lambda scale, cluster: [],
+    scales: tuple[str, ...] = ("laptop", "tiny", "paper"),
+) -> Sweep:
+    """Returns a sweep on text. ``about`` says what is compared and what is equal; ``others`` are runs of another sweep
+    that the report shows if they are finished; ``tuned`` are titles and runs of the tuned baselines."""
 
-    name: str
-    title: str
-    about: str
-    """One or two sentences on what is compared and what is equal."""
-    runs_of: Callable[[str, Cluster, Path], list[Member]]
-    """The runs at a scale, below the folder of all runs."""
-    findings: tuple[Callable[[Results], list[Verdict]], ...] = ()
-    own_tables: tuple[Callable[[Results], Table], ...] = ()
-    others: Callable[[str, Cluster, Path], list[Member]] | None = None
-    """Runs of another sweep that the report shows if they are finished."""
-    baselines: Callable[[str, Cluster], list[tuple[str, BaselineRuns]]] | None = None
-    """Labels and runs of the tuned baselines."""
-    scales: tuple[str, ...] = ("laptop", "tiny", "paper")
-
-    def members(self, scale: str, cluster: Cluster, runs: Path) -> list[Member]:
-        """Returns its runs. A run with two labels appears twice, with one folder."""
-        return self.runs_of(scale, cluster, runs)
-
-    def page(self, scale: str, cluster: Cluster, runs: Path) -> Page:
-        """Returns the report of the finished runs."""
-        results = self._results(scale, cluster, runs)
-        tables = [make(results) for make in self.own_tables]
+    def report(scale: str, cluster: Cluster, runs: Path) -> Report:
+        results = read_results(scale, members(scale, cluster, runs), runs)
+        of_others = read_results(scale, others(scale, cluster, runs), runs)
+        results = replace(results, runs=results.runs + of_others.runs)
+        baselines = tuned(scale, cluster)
+        untuned = ", ".join(label for label, alone in baselines if best_setting(alone, runs) is None)
+        what = [about, _shrinking(results)] if isinstance(about, str) else about(results)
+        sentences = [*what, *still_improving(results), *_missing(results)]
+        sentences += [f"Not tuned yet, and excluded from all numbers: {untuned}."] if untuned else []
+        verdicts = [verdict for finding in findings for verdict in finding(results)]
+        shown = [make(results) for make in own_tables]
+        tables = list(shown)
         if results.multilingual_labels:
-            tables += [by_third(results), by_model(results), by_language(results), _directions(results)]
-        bilingual = against_bilingual(results)
-        baselines = self.baselines(scale, cluster) if self.baselines is not None else []
-        return text_page(
-            self.title,
-            scale,
-            [
-                self.about,
-                *_rule(results),
-                *still_improving(results),
-                *missing(results),
-                *self._not_tuned(scale, cluster, runs),
-            ],
-            results,
-            self._verdicts(results),
-            Section(
-                "Scores", tables=tables, pictures=[*by_third_pictures(results), *([bilingual] if bilingual else [])]
-            ),
-            [tuning_table(baselines, runs)] if baselines else [],
-        )
-
-    def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
-        """Returns the verdicts and the scores by third."""
-        results = self._results(scale, cluster, runs)
-        tables = [verdict_table(self._verdicts(results)), *(make(results) for make in self.own_tables)]
-        return [*tables, by_third(results)] if results.multilingual_labels else tables
-
-    def _results(self, scale: str, cluster: Cluster, runs: Path) -> Results:
-        found = read_results(scale, _scored(self.members(scale, cluster, runs)), runs)
-        if self.others is None:
-            return found
-        others = read_results(scale, _scored(self.others(scale, cluster, runs)), runs)
-        return replace(found, runs=found.runs + others.runs)
-
-    def _not_tuned(self, scale: str, cluster: Cluster, runs: Path) -> list[str]:
-        """Returns a sentence with the baselines that have no chosen setting yet."""
-        tuned = self.baselines(scale, cluster) if self.baselines is not None else []
-        names = [name for name, alone in tuned if best_setting(alone, runs) is None]
-        return [f"Not tuned yet, and excluded from all numbers: {', '.join(names)}."] if names else []
-
-    def _verdicts(self, results: Results) -> list[Verdict]:
-        return [verdict for finding in self.findings for verdict in finding(results)]
-
-
-def text_page(
-    title: str, scale: str, about: list[str], results: Results, verdicts: list[Verdict], scores: Section,
-    tuning: list[Table],
-) -> Page:  # fmt: skip
-    """Returns the report of a sweep on text."""
-    losses = loss_curves(results)
-    return Page(
-        f"{title}, scale {scale}",
-        [
-            Section("What was compared", about),
+            shown.append(by_third(results))
+            tables = [*shown, by_model(results), by_language(results), _directions(results)]
+        pictures = [*by_third_pictures(results), *against_bilingual(results), *own_pictures(results)]
+        sections = [
+            Section("What was compared", sentences),
             Section("Findings", tables=[verdict_table(verdicts)]),
-            scores,
+            Section("Scores", tables=tables, pictures=pictures),
             Section("Leakage", tables=[overlap_table(results), distinct_table(verdicts)]),
-            *([Section("Tuning", tables=tuning)] if tuning else []),
-            Section("Losses", pictures=[losses] if losses else []),
-            Section("Runs", tables=[runs_table(results)], sentences=signatures(results)),
-        ],
-        warning=smoke_test(scale),
-    )
+            Section("Tuning", tables=[tuning_table(baselines, runs)] if baselines else []),
+            Section("Losses", pictures=loss_curves(results)),
+            Section("Runs", tables=[_runs_table(results)], sentences=_signatures(results)),
+        ]
+        page = Page(f"{title}, scale {scale}", sections, warning=smoke_test(scale))
+        return Report(page, [verdict_table(verdicts), *shown])
+
+    return Sweep(name, members, report, scales)
+
+
+def _shrinking(results: Results) -> str:
+    """Returns how the scale changed the paper's runs, from their records."""
+    if not results.runs:
+        return "No member of this sweep is finished and scored yet."
+    run = results.runs[0]
+    shrunk = run.record["shrunk"]
+    count = len({each.member.folder for each in results.runs})  # a run with two labels counts once
+    text = f"{count} runs are finished and scored, on {run.record['data']}"
+    return f"{text}. Changed from the paper's {run.record['name']}: {', '.join(shrunk)}." if shrunk else f"{text}."
 
 
 def _directions(results: Results) -> Table:
@@ -122,10 +87,6 @@ def _directions(results: Results) -> Table:
     if results.baselines:
         models.append((bilingual_name(results), BILINGUAL_MODELS, results.baselines))
     return by_direction(results, models)
-
-
-def _scored(members: list[Member]) -> list[Member]:
-    return [member for member in members if member.scoring is not None]
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
@@ -176,17 +137,6 @@ def distinct_table(verdicts: list[Verdict]) -> Table:
     return Table("distinct", "The findings without near-duplicates", headings, rows or [["", "", None, None]], notes)
 
 
-def _rule(results: Results) -> list[str]:
-    """Returns how the scale changed the paper's runs, from their records."""
-    if not results.runs:
-        return ["No member of this sweep is finished and scored yet."]
-    run = results.runs[0]
-    shrunk = run.record["shrunk"]
-    count = len({each.member.folder for each in results.runs})  # a run with two labels counts once
-    text = f"{count} runs are finished and scored, on {run.record['data']}"
-    return [f"{text}. Changed from the paper's {run.record['name']}: {', '.join(shrunk)}." if shrunk else f"{text}."]
-
-
 def smoke_test(scale: str) -> str:
     """Returns a warning for the scale that only tests a sweep; empty for others."""
     return "A smoke test: at scale tiny the models learn nothing, and no number here means anything." * (
@@ -194,8 +144,7 @@ def smoke_test(scale: str) -> str:
     )
 
 
-def missing(results: Results) -> list[str]:
-    """Returns a sentence with the members that are not finished."""
+def _missing(results: Results) -> list[str]:
     if not results.missing:
         return []
     folders = ", ".join(dict.fromkeys(member.folder for member in results.missing))
@@ -214,8 +163,7 @@ def still_improving(results: Results) -> list[str]:
     return [f"Best at the largest number of steps, so more steps could improve them further: {listed}."]
 
 
-def runs_table(results: Results) -> Table:
-    """Returns one row per run."""
+def _runs_table(results: Results) -> Table:
     rows: list[list[Value]] = [
         [
             run.member.folder, run.member.label, run.record["K"], run.record["steps"], run.record.get("best_step"),
@@ -233,8 +181,7 @@ def runs_table(results: Results) -> Table:
     return Table("runs", "All runs (measured)", headings, rows or [[None] * len(headings)], [])
 
 
-def signatures(results: Results) -> list[str]:
-    """Returns how the runs were scored, in a sentence."""
+def _signatures(results: Results) -> list[str]:
     if not results.runs:
         return []
     scores = results.runs[0].scores

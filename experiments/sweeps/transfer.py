@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
@@ -20,8 +19,7 @@ from experiments.images.runs import amoebanet_fashion
 from experiments.report.page import Page, Section
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
-from experiments.sweeps.members.base import Member, read_record
-from suite.settings import ImageSettings, ImageTrainSettings, OptimizerSettings
+from experiments.sweeps.members.base import Member, Report, Sweep, read_record
 
 NAME = "transfer"
 """Name of the sweep, and of its runs' folder."""
@@ -38,38 +36,25 @@ def transfer_runs(folder: Path) -> Iterator[Member]:
     yield Member(first, PRETRAINING, amoebanet_fashion().model_copy(update={"name": NAME}), priority=1)
     for source in SETS:
         for start in STARTS:
-            pretrained = start == STARTS[0]
-            init_from = str(folder / PRETRAINING) if pretrained else None
+            after, init_from = (first, str(folder / PRETRAINING)) if start == STARTS[0] else (None, None)
             for seed in SEEDS:
-                yield Member(
-                    f"{NAME}/{run_id(source, start, seed)}", f"{source} {start}", fine_tuning(source, seed, init_from),
-                    after=first if pretrained else None,
-                )  # fmt: skip
+                name = f"{NAME}/{run_id(source, start, seed)}"
+                yield Member(name, f"{source} {start}", fine_tuning(source, seed, init_from), after=after)
 
 
 def run_id(source: str, start: str, seed: int) -> str:
-    """Returns the name of one run's folder."""
     return f"{source}-{start}-{seed}"
 
 
 def fine_tuning(source: str, seed: int, init_from: str | None) -> ImageExperiment:
     """Returns a short run on a small set of digits, without flips, which would change some digits."""
-    base = amoebanet_fashion()
-    steps = 40
-    return base.model_copy(
-        update={
-            "name": NAME,
-            "images": ImageSettings(source=source, size=base.images.size, fit="resize", crop="random_shift", cutout=8),
-            "model": replace(base.model, classes=10),
-            "optimizer": OptimizerSettings(
-                learning_rate=3e-3, warmup_steps=10, lr_decay="cosine", lr_decay_steps=steps - 10, beta2=0.99
-            ),
-            "train": ImageTrainSettings(
-                steps=steps, batch_images=base.train.batch_images, checkpoint_every=steps, seed=seed,
-                init_from=init_from,
-            ),
-        }
-    )  # fmt: skip
+    run = amoebanet_fashion().with_settings(
+        f"images.source={source} images.fit=resize images.flip=false images.cutout=8 model.classes=10 "
+        "optimizer.warmup_steps=10 optimizer.lr_decay_steps=30 "
+        f"train.steps=40 train.checkpoint_every=40 train.seed={seed}"
+    )
+    train = run.train.model_copy(update={"init_from": init_from})  # a path may have spaces
+    return run.model_copy(update={"name": NAME, "train": train})
 
 
 def transfer_table(runs: Path) -> Table:
@@ -90,27 +75,18 @@ def transfer_table(runs: Path) -> Table:
 
 
 def _row(folder: Path, source: str) -> list[Value]:
-    groups = [_accuracies(folder, source, start) for start in STARTS]
-    tuned, scratch = (statistics.fmean(values) if values else None for values in groups)
-    deviations = [statistics.stdev(values) if len(values) > 1 else None for values in groups]
-    counts = _counts(folder, source)
+    groups = [
+        [record for seed in SEEDS if (record := read_record(folder / run_id(source, start, seed)))] for start in STARTS
+    ]
+    accuracies = [[100 * float(record["valid_accuracy"]) for record in records] for records in groups]
+    tuned, scratch = (statistics.fmean(values) if values else None for values in accuracies)
+    deviations = [statistics.stdev(values) if len(values) > 1 else None for values in accuracies]
+    counts: dict[str, int] = next((record.get("counts", {}) for records in groups for record in records), {})
     return [
         source, counts.get("train"), counts.get("test"), 10, " and ".join(str(len(values)) for values in groups),
         tuned, deviations[0], scratch, deviations[1],
         tuned - scratch if tuned is not None and scratch is not None else None, None, None,
     ]  # fmt: skip
-
-
-def _accuracies(folder: Path, source: str, start: str) -> list[float]:
-    """Returns the test accuracies of the finished runs, in per cent."""
-    records = (read_record(folder / run_id(source, start, seed)) for seed in SEEDS)
-    return [100 * float(record["valid_accuracy"]) for record in records if record]
-
-
-def _counts(folder: Path, source: str) -> dict[str, int]:
-    record = next((r for s in STARTS for seed in SEEDS if (r := read_record(folder / run_id(source, s, seed)))), {})
-    counts: dict[str, int] = record.get("counts", {})
-    return counts
 
 
 def _notes(folder: Path) -> list[str]:
@@ -126,23 +102,9 @@ def _notes(folder: Path) -> list[str]:
     ]
 
 
-class Transfer:
-    """The transfer sweep."""
-
-    name = NAME
-    scales: tuple[str, ...] = ()
-
-    def members(self, scale: str, cluster: Cluster, runs: Path) -> list[Member]:
-        """Returns the pretraining run, then all others."""
-        return list(transfer_runs(runs / NAME))
-
-    def page(self, scale: str, cluster: Cluster, runs: Path) -> Page:
-        """Returns a page with one table."""
-        return Page("The gain from pretraining", [Section("Scores", tables=self.tables(scale, cluster, runs))])
-
-    def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
-        """Table 4."""
-        return [transfer_table(runs)]
+def _report(scale: str, cluster: Cluster, runs: Path) -> Report:
+    tables = [transfer_table(runs)]
+    return Report(Page("The gain from pretraining", [Section("Scores", tables=tables)]), tables)
 
 
-SWEEP = Transfer()
+SWEEP = Sweep(NAME, lambda scale, cluster, runs: list(transfer_runs(runs / NAME)), _report)

@@ -8,7 +8,7 @@ others continue. The output of each member is in ``logs/`` of the sweep's folder
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
 from operator import attrgetter
@@ -24,9 +24,10 @@ from experiments.scaling.scale_choice import find_shortage, fit_to_cluster
 from experiments.sweeps.members.base import Member, Sweep, folder_name
 from experiments.sweeps.registry import SWEEPS, find_scale
 from launch import interrupts
+from launch.backends.ray_connection import Connection, address, answering
 from launch.backends.select import select_backend
 from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage, note
-from launch.sweeps.devices import LocalDevicePool, RayDevicePool, address_of_ray, cluster_devices, connected
+from launch.sweeps.devices import cluster_devices
 from launch.sweeps.pending import PendingMember, pending_work
 from launch.sweeps.scheduler import DevicePool
 from launch.sweeps.tasks import SweepTasks
@@ -59,9 +60,7 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
         with advice, _device_pool(pending, launcher, cluster) as (device_pool, variables):
             work.run(device_pool, variables)
         failures += work.failures
-    for table in family.tables(scale, cluster, RUNS):
-        console.print(table.rich_table() if console.is_terminal else table.markdown())
-    write_report(family, scale, cluster, console)
+    write_report(family, scale, cluster, console, show_tables=True)
     return failures
 
 
@@ -123,12 +122,19 @@ def _device_pool(
     if launcher != "ray":
         if machine.kind == "gpu":
             check_needs(pending, machine.devices, f"this machine has {machine.devices} GPUs")
-        yield LocalDevicePool(machine.devices), {}
+        yield lambda: (machine.devices, machine.devices), {}
         return
-    with connected(max(member_state.devices for member_state in pending)) as connection:
+    with closing(Connection()) as connection:
+        connection.open(max(member_state.devices for member_state in pending))
         devices = cluster_devices(connection)
         check_needs(pending, devices.total, f"the Ray cluster has {devices}")
-        yield RayDevicePool(connection), {"RAY_ADDRESS": address_of_ray()}
+
+        def count() -> tuple[int, int]:
+            with answering("which devices it has"):
+                now = cluster_devices(connection)
+            return now.total, now.free
+
+        yield count, {"RAY_ADDRESS": address() or connection.name()}
 
 
 def check_needs(pending: Sequence[PendingMember], total: int, description: str) -> None:
@@ -180,9 +186,12 @@ def _known_sweeps(console: Console) -> Iterator[Sweep]:
             console.print(f"the sweep {name} of an installed package has no report: {error}")
 
 
-def write_report(family: Sweep, scale: str, cluster: Cluster, console: Console) -> None:
+def write_report(family: Sweep, scale: str, cluster: Cluster, console: Console, show_tables: bool = False) -> None:
     """Writes one report and prints its paths. Names the damaged files of runs, which it leaves out."""
-    page = family.page(scale, cluster, RUNS)
+    found = family.report(scale, cluster, RUNS)
+    page = found.page
+    for table in found.tables if show_tables else ():
+        console.print(table.rich_table() if console.is_terminal else table.markdown())
     members = family.members(scale, cluster, RUNS.resolve())
     damaged = [reason for member in members if (reason := damage(RunFolder(RUNS / member.folder)))]
     if damaged:

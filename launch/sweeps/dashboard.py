@@ -49,7 +49,6 @@ class SweepProgress:
         self._runs[name] = bar, None if run is None else LogTail(run.metrics), steps
 
     def remove(self, name: str) -> None:
-        """Removes a task that is not done."""
         if name in self._runs:
             bar, _, _ = self._runs.pop(name)
             self._bars.remove_task(bar)

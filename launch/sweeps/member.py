@@ -31,12 +31,9 @@ class MemberSpec:
     launcher: str
     outcome_file: str
     """Where the process writes its outcome."""
-    started_file: str
-    """Exists once scoring has its device."""
     scoring: Scoring | None = None
 
     def as_line(self) -> str:
-        """Returns a line of JSON."""
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
@@ -65,5 +62,4 @@ def score(spec: MemberSpec, console: Console) -> None:
 
 
 def log_console(file: Any) -> Console:
-    """Returns a console that writes to a log file."""
     return Terminal(file=file, width=120)

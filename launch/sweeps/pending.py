@@ -27,7 +27,6 @@ class PendingMember:
 
     @property
     def run(self) -> RunFolder:
-        """The member's run folder."""
         return RunFolder((RUNS / self.member.folder).resolve())
 
     @property

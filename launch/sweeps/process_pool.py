@@ -29,8 +29,7 @@ class ProcessPool:
     def run(self, spec: MemberSpec, log_file: Path, variables: Mapping[str, str]) -> None:
         """Runs a member to its end, with ``variables`` in its environment. Raises MemberError."""
         outcome_file = Path(spec.outcome_file)
-        for file in (outcome_file, Path(spec.started_file)):
-            file.unlink(missing_ok=True)
+        outcome_file.unlink(missing_ok=True)
         process = self._start(spec, log_file, variables)
         try:
             process.wait()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 from launch.backends.ray_agents import START_DEADLINE
-from launch.sweeps.devices import cluster_devices, connected
+from launch.backends.ray_connection import Connection
+from launch.sweeps.devices import cluster_devices
 from launch.sweeps.member import MemberSpec, log_console, score
 from suite.errors import BusyError, SuiteError, WorkerError, first_line
 
@@ -23,19 +25,21 @@ def score_on_ray(spec: MemberSpec) -> None:
     """
     import ray
 
-    with connected(1) as connection:
+    with closing(Connection()) as connection:
+        connection.open(1)
         devices = cluster_devices(connection)
         kind = devices.kind
         if not devices.free:
             raise BusyError(f"none of the Ray cluster's {devices} is free")
-        started_file = Path(spec.started_file).resolve()
+        started_file = Path(spec.outcome_file).resolve().with_suffix(".started")  # exists once the task has its device
+        started_file.unlink(missing_ok=True)
         device = {"num_cpus": 1} if kind == "CPU" else {"num_cpus": 0, "num_gpus": 1}
         task = ray.remote(_score).options(max_retries=0, **device)
         result = task.remote(spec.as_line(), os.getcwd(), str(started_file))
-        start, limit_s = time.monotonic(), START_DEADLINE
+        start = time.monotonic()
         while not ray.wait([result], timeout=1.0)[0]:
             waited = time.monotonic() - start
-            if waited > (MAX_SCORING_S if started_file.exists() else limit_s):
+            if waited > (MAX_SCORING_S if started_file.exists() else START_DEADLINE):
                 ray.cancel(result, force=True)
                 if not started_file.exists():
                     raise BusyError(f"no {kind} of the Ray cluster became free within {waited:.0f} s")

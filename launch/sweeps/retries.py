@@ -36,7 +36,6 @@ class MemberError(SuiteError):
 
 
 def decide_retry(error: BaseException) -> RetryDecision:
-    """Returns whether a task that failed with this error is retried."""
     if isinstance(error, MemberError):
         return error.verdict
     if isinstance(error, BusyError):

@@ -1,14 +1,10 @@
-"""Runs tasks concurrently on devices that others may use too.
-
-8 devices   others   ------                  -----------------   2 of them, then none, then 3
-            t128     ======================                      needs 6: starts first, the larger of equal priority
-                                             t64 ============    needs 4
-                                             de =====  score     needs 1: fills the remaining device
+"""Runs tasks concurrently on the devices that are free; a cluster may have other users.
 
 The order is by priority, then by need (larger first), then by position in the list. Smaller tasks may pass a task that
 does not fit four times; then freed devices are reserved for it, but only if it would fit without our own running tasks:
 no device idles because of what others hold. Tasks that fail without a user's fault are retried
-(``launch/sweeps/retries.py``).
+(``launch/sweeps/retries.py``); one whose devices others took first is started again. No task waits for others' devices
+longer than MAX_WAIT_S.
 """
 
 from __future__ import annotations
@@ -17,21 +13,21 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from launch.sweeps.retries import MAX_ATTEMPTS, PAUSE_S, RetryDecision, decide_retry
+from launch.sweeps.retries import MAX_ATTEMPTS, PAUSE_S, RetryDecision, decide_retry, message_of
 from suite.errors import PlacementError, WorkerError
 
 POLL_S = 0.5
 """Seconds between two polls."""
 
+MAX_WAIT_S = 86400.0
+"""Seconds that a task waits for devices that others hold, while none of ours ends."""
+
 MAX_PASSED_OVER = 4
 """So many tasks may start before an earlier one that does not fit; then devices are reserved for it."""
-
-MAX_WAIT_S = 86400.0
-"""Seconds that a sweep without running tasks waits for devices that others hold: long enough for a person to notice."""
 
 
 @dataclass(frozen=True)
@@ -46,37 +42,10 @@ class Task:
     after: tuple[str, ...] = ()
     """Names of tasks that must be done first; if one of them fails, this one is not started."""
     priority: int = 0
-    placed: Callable[[], bool] = bool
-    """Whether the device count already includes this task's devices: some seconds after its start."""
 
 
-@dataclass(frozen=True)
-class DeviceUsage:
-    """A cluster's devices at one moment."""
-
-    total: int
-    held: int = 0
-    """In use, by anyone including this sweep."""
-
-
-class DevicePool(Protocol):
-    """Reports the available devices."""
-
-    def usage(self) -> DeviceUsage:
-        """Returns the current devices."""
-
-
-@dataclass(frozen=True)
-class SchedulerState:
-    """The state that the scheduler sees at a poll."""
-
-    total: int
-    others: int
-    """Upper bound of the devices held by others: it includes those of our tasks that are not ``placed`` yet."""
-    others_min: int
-    """Lower bound of the devices held by others: as if all our tasks already held theirs."""
-    waiting: tuple[Task, ...]
-    """Tasks that only wait for devices."""
+DevicePool = Callable[[], tuple[int, int]]
+"""Returns the number of devices, and how many are free. A pool need not know, or not yet, what our tasks hold."""
 
 
 def in_order(tasks: Sequence[Task]) -> list[Task]:
@@ -110,8 +79,8 @@ class SchedulerListener(Protocol):
     def ended(self, task: Task, error: BaseException | None, attempts: int) -> None:
         """A task is done, or failed and will not be retried."""
 
-    def poll(self, now: SchedulerState) -> None:
-        """Called at every poll."""
+    def poll(self, waiting_for: str) -> None:
+        """Called at every poll; ``waiting_for`` says what tasks wait for while none of ours runs."""
 
 
 def run_tasks(tasks: Sequence[Task], device_pool: DevicePool, listener: SchedulerListener) -> None:
@@ -133,43 +102,54 @@ class _Scheduler:
         self._attempts: Counter[str] = Counter()
         self._passed: Counter[str] = Counter()
         self._not_before: dict[str, float] = {}
-        self._first_end: dict[str, float] = {}
         self._to_retry: set[str] = set()
+        self._waiting_since: dict[str, float] = {}
+        """When others were first seen to hold a task's devices; empty again when a task ends that had its own."""
         self._results: queue.Queue[tuple[Task, BaseException | None]] = queue.Queue()
-        self._idle_since: float | None = None
 
     def run(self) -> None:
         while self._waiting or self._running:
             self._drop_blocked()
-            now = self._state()
-            task = self._next(now)
+            total, free = self._device_pool()
+            due = self._due()
+            task = self._next(due, total, free)
             if task is not None:
-                self._begin(task, now)
+                self._begin(task, due)
                 continue
-            self._give_up_waiting(now)
             try:
                 self._end(*self._results.get(timeout=POLL_S))
             except queue.Empty:
-                self._listener.poll(now)
+                self._listener.poll("" if self._running else self._wait_for_others(due, total, free))
 
-    def _state(self) -> SchedulerState:
-        usage = self._device_pool.usage()
-        ours = _needs(task for task, _ in self._running.values())
-        placed = _needs(task for task, _ in self._running.values() if task.placed())
+    def _wait_for_others(self, due: Sequence[Task], total: int, free: int) -> str:
+        """Gives up the tasks that have waited too long, and returns what the first of the others needs."""
+        found = f"{free} of {total} devices are free"
+        kept = []
+        for task in due:
+            if self._waited_too_long(task):
+                self._waiting.remove(task)
+                self._fail(task, _gave_up(f"it needs {task.need}, and {found}"))
+            else:
+                kept.append(task)
+        return f"{found}; {kept[0].name} needs {kept[0].need}" if kept else ""
+
+    def _waited_too_long(self, task: Task) -> bool:
+        now = time.monotonic()
+        return now > self._waiting_since.setdefault(task.name, now) + MAX_WAIT_S
+
+    def _due(self) -> list[Task]:
+        """Returns the tasks that only wait for devices, in their order of start."""
         due = [task for task in self._waiting if not (set(task.after) & self._names) - self._done]
-        ready = [task for task in due if time.monotonic() >= self._not_before.get(task.name, 0.0)]
-        others, surely = max(0, usage.held - placed), max(0, usage.held - ours)
-        return SchedulerState(usage.total, others, surely, tuple(in_order(ready)))
+        return in_order([task for task in due if time.monotonic() >= self._not_before.get(task.name, 0.0)])
 
-    def _next(self, now: SchedulerState) -> Task | None:
-        reachable = now.total - now.others
+    def _next(self, due: Sequence[Task], total: int, free: int) -> Task | None:
+        ours = sum(task.need for task, _ in self._running.values())
         # keep the devices of a failed task for its retry
-        pausing = (task for task in self._waiting if task.name in self._to_retry and task not in now.waiting)
-        taken = _needs(task for task, _ in self._running.values()) + _needs(pausing)
-        return select_task(now.waiting, reachable - taken, reachable, self._passed)
+        pausing = sum(task.need for task in self._waiting if task.name in self._to_retry and task not in due)
+        return select_task(due, min(free, total - ours) - pausing, min(free + ours, total), self._passed)
 
-    def _begin(self, task: Task, now: SchedulerState) -> None:
-        for passed in now.waiting[: now.waiting.index(task)]:
+    def _begin(self, task: Task, due: Sequence[Task]) -> None:
+        for passed in due[: due.index(task)]:
             self._passed[passed.name] += 1
         self._waiting.remove(task)
         taken = {at for _, ids in self._running.values() for at in ids}
@@ -178,7 +158,6 @@ class _Scheduler:
         self._running[task.name] = task, ids
         self._attempts[task.name] += 1
         self._to_retry.discard(task.name)
-        self._idle_since = None
         self._listener.started(task)
         threading.Thread(target=self._run, args=(task, ids), daemon=True).start()
 
@@ -192,48 +171,41 @@ class _Scheduler:
 
     def _end(self, task: Task, error: BaseException | None) -> None:
         del self._running[task.name]
-        verdict, now = decide_retry(error) if error is not None else RetryDecision.NO, time.monotonic()
-        in_time = now < self._first_end.setdefault(task.name, now) + MAX_WAIT_S
-        if verdict == RetryDecision.WHEN_FREE and in_time:  # it never started
-            self._attempts[task.name] -= 1
-        else:
-            del self._first_end[task.name]
-        if error is not None and verdict != RetryDecision.NO and in_time and self._attempts[task.name] < MAX_ATTEMPTS:
-            self._waiting.append(task)
-            self._not_before[task.name] = now + PAUSE_S
-            if verdict == RetryDecision.AGAIN:
-                self._to_retry.add(task.name)
-            self._listener.postponed(task, error, verdict, self._attempts[task.name])
+        if error is None:
+            self._waiting_since.clear()
+            self._done.add(task.name)
+            self._listener.ended(task, None, self._attempts[task.name])
             return
-        (self._done if error is None else self._failed_tasks).add(task.name)
+        verdict = decide_retry(error)
+        if verdict == RetryDecision.WHEN_FREE:  # it never started
+            self._attempts[task.name] -= 1
+            if self._waited_too_long(task):
+                error, verdict = _gave_up(f"it needs {task.need}; {message_of(error)}"), RetryDecision.NO
+        else:
+            self._waiting_since.clear()
+        if verdict == RetryDecision.NO or self._attempts[task.name] >= MAX_ATTEMPTS:
+            self._fail(task, error)
+            return
+        self._waiting.append(task)
+        self._not_before[task.name] = time.monotonic() + PAUSE_S
+        if verdict == RetryDecision.AGAIN:
+            self._to_retry.add(task.name)
+        self._listener.postponed(task, error, verdict, self._attempts[task.name])
+
+    def _fail(self, task: Task, error: BaseException) -> None:
+        self._failed_tasks.add(task.name)
         self._listener.ended(task, error, self._attempts[task.name])
 
     def _drop_blocked(self) -> None:
         while blocked := [task for task in self._waiting if self._failed_tasks & set(task.after)]:
             for task in blocked:
                 why = " and ".join(sorted(self._failed_tasks & set(task.after)))
-                self._drop(task, WorkerError(f"not started, because {why} failed"))
-
-    def _drop(self, task: Task, error: BaseException) -> None:
-        self._waiting.remove(task)
-        self._failed_tasks.add(task.name)
-        self._listener.ended(task, error, self._attempts[task.name])
-
-    def _give_up_waiting(self, now: SchedulerState) -> None:
-        """Gives up on tasks after MAX_WAIT_S in which others held the devices and no task of ours ran."""
-        if self._running or not now.waiting:
-            self._idle_since = None
-            return
-        self._idle_since = self._idle_since or time.monotonic()
-        if time.monotonic() < self._idle_since + MAX_WAIT_S:
-            return
-        for task in now.waiting:
-            message = (
-                f"it needs {task.need} of the cluster's {now.total} devices, and others have used {now.others_min} for "
-                f"{MAX_WAIT_S / 3600:.0f} hours; run the sweep again when they are free"
-            )
-            self._drop(task, PlacementError(message))
+                self._waiting.remove(task)
+                self._fail(task, WorkerError(f"not started, because {why} failed"))
 
 
-def _needs(tasks: Iterable[Task]) -> int:
-    return sum(task.need for task in tasks)
+def _gave_up(found: str) -> PlacementError:
+    hours = MAX_WAIT_S / 3600
+    return PlacementError(
+        f"others held its devices for {hours:.0f} hours: {found}; run the sweep again when more are free"
+    )

@@ -12,7 +12,7 @@ import sys
 from experiments.base.cluster import Cluster
 from experiments.registry import find
 from experiments.report.page import Page
-from experiments.sweeps.members.base import Member
+from experiments.sweeps.members.base import Member, Report, Sweep
 from experiments.sweeps.registry import SWEEPS
 from launch import cli, interrupts
 from tests.slow.trial import TINY
@@ -29,28 +29,16 @@ def member(name, settings="", priority=0):
     return Member(f"small/{name}", name, run, priority=priority)
 
 
-class Small:
-    """The twins, and other members."""
-
-    scales = ()
-
-    def __init__(self, name, *more):
-        self.name, self.more = name, more
-
-    def members(self, scale, cluster, runs):
-        return [member("twin-0", priority=1), member("twin-1", priority=1), *self.more]
-
-    def page(self, scale, cluster, runs):
-        return Page("Small", [])
-
-    def tables(self, scale, cluster, runs):
-        return []
+def small(name, *more):
+    """Returns a sweep of the twins and other members."""
+    members = [member("twin-0", priority=1), member("twin-1", priority=1), *more]
+    return Sweep(name, lambda *where: members, lambda *where: Report(Page("Small", []), []))
 
 
 for sweep in (
-    Small("small"),
-    Small("faulty", member("wrong", "optimizer.learning_rate=1e30 optimizer.warmup_steps=1 train.steps=60")),
-    Small("mixed", member("wide", "pipeline.stages=2 train.steps=12", priority=2)),
+    small("small"),
+    small("faulty", member("wrong", "optimizer.learning_rate=1e30 optimizer.warmup_steps=1 train.steps=60")),
+    small("mixed", member("wide", "pipeline.stages=2 train.steps=12", priority=2)),
 ):
     SWEEPS[sweep.name] = sweep
 

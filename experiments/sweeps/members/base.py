@@ -6,10 +6,10 @@ runs/depth_width-laptop/report.html    the report
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
@@ -45,29 +45,30 @@ class Member:
     """Members with a higher priority run first; among equals, those that need more devices."""
 
 
-class Sweep(Protocol):
-    """The interface of a sweep."""
+@dataclass(frozen=True)
+class Report:
+    """What a sweep found."""
 
-    @property
-    def name(self) -> str:
-        """The sweep's name."""
+    page: Page
+    tables: Sequence[Table]
+    """Those of the page that the terminal shows."""
 
-    @property
-    def scales(self) -> Sequence[str]:
-        """Its scales, the one for small machines first."""
 
-    def members(self, scale: str, cluster: Cluster, runs: Path) -> list[Member]:
-        """Returns its runs at one of its scales, below the folder of all runs."""
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep: its runs, and how they are reported."""
 
-    def page(self, scale: str, cluster: Cluster, runs: Path) -> Page:
-        """Returns the report of the finished runs."""
-
-    def tables(self, scale: str, cluster: Cluster, runs: Path) -> list[Table]:
-        """Returns the page's tables to show in the terminal."""
+    name: str
+    members: Callable[[str, Cluster, Path], list[Member]]
+    """Returns its runs at one of its scales, below the folder of all runs. A run with two labels appears twice, with
+    one folder."""
+    report: Callable[[str, Cluster, Path], Report]
+    """Returns the report of the finished runs."""
+    scales: tuple[str, ...] = ()
+    """Its scales, the one for small machines first."""
 
 
 def folder_name(name: str, scale: str) -> str:
-    """Returns the name of the folder of a sweep at a scale."""
     return f"{name}-{scale}" if scale else name
 
 

@@ -24,21 +24,18 @@ DEPTH_WIDTH, BILINGUAL = "depth_width", "bilingual"
 
 
 def seeds(scale: str) -> range:
-    """Returns the seeds of each run at a scale."""
     return range(SWEEPS[scale].seeds)
 
 
-def model(name: str, scale: str, cluster: Cluster, seed: int) -> TranslationExperiment:
-    """Returns one of the five at a sweep's scale."""
+def model(name: str, scale: str, cluster: Cluster, seed: int, setting: Setting | None = None) -> TranslationExperiment:
+    """Returns one of the five at a sweep's scale. Without a setting it has the rule's own."""
     run: TranslationExperiment = getattr(translation, name)()
-    rule = SWEEPS[scale].text
-    return _with_budget(run if rule is None else shrunk_by(run, rule, cluster, scale), scale, seed)
-
-
-def _with_budget(run: TranslationExperiment, scale: str, seed: int) -> TranslationExperiment:
     rule = SWEEPS[scale]
-    budget = {"seed": seed, "validate_every": rule.validate_every, "patience": rule.patience}
-    return run.model_copy(update={"train": run.train.model_copy(update=budget)})
+    if rule.text is not None:
+        run = shrunk_by(run, rule.text if setting is None else setting.applied(rule.text), cluster, scale)
+    return run.with_settings(
+        f"train.seed={seed} train.validate_every={rule.validate_every} train.patience={rule.patience}"
+    )
 
 
 def multilingual(names: Sequence[str], scale: str, cluster: Cluster) -> list[Member]:
@@ -56,21 +53,13 @@ def multilingual(names: Sequence[str], scale: str, cluster: Cluster) -> list[Mem
 def baseline(
     language: str, scale: str, cluster: Cluster, seed: int, setting: Setting | None = None
 ) -> TranslationExperiment:
-    """Returns a bilingual run: the smallest of the five on one language in both directions. Without a setting it has
-    the rule's own."""
-    run: TranslationExperiment = getattr(translation, SMALLEST)()
-    rule = SWEEPS[scale].text
-    if rule is not None:
-        run = shrunk_by(run, rule if setting is None else setting.applied(rule), cluster, scale)
-    run = _with_budget(run, scale, seed)
-    pairs = tuple(limit for limit in run.text.train_pairs or () if limit.startswith(f"{language}:"))
-    text = run.text.model_copy(update={"languages": (language,), "train_pairs": pairs or None})
-    return run.model_copy(update={"text": text})
+    """Returns a bilingual run: the smallest of the five on one language in both directions."""
+    run = model(SMALLEST, scale, cluster, seed, setting)
+    pairs = [limit for limit in run.text.train_pairs or () if limit.startswith(f"{language}:")]
+    return run.with_settings(f"text.languages={language} text.train_pairs={','.join(pairs) or 'none'}")
 
 
-def baseline_runs(language: str, scale: str, cluster: Cluster) -> BaselineRuns:
-    """Returns the bilingual runs of a language, by setting and seed."""
-
+def _baseline_runs(language: str, scale: str, cluster: Cluster) -> BaselineRuns:
     def run(setting: Setting, seed: int) -> Member:
         experiment = baseline(language, scale, cluster, seed, setting)
         name = f"{language}-{setting.folder_name}"
@@ -83,29 +72,26 @@ def tuned_baselines(scale: str, cluster: Cluster) -> list[tuple[str, BaselineRun
     """Returns the label and the runs of each baseline that is tuned: none at the paper's scale."""
     if SWEEPS[scale].text is None:
         return []
-    return [(baseline_label(each), baseline_runs(each, scale, cluster)) for each in SWEEPS[scale].baselines]
+    return [(baseline_label(each), _baseline_runs(each, scale, cluster)) for each in SWEEPS[scale].baselines]
 
 
 def baselines(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     """Returns the bilingual baselines of a scale, in the folders of the sweep ``bilingual``: the runs that tune them,
     and once these are finished, the tuned ones with every seed. At the paper's scale they are not tuned."""
-    languages = SWEEPS[scale].baselines
     if SWEEPS[scale].text is None:
         return [
             member(BILINGUAL, scale, language, seed, baseline_label(language), baseline(language, scale, cluster, seed))
             for seed in seeds(scale)
-            for language in languages
+            for language in SWEEPS[scale].baselines
         ]
-    members = []
-    for _, alone in tuned_baselines(scale, cluster):
-        members += tuning_members(alone)
-    for _, alone in tuned_baselines(scale, cluster):
+    runs_of_languages = [alone for _, alone in tuned_baselines(scale, cluster)]
+    members = [member for alone in runs_of_languages for member in tuning_members(alone)]
+    for alone in runs_of_languages:
         members += tuned_members(alone, SWEEPS[scale].seeds, runs)
     return list({member.folder: member for member in members}.values())
 
 
 def baseline_label(language: str) -> str:
-    """Returns the label of a language's baselines."""
     return f"bilingual {language}"
 
 

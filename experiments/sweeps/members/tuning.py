@@ -32,11 +32,9 @@ class Setting:
 
     @property
     def folder_name(self) -> str:
-        """As in the names of folders."""
         return self.name.replace(", ", "-").replace(" ", "-")
 
     def applied(self, rule: TextRule) -> TextRule:
-        """Returns a rule with this setting."""
         return replace(
             rule, dropout=self.dropout, learning_rate=rule.learning_rate * self.rate,
             layers_by=rule.layers_by / self.size, width_by=round(rule.width_by / self.size),

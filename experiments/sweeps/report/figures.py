@@ -8,8 +8,9 @@ from typing import Any
 
 from experiments.report.figure import INK, new_figure, thinned
 from experiments.report.page import Picture
-from experiments.sweeps.report.results import BILINGUAL_MODELS, Results
-from experiments.sweeps.report.verdicts import above_baseline, t_margin
+from experiments.sweeps.report.margins import t_margin
+from experiments.sweeps.report.results import BILINGUAL_MODELS, Results, Run
+from experiments.sweeps.report.verdicts import above_baseline
 from suite.evaluation.scores import MEASURES, THIRDS
 
 SIZE = (10.0, 4.8)
@@ -41,12 +42,12 @@ def by_third_pictures(results: Results) -> list[Picture]:
     return pictures
 
 
-def against_bilingual(results: Results) -> Picture | None:
+def against_bilingual(results: Results) -> list[Picture]:
     """Returns the paper's figure: chrF above the bilingual baseline of each language, those with most training pairs
     first, one colour per model."""
     codes, labels = results.baselines, results.multilingual_labels
     if not codes or not labels:
-        return None
+        return []
     figure, axis = new_figure("language, by training pairs", "chrF above the bilingual baseline", SIZE)
     for at, label in enumerate(labels):
         above = [(place, above_baseline(results, label, code)) for place, code in enumerate(codes)]
@@ -64,41 +65,34 @@ def against_bilingual(results: Results) -> Picture | None:
         "chrF above the bilingual baseline by language, mean of both directions and all seeds, with margins "
         "computed as in the findings, for each language alone (measured)."
     )
-    return Picture("bilingual", figure, caption)
+    return [Picture("bilingual", figure, caption)]
 
 
-def loss_curves(results: Results) -> Picture | None:
+def loss_curves(results: Results) -> list[Picture]:
     """Returns the training loss of every run against the tokens seen, one colour per label."""
-    if not results.runs:
-        return None
-    curves = [(run.member.label, run.losses, run.is_bilingual) for run in results.runs]
     caption = "Training loss by target tokens; every seed is a line, dashed for bilingual models."
-    return _curves(curves, "target tokens seen", "training loss, nats per token (label-smoothed)", caption)
+    return _curves(results.runs, "target tokens seen", "training loss, nats per token (label-smoothed)", caption)
 
 
-def step_curves(runs: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> Picture | None:
-    """Returns the training loss of every run, (label, (step, loss) of each), against steps, one colour per label."""
+def step_curves(runs: Sequence[Run]) -> list[Picture]:
+    """Returns the training loss of every run against steps, one colour per label."""
+    return _curves(runs, "steps", "training loss", "Training loss by steps; every seed is a line.")
+
+
+def _curves(runs: Sequence[Run], across: str, up: str, caption: str) -> list[Picture]:
     if not runs:
-        return None
-    curves = [(label, losses, False) for label, losses in runs]
-    return _curves(curves, "steps", "training loss", "Training loss by steps; every seed is a line.")
-
-
-def _curves(
-    runs: Sequence[tuple[str, Sequence[tuple[int, float]], bool]], across: str, up: str, caption: str
-) -> Picture:
-    """Draws (label, points, whether dashed) of each run."""
+        return []
     figure, axis = new_figure(across, up, SIZE)
     colours: dict[str, Any] = {}
-    for label, points, dashed in runs:
-        places, losses = thinned(points)
+    for run in runs:
+        label, (places, losses) = run.member.label, thinned(run.losses)
         (drawn,) = axis.plot(
-            places, losses, linewidth=1, linestyle="--" if dashed else "-",
+            places, losses, linewidth=1, linestyle="--" if run.is_bilingual else "-",
             color=colours.get(label), label=None if label in colours else label,
         )  # fmt: skip
         colours.setdefault(label, drawn.get_color())
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return Picture("loss", figure, caption)
+    return [Picture("loss", figure, caption)]
 
 
 def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
@@ -106,11 +100,7 @@ def layer_curves(lines: Sequence[tuple[str, dict[str, Any]]]) -> list[Picture]:
     if not lines:
         return []
     curves = {
-        "change_rms": (
-            "change by the update",
-            "log",
-            "Change of each layer's output by one update, same input",
-        ),
+        "change_rms": ("change by the update", "log", "Change of each layer's output by one update, same input"),
         "output_rms": ("size of the output", "log", "Root mean square of each layer's output"),
         "norms": ("norm of the layer's gradient", "log", "Gradient norm of each layer"),
         "kurtosis": ("excess kurtosis", "symlog", "Excess kurtosis of each layer's output"),

@@ -28,14 +28,14 @@ PLAIN, DISTINCT = "plain", "distinct"
 
 @dataclass(frozen=True)
 class Run:
-    """One finished and scored member."""
+    """One finished member."""
 
     member: Member
     folder: Path
     record: dict[str, Any]
     scores: dict[str, Any]
     losses: tuple[tuple[int, float], ...]
-    """(tokens seen, loss in nats per token) of each step."""
+    """(tokens seen, loss in nats per token) of each step; of a run that is not scored, (step, loss)."""
 
     @property
     def languages(self) -> list[str]:
@@ -44,13 +44,12 @@ class Run:
 
     @property
     def is_bilingual(self) -> bool:
-        """Whether it was trained on one language and English."""
-        assert isinstance(self.member.experiment, TranslationExperiment)
-        return len(self.member.experiment.text.languages or ()) == 1
+        """Whether it is scored, and was trained on one language and English."""
+        run = self.member.experiment
+        return bool(self.scores) and isinstance(run, TranslationExperiment) and len(run.text.languages or ()) == 1
 
     @property
     def seed(self) -> int:
-        """Seed of weights, data order and chosen pairs."""
         return self.member.experiment.train.seed
 
     def score(
@@ -91,7 +90,6 @@ class Results:
     missing: tuple[Member, ...]
 
     def runs_of(self, label: str) -> list[Run]:
-        """Returns the runs of a label, by seed."""
         return [run for run in self.runs if run.member.label == label]
 
     @cached_property
@@ -101,7 +99,6 @@ class Results:
 
     @cached_property
     def multilingual_labels(self) -> list[str]:
-        """The labels of multilingual runs."""
         return [label for label in self.labels if len(self.runs_of(label)[0].languages) > 1]
 
     @cached_property
@@ -119,15 +116,20 @@ class Results:
 
     @cached_property
     def baselines(self) -> list[str]:
-        """The languages with a bilingual baseline."""
+        """The languages with a bilingual run."""
         return [language for language in self.languages if self.runs_of(baseline_label(language))]
 
     def train_pairs(self, language: str) -> int:
         """Returns D_l, the training pairs of a language."""
-        for run in self.runs:
-            if direction := run.scores["directions"].get(f"en-{language}"):
-                return int(direction["train_pairs"])
-        return 0
+        return self._count(language, "train_pairs")
+
+    def test_pairs(self, language: str) -> int:
+        """Returns the scored test pairs of a language."""
+        return self._count(language, "pairs")
+
+    def _count(self, language: str, what: str) -> int:
+        directions = (run.scores["directions"].get(f"{ENGLISH}-{language}") for run in self.runs)
+        return next((int(direction[what]) for direction in directions if direction), 0)
 
     def in_third(self, third: Third | None, among: Iterable[str] | None = None) -> list[str]:
         """Returns the languages of a third, or of all."""
@@ -139,13 +141,6 @@ class Results:
         """The seeds that the sweep plans for each model."""
         members = [*(run.member for run in self.runs), *self.missing]
         return len({member.experiment.train.seed for member in members})
-
-    def test_pairs(self, language: str) -> int:
-        """Returns the scored test pairs of a language."""
-        for run in self.runs:
-            if found := run.scores["directions"].get(f"{ENGLISH}-{language}"):
-                return int(found["pairs"])
-        return 0
 
     @cached_property
     def requested(self) -> set[str]:
@@ -173,12 +168,12 @@ class Results:
         means = {}
         for seed, runs in self.model_of(label, languages).items():
             scores = [
-                run.score(language, metric, part, copied, into_english)
+                score
                 for run, language in zip(runs, languages, strict=True)
+                if (score := run.score(language, metric, part, copied, into_english)) is not None
             ]
-            present = [score for score in scores if score is not None]
-            if present and len(present) == len(scores):
-                means[seed] = statistics.fmean(present)
+            if scores and len(scores) == len(runs):
+                means[seed] = statistics.fmean(scores)
         return means
 
     def means(
@@ -194,15 +189,11 @@ class Results:
 
 
 def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:
-    """Reads the results of a sweep's members, below the folder of all runs."""
-    finished, missing = [], []
-    for member in members:
-        run = _read(member, runs / member.folder)
-        if run is None:
-            missing.append(member)
-        else:
-            finished.append(run)
-    return Results(scale, tuple(finished), tuple(missing))
+    """Reads the results of a sweep's members, but of those that are not scored, below the folder of all runs."""
+    scored = [member for member in members if member.scoring is not None]
+    found = [(member, _read(member, runs / member.folder)) for member in scored]
+    finished = tuple(run for _, run in found if run is not None)
+    return Results(scale, finished, tuple(member for member, run in found if run is None))
 
 
 def scored_step(record: dict[str, Any]) -> int:
@@ -232,6 +223,10 @@ def _read(member: Member, folder: Path) -> Run | None:
     record, scores = read_record(folder), read_record(folder, "scores.json")
     if record is None or scores is None or not is_scored(member, record, scores):
         return None
-    steps, tokens = read_steps(folder / "metrics.jsonl"), units_done(member.experiment.unit)
-    losses = tuple((int(step[tokens]), float(step[LOSS])) for step in steps if step[LOSS] is not None)
-    return Run(member, folder, record, scores, losses)
+    return Run(member, folder, record, scores, read_losses(folder, units_done(member.experiment.unit)))
+
+
+def read_losses(folder: Path, against: str) -> tuple[tuple[int, float], ...]:
+    """Returns (a counter such as the steps, training loss) of each step with a finite loss."""
+    steps = read_steps(folder / "metrics.jsonl")
+    return tuple((int(step[against]), float(step[LOSS])) for step in steps if step[LOSS] is not None)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.multilingual import baseline_label
-from experiments.sweeps.report.labels import mean_and_margin
+from experiments.sweeps.report.margins import mean_and_margin
 from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, PLAIN, Results
 from experiments.sweeps.report.verdicts import above_baseline
 from experiments.translation.experiment import TranslationExperiment
@@ -72,7 +72,6 @@ def _rows(results: Results, columns: Sequence[Column]) -> list[list[Value]]:
 
 
 def bilingual_name(results: Results) -> str:
-    """Returns a name for the bilingual models together, with their languages."""
     return f"bilingual {', '.join(results.baselines)}"
 
 

@@ -15,15 +15,13 @@ with too few test pairs nothing is decided.
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from experiments.base.hints import command
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST, baseline_label
 from experiments.sweeps.members.scales import SWEEPS
+from experiments.sweeps.report.margins import Difference, Outcome, difference
 from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, Results, Run, directions_of
 from suite.errors import DataError
 from suite.evaluation.bootstrap import PairedTest, TwoTranslations, paired_bootstrap
@@ -35,55 +33,7 @@ LEVEL = 0.05
 FEWEST_FOR_A_CLAIM = 300
 """Test pairs that a verdict needs, in all languages of the comparison together."""
 
-Outcome = Literal["confirmed", "contradicted", "undecided", "no runs"]
-
-T95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
-"""Student's t, two-sided 95%, of 1 to 20 degrees of freedom; more degrees use the last value, an upper bound."""
-
 WIDE, DEEP, LARGEST = MODELS[1], MODELS[2], MODELS[-1]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference of two means, and its margin of error."""
-
-    value: float
-    margin: float | None
-    """None if nothing has two seeds."""
-
-    def __str__(self) -> str:
-        return f"{self.value:+.2f}" + (f" ± {self.margin:.2f}" if self.margin is not None else " (one seed)")
-
-    @property
-    def outcome(self) -> Outcome:
-        """The verdict on the finding that the difference is above 0."""
-        if self.margin is None or not abs(self.value) > self.margin:  # so is one that is not finite
-            return "undecided"
-        return "confirmed" if self.value > 0 else "contradicted"
-
-
-def difference(more: Sequence[float], less: Sequence[float], spread: Iterable[Sequence[float]]) -> Difference | None:
-    """Returns mean(more) - mean(less), values by seed, with the margin from all groups in ``spread``."""
-    if not more or not less:
-        return None
-    groups = [group for group in spread if len(group) > 1]
-    freedom = sum(len(group) - 1 for group in groups)
-    value = statistics.fmean(more) - statistics.fmean(less)
-    if not freedom:
-        return Difference(value, None)
-    squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups)
-    quantile = T95[min(freedom, len(T95)) - 1]
-    return Difference(value, quantile * math.sqrt(squares / freedom * (1 / len(more) + 1 / len(less))))
-
-
-def t_margin(values: Sequence[float]) -> float:
-    """Returns the half-width of the 95% confidence interval of a mean, t * s / sqrt(n); 0 for one value."""
-    if len(values) < 2:
-        return 0.0
-    return T95[min(len(values) - 1, len(T95)) - 1] * statistics.stdev(values) / math.sqrt(len(values))
 
 
 @dataclass(frozen=True)
@@ -247,9 +197,9 @@ def _verdict(
         for third in THIRDS
     }
     parts = tuple(
-        (f"{third}: {', '.join(results.in_third(third, among))}", found)
+        (f"{third}: {', '.join(languages)}", found)
         for third, found in by_third.items()
-        if results.in_third(third, among)
+        if (languages := results.in_third(third, among))
     )
     outcome = combined_outcome([by_third[third] for third in deciding])
     return Verdict(f"{finding}: {more} against {less}", paper, parts, outcome)

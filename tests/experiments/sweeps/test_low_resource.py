@@ -12,7 +12,7 @@ import pytest
 from experiments.base.cluster import Cluster
 from experiments.base.shrink import changes
 from experiments.sweeps.low_resource import SWEEP
-from experiments.sweeps.members.low_resource import (
+from experiments.sweeps.members.few_pairs import (
     GALICIAN,
     RULES,
     Case,
@@ -21,8 +21,8 @@ from experiments.sweeps.members.low_resource import (
     low_resource_members,
 )
 from experiments.sweeps.members.tuning import SETTINGS, best_setting, tuning_members
+from experiments.sweeps.report.few_pairs import PAPER
 from experiments.sweeps.report.figures import loss_curves
-from experiments.sweeps.report.low_resource import PAPER
 from experiments.sweeps.report.results import read_results
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.sweeps.finished import write_scores
@@ -83,7 +83,7 @@ def test_a_folder_holds_one_run_and_a_label_one_setting_with_every_seed(scale, t
         if member.scoring is not None:
             seeds.setdefault(member.label, []).append(member.experiment.train.seed)
     rule = RULES[scale]
-    models = sum(1 + bool(group.unrelated) for group in rule.groups)  # not tuned
+    models = 1 + bool(rule.group.unrelated)  # not tuned
     assert len(seeds) == models * len(rule.counts)
     assert all(found == list(range(RULES[scale].seeds)) for found in seeds.values())
 
@@ -139,7 +139,7 @@ def finish(runs: Path, right, nll):
 
 def test_losses_of_bilingual_models_alone_are_dashed(tmp_path):
     finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    picture = loss_curves(read_results("laptop", members(tmp_path), tmp_path))
+    (picture,) = loss_curves(read_results("laptop", members(tmp_path), tmp_path))
     styles = {line.get_label(): line.get_linestyle() for line in picture.figure.axes[0].lines}
     for case in cases("laptop"):
         assert [styles[case.label(model)] for model in case.models] == ["--", "-", "-"]
@@ -147,7 +147,7 @@ def test_losses_of_bilingual_models_alone_are_dashed(tmp_path):
 
 def tables(runs: Path, name: str):
     """Returns the tables of the report that have a name."""
-    sections = SWEEP.page("laptop", LAPTOP, runs).sections
+    sections = SWEEP.report("laptop", LAPTOP, runs).page.sections
     return [table for section in sections for table in section.tables if table.name == name]
 
 
@@ -223,7 +223,7 @@ def test_a_tuning_run_without_a_finite_validation_is_not_chosen(tmp_path):
 
 def test_budgets_compare_at_the_tokens_of_the_bilingual_run(tmp_path):
     finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    _, budgets = SWEEP.tables("laptop", LAPTOP, tmp_path)
+    (budgets,) = tables(tmp_path, "budgets")
     first = [row for row in budgets.rows if row[0] == "gl, 500 pairs"]
     bilingual, related, _ = first
     assert bilingual[2] == bilingual[3] == bilingual[4] == "4.51 ± 0.025"
@@ -239,14 +239,15 @@ def test_a_budget_beyond_the_end_of_a_run_is_not_reached(tmp_path):
             path = tmp_path / member.folder / "record.json"
             record = json.loads(path.read_text())
             path.write_text(json.dumps(record | {"stopped_early": False, "steps": 1080, "tokens": 90_000}))
-    _, related, _ = (row for row in SWEEP.tables("laptop", LAPTOP, tmp_path)[1].rows if row[0] == "gl, 500 pairs")
+    (budgets,) = tables(tmp_path, "budgets")
+    _, related, _ = (row for row in budgets.rows if row[0] == "gl, 500 pairs")
     share = 500**0.2 / (500**0.2 + 2 * 15_000**0.2)
     assert related[3:5] == [f"not reached ({90_000 * share / 120_000:.0%})", "not reached (75%)"]
 
 
 def test_scores_have_the_copied_source_and_the_parts_of_the_pairs(tmp_path):
     finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    scores, _ = SWEEP.tables("laptop", LAPTOP, tmp_path)
+    (scores,) = tables(tmp_path, "scores")
     copied = next(row for row in scores.rows if row[1] == "copying the source")
     own = next(row for row in scores.rows if row[1] == "alone, tuned")
     assert scores.headings[3:8] == ("test NLL", "chrF", "BLEU", "chrF, no placeholders", "test NLL, no near-duplicates")
@@ -275,9 +276,9 @@ def test_the_overlap_of_test_and_training_is_shown(tmp_path):
 def test_missing_runs_are_named_and_the_smoke_test_says_so(tmp_path):
     tune(tmp_path)
     assert outcomes(tmp_path)[0] == ["no runs"] * 4
-    text = SWEEP.page("laptop", LAPTOP, tmp_path).markdown()
+    text = SWEEP.report("laptop", LAPTOP, tmp_path).page.markdown()
     assert "gl-500-with-es-pt_BR-0" in text
     assert "smoke test" not in text
-    page = SWEEP.page("tiny", LAPTOP, tmp_path)
+    page = SWEEP.report("tiny", LAPTOP, tmp_path).page
     assert "> **A smoke test: at scale tiny" in page.markdown()
     assert 'role="alert">A smoke test: at scale tiny' in page.html()

@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.sweeps.trainability import SEEDS, STARTS, SWEEP, Case, cases
+from experiments.sweeps.trainability import SEEDS, SWEEP, Case, cases
 from suite.pipeline.planning.devices import GIB
+
+STARTS = {"small steps": (True, 1.0), "scaled start": (True, None), "plain start": (False, None)}
+"""Values of ``depth_scaled_init`` and ``residual_scale``."""
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 
@@ -90,7 +93,7 @@ def test_the_report_has_means_over_seeds_and_what_a_step_moves(tmp_path):
     write_run(tmp_path / first.folder, 6.25, 0.5, 0.5)
     write_run(tmp_path / second.folder, 6.75, 0.5, 1.0)
     write_run(tmp_path / other.folder, 7.0, None, 0.5)
-    (table,) = SWEEP.tables("laptop", LAPTOP, tmp_path)
+    (table,) = SWEEP.report("laptop", LAPTOP, tmp_path).tables
     assert [row[:3] for row in table.rows] == [[first.label, 2, 2], [other.label, 1, 1]]
     loss, valid, margin, size, change, middle, largest, sharp = table.rows[0][3:]
     assert math.isclose(loss, 7.55)
@@ -101,16 +104,16 @@ def test_the_report_has_means_over_seeds_and_what_a_step_moves(tmp_path):
     assert (middle, largest, sharp) == (0.5, 0.5, 10)
     assert table.rows[1][5] is None
     assert table.rows[1][8:10] == [None, None]  # no norm was finite
-    html, markdown = SWEEP.page("laptop", LAPTOP, tmp_path).write(tmp_path / "report")
+    html, markdown = SWEEP.report("laptop", LAPTOP, tmp_path).page.write(tmp_path / "report")
     assert html.read_text().count("<svg") == 4
     text = markdown.read_text()
     assert f"Not finished: {sum(cases('laptop').values()) - 3} runs" in text
     assert "smoke test" not in text
-    assert "> **A smoke test: at scale tiny" in SWEEP.page("tiny", LAPTOP, tmp_path).markdown()
+    assert "> **A smoke test: at scale tiny" in SWEEP.report("tiny", LAPTOP, tmp_path).page.markdown()
 
 
 def test_the_page_has_figures_of_the_optimizer_of_its_scale(tmp_path):
     member = SWEEP.members("paper", LAPTOP, tmp_path)[0]
     write_run(tmp_path / member.folder, 6.25, 0.5, 0.5, member.experiment.model.layers)
-    html, _ = SWEEP.page("paper", LAPTOP, tmp_path).write(tmp_path / "report")
+    html, _ = SWEEP.report("paper", LAPTOP, tmp_path).page.write(tmp_path / "report")
     assert html.read_text().count("<svg") == 4

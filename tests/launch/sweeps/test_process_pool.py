@@ -16,7 +16,6 @@ from rich.console import Console
 from experiments.base.cluster import Cluster
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import check_needs
-from launch.sweeps.devices import LocalDevicePool
 from launch.sweeps.member import MemberSpec
 from launch.sweeps.pending import PendingMember
 from launch.sweeps.process_pool import ProcessPool
@@ -71,7 +70,7 @@ def test_members_run_concurrently_on_gpus_of_their_own(members, tmp_path, monkey
         tmp_path / "logs",
         Console(quiet=True),
     )
-    thread = threading.Thread(target=work.run, args=(LocalDevicePool(2), {}), daemon=True)
+    thread = threading.Thread(target=work.run, args=(lambda: (2, 2), {}), daemon=True)
     thread.start()
     seen = wait_for(lambda: now if len(now := member_processes()) == 2 else None)
     assert sorted(seen.values()) == ["4", "7"]
@@ -86,9 +85,7 @@ def test_members_run_concurrently_on_gpus_of_their_own(members, tmp_path, monkey
 
 def test_a_killed_member_is_retried_and_an_ended_pool_starts_none(members, tmp_path):
     log = tmp_path / "log"
-    spec = MemberSpec(
-        "train", members[0].folder, members[0].experiment.to_toml(), "local", f"{log}.json", f"{log}.started"
-    )
+    spec = MemberSpec("train", members[0].folder, members[0].experiment.to_toml(), "local", f"{log}.json")
     pool, failures = ProcessPool(), []
 
     def run():
@@ -127,14 +124,14 @@ class LateSpec(MemberSpec):
 
 def test_a_member_that_ends_before_it_gets_its_spec_is_retried(members, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    spec = LateSpec("train", "a/b", members[0].experiment.to_toml(), "local", f"{tmp_path}/outcome", f"{tmp_path}/at")
+    spec = LateSpec("train", "a/b", members[0].experiment.to_toml(), "local", f"{tmp_path}/outcome")
     with pytest.raises(MemberError, match="its process ended with exit code 1 without a report") as raised:
         ProcessPool().run(spec, tmp_path / "log", {})
     assert raised.value.verdict == RetryDecision.AGAIN
 
 
 def test_a_spec_is_one_line(members):
-    spec = MemberSpec("score", "a/b", members[0].experiment.to_toml(), "ray", "o", "s", members[0].scoring)
+    spec = MemberSpec("score", "a/b", members[0].experiment.to_toml(), "ray", "o", members[0].scoring)
     line = spec.as_line()
     assert line.count("\n") == 1
     assert MemberSpec.of_line(line) == spec

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.sweeps import scheduler
-from launch.sweeps.devices import LocalDevicePool
 from launch.sweeps.retries import MAX_ATTEMPTS, MemberError, RetryDecision, decide_retry
 from launch.sweeps.scheduler import (
     MAX_PASSED_OVER,
-    DeviceUsage,
     SchedulerListener,
     Task,
     in_order,
@@ -67,6 +67,17 @@ class Log(SchedulerListener):
         self.again.append((task.name, verdict))
 
 
+def own_devices(total):
+    """This machine's devices, which nobody else uses."""
+    return lambda: (total, total)
+
+
+def shared_devices(total, held):
+    """A cluster whose other users hold ``held`` devices, poll by poll."""
+    left = list(held)
+    return lambda: (total, total - (left.pop(0) if left else 0))
+
+
 def waits(*needs, priority=0):
     return [Task(str(at), need, print, (), priority) for at, need in enumerate(needs)]
 
@@ -75,7 +86,7 @@ def waits(*needs, priority=0):
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=12), st.integers(4, 6))
 def test_every_task_runs_once_within_the_devices(sizes, total):
     log = Log()
-    run_tasks([log.task(str(at), *size) for at, size in enumerate(sizes)], LocalDevicePool(total), log)
+    run_tasks([log.task(str(at), *size) for at, size in enumerate(sizes)], own_devices(total), log)
     assert sorted(log.order) == sorted(map(str, range(len(sizes))))
     assert log.most <= total
     bad = {str(at) for at, (_, fails) in enumerate(sizes) if fails}
@@ -95,7 +106,7 @@ def test_tasks_that_fit_run_concurrently_on_different_devices_and_another_waits(
         meeting.wait()
 
     log = Log()
-    run_tasks([Task("a", 2, meet), Task("b", 2, meet), Task("c", 1, lambda _: third.set())], LocalDevicePool(4), log)
+    run_tasks([Task("a", 2, meet), Task("b", 2, meet), Task("c", 1, lambda _: third.set())], own_devices(4), log)
     assert log.result == {"a": None, "b": None, "c": None}
     assert seen == [False, False]
     assert sorted(given_out) == [0, 1, 2, 3]
@@ -107,7 +118,7 @@ def test_the_order_is_by_priority_then_need_and_a_dependent_task_waits():
         log.task("small", 1), log.task("large", 2), log.task("score large", 1, after=["large"]),
         log.task("larger", 2), log.task("baseline", 2, priority=-1), log.task("first", 1, priority=1),
     ]  # fmt: skip
-    run_tasks(tasks, LocalDevicePool(2), log)
+    run_tasks(tasks, own_devices(2), log)
     assert log.order.index("first") < log.order.index("large") < log.order.index("larger")
     assert log.order.index("large") < log.order.index("score large")
     assert log.order[-1] == "baseline"
@@ -118,7 +129,7 @@ def test_a_failure_only_affects_dependent_tasks():
     tasks = [
         log.task("a", 1, fails=True), log.task("b", 1, after=["a"]), log.task("c", 1, after=["b"]), log.task("d", 1),
     ]  # fmt: skip
-    run_tasks(tasks, LocalDevicePool(1), log)
+    run_tasks(tasks, own_devices(1), log)
     assert sorted(log.order) == ["a", "d"]
     assert str(log.result["a"]) == "a"
     assert log.result["d"] is None
@@ -128,7 +139,7 @@ def test_a_failure_only_affects_dependent_tasks():
 
 def test_a_task_after_one_that_is_not_in_the_list_starts():
     log = Log()
-    run_tasks([log.task("score", 1, after=["train"])], LocalDevicePool(2), log)
+    run_tasks([log.task("score", 1, after=["train"])], own_devices(2), log)
     assert log.order == ["score"]
 
 
@@ -164,7 +175,7 @@ def test_retries_are_limited_and_waiting_for_devices_does_not_count(monkeypatch)
         log.task("wrong", 1, failures=[SettingError("no")]),
         log.task("after", 1, after=["recovers", "fails"]),
     ]
-    run_tasks(tasks, LocalDevicePool(1), log)
+    run_tasks(tasks, own_devices(1), log)
     assert log.order.count("recovers") == 6
     assert log.order.count("fails") == MAX_ATTEMPTS
     assert log.order.count("wrong") == 1
@@ -177,38 +188,23 @@ def test_a_retried_task_starts_before_one_of_lower_priority(monkeypatch):
     monkeypatch.setattr(scheduler, "PAUSE_S", 0.2)
     log = Log()
     tasks = [log.task("failed", 1, priority=1, failures=[WorkerError("lost")]), log.task("less", 1)]
-    run_tasks(tasks, LocalDevicePool(1), log)
+    run_tasks(tasks, own_devices(1), log)
     assert log.order == ["failed", "failed", "less"]
 
 
-def test_devices_of_our_own_tasks_are_not_counted_as_others(monkeypatch):
+def test_a_pool_that_does_not_count_a_started_task_yet_gives_its_devices_to_no_other(monkeypatch):
     monkeypatch.setattr(scheduler, "POLL_S", 0.01)
+    log, polls, release = Log(), [], threading.Event()
 
-    class PollLog(Log):
-        others_min, most = 0, 0
+    def count():  # the first two polls miss task a
+        polls.append(len(log.order))
+        if len(polls) == 10:
+            release.set()
+        return 2, 2 if len(polls) < 3 or release.is_set() else 0
 
-        def poll(self, now):
-            if self.result:
-                return  # it has ended, and the devices are counted a moment longer
-            self.others_min, self.most = max(self.others_min, now.others_min), max(self.most, now.others)
-            if self.most:
-                release.set()
-
-    release, log = threading.Event(), PollLog()
-    run_tasks([Task("a", 2, lambda _: release.wait(20)), log.task("b", 1)], SharedDevices(2, [0, 0, *[2] * 40]), log)
-    assert log.others_min == 0  # task a holds both, and is not counted yet
-    assert log.most == 2
+    run_tasks([Task("a", 2, lambda _: release.wait(20)), log.task("b", 1)], count, log)
+    assert not any(polls[:10])
     assert log.result == {"a": None, "b": None}
-
-
-class SharedDevices:
-    """A cluster whose other users hold ``held`` devices, poll by poll."""
-
-    def __init__(self, total, held):
-        self.total, self.held = total, list(held)
-
-    def usage(self):
-        return DeviceUsage(self.total, self.held.pop(0) if self.held else 0)
 
 
 @settings(max_examples=30)
@@ -217,19 +213,67 @@ def test_devices_of_others_are_not_used_and_all_tasks_are_done(needs, held):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "POLL_S", 0.005)
         log = Log()
-        run_tasks([log.task(str(at), need) for at, need in enumerate(needs)], SharedDevices(4, held), log)
+        run_tasks([log.task(str(at), need) for at, need in enumerate(needs)], shared_devices(4, held), log)
     assert sorted(log.result.items()) == [(str(at), None) for at in range(len(needs))]
     assert log.most <= 4
+
+
+def test_a_task_waits_for_devices_of_others_and_the_numbers_are_shown(monkeypatch):
+    monkeypatch.setattr(scheduler, "POLL_S", 0.005)
+
+    class PollLog(Log):
+        shown = ()
+
+        def poll(self, waiting_for):
+            self.shown = (*self.shown, waiting_for)
+
+    log = PollLog()
+    run_tasks([log.task("large", 4), log.task("small", 1)], shared_devices(4, [3] * 50), log)
+    assert log.order == ["small", "large"]  # it fits and does not wait
+    assert set(log.shown) - {""} == {"1 of 4 devices are free; large needs 4"}
 
 
 def test_a_wait_for_devices_of_others_ends_with_an_error(monkeypatch):
     monkeypatch.setattr(scheduler, "POLL_S", 0.005)
     monkeypatch.setattr(scheduler, "MAX_WAIT_S", 0.05)
     log = Log()
-    run_tasks([log.task("large", 4), log.task("small", 1)], SharedDevices(4, [3] * 1000), log)
+    run_tasks([log.task("large", 4), log.task("small", 1)], shared_devices(4, [3] * 1000), log)
     assert log.result["small"] is None  # it fits and does not wait
-    with pytest.raises(PlacementError, match="needs 4 of the cluster's 4 devices, and others have used 3"):
+    with pytest.raises(PlacementError, match="it needs 4, and 1 of 4 devices are free; run the sweep again"):
         raise log.result["large"]
+
+
+def test_a_task_whose_devices_others_always_take_first_is_given_up(monkeypatch):
+    monkeypatch.setattr(scheduler, "PAUSE_S", 0.01)
+    monkeypatch.setattr(scheduler, "POLL_S", 0.005)
+    monkeypatch.setattr(scheduler, "MAX_WAIT_S", 0.05)
+    log = Log()
+    tasks = [log.task("late", 2, failures=[BusyError("none is free")] * 1000), log.task("after", 1, after=["late"])]
+    run_tasks(tasks, own_devices(2), log)
+    with pytest.raises(PlacementError, match="it needs 2; none is free; run the sweep again"):
+        raise log.result["late"]
+    assert str(log.result["after"]) == "not started, because late failed"
+
+
+def test_the_wait_begins_anew_when_a_task_of_the_sweep_ends(monkeypatch):
+    monkeypatch.setattr(scheduler, "POLL_S", 0.001)
+    monkeypatch.setattr(scheduler, "MAX_WAIT_S", 30.0)
+    log, polls, after = Log(), [], []
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: len(polls)))  # a poll a second
+
+    def slow(devices):
+        while len(polls) < 100:
+            time.sleep(0.001)
+
+    def count():  # 3 devices after 20 polls; when slow has ended, all after another 20
+        polls.append(None)
+        if "slow" not in log.result:
+            return 4, 3 if len(polls) > 20 else 1
+        after.append(None)
+        return 4, 4 if len(after) > 20 else 1
+
+    run_tasks([log.task("large", 4), Task("slow", 3, slow)], count, log)
+    assert log.result == {"slow": None, "large": None}
 
 
 TASKS = st.lists(st.tuples(st.integers(1, 8), st.integers(-1, 1)), min_size=1, max_size=12)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from experiments.base.cluster import Cluster
-from experiments.sweeps.members.low_resource import RULES, Group
+from experiments.sweeps.members.few_pairs import RULES, Group
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import sweep, with_member_threads
 from launch.sweeps.member import MemberSpec
@@ -52,7 +52,7 @@ def test_the_scale_for_a_gpu_is_rejected_without_one(tmp_path, monkeypatch):
     ("changed", "message"),
     [
         ({"counts": (50, 99_999)}, r"nl-99999-alone-.*asks for 99,999 pairs of nl, and django has \d+ of at most 16"),
-        ({"groups": (Group("nl", ("xx",), ("es",), 300),)}, r"corpus_languages has xx, which is not one of the \d+"),
+        ({"group": Group("nl", ("xx",), ("es",), 300)}, r"corpus_languages has xx, which is not one of the \d+"),
     ],
 )
 def test_text_that_a_member_lacks_is_named_before_any_member_starts(tmp_path, monkeypatch, changed, message):
@@ -86,7 +86,7 @@ def trained(tmp_path, monkeypatch):
     for step in (2, 4):
         write(folder / "checkpoints", step)
     nowhere = member.experiment.with_settings("text.corpus=nowhere")  # a new run would fail here
-    return MemberSpec("train", member.folder, nowhere.to_toml(), "local", "outcome", "at-work"), folder
+    return MemberSpec("train", member.folder, nowhere.to_toml(), "local", "outcome"), folder
 
 
 def each_manifest(change):

@@ -18,14 +18,13 @@ from experiments.sweeps.batch_size import batch_table
 from experiments.sweeps.members.multilingual import MODELS
 from experiments.sweeps.registry import SWEEPS
 from experiments.sweeps.report.figures import against_bilingual
+from experiments.sweeps.report.margins import Difference, difference
 from experiments.sweeps.report.results import is_scored, read_results
 from experiments.sweeps.report.verdicts import (
     Comparison,
-    Difference,
     Gain,
     combined_outcome,
     depth_beats_width,
-    difference,
 )
 from experiments.sweeps.text_base import still_improving
 from suite.errors import DataError
@@ -84,7 +83,7 @@ def depth_width(runs: Path, good, alone=6.0, noise=0.1, leave_out=()):
 
 
 def words(runs: Path, name="depth_width"):
-    table = SWEEPS[name].tables("laptop", LAPTOP, runs)[0]
+    table = SWEEPS[name].report("laptop", LAPTOP, runs).tables[0]
     return {row[0].partition(": ")[0]: row[2] for row in table.rows if row[0]}, table
 
 
@@ -120,7 +119,7 @@ def test_findings_are_confirmed_by_clear_scores(tmp_path):
     assert re.fullmatch(r"\+0\.60 ± 0\.\d\d", nats)
     assert re.fullmatch(r"\+6\.00 ± 0\.\d\d", chrf)
     assert seeds == "3 of 3"
-    page = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path)
+    page = SWEEPS["depth_width"].report("laptop", LAPTOP, tmp_path).page
     (distinct,) = (each for section in page.sections for each in section.tables if each.name == "distinct")
     assert third_row(distinct, "depth beats width") == ["+0.72 ± 0.04", "+5.40 ± 0.33"]  # 1.2 and 0.9 times as much
     assert third_row(table, "depth beats width", "high")[2] is None  # only the low third decides
@@ -247,14 +246,14 @@ def test_missing_members_are_named_and_the_rest_is_reported(tmp_path):
     assert result["at equal size depth beats width on low-resource languages"] == "confirmed"
     assert result["1.3B (wide) to 6B is better everywhere"] == "no runs"
     assert result["400M to 1.3B (deep) is better everywhere"] == "confirmed"
-    text = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path).markdown()
+    text = SWEEPS["depth_width"].report("laptop", LAPTOP, tmp_path).page.markdown()
     assert "excluded from all numbers: depth_width-laptop/t128_6b-0" in text
     assert result["one multilingual model (one of the baselines' own size, t12_400m) beats the bilingual ones on "
                   "low-resource languages"] == "no runs"  # fmt: skip
     assert "| gl | low | 500 | 300 | 26 | - |" in text  # no baseline
     assert "| da | low | 500 | 300 | 26 | 12.2 ± 0.5 |" in text
     assert "depth_width-laptop/t64_3b-1 |" in text
-    empty = SWEEPS["capacity"].page("laptop", LAPTOP, tmp_path / "nothing")
+    empty = SWEEPS["capacity"].report("laptop", LAPTOP, tmp_path / "nothing").page
     assert "No member of this sweep is finished" in empty.markdown()
     assert "no runs" in empty.html()
 
@@ -275,14 +274,14 @@ def test_scores_with_other_settings_are_excluded_and_named(tmp_path, other):
     results = read_results("laptop", members("depth_width"), tmp_path)
     assert [member.folder for member in results.missing] == ["depth_width-laptop/t128_6b-1"]
     assert list(results.by_seed("t128_6b", ["de"], "chrf")) == [0, 2]
-    page = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path)
+    page = SWEEPS["depth_width"].report("laptop", LAPTOP, tmp_path).page
     assert "excluded from all numbers: depth_width-laptop/t128_6b-1" in page.markdown()
     assert words(tmp_path)[1].rows != untouched
 
 
 def test_the_page_is_self_contained_and_has_all_models(tmp_path):
     depth_width(tmp_path, GOOD)
-    page = SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path)
+    page = SWEEPS["depth_width"].report("laptop", LAPTOP, tmp_path).page
     html_file, markdown_file = page.write(tmp_path / "out")
     html = html_file.read_text()
     assert html.count("<svg") == 4
@@ -307,7 +306,7 @@ def test_the_page_is_self_contained_and_has_all_models(tmp_path):
 def test_the_figure_beside_bilingual_models_has_margins(tmp_path):
     depth_width(tmp_path, GOOD)
     results = read_results("laptop", [*members("depth_width"), *members("bilingual", tmp_path)], tmp_path)
-    axis = against_bilingual(results).figure.axes[0]
+    axis = against_bilingual(results)[0].figure.axes[0]
     assert [bar.get_label() for bar in axis.containers] == list(MODELS)
     for bar in axis.containers:
         (segments,) = bar.lines[2]
@@ -329,12 +328,10 @@ def test_runs_that_ended_before_or_have_no_validation_are_not_said_to_improve(tm
 
 
 def test_a_sweep_with_fewer_models_or_another_scale_tests_what_it_has():
-    findings = {
-        (name, scale): [
-            each.finding.partition(": ")[0] for find in SWEEPS[name].findings for each in find(_nothing(name, scale))
-        ]
-        for name, scale in (("capacity", "laptop"), ("depth_width", "laptop_long"))
-    }
+    findings = {}
+    for name, scale in (("capacity", "laptop"), ("depth_width", "laptop_long")):
+        table = SWEEPS[name].report(scale, LAPTOP, Path("nothing")).tables[0]
+        findings[name, scale] = [row[0].partition(": ")[0] for row in table.rows if row[0]]
     assert findings["capacity", "laptop"] == [
         "400M to 1.3B (wide) is better everywhere", "1.3B (wide) to 6B is better everywhere",
     ]  # fmt: skip
@@ -344,10 +341,6 @@ def test_a_sweep_with_fewer_models_or_another_scale_tests_what_it_has():
         "one multilingual model (one of the baselines' own size, t12_400m) beats the bilingual ones on low-resource "
         "languages",
     ]  # fmt: skip
-
-
-def _nothing(name, scale):
-    return read_results(scale, SWEEPS[name].members(scale, LAPTOP, Path("nothing")), Path("nothing"))
 
 
 def test_models_scored_on_different_test_pairs_are_not_compared(tmp_path):
@@ -363,7 +356,7 @@ def test_a_page_escapes_its_text(tmp_path):
     folder = tmp_path / members("depth_width")[0].folder
     record = json.loads((folder / "record.json").read_text()) | {"data": "<script>alert(1)</script>"}
     (folder / "record.json").write_text(json.dumps(record))
-    assert "<script>" not in SWEEPS["depth_width"].page("laptop", LAPTOP, tmp_path).html()
+    assert "<script>" not in SWEEPS["depth_width"].report("laptop", LAPTOP, tmp_path).page.html()
 
 
 def test_table_5_has_the_papers_columns(tmp_path):
@@ -389,7 +382,7 @@ def test_table_5_has_the_papers_columns(tmp_path):
     assert set(result.values()) == {"confirmed"}
     gain = 2 * 1.1 * (4 * middle - round(0.26 * middle)) / 500  # into English alone
     assert all(row[5].startswith(f"+{gain:.2f} ±") for row in findings.rows)
-    text = SWEEPS["batch_size"].page("laptop", LAPTOP, tmp_path).markdown()
+    text = SWEEPS["batch_size"].report("laptop", LAPTOP, tmp_path).page.markdown()
     assert "15 runs are finished and scored" in text  # the middle batch is one run in both comparisons
 
 

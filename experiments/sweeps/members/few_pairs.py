@@ -15,7 +15,6 @@ from pathlib import Path
 from experiments.base.cluster import Cluster
 from experiments.sweeps.members.base import Member, Scoring, folder_name
 from experiments.sweeps.members.tuning import BaselineRuns, Setting, tuned_members, tuning_members
-from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m
 from experiments.translation.scales import TextRule, shrunk_by
 
@@ -57,12 +56,10 @@ class Case:
 
     @property
     def title(self) -> str:
-        """Such as ``gl, 500 pairs``."""
         return f"{self.group.language}, {self.amount} pairs"
 
     @property
     def amount(self) -> str:
-        """The number of pairs, or ``all``."""
         return "all" if self.count is None else str(self.count)
 
     @property
@@ -74,7 +71,6 @@ class Case:
         return Model("alone, tuned"), related, *([control] if unrelated else [])
 
     def label(self, model: Model) -> str:
-        """Returns the label of a model's runs."""
         return f"{self.title}: {model.name}"
 
 
@@ -87,7 +83,7 @@ class LowResourceRule:
     """The sweep at one scale."""
 
     text: TextRule
-    groups: tuple[Group, ...]
+    group: Group
     counts: tuple[int | None, ...]
     """Training pairs of the language; None: all of them."""
     validate_every: int
@@ -111,11 +107,11 @@ _TINY = TextRule(
 )  # fmt: skip
 
 RULES = {
-    "laptop": LowResourceRule(_LAPTOP, (GALICIAN,), (500, 2000), validate_every=40, patience=3),
-    "laptop_slavic": LowResourceRule(_LAPTOP, (BELARUSIAN,), (500, 2000), validate_every=40, patience=3),
+    "laptop": LowResourceRule(_LAPTOP, GALICIAN, (500, 2000), validate_every=40, patience=3),
+    "laptop_slavic": LowResourceRule(_LAPTOP, BELARUSIAN, (500, 2000), validate_every=40, patience=3),
     "laptop_long": LowResourceRule(
         replace(_LAPTOP, steps=2160, checkpoint_every=720),
-        (replace(GALICIAN, unrelated=()),),
+        replace(GALICIAN, unrelated=()),
         (2000,),
         validate_every=80,
         patience=4,
@@ -123,7 +119,7 @@ RULES = {
     # a test of the whole sweep in two minutes; the models learn nothing
     "tiny": LowResourceRule(
         _TINY,
-        (Group("nl", ("de",), ("es",), 300),),
+        Group("nl", ("de",), ("es",), 300),
         (50, None),
         validate_every=2,
         patience=1,
@@ -138,9 +134,7 @@ the other languages are."""
 
 
 def cases(scale: str) -> list[Case]:
-    """Returns what is compared at a scale."""
-    rule = RULES[scale]
-    return [Case(group, count) for group in rule.groups for count in rule.counts]
+    return [Case(RULES[scale].group, count) for count in RULES[scale].counts]
 
 
 def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
@@ -154,45 +148,30 @@ def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Membe
         tuned = tuned_members(alone(case, scale, cluster), RULES[scale].seeds, runs)
         for seed in range(RULES[scale].seeds):
             members += tuned[seed : seed + 1]
-            members += [_multilingual(case, model, seed, scale, cluster) for model in case.models[1:]]
+            for model in case.models[1:]:
+                name = f"with-{'-'.join(model.others)}"
+                members.append(_member(case, model, name, RULES[scale].text, seed, scale, cluster))
     return list({member.folder: member for member in members}.values())
 
 
 def alone(case: Case, scale: str, cluster: Cluster) -> BaselineRuns:
-    """Returns the bilingual runs of the language."""
 
     def member(setting: Setting, seed: int) -> Member:
-        run = _run(case, setting.applied(RULES[scale].text), (), seed, scale, cluster)
-        name = f"{case.group.language}-{case.amount}-alone-{setting.folder_name}-{seed}"
-        return _member(scale, name, case, case.models[0], run)
+        text = setting.applied(RULES[scale].text)
+        return _member(case, case.models[0], f"alone-{setting.folder_name}", text, seed, scale, cluster)
 
     return member
 
 
-def _multilingual(case: Case, model: Model, seed: int, scale: str, cluster: Cluster) -> Member:
-    run = _run(case, RULES[scale].text, model.others, seed, scale, cluster)
-    name = f"{case.group.language}-{case.amount}-with-{'-'.join(model.others)}-{seed}"
-    return _member(scale, name, case, model, run)
-
-
-def _run(
-    case: Case, text: TextRule, others: tuple[str, ...], seed: int, scale: str, cluster: Cluster
-) -> TranslationExperiment:
+def _member(case: Case, model: Model, name: str, text: TextRule, seed: int, scale: str, cluster: Cluster) -> Member:
     rule, group = RULES[scale], case.group
-    run = shrunk_by(t12_400m(), text, cluster, scale)
     limits = [f"{group.language}:{case.count}"] if case.count is not None else []
-    limits += [f"{other}:{group.pairs}" for other in others]
-    chosen = {
-        "corpus_languages": group.languages,
-        "languages": tuple(sorted((group.language, *others))),
-        "train_pairs": tuple(limits) or None,
-    }
-    train = {"seed": seed, "validate_every": rule.validate_every, "patience": rule.patience}
-    return run.model_copy(
-        update={"text": run.text.model_copy(update=chosen), "train": run.train.model_copy(update=train)}
+    limits += [f"{other}:{group.pairs}" for other in model.others]
+    run = shrunk_by(t12_400m(), text, cluster, scale).with_settings(
+        f"text.corpus_languages={','.join(group.languages)} "
+        f"text.languages={','.join(sorted((group.language, *model.others)))} "
+        f"text.train_pairs={','.join(limits) or 'none'} "
+        f"train.seed={seed} train.validate_every={rule.validate_every} train.patience={rule.patience}"
     )
-
-
-def _member(scale: str, name: str, case: Case, model: Model, run: TranslationExperiment) -> Member:
-    scoring = replace(RULES[scale].scoring, languages=(case.group.language,))
-    return Member(f"{folder_name(NAME, scale)}/{name}", case.label(model), run, scoring)
+    folder = f"{folder_name(NAME, scale)}/{group.language}-{case.amount}-{name}-{seed}"
+    return Member(folder, case.label(model), run, replace(rule.scoring, languages=(group.language,)))

@@ -4,75 +4,40 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments.report.page import Page, Section
 from experiments.report.table import Table, Value, readable
-from experiments.sweeps.members.base import Member, read_record
+from experiments.sweeps.members.base import Member, Report, read_record
 from experiments.sweeps.report.figures import step_curves
-from experiments.sweeps.report.verdicts import t_margin
-from suite.training.metrics import LOSS, STEP, read_steps
+from experiments.sweeps.report.margins import mean_and_margin
+from experiments.sweeps.report.results import Run, read_losses
+from suite.training.metrics import STEP
 
 
-@dataclass(frozen=True)
-class FinishedMember:
-    """A member, its record, and the loss of each step."""
-
-    member: Member
-    record: dict[str, Any]
-    losses: tuple[tuple[int, float], ...]
-
-
-def label_page(title: str, about: Sequence[str], members: Sequence[Member], runs: Path) -> Page:
+def label_report(title: str, about: Sequence[str], members: Sequence[Member], runs: Path) -> Report:
     """Returns the report of the finished members: what is missing, a table by label, the loss curves, all runs."""
-    finished = _finished(members, runs)
+    finished = [
+        Run(member, folder, record, {}, read_losses(folder, STEP))
+        for member in members
+        for folder in [runs / member.folder]
+        if (record := read_record(folder)) is not None and member.experiment.is_finished(record)
+    ]
     folders = {run.member.folder for run in finished}
     missing = [member.folder for member in members if member.folder not in folders]
     what = [f"{len(finished)} of {len(members)} runs are finished."]
     what += [f"Not finished, and excluded from all numbers: {', '.join(missing)}."] if missing else []
-    curves = step_curves([(run.member.label, run.losses) for run in finished])
-    return Page(
-        title,
-        [
-            Section("What was compared", [*about, *what]),
-            Section("Results", tables=[_by_label(finished, members)]),
-            Section("Losses", pictures=[curves] if curves else []),
-            Section("Runs", tables=[_runs(finished)]),
-        ],
-    )
+    table = _by_label(finished, members)
+    sections = [
+        Section("What was compared", [*about, *what]),
+        Section("Results", tables=[table]),
+        Section("Losses", pictures=step_curves(finished)),
+        Section("Runs", tables=[_runs(finished)]),
+    ]
+    return Report(Page(title, sections), [table])
 
 
-def label_table(members: Sequence[Member], runs: Path) -> Table:
-    """Returns a row for each label."""
-    return _by_label(_finished(members, runs), members)
-
-
-def mean_and_margin(values: Sequence[float]) -> str | None:
-    """Returns ``mean ± margin``: the 95% confidence interval of the mean, t * s / sqrt(n); only the mean of one value,
-    None for none."""
-    if not values:
-        return None
-    mean = readable(float(statistics.fmean(values)))
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {t_margin(values):.2g}"
-
-
-def _finished(members: Sequence[Member], runs: Path) -> list[FinishedMember]:
-    found = []
-    for member in members:
-        record = read_record(runs / member.folder)
-        if record is None or not member.experiment.is_finished(record):
-            continue
-        steps = read_steps(runs / member.folder / "metrics.jsonl")
-        losses = tuple((int(step[STEP]), float(step[LOSS])) for step in steps if step[LOSS] is not None)
-        found.append(FinishedMember(member, record, losses))
-    return found
-
-
-def _by_label(finished: Sequence[FinishedMember], members: Sequence[Member]) -> Table:
+def _by_label(finished: Sequence[Run], members: Sequence[Member]) -> Table:
     headings = (
         "run", "measure", "held-out mean", "seeds", "last training loss", "steps", "per second", "parameters"
     )  # fmt: skip
@@ -101,7 +66,7 @@ def _by_label(finished: Sequence[FinishedMember], members: Sequence[Member]) -> 
     return Table("by-label", "Runs by label", headings, rows, notes)
 
 
-def _runs(finished: Sequence[FinishedMember]) -> Table:
+def _runs(finished: Sequence[Run]) -> Table:
     headings = ("folder", "run", "seed", "K", "R", "steps", "seconds", "first loss", "last loss", "held out")
     rows: list[list[Value]] = [
         [
