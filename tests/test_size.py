@@ -43,7 +43,7 @@ BUDGETS = {
     "models": 1330,
     "suite": 800,
     "suite/data": 3820,
-    "suite/decoding": 520,
+    "suite/decoding": 500,
     "suite/evaluation": 500,
     "suite/pipeline/model": 860,
     "suite/pipeline/planning": 2850,

@@ -17,7 +17,6 @@ Results do not depend on K: the same layers compute on the same tensors, on what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -41,20 +40,6 @@ class Search(Protocol):
 
     def advance(self, logits: Tensor) -> BeamUpdate:
         """Returns how the group continues after the logits of its newest tokens."""
-
-
-@dataclass
-class _GroupState:
-    """A group on one stage."""
-
-    number: int
-    sentences: int
-    caches: list[LayerCache]
-    hypotheses: int = 1
-
-    def apply(self, update: BeamUpdate, device: torch.device) -> None:
-        update.apply(self.caches, self.sentences, self.hypotheses, device)
-        self.sentences, self.hypotheses = update.tokens.shape
 
 
 class Decoder:
@@ -86,54 +71,51 @@ class Decoder:
         )
 
     def run(
-        self, sources: Sequence[Tensor], first: int | None, search: Callable[[int], Search],
+        self,
+        sources: Sequence[Tensor],
+        first: int | None,
+        search: Callable[[int], Search],
         on_finished: Callable[[int], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Decodes groups, each of source ids (sentences, time), after the token ``first``; None continues the source,
         as a decoder-only model does. All stages must call it.
 
         On the last stage ``search(i)`` returns the search of group i, and ``on_finished(i)`` is called when it is done.
         Raises StallError when another stage does not respond in time.
         """
+        remaining = enumerate(sources)
+
+        def run_groups() -> Iterator[bool]:
+            """Runs the remaining groups one after the other; yields after each step of one."""
+            for number, source in remaining:
+                yield from self._run_group(number, source, first, search(number) if self._coord.is_last else None)
+                if self._coord.is_last:
+                    on_finished(number)
+
         with self._part.weights_cast_once():
-            self._run(sources, first, search, on_finished)
+            if self._coord.stage < self._entry:
+                for number, source in remaining:
+                    self._begin(number, source, first)
+            else:
+                group_runs = [run_groups() for _ in range(self._groups_in_flight)]
+                while group_runs:
+                    group_runs = [group_run for group_run in group_runs if next(group_run, False)]
+            for sent in (self._next_stage, *self._decoding_stages):
+                if sent is not None:
+                    sent.flush()
 
-    def _run(
-        self, sources: Sequence[Tensor], first: int | None, search: Callable[[int], Search],
-        on_finished: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        remaining = iter(range(len(sources)))
-        if self._coord.stage < self._entry:
-            for number in remaining:
-                self._begin(number, sources[number], first)
-        else:
-            group_runs = [
-                self._run_groups(remaining, sources, first, search, on_finished) for _ in range(self._groups_in_flight)
-            ]
-            while group_runs:
-                group_runs = [group_run for group_run in group_runs if next(group_run, None) is not None]
-        for sent in (self._next_stage, *self._decoding_stages):
-            if sent is not None:
-                sent.flush()
-
-    def _run_groups(
-        self, remaining: Iterator[int], sources: Sequence[Tensor], first: int | None, search: Callable[[int], Search],
-        on_finished: Callable[[int], None],
-    ) -> Iterator[bool]:  # fmt: skip
-        """Runs the remaining groups one after the other; yields after each step of one."""
-        for number in remaining:
-            outputs, caches = self._begin(number, sources[number], first)
-            group = _GroupState(number, len(sources[number]), caches)
-            beam_search = search(number) if self._coord.is_last else None
-            while True:
-                choice = self._choose_and_send(beam_search, outputs[0]) if beam_search is not None else None
-                yield True
-                update = choice if choice is not None else self._recv_choice(number)
-                if update.finished:
-                    break
-                outputs = self._extend(group, update)
-            if beam_search is not None:
-                on_finished(number)
+    def _run_group(self, number: int, source: Tensor, first: int | None, beam_search: Search | None) -> Iterator[bool]:
+        outputs, caches = self._begin(number, source, first)
+        sentences, hypotheses = len(source), 1
+        while True:
+            choice = self._choose_and_send(beam_search, outputs[0]) if beam_search is not None else None
+            yield True
+            update = choice if choice is not None else self._recv_choice(number)
+            if update.finished:
+                return
+            update.apply(caches, sentences, hypotheses, self._device)
+            sentences, hypotheses = update.tokens.shape
+            outputs = self._extend(number, caches, update)
 
     def _begin(self, number: int, source: Tensor, first: int | None) -> tuple[Tensors, list[LayerCache]]:
         if self._previous_stage is None:
@@ -146,14 +128,13 @@ class Decoder:
             self._next_stage.send(outputs)
         return outputs, caches
 
-    def _extend(self, group: _GroupState, update: BeamUpdate) -> Tensors:
-        group.apply(update, self._device)
+    def _extend(self, number: int, caches: list[LayerCache], update: BeamUpdate) -> Tensors:
         if self._coord.stage == self._entry:
             inputs: Tensors = (update.tokens.view(-1, 1).to(self._device, non_blocking=True),)
         else:
             assert self._previous_stage is not None
-            inputs = self._previous_stage.recv(f"the next token of group {group.number}")
-        outputs = self._part.decode_step(group.caches, inputs)
+            inputs = self._previous_stage.recv(f"the next token of group {number}")
+        outputs = self._part.decode_step(caches, inputs)
         if self._next_stage is not None:
             self._next_stage.send(outputs)
         return outputs
