@@ -44,7 +44,7 @@ BUDGETS = {
     "suite": 800,
     "suite/data": 3820,
     "suite/decoding": 500,
-    "suite/evaluation": 500,
+    "suite/evaluation": 480,
     "suite/pipeline/model": 860,
     "suite/pipeline/planning": 2850,
     "suite/pipeline/runtime": 2690,

@@ -33,23 +33,15 @@ def ngram_nll(train: NDArray[Any], rows: NDArray[Any], vocabulary: int, orders: 
     """
     scores = []
     for order in orders:
-        models = [KneserNey.count(train, below, vocabulary) for below in range(1, order + 1)]
         total, labels = 0.0, rows.shape[1] - 1
-        for model in models:
-            # tokens with exactly n - 1 tokens before them, or at the highest order with at least so many
-            last = labels if model.order == order else min(labels, model.order - 1)
-            first = max(1, model.order - 1)
-            if first <= last:
-                total -= float(np.log(model.probabilities(_windows(rows, model.order, first, last))).sum())
+        for n in range(1, order + 1):
+            # the tokens with exactly n - 1 tokens before them, or at the highest order with at least so many
+            ends = np.arange(max(1, n - 1), (labels if n == order else min(labels, n - 1)) + 1)
+            if len(ends):
+                ngrams = rows[:, ends[:, None] + np.arange(1 - n, 1)].reshape(-1, n).astype(np.int64)
+                total -= float(np.log(KneserNey.count(train, n, vocabulary).probabilities(ngrams)).sum())
         scores.append(total / (len(rows) * labels))
     return scores
-
-
-def _windows(rows: NDArray[Any], order: int, first: int, last: int) -> Ints:
-    """Returns the n-grams (n-grams, order) that end at the columns ``first`` to ``last`` of each row."""
-    ends = np.arange(first, last + 1)
-    columns = ends[:, None] + np.arange(1 - order, 1)
-    return rows[:, columns].reshape(-1, order).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -64,6 +56,15 @@ class _Order:
     """N(h) of each context."""
     discount: float
 
+    @classmethod
+    def count(cls, ngrams: Ints, vocabulary: int) -> _Order:
+        """Counts n-grams, which are numbers."""
+        keys, counts = np.unique(ngrams, return_counts=True)
+        contexts, first, followers = np.unique(keys // vocabulary, return_index=True, return_counts=True)
+        once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+        discount = once / (once + 2 * twice) if once and twice else 0.5
+        return cls(keys, counts, contexts, np.add.reduceat(counts, first), followers, discount)
+
 
 @dataclass(frozen=True)
 class KneserNey:
@@ -73,48 +74,33 @@ class KneserNey:
     orders: tuple[_Order, ...]
     """From unigrams on."""
 
-    @property
-    def order(self) -> int:
-        """n."""
-        return len(self.orders)
-
     @classmethod
     def count(cls, tokens: NDArray[Any], order: int, vocabulary: int) -> KneserNey:
         """Counts the n-grams of a sequence of at least ``order`` token ids."""
         assert vocabulary**order < 2**63, (vocabulary, order)
         ids = tokens[:MOST_TOKENS].astype(np.int64)
-        keys = np.zeros(len(ids) - order + 1, dtype=np.int64)
-        for at in range(order):
-            keys = keys * vocabulary + ids[at : at + len(keys)]
-        kinds, counts = np.unique(keys, return_counts=True)
-        orders = [_order(kinds, counts, vocabulary)]
+        orders = [_Order.count(_keys(np.lib.stride_tricks.sliding_window_view(ids, order), vocabulary), vocabulary)]
         for below in range(order - 1, 0, -1):
-            kinds, counts = np.unique(kinds % vocabulary**below, return_counts=True)
-            orders.insert(0, _order(kinds, counts, vocabulary))
+            orders.insert(0, _Order.count(orders[0].keys % vocabulary**below, vocabulary))
         return cls(vocabulary, tuple(orders))
 
     def probabilities(self, ngrams: Ints) -> NDArray[np.float64]:
         """Returns P(last token | the others) of each row of (n-grams, order)."""
         result = np.full(len(ngrams), 1 / self.vocabulary)
         for number, order in enumerate(self.orders, 1):
-            keys = np.zeros(len(ngrams), dtype=np.int64)
-            for column in ngrams.T[len(ngrams.T) - number :]:
-                keys = keys * self.vocabulary + column
+            keys = _keys(ngrams[:, -number:], self.vocabulary)
             counts = _look_up(order.keys, order.counts, keys)
             contexts = keys // self.vocabulary
             totals = _look_up(order.contexts, order.context_counts, contexts)
             followers = _look_up(order.contexts, order.followers, contexts)
-            seen = totals > 0
             own = np.maximum(counts - order.discount, 0) + order.discount * followers * result
-            result = np.where(seen, own / np.maximum(totals, 1), result)
+            result = np.where(totals > 0, own / np.maximum(totals, 1), result)
         return result
 
 
-def _order(keys: Ints, counts: Ints, vocabulary: int) -> _Order:
-    contexts, first, followers = np.unique(keys // vocabulary, return_index=True, return_counts=True)
-    once, twice = int((counts == 1).sum()), int((counts == 2).sum())
-    discount = once / (once + 2 * twice) if once and twice else 0.5
-    return _Order(keys, counts, contexts, np.add.reduceat(counts, first), followers, discount)
+def _keys(ngrams: Ints, vocabulary: int) -> Ints:
+    """Returns n-grams (n-grams, order) as numbers of base ``vocabulary``."""
+    return ngrams @ vocabulary ** np.arange(ngrams.shape[1] - 1, -1, -1, dtype=np.int64)
 
 
 def _look_up(keys: Ints, values: Ints, wanted: Ints) -> Ints:

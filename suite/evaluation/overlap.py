@@ -87,32 +87,29 @@ def closest_overlaps(texts: Sequence[str], training: Iterable[str]) -> list[Over
     Near-duplicates share a word among the first ``len(x) - ceil(0.6 len(x)) + 1`` of each set x, in any fixed order of
     words (the prefix filter of Chaudhuri et al., 2006). Only sets that do are compared.
     """
-    closest = [Overlap.NONE] * len(texts)
-    places, folded_places = _places(texts), _places([text.casefold() for text in texts])
     sets = [_words(text) for text in texts]
     rarity = Counter(word for words in sets for word in words)
     with_first_word: defaultdict[str, list[int]] = defaultdict(list)
     for at, words in enumerate(sets):
         for word in _prefix(words, rarity):
             with_first_word[word].append(at)
+    exact: set[str] = set()
+    folded: set[str] = set()
+    near: set[int] = set()
+    wanted = {*texts, *(text.casefold() for text in texts)}
     for text in training:
+        exact |= {text} & wanted
+        folded |= {text.casefold()} & wanted
         words = _words(text)
-        for at in {at for word in _prefix(words, rarity) for at in with_first_word.get(word, ())}:
+        for at in {at for word in _prefix(words, rarity) for at in with_first_word.get(word, ())} - near:
             shared = len(words & sets[at])
-            if closest[at] == Overlap.NONE and shared >= NEAR * (len(words) + len(sets[at]) - shared):
-                closest[at] = Overlap.NEAR
-        for at in folded_places.get(text.casefold(), ()):
-            closest[at] = max(closest[at], Overlap.CASE_FOLDED)
-        for at in places.get(text, ()):
-            closest[at] = Overlap.EXACT
-    return closest
-
-
-def _places(texts: Sequence[str]) -> dict[str, list[int]]:
-    places: defaultdict[str, list[int]] = defaultdict(list)
+            if shared >= NEAR * (len(words) + len(sets[at]) - shared):
+                near.add(at)
+    closest = [Overlap.NEAR if at in near else Overlap.NONE for at in range(len(texts))]
     for at, text in enumerate(texts):
-        places[text].append(at)
-    return dict(places)
+        if text.casefold() in folded:
+            closest[at] = Overlap.EXACT if text in exact else Overlap.CASE_FOLDED
+    return closest
 
 
 def _words(text: str) -> frozenset[str]:

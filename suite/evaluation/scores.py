@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
@@ -40,12 +41,8 @@ def thirds(sizes: Mapping[str, int]) -> dict[str, Third]:
     If three does not divide the number of languages, the first thirds get one more.
     """
     order = sorted(sizes, key=lambda language: (-sizes[language], language))
-    base, extra = divmod(len(order), 3)
-    third_of: dict[str, Third] = {}
-    for at, third in enumerate(THIRDS):
-        start = at * base + min(at, extra)
-        third_of |= dict.fromkeys(order[start : start + base + (at < extra)], third)
-    return third_of
+    parts = np.array_split(np.arange(len(order)), len(THIRDS))
+    return {order[at]: third for third, part in zip(THIRDS, parts, strict=True) for at in part}
 
 
 def one_line(text: str) -> str:
@@ -87,8 +84,8 @@ class TranslatedPairs:
         ``nll`` is the mean per reference token. ``copy`` scores the sources themselves: names and placeholders stay the
         same in a translation, so even a copied source scores well. Without pairs the scores are None.
         """
-        everything = range(len(self.references))
-        return {**self._scores(everything), **{name: self._scores(places) for name, places in parts.items()}}
+        of_parts = {name: self._scores(places) for name, places in parts.items()}
+        return {**self._scores(range(len(self.references))), **of_parts}
 
     def _scores(self, places: Sequence[int]) -> dict[str, Any]:
         if not places:

@@ -17,17 +17,11 @@ def unigram_entropy(labels: Iterable[Tensor], padding: int = 0) -> float:
     the frequencies are those of the scored tokens. A real unigram model takes them from training text and does worse,
     so a model below this bound uses context.
     """
-    counts = torch.zeros(0, dtype=torch.int64)
-    for tensor in labels:
-        added = torch.bincount(tensor.reshape(-1).cpu())
-        counts, added = (counts, added) if len(counts) >= len(added) else (added, counts)
-        counts[: len(added)] += added
-    if padding < len(counts):
-        counts[padding] = 0
-    total = int(counts.sum())
-    if total == 0:
+    tokens = torch.cat([torch.empty(0, dtype=torch.int64), *(tensor.flatten().cpu() for tensor in labels)])
+    _, counts = tokens[tokens != padding].unique(return_counts=True)
+    if not len(counts):
         raise DataError(
             f"cannot compute the entropy without tokens: there are no labels, or all are the padding id {padding}"
         )
-    shares = counts[counts > 0].double() / total
+    shares = counts.double() / counts.sum()
     return float(-(shares * shares.log()).sum())
