@@ -42,7 +42,7 @@ BUDGETS = {
     "experiments/translation": 510,
     "models": 1330,
     "suite": 800,
-    "suite/data": 3820,
+    "suite/data": 3660,
     "suite/decoding": 500,
     "suite/evaluation": 480,
     "suite/pipeline/model": 860,

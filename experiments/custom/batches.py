@@ -61,9 +61,7 @@ class SpecBatches:
         """Returns the held-out rows in order, or the first ``most`` of them, in mini-batches of ``rows`` that are read
         on access."""
         total = len(cast(Dataset, self._spec.valid))
-        total = min(total, most or total)
-        rows = [range(first, min(total, first + self._rows)) for first in range(0, total, self._rows)]
-        return LazyMiniBatches(rows, lambda rows: self._held_out(rows, micro_batches))
+        return LazyMiniBatches(min(total, most or total), self._rows, lambda rows: self._held_out(rows, micro_batches))
 
     def check_prefetch(self) -> None:
         """Raises SettingError if the first mini-batch draws random numbers and the spec says ``prefetch``."""

@@ -15,8 +15,9 @@ from launch.inference.model_text import encoded_lines, load_documents
 from launch.inference.translate import read_lines
 from launch.runs.checkpoints import print_checkpoint_used, stderr_console
 from launch.runs.store import RunFolder, find_run
-from suite.data.documents.tokenizer import END_ID, encode_all
+from suite.data.documents.tokenizer import END_ID
 from suite.data.documents.tokens import TokenData
+from suite.data.tokens import encode_all
 from suite.errors import SettingError
 from suite.training.checkpoint import Choice
 

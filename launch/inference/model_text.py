@@ -18,7 +18,8 @@ from launch.runs.store import CACHE, RunFolder
 from suite.data.documents.tokens import TokenData
 from suite.data.text.languages import canonical
 from suite.data.text.text import TextData
-from suite.data.text.tokenizer import END_ID, encode_all
+from suite.data.text.tokenizer import END_ID
+from suite.data.tokens import encode_all
 from suite.errors import DataError, SettingError, nearest
 from suite.training.checkpoint import Choice
 

@@ -6,10 +6,12 @@ The manifest of a folder has every file's size and SHA-256. Written last, it mar
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
+from typing import Any
 
 import datasets
 import filelock
@@ -21,6 +23,16 @@ _LOCK_SECONDS = 900.0
 _MANIFEST = "manifest.json"
 
 
+def slug(source: str) -> str:
+    """Returns the name of a source as a part of a folder's name."""
+    return re.sub(r"\W+", "-", source)
+
+
+def cache_folder(cache: Path, name: str, content: Any) -> Path:
+    """Returns a cache folder whose name ends with a digest of ``content``: all that its files depend on."""
+    return cache / f"{name}-{sha256(json.dumps(content).encode()).hexdigest()[:12]}"
+
+
 def cached(folder: Path, build: Callable[[Path], None], log: Log) -> None:
     """Calls ``build`` to fill a folder unless a valid one exists; one process at a time.
 
@@ -30,7 +42,10 @@ def cached(folder: Path, build: Callable[[Path], None], log: Log) -> None:
     lock = shared_lock(folder.with_suffix(".lock"))
     try:
         with lock.acquire(timeout=_LOCK_SECONDS):
-            if not _is_valid(folder, log):
+            if folder.exists() and (fault := find_damage(folder)):
+                log(f"the prepared data in {folder} is damaged ({fault}); preparing it again")
+                shutil.rmtree(folder)
+            if not folder.exists():
                 _build(folder, build)
     except filelock.Timeout:
         raise DataError(
@@ -44,65 +59,50 @@ def shared_lock(path: Path, timeout_s: float = -1) -> filelock.BaseFileLock:
     return filelock.FileLock(path, timeout_s, mode=path.parent.stat().st_mode & 0o666 | 0o600)
 
 
-def _is_valid(folder: Path, log: Log) -> bool:
-    if not folder.exists():
-        return False
-    fault = find_damage(folder)
-    if fault is None:
-        return True
-    log(f"the prepared data in {folder} is damaged ({fault}); preparing it again")
-    shutil.rmtree(folder)
-    return False
-
-
 def _build(folder: Path, build: Callable[[Path], None]) -> None:
     building = folder.with_name(f"{folder.name}.building")
     shutil.rmtree(building, ignore_errors=True)  # we hold the lock, so this is left from a process that died
     building.mkdir()
     try:
         build(building)
-        _write_manifest(building)
+        (building / _MANIFEST).write_text(json.dumps({"files": _entries(building)}, indent=1))
         building.rename(folder)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Returns the SHA-256 of a file."""
     with path.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    files = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+def _entries(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns the manifest's entry of each file below a folder."""
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     files.pop(_MANIFEST, None)
-    return files
-
-
-def _write_manifest(folder: Path) -> None:
-    files = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in _files(folder).items()}
-    (folder / _MANIFEST).write_text(json.dumps({"files": dict(sorted(files.items()))}, indent=1))
+    return {name: {"bytes": path.stat().st_size, "sha256": digest_of(path)} for name, path in sorted(files.items())}
 
 
 def find_damage(folder: Path) -> str | None:
     """Describes what is wrong with the folder; None when every file is intact."""
     try:
         listed = json.loads((folder / _MANIFEST).read_text())["files"]
-        expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in listed.items()}
+        sizes = {name: int(entry["bytes"]) for name, entry in listed.items()}
     except FileNotFoundError:
         return f"{_MANIFEST} is missing"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{_MANIFEST} cannot be read"
-    files = _files(folder)
-    for name, (size, digest) in expected.items():
+    files = _entries(folder)
+    for name, size in sizes.items():
         if name not in files:
             return f"{name} is missing"
-        if files[name].stat().st_size != size:
-            return f"{name} has {files[name].stat().st_size} bytes instead of {size}"
-        if _digest(files[name]) != digest:
+        if files[name]["bytes"] != size:
+            return f"{name} has {files[name]['bytes']} bytes instead of {size}"
+        if files[name] != listed[name]:
             return f"{name} does not have the SHA-256 it was written with"
-    surplus = sorted(set(files) - set(expected))
-    return f"{surplus[0]} is not in {_MANIFEST}" if surplus else None
+    return next((f"{name} is not in {_MANIFEST}" for name in files if name not in listed), None)
 
 
 def save_rows(rows: datasets.Dataset, folder: Path) -> None:

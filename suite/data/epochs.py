@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from suite.errors import SettingError
+from suite.pipeline.model.layers import Tensors
+from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_share, sizes
 from suite.pipeline.model.rng import mix
 
 
@@ -31,3 +37,57 @@ class ShuffledEpochs:
 
     def _shuffle(self, epoch: int) -> Tensor:
         return torch.randperm(self._total, generator=torch.Generator().manual_seed(mix(*self._seed, epoch)))
+
+
+class EpochBatches(ABC):
+    """The mini-batches of a run on rows. Those of training depend only on (seed, step): the number of stages and
+    replicas has no influence, except on how they are cut into micro-batches."""
+
+    setting: ClassVar[str]
+    """The setting of the size of a mini-batch."""
+
+    def __init__(
+        self, epochs: ShuffledEpochs, size: int, held_out: int, units: int, replicas: int, micro_batches: int
+    ) -> None:
+        """``size`` is the rows of a mini-batch, ``held_out`` the number of held-out rows, ``units`` those of a row.
+        Raises SettingError when a mini-batch has fewer rows than there are replicas."""
+        if size < replicas:
+            raise SettingError(
+                f"{self.setting}={size} is too small for {replicas} replicas; raise it to {replicas} or more"
+            )
+        self._epochs, self._size, self._held_out_rows, self._units = epochs, size, held_out, units
+        self._replicas, self._micro_batches = replicas, micro_batches
+
+    @abstractmethod
+    def _read(self, rows: Sequence[int], step: int | None, places: slice) -> tuple[Callable[[], Tensor], ...]:
+        """Returns functions that read the inputs and the targets of rows: those at some places of the mini-batch of a
+        step, or held-out ones without step."""
+
+    def batch(self, step: int, replica: int, inputs: bool = True, targets: bool = True) -> MiniBatch:
+        """Returns the share of ``replica`` in the mini-batch of ``step``: micro-batches of one tensor each. Without
+        ``inputs``, or without ``targets``, these are empty. The weight is the units of the whole mini-batch."""
+        parts, share = replica_share(self._size, replica, self._replicas, self._micro_batches)
+        first, own = sum(parts[: share.start]), parts[share]
+        places = slice(first, first + sum(own))
+        read = self._read(self.rows(step)[places], step, places)
+        weight = float(self._size * self._units)
+        return MiniBatch(_cut(read[0], own, inputs), _cut(read[1], own, targets), weight, share.start)
+
+    def rows(self, step: int) -> list[int]:
+        """Returns the rows of a step's mini-batch, in order."""
+        return self._epochs.rows(step * self._size, (step + 1) * self._size)
+
+    def held_out(self, inputs: bool = True, targets: bool = True) -> Sequence[MiniBatch]:
+        """Returns the held-out rows in mini-batches that are read on access."""
+
+        def mini_batch(rows: range) -> MiniBatch:
+            read, parts = self._read(rows, None, slice(None)), sizes(len(rows), self._micro_batches)
+            weight = float(len(rows) * self._units)
+            return MiniBatch(_cut(read[0], parts, inputs), _cut(read[1], parts, targets), weight)
+
+        return LazyMiniBatches(self._held_out_rows, self._size, mini_batch)
+
+
+def _cut(read: Callable[[], Tensor], parts: list[int], wanted: bool) -> list[Tensors]:
+    """Reads micro-batches of so many rows; empty ones if they are not wanted."""
+    return [(part.contiguous(),) for part in read().split(parts)] if wanted else [()] * len(parts)

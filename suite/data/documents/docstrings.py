@@ -10,21 +10,17 @@ code are not prose. A paragraph that several modules have is kept once.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import warnings
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from suite.data.wheels import fetch_wheels
-from suite.errors import DataError
+from suite.data.packages import DJANGO, PLATFORM, fetch_wheels, installed_django, package_files
 from suite.log import Log
 
-DOCSTRINGS, DJANGO = "docstrings", "django"
+DOCSTRINGS = "docstrings"
 REQUIREMENTS = Path(__file__).with_name("docstrings.txt")
-_PLATFORM = ("--platform", "manylinux2014_x86_64", "--python-version", "3.11", "--implementation", "cp")
 
 _FEWEST_WORDS = 8
 _OTHERS = 0.15
@@ -42,32 +38,18 @@ def read_docstrings(corpus: str, cache: Path, log: Log) -> list[str]:
     Raises UnreachableError when the packages cannot be fetched, DataError when one cannot be read.
     """
     if corpus == DJANGO:
-        sources: list[Path] = [_django()]
+        packages = [installed_django()]
     else:
         what = "packages with docstrings (57 MB)"
-        sources = fetch_wheels(cache / "docstring-wheels", REQUIREMENTS, what, log, _PLATFORM)
+        packages = fetch_wheels(cache / "docstring-wheels", REQUIREMENTS, what, log, PLATFORM)
     seen: set[str] = set()
-    documents = []
-    for source in sources:
-        for module in _modules(source):
-            if text := _document(module, seen):
-                documents.append(text)
-    return documents
-
-
-def _modules(source: Path) -> Iterator[bytes]:
-    """Yields the source of each module of a package's folder or wheel, sorted by name, without tests."""
-    if source.is_dir():
-        for path in sorted(source.rglob("*.py")):
-            yield path.read_bytes()
-        return
-    try:
-        with zipfile.ZipFile(source) as wheel:
-            for name in sorted(wheel.namelist()):
-                if name.endswith(".py") and "/tests/" not in name and "/test_" not in name:
-                    yield wheel.read(name)
-    except zipfile.BadZipFile:
-        raise DataError(f"{source} is not a wheel; delete it and run again to fetch it anew") from None
+    documents = (
+        _document(read(), seen)
+        for package in packages
+        for name, read in package_files(package).items()
+        if name.endswith(".py") and "/tests/" not in name and "/test_" not in name
+    )
+    return list(filter(None, documents))
 
 
 def _document(module: bytes, seen: set[str]) -> str:
@@ -103,10 +85,3 @@ def _prose(docstrings: Iterable[str]) -> Iterator[str]:
             others = len(_OTHER.findall(text))
             if len(_WORD.findall(text)) >= _FEWEST_WORDS and others <= _OTHERS * len(text) and ">>>" not in text:
                 yield text
-
-
-def _django() -> Path:
-    package = importlib.util.find_spec("django")
-    if package is None or not package.submodule_search_locations:
-        raise DataError("the corpus django needs the package django, which is not installed: pip install django")
-    return Path(package.submodule_search_locations[0])

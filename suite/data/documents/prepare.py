@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from suite.data.cache import cached
-from suite.data.documents.docstrings import DJANGO, DOCSTRINGS, REQUIREMENTS, read_docstrings
-from suite.data.documents.folder import TRAIN, Documents, read_folder
+from suite.data.cache import cache_folder, cached, slug
+from suite.data.documents.docstrings import DOCSTRINGS, REQUIREMENTS, read_docstrings
+from suite.data.documents.folder import TRAIN, read_folder
 from suite.data.documents.splitting import split
 from suite.data.documents.tokenizer import train_tokenizer
 from suite.data.documents.tokens import INFO_FILE, TOKENIZER, TokenData, write_tokens
+from suite.data.packages import DJANGO, with_django_instead
 from suite.data.user_files import fingerprint
-from suite.data.wheels import UnreachableError
 from suite.errors import DataError, nearest
 from suite.log import Log
 from suite.settings import DocumentSettings
@@ -42,21 +40,16 @@ def prepare_documents(settings: DocumentSettings, cache: Path, log: Log) -> Toke
     when the vocabulary does not fit the text.
     """
     check_documents(settings.corpus)
-    try:
-        return _prepare(settings, cache, log)
-    except UnreachableError as error:
-        log(f"cannot fetch {DOCSTRINGS}: {error}; using the smaller corpus {DJANGO}, which needs no download")
-        return _prepare(settings.model_copy(update={"corpus": DJANGO}), cache, log)
+    return with_django_instead(lambda text: _prepare(text, cache, log), settings, log)
 
 
 def folder_of_documents(settings: DocumentSettings, cache: Path) -> Path:
-    """Returns the cache folder of these settings. Its name has a digest of everything that the content depends on."""
+    """Returns the cache folder of these settings."""
     source: Any = REQUIREMENTS.read_text() if settings.corpus == DOCSTRINGS else settings.corpus
     if settings.corpus not in (DOCSTRINGS, DJANGO):
         source = [source, fingerprint(Path(settings.corpus))]
-    parts = json.dumps([VERSION, source, settings.vocabulary])
-    slug = re.sub(r"\W+", "-", settings.corpus)
-    return cache / f"documents-{slug}-{settings.vocabulary}-{sha256(parts.encode()).hexdigest()[:12]}"
+    name = f"documents-{slug(settings.corpus)}-{settings.vocabulary}"
+    return cache_folder(cache, name, [VERSION, source, settings.vocabulary])
 
 
 def _prepare(settings: DocumentSettings, cache: Path, log: Log) -> TokenData:
@@ -75,12 +68,10 @@ def _prepare(settings: DocumentSettings, cache: Path, log: Log) -> TokenData:
 def _build(settings: DocumentSettings, building: Path, cache: Path, log: Log) -> None:
     start = time.monotonic()
     log(f"reading the documents of {settings.corpus}")
-    documents: dict[str | None, Documents]
-    if settings.corpus in (DOCSTRINGS, DJANGO):
-        documents = {None: read_docstrings(settings.corpus, cache, log)}
-    else:
-        documents = read_folder(settings.corpus, log)
-    parts = split(documents, log)
+    is_package = settings.corpus in (DOCSTRINGS, DJANGO)
+    parts = split(
+        {None: read_docstrings(settings.corpus, cache, log)} if is_package else read_folder(settings.corpus, log), log
+    )
     for name, texts in parts.items():
         if not texts:
             raise DataError(
@@ -90,8 +81,8 @@ def _build(settings: DocumentSettings, building: Path, cache: Path, log: Log) ->
     tokenizer = train_tokenizer(parts[TRAIN], settings.vocabulary)
     tokenizer.save_pretrained(building / TOKENIZER)
     tokens = {name: write_tokens(texts, tokenizer, building / f"{name}.npy") for name, texts in parts.items()}
-    info = {"corpus": settings.corpus, "documents": {name: len(texts) for name, texts in parts.items()},
-            "tokens": tokens}  # fmt: skip
+    documents = {name: len(texts) for name, texts in parts.items()}
+    info = {"corpus": settings.corpus, "documents": documents, "tokens": tokens}
     (building / INFO_FILE).write_text(json.dumps(info, indent=1))
     counts = ", ".join(
         f"{name} {len(parts[name]):,} documents, {sum(map(len, parts[name])):,} characters, {tokens[name]:,} tokens"

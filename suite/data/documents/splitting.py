@@ -30,13 +30,14 @@ def split(by_split: dict[str | None, Documents], log: Log) -> dict[str, Document
     read = {name: len(documents) for name, documents in by_split.items()}
     once = {name: list(dict.fromkeys(documents)) for name, documents in by_split.items()}
     parts = _held_out(once[None]) if None in once else {name: once[name] for name in once if name is not None}
-    known = {key for name in parts if name != TRAIN for text in parts[name] for key in _keys(text)}
+    held_out = (text for name in parts if name != TRAIN for text in parts[name])
+    known = {_key(part) for text in held_out for part in _PARAGRAPH.split(text)} - {""}
     train, paragraphs, characters = [], 0, 0
     for text in parts[TRAIN]:
-        kept = [part for part in _PARAGRAPH.split(text) if _key(part) not in known]
-        dropped = len(_PARAGRAPH.split(text)) - len(kept)
-        new = "\n\n".join(kept) if dropped else text
-        paragraphs, characters = paragraphs + dropped, characters + len(text) - len(new)
+        before = _PARAGRAPH.split(text)
+        kept = [part for part in before if _key(part) not in known]
+        new = "\n\n".join(kept) if len(kept) < len(before) else text
+        paragraphs, characters = paragraphs + len(before) - len(kept), characters + len(text) - len(new)
         if new.strip():
             train.append(new)
     repeated = sum(read.values()) - sum(map(len, once.values()))
@@ -60,9 +61,8 @@ def _held_out(documents: Documents) -> dict[str, Documents]:
             size += len(text)
         if size >= HELD_OUT_SHARE * total:
             break
-    return {
-        TRAIN: [text for text in documents if text not in chosen], VALID: [text for text in documents if text in chosen]
-    }  # fmt: skip
+    train = [text for text in documents if text not in chosen]
+    return {TRAIN: train, VALID: [text for text in documents if text in chosen]}
 
 
 def _order(text: str) -> bytes:
@@ -89,10 +89,6 @@ def _cut(parts: Sequence[str]) -> int:
         if size >= least:
             return at
     return 1
-
-
-def _keys(text: str) -> list[str]:
-    return [key for part in _PARAGRAPH.split(text) if (key := _key(part))]
 
 
 def _key(paragraph: str) -> str:

@@ -40,10 +40,10 @@ def train_tokenizer(documents: Sequence[str], vocabulary: int) -> PreTrainedToke
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[*SPECIAL], initial_alphabet=alphabet,
-        show_progress=False,
-    )  # fmt: skip
-    backend.train_from_iterator(_sample(documents), trainer)
+        vocab_size=vocabulary, special_tokens=[*SPECIAL], initial_alphabet=alphabet, show_progress=False
+    )
+    step = max(1, -(-sum(map(len, documents)) // _CHARACTERS))  # every n-th of too many
+    backend.train_from_iterator(documents[::step], trainer)
     if backend.get_vocab_size() < vocabulary:
         raise SettingError(
             f"text.vocabulary is {vocabulary}, but this text gives only {backend.get_vocab_size()} entries; set "
@@ -54,20 +54,7 @@ def train_tokenizer(documents: Sequence[str], vocabulary: int) -> PreTrainedToke
     )
 
 
-def encode_all(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of each text; none of them is special, whatever the text says."""
-    backend: Tokenizer = tokenizer.backend_tokenizer
-    backend.encode_special_tokens = True
-    return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> NDArray[np.int64]:
     """Returns the bytes of text that each token stands for, by id; a special token stands for none."""
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return np.array([0 if token in SPECIAL else len(token) for token in tokens])  # a character for each byte
-
-
-def _sample(documents: Sequence[str]) -> Sequence[str]:
-    """Returns all documents, or every n-th of too many."""
-    step = max(1, -(-sum(map(len, documents)) // _CHARACTERS))
-    return documents[::step]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from suite.data.documents.folder import TEST, TRAIN, VALID
-from suite.data.documents.tokenizer import END_ID, encode_all
-from suite.data.text.text import vocabulary_digest
+from suite.data.documents.tokenizer import END_ID
+from suite.data.tokens import encode_all, vocabulary_digest
 
 INFO_FILE, TOKENIZER = "documents.json", "tokenizer"
 _ENCODED_AT_ONCE = 1000
@@ -48,17 +48,14 @@ class TokenData:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Tokens of each split."""
         return {split: len(tokens) for split, tokens in self.splits.items()}
 
     @property
     def train(self) -> NDArray[Any]:
-        """The training tokens."""
         return self.splits[TRAIN]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the vocabulary: equal for two corpora exactly when their token ids agree."""
         return vocabulary_digest(self.tokenizer)
 
 

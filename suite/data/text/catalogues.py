@@ -10,16 +10,19 @@ import ast
 import json
 import re
 import struct
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from suite.data.packages import package_files
 from suite.data.text.languages import canonical
 from suite.errors import DataError
 
 Pair = tuple[str, str, str]
 """(language, English, translation)"""
+
+Files = Mapping[str, Callable[[], bytes]]
+"""Names, and functions that read the files."""
 
 _MAGIC = {0x950412DE: "<", 0xDE120495: ">"}
 _CHARSET = re.compile(rb"charset=([\w-]+)")
@@ -78,65 +81,34 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
             yield from _leaves(value, (*path, key))
 
 
-class _Source:
-    """The file names in a folder or a wheel, and a function to read them."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.read: Callable[[str], bytes]
-        if path.is_dir():
-            self.names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-            self.read = lambda name: (path / name).read_bytes()
-        else:
-            try:
-                wheel = zipfile.ZipFile(path)
-            except zipfile.BadZipFile:
-                raise DataError(f"{path} is not a wheel; delete it and run again to fetch it anew") from None
-            self.names = sorted(wheel.namelist())
-            self.read = wheel.read
-
-
-def read_catalogues(path: Path) -> Iterator[Pair]:
+def read_catalogues(package: Path) -> Iterator[Pair]:
     """Yields the raw pairs of every catalogue in a folder or a wheel, sorted by file name.
 
     Raises DataError when the wheel or a catalogue in it cannot be read.
     """
-    source = _Source(path)
-    yield from _gettext_pairs(source)
-    yield from _json_pairs(source)
+    files = package_files(package)
+    yield from _gettext_pairs(files, package)
+    yield from _json_pairs(files)
 
 
-def _gettext_pairs(source: _Source) -> Iterator[Pair]:
+def _gettext_pairs(files: Files, package: Path) -> Iterator[Pair]:
     defaults: dict[str, str] = {}
-    for name in source.names:
+    for name, read in files.items():
         if name.endswith(".pot"):
-            defaults |= read_defaults(source.read(name).decode("utf-8", "replace"))
-    for name in source.names:
-        parts = PurePosixPath(name)
-        if not parts.match("*/LC_MESSAGES/*.mo"):
-            continue
-        language = canonical(parts.parts[-3])
-        if language is None:
-            continue
-        for english, translation in read_mo(source.read(name), f"{source.path}/{name}"):
-            yield language, defaults.get(english, english), translation
+            defaults |= read_defaults(read().decode("utf-8", "replace"))
+    for name, read in files.items():
+        path = PurePosixPath(name)
+        if path.match("*/LC_MESSAGES/*.mo") and (language := canonical(path.parts[-3])):
+            for english, translation in read_mo(read(), f"{package}/{name}"):
+                yield language, defaults.get(english, english), translation
 
 
-def _json_pairs(source: _Source) -> Iterator[Pair]:
-    english: dict[tuple[str, str], dict[tuple[str, ...], str]] = {}
-    others: list[tuple[tuple[str, str], str, str]] = []
-    for name in source.names:
-        match = _JSON_NAME.fullmatch(name)
-        if match is None:
-            continue
-        where = (match["folder"], match["part"] or "")
-        language = canonical(match["code"])
-        if match["code"] == "en":
-            english[where] = dict(_leaves(json.loads(source.read(name))))
-        elif language is not None:
-            others.append((where, language, name))
-    for where, language, name in others:
-        texts = english.get(where, {})
-        for path, translation in _leaves(json.loads(source.read(name))):
-            if path in texts:
-                yield language, texts[path], translation
+def _json_pairs(files: Files) -> Iterator[Pair]:
+    matches = {name: match for name in files if (match := _JSON_NAME.fullmatch(name))}
+    english = {name: dict(_leaves(json.loads(files[name]()))) for name in matches if matches[name]["code"] == "en"}
+    for name, match in matches.items():
+        texts = english.get(f"{match['folder']}/{match['part'] or ''}en.json")
+        if texts and (language := canonical(match["code"])):
+            for path, translation in _leaves(json.loads(files[name]())):
+                if path in texts:
+                    yield language, texts[path], translation

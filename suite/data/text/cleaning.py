@@ -14,7 +14,7 @@ import html
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import cache
 from unicodedata import is_normalized, normalize
 
 from suite.data.text.catalogues import Pair
@@ -74,13 +74,6 @@ _RANGES = {
 _LETTERS = {script: re.compile(f"[{ranges}]") for script, ranges in _RANGES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _English:
-    text: str
-    placeholders: tuple[str, ...]
-    may_have_accelerator: bool
-
-
 def plain(text: str) -> str:
     """Returns ``text`` without markup and invisible characters, NFKC-normalised, with single spaces."""
     if "&" in text:
@@ -117,53 +110,58 @@ def without_marks(english: str, translation: str) -> tuple[str, str]:
 
 def clean(pairs: Iterable[Pair], fewest: int = FEWEST) -> Sentences:
     """Returns the usable pairs of each language. Drops languages with fewer than ``fewest`` pairs."""
-    cleaned = clean_pairs(pairs)
     in_script: Sentences = {}
-    for language in sorted(cleaned):
-        ordered = sorted(cleaned[language])
+    for language, cleaned in sorted(clean_pairs(pairs).items()):
+        ordered = sorted(cleaned)
         in_script[language] = list(filter(script_check(ordered), ordered))
     return {language: usable for language, usable in in_script.items() if len(usable) >= fewest}
 
 
 def clean_pairs(pairs: Iterable[Pair]) -> defaultdict[str, set[tuple[str, str]]]:
     """Returns the cleaned pairs of each language, before the script check."""
-    english_of: dict[str, _English | None] = {}
+    english_of = cache(_english)
     cleaned: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     for language, raw, translation in set(pairs):
         if not translation or len(translation) > LONGEST:
             continue
-        if raw not in english_of:
-            english_of[raw] = _english(raw)
-        english = english_of[raw]
-        if english is None:
+        english, expected = english_of(raw)
+        pair = english, plain(translation) if english else ""
+        if placeholders(pair[1]) != expected:
             continue
-        pair = _pair(english, plain(translation))
-        if pair is not None:
+        if "_" in english or "&" in english:
+            pair = without_marks(*pair)
+        if all(pair) and pair[0].casefold() != pair[1].casefold() and not _KEY.fullmatch(pair[1]):
             cleaned[language].add(pair)
     return cleaned
 
 
-def _english(raw: str) -> _English | None:
-    """Returns the cleaned English side, or None if it is unusable."""
+def _english(raw: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the cleaned English side and its placeholders; an empty text if it is unusable."""
     text = plain(raw)
-    if not text or len(text) > LONGEST or _KEY.fullmatch(text) or not _LETTER.search(PLACEHOLDER.sub("", text)):
-        return None
-    return _English(text, placeholders(text), "_" in text or "&" in text)
-
-
-def _pair(english: _English, translation: str) -> tuple[str, str] | None:
-    if placeholders(translation) != english.placeholders:
-        return None
-    pair = without_marks(english.text, translation) if english.may_have_accelerator else (english.text, translation)
-    if not all(pair) or pair[0].casefold() == pair[1].casefold() or _KEY.fullmatch(pair[1]):
-        return None
-    return pair
+    if len(text) > LONGEST or _KEY.fullmatch(text) or not _LETTER.search(PLACEHOLDER.sub("", text)):
+        return "", ()
+    return text, placeholders(text)
 
 
 def script_check(pairs: Sequence[tuple[str, str]]) -> Callable[[tuple[str, str]], bool]:
-    """Returns a check whether a pair's translation is in the main script of ``pairs``. Placeholders do not count."""
-    check = ScriptCheck(script_of([_without_placeholders(translation) for _, translation in pairs]))
-    return lambda pair: check(_without_placeholders(pair[1]))
+    """Returns a check whether a pair's translation is in the main script of ``pairs``. Placeholders do not count.
+
+    A translation must have a letter of that script, and not more letters of foreign scripts than of that one. Latin is
+    never foreign, because names and technical words are Latin in every language.
+    """
+    script = script_of([_without_placeholders(translation) for _, translation in pairs])
+    own = _LETTERS[script]
+    foreign = re.compile(f"[{''.join(ranges for name, ranges in _RANGES.items() if name not in {script, 'Latin'})}]")
+
+    def is_in_script(pair: tuple[str, str]) -> bool:
+        text = _without_placeholders(pair[1])
+        if not own.search(text):
+            return False
+        if text.isascii() or not foreign.search(text):
+            return True
+        return len(foreign.findall(text)) <= len(own.findall(text))
+
+    return is_in_script
 
 
 def _without_placeholders(text: str) -> str:
@@ -175,23 +173,3 @@ def script_of(texts: Sequence[str]) -> str:
     joined = "".join(texts)
     counts = {script: len(letter.findall(joined)) for script, letter in _LETTERS.items()}
     return max(counts, key=lambda script: counts[script])
-
-
-class ScriptCheck:
-    """Checks whether a text may be in a language of one script.
-
-    The text must have a letter of that script, and not more letters of foreign scripts than of that one. Latin is never
-    foreign, because names and technical words are Latin in every language.
-    """
-
-    def __init__(self, script: str) -> None:
-        self._own = _LETTERS[script]
-        others = "".join(ranges for name, ranges in _RANGES.items() if name not in {script, "Latin"})
-        self._foreign = re.compile(f"[{others}]")
-
-    def __call__(self, text: str) -> bool:
-        if not self._own.search(text):
-            return False
-        if text.isascii() or not self._foreign.search(text):
-            return True
-        return len(self._foreign.findall(text)) <= len(self._own.findall(text))

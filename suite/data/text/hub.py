@@ -3,9 +3,9 @@
 parquet --stream--> <draft>/<split>/<language>.arrow --sample--> tokenizer
         clean train        (English, translation)    --chunks--> rows of token ids
 
-The text stays on disk. Memory holds one or two chunks, the keys of all English sentences of the validation and test
-splits, and a digest of each training pair of the current language: about 75 bytes per pair, so 75 MB for a language
-with a million pairs.
+The text stays on disk. Memory holds one or two chunks, the held-out pairs of a language, the keys of all English
+sentences of the validation and test splits, and a digest of each training pair of the current language: about 75 bytes
+per pair, so 75 MB for a language with a million pairs.
 
 The set's own validation and test splits stay unchanged, so that scores compare with published ones. Training pairs
 whose English side is in one of them, in any language (suite.data.text.splitting.group_key), are dropped.
@@ -17,7 +17,7 @@ import errno
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -51,12 +51,8 @@ _TEXT = pa.schema([("english", pa.string()), ("translation", pa.string())])
 Pairs = list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A language pair of the set: the other language's code in its rows, and its splits, not read yet."""
-
-    code: str
-    splits: Mapping[str, Any]
+Source = tuple[str, Mapping[str, Any]]
+"""A language pair of the set: the other language's code in its rows, and its splits, not read yet."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +80,11 @@ class HubText:
         for at in range(0, len(table), CHUNK):
             yield _pairs(table.slice(at, CHUNK))
 
-    def write_rows(
-        self, split: str, tokenizer: PreTrainedTokenizerFast, max_length: int, draft: Path
-    ) -> tuple[datasets.Dataset, list[int]]:  # fmt: skip
-        """Tokenises a split into the file ``draft``. Returns its rows, grouped by language in sorted order, and the
-        number of rows of each language."""
+    def tokenise(
+        self, split: str, tokenizer: PreTrainedTokenizerFast, max_length: int
+    ) -> tuple[datasets.Dataset, list[int]]:
+        """Returns a split's rows in a file, grouped by language in sorted order, and the number of rows of each."""
+        draft = self.folder / f"{split}.tokens"
         sizes: list[int] = []
         writer: pa.ipc.RecordBatchStreamWriter | None = None
         with _writing(draft):
@@ -125,7 +121,10 @@ def read_hub(name: str, folder: Path, log: Log) -> HubText:
     languages = "1 language" if len(configs) == 1 else f"{len(configs)} languages"
     log(f"reading all pairs of {languages} of {name}{where}, {CHUNK:,} at a time")
     with _reading(name):
-        sources = {language: [_source(name, config) for config in configs[language]] for language in configs}
+        sources = {
+            language: [(other, datasets.load_dataset(name, config, streaming=True)) for config, other in own.items()]
+            for language, own in configs.items()
+        }
     return _read(name, sources, folder, log)
 
 
@@ -149,59 +148,48 @@ def _reading(name: str) -> Iterator[None]:
         ) from error
 
 
-def _configs(name: str) -> dict[str, list[str]]:
-    """Returns {language: configs of its pairs with English}, languages in sorted order."""
-    configs: defaultdict[str, list[str]] = defaultdict(list)
+def _configs(name: str) -> dict[str, dict[str, str]]:
+    """Returns {language: {config of a pair with English: the other code}}, languages in sorted order."""
+    configs: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for config in datasets.get_dataset_config_names(name):
         codes = config.split("-")
-        language = canonical(next((code for code in codes if code != "en"), "en"))
+        other = next((code for code in codes if code != "en"), "en")
+        language = canonical(other)
         if len(codes) == 2 and "en" in codes and language is not None:
-            configs[language].append(config)
+            configs[language][config] = other
     return dict(sorted(configs.items()))
 
 
-def _source(name: str, config: str) -> _Source:
-    other = next(code for code in config.split("-") if code != "en")
-    return _Source(other, datasets.load_dataset(name, config, streaming=True))
-
-
-def _read(name: str, sources: Mapping[str, Sequence[_Source]], folder: Path, log: Log) -> HubText:
+def _read(name: str, sources: Mapping[str, Sequence[Source]], folder: Path, log: Log) -> HubText:
     held_out: set[str] = set()
-    sizes: dict[str, dict[str, int]] = {VALID: {}, TEST: {}, TRAIN: {}}
-    for split in (VALID, TEST):
+    sizes: dict[str, dict[str, int]] = {split: {} for split in SPLITS}
+    for split in SPLITS:
         (folder / split).mkdir(parents=True)
+    for split in (VALID, TEST):
         for language, own in sources.items():
-            both_sides = (list(filter(all, chunk)) for chunk in _chunks(name, own, split))
-            sizes[split][language] = _write(_file(folder, split, language), _adding_keys(both_sides, held_out))
+            chunks = [list(filter(all, chunk)) for chunk in _chunks(name, own, split)]
+            held_out.update(group_key(english) for pairs in chunks for english, _ in pairs)
+            sizes[split][language] = _write(_file(folder, split, language), chunks)
         if not any(sizes[split].values()):
             raise DataError(f"{name} has no {_NAMES[split]} split; use a set with one, like Helsinki-NLP/opus-100")
-    (folder / TRAIN).mkdir()
     for language, own in sources.items():
-        chunks = _usable(language, _chunks(name, own, TRAIN), held_out, log)
-        count = _write(_file(folder, TRAIN, language), chunks)
+        count = _write(_file(folder, TRAIN, language), _usable(language, _chunks(name, own, TRAIN), held_out, log))
         log(f"{language}: {count} training pairs after cleaning")
         if count >= FEWEST:
             sizes[TRAIN][language] = count
     if not sizes[TRAIN]:
         raise DataError(f"no language of {name} has {FEWEST} usable training pairs; use another corpus")
-    return HubText(folder, {split: sizes[split] for split in SPLITS})
+    return HubText(folder, sizes)
 
 
-def _chunks(name: str, sources: Sequence[_Source], split: str) -> Iterator[Pairs]:
+def _chunks(name: str, sources: Sequence[Source], split: str) -> Iterator[Pairs]:
     """Yields the raw pairs of a language, (English, translation)."""
     with _reading(name):
-        for source in sources:
-            if _NAMES[split] in source.splits:
-                for table in source.splits[_NAMES[split]].with_format("arrow").iter(batch_size=CHUNK):
+        for code, splits in sources:
+            if _NAMES[split] in splits:
+                for table in splits[_NAMES[split]].with_format("arrow").iter(batch_size=CHUNK):
                     texts = table["translation"].combine_chunks()
-                    yield list(zip(texts.field("en").to_pylist(), texts.field(source.code).to_pylist(), strict=True))
-
-
-def _adding_keys(chunks: Iterator[Pairs], keys: set[str]) -> Iterator[Pairs]:
-    """Yields the chunks unchanged and adds the group keys of their English sides to ``keys``."""
-    for pairs in chunks:
-        keys.update(group_key(english) for english, _ in pairs)
-        yield pairs
+                    yield list(zip(texts.field("en").to_pylist(), texts.field(code).to_pylist(), strict=True))
 
 
 def _cleaned(language: str, chunks: Iterator[Pairs]) -> Iterator[Pairs]:
@@ -240,11 +228,11 @@ def _usable(language: str, chunks: Iterator[Pairs], held_out: set[str], log: Log
         log(f"{language}: dropped {other_script} training pairs that are not in the script of the first ones")
 
 
-def _write(path: Path, chunks: Iterator[Pairs]) -> int:
+def _write(path: Path, chunks: Iterable[Pairs]) -> int:
     count = 0
     with _writing(path), pa.ipc.new_stream(str(path), _TEXT) as writer:
         for pairs in chunks:
-            columns = [[english for english, _ in pairs], [translation for _, translation in pairs]]
+            columns = ([pair[side] for pair in pairs] for side in range(2))
             writer.write_table(pa.table([pa.array(column, pa.string()) for column in columns], _TEXT))
             count += len(pairs)
     return count

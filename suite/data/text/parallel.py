@@ -68,16 +68,16 @@ def read_parallel_folder(name: str, is_cleaned: bool, log: Log) -> dict[str, Sen
         )
     if TRAIN not in parts:
         raise DataError(f"{name} has no training text, such as train.de-en.de and train.de-en.en")
+    training = parts.pop(TRAIN)
     own = {
-        held: {language: list(filter(all, _texts(of))) for language, of in parts[held].items()}
-        for held in parts
-        if held != TRAIN
+        held: {language: list(filter(all, _texts(of))) for language, of in of_split.items()}
+        for held, of_split in parts.items()
     }
     held_out = {
         group_key(english) for sentences in own.values() for texts in sentences.values() for english, _ in texts
     }
     train: Sentences = {}
-    for language, files in parts[TRAIN].items():
+    for language, files in training.items():
         raw = list(_texts(files))
         kept = _cleaned(language, raw) if is_cleaned else list(dict.fromkeys(filter(all, raw)))
         new = [pair for pair in kept if group_key(pair[0]) not in held_out]
@@ -179,10 +179,10 @@ def _read_sides(part: _Part) -> Iterator[Sequence[str]]:
 
 def _read_tsv(part: _Part) -> Iterator[Sequence[str]]:
     for number, line in enumerate(read_lines(part.path), 1):
-        sides = line.split("\t")
-        if line and len(sides) != 2:
-            raise ValueError(f"line {number} has {len(sides)} columns, not 2")
         if line:
+            sides = line.split("\t")
+            if len(sides) != 2:
+                raise ValueError(f"line {number} has {len(sides)} columns, not 2")
             yield sides
 
 
@@ -192,11 +192,9 @@ def _read_jsonl(part: _Part) -> Iterator[Sequence[str]]:
 
 
 def _read_parquet(part: _Part) -> Iterator[Sequence[str]]:
-    number = 0
-    for batch in pq.ParquetFile(part.path).iter_batches():
-        for row in batch.to_pylist():
-            number += 1
-            yield _sides(row, part, f"row {number}")
+    rows = (row for batch in pq.ParquetFile(part.path).iter_batches() for row in batch.to_pylist())
+    for number, row in enumerate(rows, 1):
+        yield _sides(row, part, f"row {number}")
 
 
 def _sides(row: Any, part: _Part, where: str) -> Sequence[str]:

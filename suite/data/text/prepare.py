@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import time
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
-
-from suite.data.cache import cached, save_rows
+from suite.data.cache import cache_folder, cached, save_rows, slug
+from suite.data.packages import DJANGO, with_django_instead
 from suite.data.text.cleaning import Sentences, clean
-from suite.data.text.corpora import CATALOGUES, DJANGO, REQUIREMENTS, check_corpus, read_corpus
-from suite.data.text.hub import read_hub
+from suite.data.text.corpora import CATALOGUES, REQUIREMENTS, check_corpus, read_corpus
+from suite.data.text.hub import HubText, read_hub
 from suite.data.text.parallel import is_parallel_folder, read_parallel_folder
 from suite.data.text.splitting import SPLITS, TRAIN, split
-from suite.data.text.store import token_table
+from suite.data.text.store import CleanText
 from suite.data.text.text import INFO_FILE, TOKENIZER, TextData
 from suite.data.text.tokenizer import train_tokenizer
 from suite.data.user_files import fingerprint
-from suite.data.wheels import UnreachableError
 from suite.errors import DataError, SettingError, nearest
 from suite.log import Log
 from suite.settings import TextSettings
-
-Built = tuple[list[str], dict[str, list[int]]]
-"""Languages in sorted order, and {split: number of pairs of each language}."""
 
 VERSION = 3
 """Version of cleaning, splitting and tokenising. Raise it when one changes; otherwise old caches stay in use."""
@@ -50,22 +43,17 @@ def prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
             f"text.corpus_languages is for {CATALOGUES}, {DJANGO} and folders of your own text, and "
             f"{settings.corpus} is from the Hugging Face hub; set text.languages"
         )
-    try:
-        return _prepare(settings, cache, log)
-    except UnreachableError as error:
-        log(f"cannot fetch {CATALOGUES}: {error}; using the smaller corpus {DJANGO}, which needs no download")
-        return _prepare(settings.model_copy(update={"corpus": DJANGO}), cache, log)
+    return with_django_instead(lambda text: _prepare(text, cache, log), settings, log)
 
 
 def folder_of(settings: TextSettings, cache: Path) -> Path:
-    """Returns the cache folder of these settings. Its name has a digest of everything that the content depends on."""
+    """Returns the cache folder of these settings."""
     source: Any = REQUIREMENTS.read_text() if settings.corpus == CATALOGUES else settings.corpus
     if is_parallel_folder(settings.corpus):
         source = [source, settings.clean, fingerprint(Path(settings.corpus))]
     parts = [VERSION, source, settings.vocabulary, settings.max_length]
     parts += [sorted(settings.corpus_languages)] if settings.corpus_languages else []
-    slug = re.sub(r"\W+", "-", settings.corpus)
-    return cache / f"text-{slug}-{settings.vocabulary}-{sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
+    return cache_folder(cache, f"text-{slug(settings.corpus)}-{settings.vocabulary}", parts)
 
 
 def _prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
@@ -76,12 +64,25 @@ def _prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
 
 def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> None:
     start = time.monotonic()
-    build = _build_hub
+    text: CleanText | HubText
     if settings.corpus in (CATALOGUES, DJANGO):
-        build = _build_catalogues
+        text = CleanText(_kept_languages(_read_catalogues(settings, cache, log), settings))
     elif is_parallel_folder(settings.corpus):
-        build = _build_folder
-    languages, sizes = build(settings, building, cache, log)
+        log(f"reading the parallel text in {settings.corpus}")
+        text = CleanText(_kept_languages(read_parallel_folder(settings.corpus, settings.clean, log), settings))
+    else:
+        text = read_hub(settings.corpus, building / "draft", log)
+    languages = sorted(text.sizes[TRAIN])
+    tokenizer = train_tokenizer(text.sample(), settings.vocabulary, text.sizes[TRAIN])
+    log(f"learned a vocabulary of {len(tokenizer)} entries from {len(languages)} languages; tokenising")
+    tokenizer.save_pretrained(building / TOKENIZER)
+    sizes = {}
+    for name in SPLITS:
+        rows, sizes[name] = text.tokenise(name, tokenizer, settings.max_length)
+        save_rows(rows, building / name)
+        if dropped := sum(text.sizes[name].get(language, 0) for language in languages) - sum(sizes[name]):
+            log(f"dropped {dropped} {name} pairs longer than text.max_length={settings.max_length}")
+    shutil.rmtree(building / "draft", ignore_errors=True)
     info = {
         "corpus": settings.corpus, "languages": languages, "sizes": sizes,
         "settings": settings.model_dump(include={"corpus", "vocabulary", "max_length", "clean", "corpus_languages"}),
@@ -94,7 +95,7 @@ def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> Non
     )
 
 
-def _build_catalogues(settings: TextSettings, building: Path, cache: Path, log: Log) -> Built:
+def _read_catalogues(settings: TextSettings, cache: Path, log: Log) -> dict[str, Sentences]:
     pairs = read_corpus(settings.corpus, cache, log)
     log(f"reading and cleaning {settings.corpus}")
     sentences = clean(pairs)
@@ -102,56 +103,15 @@ def _build_catalogues(settings: TextSettings, building: Path, cache: Path, log: 
         raise DataError(f"no language of {settings.corpus} has enough usable pairs; use another corpus")
     count = sum(map(len, sentences.values()))
     log(f"{settings.corpus}: {count} pairs in {len(sentences)} languages after cleaning")
-    return _build_tokens(split(sentences), settings, building, log)
-
-
-def _build_folder(settings: TextSettings, building: Path, cache: Path, log: Log) -> Built:
-    log(f"reading the parallel text in {settings.corpus}")
-    return _build_tokens(read_parallel_folder(settings.corpus, settings.clean, log), settings, building, log)
-
-
-def _build_tokens(parts: dict[str, Sentences], settings: TextSettings, building: Path, log: Log) -> Built:
-    parts = _kept_languages(parts, settings)
-    tokenizer = train_tokenizer(parts[TRAIN], settings.vocabulary)
-    log(f"learned a vocabulary of {len(tokenizer)} entries from {len(parts[TRAIN])} languages; tokenising")
-    tokenizer.save_pretrained(building / TOKENIZER)
-    sizes = {}
-    for name in SPLITS:
-        table, sizes[name] = token_table(parts[name], tokenizer, settings.max_length, with_text=name != TRAIN)
-        save_rows(Dataset(table), building / name)
-        _log_dropped(sum(map(len, parts[name].values())) - sum(sizes[name]), name, settings, log)
-    return sorted(parts[TRAIN]), sizes
-
-
-def _log_dropped(count: int, name: str, settings: TextSettings, log: Log) -> None:
-    if count:
-        log(f"dropped {count} {name} pairs longer than text.max_length={settings.max_length}")
+    return split(sentences)
 
 
 def _kept_languages(parts: dict[str, Sentences], settings: TextSettings) -> dict[str, Sentences]:
-    if settings.corpus_languages is None:
-        return parts
-    for language in settings.corpus_languages:
+    for language in settings.corpus_languages or ():
         if language not in parts[TRAIN]:
             raise SettingError(
                 f"text.corpus_languages has {language}, which is not one of the {len(parts[TRAIN])} languages of "
                 f"{settings.corpus}; {nearest(language, parts[TRAIN])}"
             )
-    return {name: {code: parts[name][code] for code in settings.corpus_languages} for name in SPLITS}
-
-
-def _build_hub(settings: TextSettings, building: Path, cache: Path, log: Log) -> Built:
-    text = read_hub(settings.corpus, building / "draft", log)
-    tokenizer = train_tokenizer(text.sample(), settings.vocabulary, text.sizes[TRAIN])
-    log(f"learned a vocabulary of {len(tokenizer)} entries from {len(text.sizes[TRAIN])} languages; tokenising")
-    tokenizer.save_pretrained(building / TOKENIZER)
-    sizes = {}
-    for name in SPLITS:
-        draft = building / "draft" / f"{name}.tokens"
-        rows, sizes[name] = text.write_rows(name, tokenizer, settings.max_length, draft)
-        save_rows(rows, building / name)
-        draft.unlink()
-        read = sum(text.sizes[name].get(language, 0) for language in text.sizes[TRAIN])
-        _log_dropped(read - sum(sizes[name]), name, settings, log)
-    shutil.rmtree(building / "draft")
-    return list(text.sizes[TRAIN]), sizes
+    languages = settings.corpus_languages or parts[TRAIN]
+    return {name: {language: parts[name][language] for language in languages} for name in SPLITS}

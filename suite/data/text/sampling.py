@@ -65,9 +65,8 @@ class PairSampler:
         self._starts = np.cumsum(self._sizes) - self._sizes
         for language, places in self._chosen.items():
             self._sizes[language] = len(places)
-        drawn = self._sizes if among is None else np.zeros_like(self._sizes)
-        if among is not None:
-            drawn[list(among)] = self._sizes[list(among)]
+        is_drawn = np.isin(np.arange(len(sizes)), range(len(sizes)) if among is None else list(among))
+        drawn = np.where(is_drawn, self._sizes, 0)
         self.weights = temperature_weights(drawn.tolist(), temperature)
         self._bounds = np.cumsum(self.weights)
         self._bounds[np.flatnonzero(drawn)[-1] :] = 1.0  # rounding must not leave a gap below 1

@@ -67,10 +67,8 @@ def split(sentences: Sentences) -> dict[str, Sentences]:
     split_of: dict[str, str] = {}
     for name, share in SHARES.items():
         split_of |= dict.fromkeys(_held_out([key for key in order if key not in split_of], counts, sizes, share), name)
-    parts: dict[str, Sentences] = {name: {} for name in SPLITS}
+    parts: dict[str, Sentences] = {name: {language: [] for language in sentences} for name in SPLITS}
     for language, pairs in sentences.items():
-        for name in SPLITS:
-            parts[name][language] = []
         for pair in pairs:
             parts[split_of.get(key_of[pair[0]], TRAIN)][language].append(pair)
     return parts

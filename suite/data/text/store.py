@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from suite.data.text.cleaning import Sentences
-from suite.data.text.tokenizer import encode_all
+from suite.data.text.splitting import TRAIN
+from suite.data.tokens import encode_all
 
 MARKS = 2
 """Special tokens of a side: language or begin, and end."""
 
 
-class _Ragged:
-    """Many short id lists in two arrays, because a million Python lists need gigabytes."""
+@dataclass(frozen=True)
+class CleanText:
+    """The cleaned text of a corpus in memory, by split."""
 
-    def __init__(self, lists: list[list[int]], vocabulary: int) -> None:
-        self.lengths = np.fromiter(map(len, lists), dtype=np.int32, count=len(lists))
-        small = vocabulary <= np.iinfo(np.uint16).max + 1  # half the bytes to store and to send
-        kind = np.uint16 if small else np.int32
-        self.values = np.fromiter(chain.from_iterable(lists), dtype=kind, count=int(self.lengths.sum()))
-        self.starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(self.lengths, dtype=np.int32)])
+    parts: Mapping[str, Sentences]
 
-    def arrow(self) -> pa.ListArray:
-        return pa.ListArray.from_arrays(pa.array(self.starts), pa.array(self.values))
+    @property
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """{split: {language: number of pairs}}."""
+        return {name: {language: len(pairs) for language, pairs in of.items()} for name, of in self.parts.items()}
+
+    def sample(self) -> Sentences:
+        """Returns the text that the tokenizer learns from."""
+        return self.parts[TRAIN]
+
+    def tokenise(self, split: str, tokenizer: PreTrainedTokenizerFast, max_length: int) -> tuple[Dataset, list[int]]:
+        """Returns a split's rows, and the number of rows of each language."""
+        table, sizes = token_table(self.parts[split], tokenizer, max_length, split != TRAIN)
+        return Dataset(table), sizes
 
 
 def token_table(
@@ -37,21 +48,22 @@ def token_table(
 
     Drops pairs with a side longer than ``max_length`` tokens, special tokens included.
     """
+    # two bytes a token, if they hold it, are half the bytes to store and to send
+    kind = pa.list_(pa.uint16() if len(tokenizer) <= 2**16 else pa.int32())
     texts = sorted({english for pairs in sentences.values() for english, _ in pairs})
     row_of = {english: row for row, english in enumerate(texts)}
-    english = _Ragged(encode_all(tokenizer, texts), len(tokenizer))
-    longest = max_length - MARKS
-    tables: list[pa.Table] = []
-    sizes: list[int] = []
+    english_ids = pa.array(encode_all(tokenizer, texts), kind)
+    tables, sizes = [], []
     for index, language in enumerate(sorted(sentences), first):
         pairs = sentences[language]
-        rows = np.fromiter((row_of[e] for e, _ in pairs), dtype=np.int64, count=len(pairs))
-        translation = _Ragged(encode_all(tokenizer, [t for _, t in pairs]), len(tokenizer))
-        kept = np.flatnonzero((english.lengths[rows] <= longest) & (translation.lengths <= longest))
+        english = english_ids.take(pa.array([row_of[text] for text, _ in pairs], pa.int64()))
+        translation = pa.array(encode_all(tokenizer, [text for _, text in pairs]), kind)
+        longest = np.maximum(*(pc.list_value_length(side).to_numpy() for side in (english, translation)))
+        kept = np.flatnonzero(longest <= max_length - MARKS)
         columns = {
             "language": pa.array(np.full(len(kept), index, dtype=np.int16)),
-            "english": english.arrow().take(pa.array(rows[kept])),
-            "translation": translation.arrow().take(pa.array(kept)),
+            "english": english.take(pa.array(kept)),
+            "translation": translation.take(pa.array(kept)),
         }
         if with_text:
             columns["english_text"] = pa.array([pairs[i][0] for i in kept.tolist()], type=pa.string())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,13 @@ from datasets import Dataset, load_from_disk
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from suite.data.text.splitting import SPLITS, TEST, TRAIN
+from suite.data.text.splitting import SPLITS, TRAIN, VALID
 from suite.data.text.tokenizer import ENGLISH, language_token
+from suite.data.tokens import vocabulary_digest
 from suite.errors import SettingError, nearest
 
 INFO_FILE, TOKENIZER = "text.json", "tokenizer"
 SIDES = ("english", "translation")
-
-
-def _open_split(folder: Path, rows: int) -> Dataset:
-    if not rows:  # datasets cannot load what it saved without rows
-        return Dataset.from_dict({})
-    return load_from_disk(str(folder), keep_in_memory=False)
 
 
 @dataclass(frozen=True)
@@ -51,14 +45,18 @@ class TextData:
         """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
         info = json.loads((folder / INFO_FILE).read_text())
         sizes = {split: tuple(info["sizes"][split]) for split in SPLITS}
+        splits = {
+            split: load_from_disk(str(folder / split), keep_in_memory=False)
+            if sum(sizes[split])
+            else Dataset.from_dict({})  # datasets cannot load what it saved without rows
+            for split in (SPLITS if with_test else (TRAIN, VALID))
+        }
         return cls(
             corpus=info["corpus"],
             languages=tuple(info["languages"]),
             sizes=sizes,
             tokenizer=PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER),
-            splits={
-                split: _open_split(folder / split, sum(sizes[split])) for split in SPLITS if split != TEST or with_test
-            },
+            splits=splits,
         )
 
     @property
@@ -101,12 +99,10 @@ class TextData:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the vocabulary: equal for two texts exactly when their token ids agree."""
         return vocabulary_digest(self.tokenizer)
 
     @property
     def english_id(self) -> int:
-        """The id of English's target-language token."""
         return self.language_id(ENGLISH)
 
     def lengths(self, split: str) -> NDArray[Any]:
@@ -131,8 +127,3 @@ class TextData:
         """Returns (English, translation) of each row as text; only held-out splits have text."""
         table = self.splits[split].with_format("arrow", columns=["english_text", "translation_text"])[list(rows)]
         return list(zip(table["english_text"].to_pylist(), table["translation_text"].to_pylist(), strict=True))
-
-
-def vocabulary_digest(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Returns the SHA-256 of a vocabulary."""
-    return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()

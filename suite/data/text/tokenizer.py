@@ -89,14 +89,6 @@ def train_tokenizer(
     )
 
 
-def encode_all(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of each text, on all cores. None of them is special: a special token's name in a text, such as
-    ``<2de>``, is encoded as its characters."""
-    backend: Tokenizer = tokenizer.backend_tokenizer
-    backend.encode_special_tokens = True  # transformers sets it anew at each of its own calls
-    return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-
 def _pipeline(model: models.Model) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
@@ -114,7 +106,9 @@ def _spread(texts: Sequence[str], count: int) -> list[str]:
 
 
 def _sample(sentences: Sentences, count: int, sizes: Mapping[str, int] | None) -> list[str]:
-    sizes = sizes or {language: len(pairs) for language, pairs in sentences.items() if pairs}
+    sizes = {language: size for language, size in (sizes or {}).items() if size} or {
+        language: len(pairs) for language, pairs in sentences.items() if pairs
+    }
     texts = _spread(
         sorted({english for pairs in sentences.values() for english, _ in pairs}), round(count * _ENGLISH_SHARE)
     )

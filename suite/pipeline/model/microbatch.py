@@ -83,8 +83,10 @@ def replica_share(examples: int, replica: int, replicas: int, micro_batches: int
 class LazyMiniBatches(Sequence[MiniBatch]):
     """Mini-batches that are read on access, so a test set need not fit in memory."""
 
-    def __init__(self, rows: Sequence[range], read: Callable[[range], MiniBatch]) -> None:
-        self._rows, self._read = rows, read
+    def __init__(self, total: int, size: int, read: Callable[[range], MiniBatch]) -> None:
+        """``read`` gets ``size`` of ``total`` rows, the last time the rest of them."""
+        self._rows = [range(first, min(total, first + size)) for first in range(0, total, size)]
+        self._read = read
 
     def __len__(self) -> int:
         return len(self._rows)

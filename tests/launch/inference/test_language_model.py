@@ -25,7 +25,8 @@ from launch.runs.store import find_run, named_run
 from launch.train.summary import describe_scores
 from suite.data.documents.batches import RowBatches
 from suite.data.documents.prepare import folder_of_documents, prepare_documents
-from suite.data.documents.tokenizer import END_ID, encode_all
+from suite.data.documents.tokenizer import END_ID
+from suite.data.tokens import encode_all
 from suite.errors import DataError
 from suite.evaluation.ngram import ngram_nll
 from tests.launch.records import write_records

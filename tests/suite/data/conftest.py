@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from suite.data.packages import DJANGO
 from suite.data.text.cleaning import Sentences, clean
-from suite.data.text.corpora import DJANGO, read_corpus
+from suite.data.text.corpora import read_corpus
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
 from suite.settings import TextSettings

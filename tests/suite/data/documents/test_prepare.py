@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.data.documents.docstrings import DJANGO, read_docstrings
+from suite.data.documents.docstrings import read_docstrings
 from suite.data.documents.folder import TEST, TRAIN, VALID, read_folder
 from suite.data.documents.prepare import folder_of_documents, prepare_documents
 from suite.data.documents.splitting import HELD_OUT_SHARE, split
-from suite.data.documents.tokenizer import END, END_ID, encode_all, token_bytes
+from suite.data.documents.tokenizer import END, END_ID, token_bytes
+from suite.data.packages import DJANGO
+from suite.data.tokens import encode_all
 from suite.errors import DataError, SettingError
 from suite.settings import DocumentSettings
 from tests.suite.data.documents.writing import document, write_folder

