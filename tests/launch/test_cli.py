@@ -90,7 +90,7 @@ def test_the_list_of_commands_is_fixed():
         (["report", "capacity"], ["no run of the sweep capacity is finished yet"]),
         (["report"], ["no run of any sweep"]),
         (["bench", "sleepin"], ["there is no benchmark 'sleepin'", "sleeping"]),
-        (["table", "6"], ["unknown table '6'", "efficiency"]),
+        (["table", "6"], ["unknown table '6'", "prediction"]),
         (["table", "breakdown"], ["has a trace yet"]),
         (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
         (["gpu-check"], ["needs a GPU", "sees no GPU", "nvidia-smi", "--device cpu"]),

@@ -35,14 +35,17 @@ def small(name, *more):
     return Sweep(name, lambda *where: members, lambda *where: Report(Page("Small", []), []))
 
 
-for sweep in (
-    small("small"),
-    small("faulty", member("wrong", "optimizer.learning_rate=1e30 optimizer.warmup_steps=1 train.steps=60")),
-    small("mixed", member("wide", "pipeline.stages=2 train.steps=12", priority=2)),
-):
-    SWEEPS[sweep.name] = sweep
+def add_sweeps():
+    for sweep in (
+        small("small"),
+        small("faulty", member("wrong", "optimizer.learning_rate=1e30 optimizer.warmup_steps=1 train.steps=60")),
+        small("mixed", member("wide", "pipeline.stages=2 train.steps=12", priority=2)),
+    ):
+        SWEEPS[sweep.name] = sweep
+
 
 if __name__ == "__main__":
+    add_sweeps()
     interrupts.install()
     sys.argv = ["gpipe", "sweep", sys.argv[1], "--launcher", "ray"]
     cli.main()

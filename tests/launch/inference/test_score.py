@@ -203,7 +203,7 @@ def test_only_scoring_asks_for_the_test_pairs():
     root = Path(cli.__file__).parents[1]
     files = [path for room in ("suite", "models", "experiments", "launch") for path in (root / room).rglob("*.py")]
     asking = {str(path.relative_to(root)) for path in files if "with_test=True" in path.read_text()}
-    assert asking == {"launch/inference/score.py", "launch/benchmarks/decoding_speed.py"}
+    assert asking == {"launch/inference/score.py"}
 
 
 def test_sacrebleus_command_line_gives_the_same_scores(scored):
