@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "launch": 1350,
-    "launch/backends": 1810,
+    "launch/backends": 1860,
     "launch/benchmarks": 790,
     "launch/diagnostics": 1310,
     "launch/gpu_check": 650,
@@ -20,7 +20,7 @@ BUDGETS = {
     "launch/jobs": 1470,
     "launch/planning": 470,
     "launch/runs": 570,
-    "launch/storage_sync": 470,
+    "launch/storage_sync": 360,
     "launch/supervision": 690,
     "launch/sweeps": 1100,
     "launch/tracking": 690,

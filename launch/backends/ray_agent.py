@@ -19,13 +19,17 @@ from launch.backends.network_interface import rendezvous_store, use_interface_of
 from launch.backends.processes import run_alone, run_worker_at
 from launch.backends.ray_dispatcher import Report
 from launch.ray_nodes import own_node
+from launch.storage_sync.folder_delta import FolderDelta
 from launch.worker.attempt import Attempt
 
 PRELOAD = ["ray._private.workers.default_worker"]
 """The main module of an agent's process: multiprocessing imports it again in each worker."""
 
 SEND_S, SENDS_PER_S = 0.5, 1000
-"""Least seconds between two heartbeats that an agent sends, and how many all agents send in a second."""
+"""Least seconds between two heartbeats or changes that an agent sends; how many heartbeats all send in a second."""
+
+LAST_S = 10.0
+"""Seconds for the last changes to arrive."""
 
 
 def serve(config: dict[str, Any]) -> None:
@@ -36,15 +40,18 @@ def serve(config: dict[str, Any]) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "")  # the interface that the host name resolves to, instead of loopback
     dispatcher, rank = config["dispatcher"], ray.train.get_context().get_world_rank()
     store = _open_store(dispatcher) if rank == 0 else None
+    files = FileSender(dispatcher, config["folders"].get(rank))
     number = 0
     while (following := ray.get(dispatcher.next_attempt.remote(number))) is not None:
         attempt, address = following
         number = attempt.number
         with TemporaryDirectory(prefix="gpipe-heartbeats-", ignore_cleanup_errors=True) as folder:
             heartbeats = HeartbeatSender(dispatcher, rank, attempt, Path(folder))
-            report = _run_worker(dispatcher, rank, attempt, address, heartbeats)
+            report = _run_worker(dispatcher, rank, attempt, address, heartbeats, files)
             heartbeats.send(last=True)
+        files.send(last=True)
         ray.get(dispatcher.report.remote(rank, number, report))
+    files.send(last=True)  # of workers on this node that ended later
     del store
 
 
@@ -61,15 +68,35 @@ class HeartbeatSender:
     def send(self, last: bool = False) -> None:
         """Sends the heartbeat if it has changed, after a pause and once the previous one has arrived; the ``last`` one
         always."""
-        if not last and (time.monotonic() < self._due or not self._has_arrived()):
+        if not last and (time.monotonic() < self._due or not _has_arrived(self._sending)):
             return
         for path in self.folder.glob("*.json"):
             if (heartbeat := path.read_bytes()) != self._sent:
                 self._sent, self._due = heartbeat, time.monotonic() + self._pause_s
                 self._sending = self._dispatcher.heartbeat.remote(self._rank, self._number, heartbeat)
 
-    def _has_arrived(self) -> bool:
-        return self._sending is None or bool(ray.wait([self._sending], timeout=0)[0])
+
+class FileSender:
+    """Sends what changes in the run's folder on this node to the dispatcher; nothing if ``folder`` is None."""
+
+    def __init__(self, dispatcher: Any, folder: FolderDelta | None) -> None:
+        self._dispatcher, self._folder = dispatcher, folder
+        self._sending, self._due = None, 0.0
+
+    def send(self, last: bool = False) -> None:
+        """Sends the changes after a pause and once the previous ones have arrived; the ``last`` ones always, and waits
+        for them."""
+        if self._folder is None or (not last and (time.monotonic() < self._due or not _has_arrived(self._sending))):
+            return
+        self._due = time.monotonic() + SEND_S
+        if deltas := list(self._folder.take()):
+            self._sending = self._dispatcher.write.remote(deltas)
+        if last and self._sending is not None:
+            ray.wait([self._sending], timeout=LAST_S)
+
+
+def _has_arrived(call: Any) -> bool:
+    return call is None or bool(ray.wait([call], timeout=0)[0])
 
 
 def _open_store(dispatcher: Any) -> Any:
@@ -80,13 +107,16 @@ def _open_store(dispatcher: Any) -> Any:
     return store
 
 
-def _run_worker(dispatcher: Any, rank: int, attempt: Attempt, address: str, heartbeats: HeartbeatSender) -> Report:
+def _run_worker(
+    dispatcher: Any, rank: int, attempt: Attempt, address: str, heartbeats: HeartbeatSender, files: FileSender
+) -> Report:
     """Runs the worker of a rank in a new process, until it ends or the attempt is over; returns how it ended."""
     over = dispatcher.over.remote(attempt.number)
     device = _device() if attempt.use_gpu else None
 
     def is_over() -> bool:
         heartbeats.send()
+        files.send()
         return bool(ray.wait([over], timeout=0)[0])
 
     return run_alone(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.base.experiment import Experiment
 from launch.backends.ray_connection import END_S, POLL_S
 from launch.backends.ray_dispatcher import Dispatcher, Report
 from launch.ray_nodes import own_node, start_on
+from launch.storage_sync.folder_delta import FolderDelta
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt, threads_of
 from suite.errors import WorkerError
+from suite.log import Log
 
 START_DEADLINE = 180
 """Seconds for all agents to be placed and started."""
@@ -21,16 +23,25 @@ START_DEADLINE = 180
 class Agents:
     """The running agents of some devices."""
 
-    def __init__(self, attempt: Attempt, experiment: Experiment, nodes: Sequence[str]) -> None:
-        """Starts the agents. ``nodes`` has the node id of each rank; ``attempt`` is the first."""
-        self.workers = len(nodes)
+    def __init__(
+        self, attempt: Attempt, experiment: Experiment, nodes: Sequence[str], folders: Mapping[str, FolderDelta],
+        log: Log,
+    ) -> None:  # fmt: skip
+        """Starts the agents. ``nodes`` has the node id of each rank; ``attempt`` is the first. ``folders`` are the
+        run's on nodes that do not share it, by node id: the first agent there sends what changes."""
+        self.workers, self.send_files, self._log = len(nodes), bool(folders), log
+        self._write_failure = ""
         self._watchdog: Watchdog | None = None
         """That of the current attempt."""
-        self._dispatcher = start_on(own_node(), Dispatcher, max_concurrency=8 + 4 * self.workers)
+        self._dispatcher = start_on(own_node(), Dispatcher, attempt.folder, max_concurrency=8 + 4 * self.workers)
         self._failure: Exception | None = None
         # an event, because Thread.is_alive is wrong after an interrupted join
         self._ended = threading.Event()
-        trainer = _trainer(attempt, experiment, nodes, self._dispatcher)
+        config = {
+            "dispatcher": self._dispatcher,
+            "folders": {nodes.index(node): folder for node, folder in folders.items()},
+        }
+        trainer = _trainer(attempt, experiment, nodes, config)
         # in a thread, because in the main thread Ray Train handles an interrupt itself: it silently ends the process
         # with exit code 0
         threading.Thread(target=self._fit, args=[trainer], daemon=True).start()
@@ -65,9 +76,12 @@ class Agents:
         assert self._watchdog is not None
         reports: dict[int, Report]
         self._watchdog.paused = True  # silence is no worker's while the dispatcher does not answer
-        reports, heartbeats = ray.get(self._dispatcher.news.remote(), timeout=START_DEADLINE)
+        reports, heartbeats, write_failure = ray.get(self._dispatcher.news.remote(), timeout=START_DEADLINE)
         self._watchdog.receive(heartbeats)
         self._watchdog.paused = False
+        if write_failure and not self._write_failure:  # such as a full disk; the run continues
+            self._log(f"files from other nodes cannot be written: {write_failure}; free space")
+        self._write_failure = write_failure
         return reports
 
     def stop(self) -> bool:
@@ -79,7 +93,7 @@ class Agents:
         return any(len(self.reports()) == self.workers for _ in range(polls))
 
     def end(self) -> None:
-        """Ends the agents, and waits for Ray Train."""
+        """Ends the agents once they have sent the last files, and waits for Ray Train."""
         if self.alive:
             self._dispatcher.stop.remote(last=True)
         self.wait()
@@ -89,7 +103,7 @@ class Agents:
         self._ended.wait(END_S)
 
 
-def _trainer(attempt: Attempt, experiment: Experiment, nodes: Sequence[str], dispatcher: Any) -> Any:
+def _trainer(attempt: Attempt, experiment: Experiment, nodes: Sequence[str], config: dict[str, Any]) -> Any:
     """Returns the trainer that runs an agent on each device. Ray Train's ranks equal ours, because it numbers them node
     by node in this order."""
     import ray.train
@@ -99,7 +113,7 @@ def _trainer(attempt: Attempt, experiment: Experiment, nodes: Sequence[str], dis
 
     return DataParallelTrainer(
         serve,
-        train_loop_config={"dispatcher": dispatcher},
+        train_loop_config=config,
         backend_config=_backend_config(),
         scaling_config=ray.train.ScalingConfig(  # type: ignore[call-arg]
             num_workers=len(nodes),

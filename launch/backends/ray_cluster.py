@@ -18,7 +18,7 @@ from launch.backends.ray_connection import Connection, address, answering, wait_
 from launch.backends.ray_train import RayTrainLauncher
 from launch.ray_nodes import reason, start_on
 from launch.runs.store import CACHE
-from launch.storage_sync.data_transfer import receiver_on, send_folder
+from launch.storage_sync.data_transfer import send_folder
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt, run_logger
 from launch.worker.devices import cpu_model, gpus, this_machine
@@ -42,7 +42,7 @@ class RayBackend(LocalBackend):
 
     def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
-        return RayTrainLauncher(self._connection, attempt.use_gpu, planned, run_logger(attempt.run.messages))
+        return RayTrainLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
 
 
 class RayClusterBackend(RayBackend):
@@ -93,7 +93,7 @@ class RayClusterBackend(RayBackend):
         kind = cluster.kind.upper()
         node = self._wait_for_free_node(kind, workers, log)
         if data is not None:
-            send_folder(data, {receiver_on(node, data): node})
+            send_folder(data, [node])
         resources = {f"num_{kind.lower()}s": workers}
         measurements: list[LayerMeasurements] = _run_on(
             node, measure_here, MEASURING_S, work, cluster, workers, threads, log_file.resolve(), **resources

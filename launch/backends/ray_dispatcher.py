@@ -2,13 +2,16 @@
 
 driver --begin, stop--> dispatcher --next_attempt, over--> agents, one per device, which start the workers
 driver <-----news------ dispatcher <--heartbeat, report--- agents
+run's folder <--------- dispatcher <--------write---------  agents of nodes that do not share it
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from launch.storage_sync.folder_delta import FileDelta, apply_from_node
 from launch.worker.attempt import Attempt
 from suite.errors import SuiteError
 
@@ -19,7 +22,10 @@ Report = SuiteError | None
 class Dispatcher:
     """A Ray actor on the driver's node. ``next_attempt`` and ``over`` wait until they have an answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is the run's."""
+        self._folder = folder
+        self._write_failure = ""
         self._attempt: Attempt | None = None
         """The current attempt; None before the first."""
         self._store = ""
@@ -42,11 +48,11 @@ class Dispatcher:
             self._stopped = None if last else True
             self._changed.notify_all()
 
-    async def news(self) -> tuple[dict[int, Report], dict[int, bytes]]:
+    async def news(self) -> tuple[dict[int, Report], dict[int, bytes], str]:
         """Returns of the current attempt's workers, by rank, the reports of those that have ended, and the heartbeats
-        that have come since the last call."""
+        that have come since the last call; and why files could not be written, if so."""
         heartbeats, self._heartbeats = self._heartbeats, {}
-        return self._reports, heartbeats
+        return self._reports, heartbeats, self._write_failure
 
     async def set_store(self, address: str) -> None:
         """Sets the address of the rendezvous store. The first attempt waits for it."""
@@ -67,6 +73,10 @@ class Dispatcher:
         """Records a worker's heartbeat."""
         if number == self._number:
             self._heartbeats[rank] = heartbeat
+
+    async def write(self, deltas: Sequence[FileDelta]) -> None:
+        """Writes changes on another node to the run's folder."""
+        self._write_failure = apply_from_node(self._folder, deltas) or self._write_failure
 
     async def report(self, rank: int, number: int, report: Report) -> None:
         """Records how a worker ended."""

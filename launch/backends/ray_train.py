@@ -12,7 +12,8 @@ from experiments.base.experiment import Experiment
 from launch.backends.ray_agents import START_DEADLINE, Agents
 from launch.backends.ray_connection import POLL_S, Connection, answering, wait_for_devices
 from launch.runs.checkpoints import checkpoint_location
-from launch.storage_sync.folder_mirror import FolderMirror
+from launch.storage_sync.folder_delta import MARKER
+from launch.storage_sync.unshared_nodes import prepare_nodes
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import Heartbeat
@@ -37,14 +38,13 @@ class RayTrainLauncher:
     processes: only the workers are forked anew."""
 
     def __init__(
-        self, connection: Connection, use_gpu: bool, planned: Placement | None, log: Callable[[str], None]
+        self, connection: Connection, attempt: Attempt, planned: Placement | None, log: Callable[[str], None]
     ) -> None:
         """``log`` receives what the run waits for, and the placement if it differs from ``planned``."""
-        self._connection, self._log = connection, log
-        self._kind = "GPU" if use_gpu else "CPU"
+        self._connection, self._log, self._folder = connection, log, attempt.folder
+        self._kind = "GPU" if attempt.use_gpu else "CPU"
         self._device_timeout_s = 0.0
         """Seconds to wait for busy devices."""
-        self._mirror: FolderMirror | None = None
         self._agents: Agents | None = None
         self._unshared_nodes: set[str] = set()
         """Ids of nodes that do not share the run's folder. Remembered, because the check waits for file systems."""
@@ -60,7 +60,10 @@ class RayTrainLauncher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(skip_last_copy=False)
+        if self._agents is not None and self._agents.send_files:  # the run ends early: its last lines say why
+            self._agents.end()
+        self._close()
+        (self._folder / MARKER).unlink(missing_ok=True)
 
     def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt. Raises the first SuiteError of a worker, WorkerDiedError if a worker died, PlacementError
@@ -85,27 +88,19 @@ class RayTrainLauncher:
         self._release()
         placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas)
         checkpoints = checkpoint_location(attempt.run, experiment)
-        self._mirror = FolderMirror(
-            attempt.folder, attempt.data, placement.nodes, checkpoints, self._unshared_nodes, self._log
-        )
-        self._mirror.start()
-        self._agents = Agents(attempt, experiment, placement.ids)
+        folders = prepare_nodes(attempt, placement.nodes, checkpoints, self._unshared_nodes, self._log)
+        self._agents = Agents(attempt, experiment, placement.ids, folders, self._log)
         return self._agents
 
     def _can_reuse_agents(self, workers: int) -> bool:
-        """Whether there are ``workers`` live agents, and the files of all their nodes are still copied."""
-        agents, mirror = self._agents, self._mirror
-        if agents is None or mirror is None:
-            return False
-        return agents.alive and agents.workers == workers and mirror.complete
+        """Whether there are ``workers`` live agents."""
+        return self._agents is not None and self._agents.alive and self._agents.workers == workers
 
     def _release(self) -> None:
-        """Ends the agents, after the last files of other nodes are copied here."""
-        if self._mirror is not None:
-            self._mirror.end()
+        """Ends the agents, once they have sent the last files."""
         if self._agents is not None:
             self._agents.end()
-        self._mirror = self._agents = None
+        self._agents = None
 
     def available_devices(self, workers: int) -> int:
         """Returns how many devices are free, at most ``workers``. Waits for that many: SPARE_NODE_TIMEOUT_S, or
@@ -148,16 +143,14 @@ class RayTrainLauncher:
         self._node_ids = placement.ids
         return placement
 
-    def _close(self, skip_last_copy: bool = True) -> None:
-        """Ends the session. First ends the threads that call Ray: if one still waits for an answer when Ray shuts down,
-        Ray ends the whole process. Copies the last files of other nodes unless ``skip_last_copy``."""
-        if self._mirror is not None:
-            self._mirror.end(skip_last_copy)
+    def _close(self) -> None:
+        """Ends the session. First ends the thread that calls Ray: if it still waits for an answer when Ray shuts down,
+        Ray ends the whole process."""
         if self._agents is not None:
             with suppress(Exception):  # if the head is lost, there is no controller
                 self._connection.end_controller()
             self._agents.wait()
-        self._mirror = self._agents = None
+        self._agents = None
         self._connection.close()
 
     def _handle_failure(self, error: Exception, watchdog: Watchdog) -> SuiteError:

@@ -7,10 +7,13 @@ node b   metrics.jsonl        |-- known --|-- new --|  -> FileDelta("metrics.jso
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch import node_probe
+from launch.worker.attempt import draft_of
+from suite.errors import PathError
 from suite.paths import safe_join
 
 END = -1
@@ -40,13 +43,11 @@ _TAIL_BYTES = 64
 
 @dataclass(frozen=True)
 class FileDelta:
-    """A change of a file: ``data`` at offset ``at``."""
+    """A change of a file: ``data`` at offset ``at``; at 0 it is the whole file."""
 
     path: str
     at: int
     data: bytes
-    whole: bool
-    """Whether the file ends after ``data``."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ class _FileState:
 class FolderDelta:
     """Finds the changes of a folder: from now on, or with ``from_now`` false starting with all its files."""
 
-    def __init__(self, folder: Path, from_now: bool = True) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, from_now: bool = True, mark: str = "") -> None:
+        """With a marker file whose content is ``mark`` the folder is the driver's own, and no change is found: the
+        driver would receive its own appended lines again and again."""
+        self._folder, self._mark = folder, mark
         self._states: dict[str, _FileState] = {}
         if from_now:
             for _ in self.take():
@@ -68,6 +71,8 @@ class FolderDelta:
 
     def take(self) -> Iterator[FileDelta]:
         """Yields the changes since the last call."""
+        if self._mark and node_probe.has_marker(str(self._folder), MARKER, self._mark):
+            return
         for path in sorted(files_of(self._folder)):
             name = str(path.relative_to(self._folder))
             try:
@@ -90,24 +95,41 @@ class FolderDelta:
                     new_tail = (tail + data)[-_TAIL_BYTES:]
                     self._states[name] = _FileState(known.size + len(data), status.st_mtime_ns, new_tail)
                     at = END if name in APPENDED_BY_ALL else known.size
-                    return FileDelta(name, at, data, False) if data else None
+                    return FileDelta(name, at, data) if data else None
         return self._whole_file(path, name, status.st_mtime_ns)
 
     def _whole_file(self, path: Path, name: str, changed_ns: int) -> FileDelta:
         data = path.read_bytes()
         self._states[name] = _FileState(len(data), changed_ns, data[-_TAIL_BYTES:])
-        return FileDelta(name, 0, data, True)
+        return FileDelta(name, 0, data)
 
 
 def apply_delta(folder: Path, delta: FileDelta) -> None:
     """Applies a change to a folder. Raises PathError if its path is outside the folder."""
     path = safe_join(folder, delta.path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if delta.at == END:
+        with path.open("ab") as file:
+            file.write(delta.data)
+        return
     with path.open("r+b" if path.exists() else "w+b") as file:
-        file.seek(0, 2) if delta.at == END else file.seek(delta.at)
+        file.seek(delta.at)
         file.write(delta.data)
-        if delta.whole:
+        if delta.at == 0:
             file.truncate()
+
+
+def apply_from_node(run: Path, deltas: Sequence[FileDelta]) -> str:
+    """Applies another node's changes to the run's folder; returns why one could not be written, or an empty text."""
+    failure = ""
+    for delta in deltas:
+        try:
+            apply_delta(run, delta)
+        except (OSError, PathError) as error:
+            failure = str(error)
+        if delta.path in ("experiment.toml", "plan.json"):  # its worker has renamed the draft
+            draft_of(run / delta.path).unlink(missing_ok=True)
+    return failure
 
 
 def files_of(folder: Path) -> Iterator[Path]:

@@ -42,7 +42,7 @@ def test_a_path_that_leaves_the_root_is_refused_and_nothing_is_written(root, tmp
     with pytest.raises(PathError):
         safe_join(root, path)
     with pytest.raises(PathError):
-        apply_delta(root, FileDelta(path, 0, b"data", True))
+        apply_delta(root, FileDelta(path, 0, b"data"))
     assert files(tmp_path) == []
 
 

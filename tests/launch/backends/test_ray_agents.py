@@ -1,4 +1,4 @@
-"""How heartbeats come from the agents to the watchdog, with plain calls in place of Ray's."""
+"""How heartbeats and files come from the agents to the driver, with plain calls in place of Ray's."""
 
 import asyncio
 import threading
@@ -9,10 +9,11 @@ import pytest
 import ray
 
 from experiments.registry import find
-from launch.backends import ray_agents
-from launch.backends.ray_agent import HeartbeatSender
+from launch.backends import ray_agent, ray_agents
+from launch.backends.ray_agent import FileSender, HeartbeatSender
 from launch.backends.ray_agents import Agents
 from launch.backends.ray_dispatcher import Dispatcher
+from launch.storage_sync.folder_delta import FolderDelta
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import HeartbeatWriter, read_heartbeats
@@ -26,8 +27,8 @@ from suite.pipeline.schedule.config import ScheduleConfig
 class Calls:
     """A handle of a dispatcher: a call is answered at once, and counted."""
 
-    def __init__(self):
-        self.actor, self.count = Dispatcher(), 0
+    def __init__(self, folder):
+        self.actor, self.count = Dispatcher(folder), 0
 
     def __getattr__(self, method):
         return SimpleNamespace(remote=partial(self.call, method))
@@ -38,8 +39,8 @@ class Calls:
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    made = Calls()
+def calls(monkeypatch, tmp_path):
+    made = Calls(tmp_path)
     monkeypatch.setattr(ray, "get", lambda answer, timeout=None: answer)
     monkeypatch.setattr(ray, "wait", lambda answers, timeout: (answers, []))
     monkeypatch.setattr(ray_agents, "start_on", lambda *_, **__: made)
@@ -68,7 +69,7 @@ def sender(calls, folder, rank, number):
 
 
 def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlier_attempt(calls, experiment, tmp_path):
-    agents = Agents(attempt(tmp_path, 1), experiment, ["a", "b"])
+    agents = Agents(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print)
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         late, status = sender(calls, tmp_path, 1, 1), WorkerStatus()
@@ -94,7 +95,7 @@ def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlie
 
 
 def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment, tmp_path):
-    agents, status = Agents(attempt(tmp_path, 1), experiment, ["a", "b"]), WorkerStatus()
+    agents, status = Agents(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print), WorkerStatus()
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         sending = sender(calls, tmp_path, 0, 1)
@@ -113,7 +114,7 @@ def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment
 
 
 def test_no_worker_is_blamed_while_the_dispatcher_does_not_answer(calls, experiment, tmp_path, monkeypatch):
-    agents, paused = Agents(attempt(tmp_path, 1), experiment, ["a", "b"]), []
+    agents, paused = Agents(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print), []
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
 
@@ -124,3 +125,42 @@ def test_no_worker_is_blamed_while_the_dispatcher_does_not_answer(calls, experim
         monkeypatch.setattr(ray, "get", answer)
         agents.reports()
         assert (paused, watchdog.paused) == ([True], False)
+
+
+def test_changes_on_another_node_reach_the_runs_folder(calls, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_agent, "SEND_S", 60.0)
+    there, run = tmp_path / "there", tmp_path
+    there.mkdir()
+    (run / "experiment.draft").touch()
+    sending = FileSender(calls, FolderDelta(there))
+    (there / "metrics.jsonl").write_text("1\n")
+    sending.send()
+    with (there / "metrics.jsonl").open("a") as file:
+        file.write("2\n")
+    sending.send()  # too early
+    assert (run / "metrics.jsonl").read_text() == "1\n"
+    assert (run / "experiment.draft").exists()
+    (there / "experiment.toml").write_text("new")  # the worker has renamed its draft
+    sending.send(last=True)
+    assert (run / "metrics.jsonl").read_text() == "1\n2\n"
+    assert not (run / "experiment.draft").exists()
+
+
+def test_files_that_cannot_be_written_are_reported_once_and_the_run_continues(calls, experiment, tmp_path):
+    said, there = [], tmp_path / "there"
+    there.mkdir()
+    (tmp_path / "spikes.jsonl").mkdir()  # in the way
+    agents = Agents(attempt(tmp_path, 1), experiment, ["a", "b"], {}, said.append)
+    sending = FileSender(calls, FolderDelta(there))
+    with Watchdog(attempt(tmp_path, 1), experiment) as watchdog:
+        agents.begin(attempt(tmp_path, 1), watchdog)
+        for line in ("one\n", "two\n"):
+            for name in ("metrics.jsonl", "spikes.jsonl", "system.jsonl"):
+                with (there / name).open("a") as file:
+                    file.write(line)
+            sending.send(last=True)
+            agents.reports()
+    assert len(said) == 1
+    assert said[0].startswith("files from other nodes cannot be written: ")
+    assert "spikes.jsonl" in said[0]
+    assert [(tmp_path / name).read_text() for name in ("metrics.jsonl", "system.jsonl")] == ["one\ntwo\n"] * 2

@@ -10,76 +10,74 @@ import ray
 from launch.backends import ray_train
 from launch.backends.ray_train import RayTrainLauncher, root_cause
 from launch.storage_sync import data_transfer
-from launch.storage_sync.data_transfer import FolderReceiver
+from launch.storage_sync.folder_delta import MARKER
 from suite.errors import NeighbourLostError, WorkerDiedError, WorkerError
 from suite.pipeline.planning.placement import Node, place
 
 
-class Part:
-    """A mirror, or the agents."""
-
+class FakeAgents:
     def __init__(self, *given):
-        self.complete = self.alive = True
-        self.workers, self.ended = 2, False
+        self.alive, self.workers, self.send_files, self.ended = True, 2, False, False
 
-    def start(self):
-        pass
-
-    def end(self, skip_last_copy=False):
+    def end(self):
         self.ended = True
+
+    def wait(self):
+        pass
 
 
 @pytest.fixture
-def session(monkeypatch):
+def session(monkeypatch, tmp_path):
     """A session on two devices of one node, without a Ray."""
-    monkeypatch.setattr(ray_train, "FolderMirror", Part)
-    monkeypatch.setattr(ray_train, "Agents", Part)
+    monkeypatch.setattr(ray_train, "prepare_nodes", lambda *_: {})
+    monkeypatch.setattr(ray_train, "Agents", FakeAgents)
     monkeypatch.setattr(ray_train, "checkpoint_location", lambda run, experiment: "s3://bucket")
     nodes = [Node("1", "a", 2, 2)]
-    connection = SimpleNamespace(nodes=lambda kind: nodes, nodes_and_silent=lambda kind: (nodes, []))
-    made = RayTrainLauncher(connection, False, place(nodes, 2, 1), print)
-    attempt = SimpleNamespace(run=None, folder=None, data=None, workers=2)
+    connection = SimpleNamespace(
+        nodes=lambda kind: nodes, nodes_and_silent=lambda kind: (nodes, []), end_controller=bool, close=bool
+    )
+    attempt = SimpleNamespace(run=None, folder=tmp_path, data=None, workers=2, use_gpu=False)
+    made = RayTrainLauncher(connection, attempt, place(nodes, 2, 1), print)
     experiment = SimpleNamespace(pipeline=SimpleNamespace(stages=2, replicas=1))
 
-    def begin():
-        return made._agents_for(attempt, experiment), made._mirror
-
-    made.begin = begin
+    made.begin = lambda: made._agents_for(attempt, experiment)
     return made
 
 
-def test_an_attempt_reuses_the_agents_and_the_mirror_of_the_previous_one(session):
+def test_an_attempt_reuses_the_agents_of_the_previous_one(session):
     first = session.begin()
     assert session.available_devices(2) == 2
-    assert session.begin() == first
-    assert not any(part.ended for part in first)
-
-
-def test_an_attempt_replaces_agents_and_mirror_after_a_node_was_lost(session):
-    agents, mirror = session.begin()
-    mirror.complete = False
-    assert session.available_devices(2) == 2
-    assert (agents.ended, mirror.ended) == (True, True)
-    again = session.begin()
-    assert again[0] is not agents
-    assert again[1] is not mirror
+    assert session.begin() is first
+    assert not first.ended
 
 
 def test_agents_that_ended_are_not_reused(session):
-    agents, _ = session.begin()
+    agents = session.begin()
     agents.alive = False
-    assert session.begin()[0] is not agents
+    assert session.begin() is not agents
+    assert agents.ended
 
 
-def test_a_receiver_that_does_not_start_is_reported(tmp_path, monkeypatch):
+@pytest.mark.parametrize("send_files", [False, True])
+def test_a_session_that_ends_early_waits_for_the_last_files_if_there_are_any(session, tmp_path, send_files):
+    (tmp_path / MARKER).touch()
+    agents = session.begin()
+    agents.send_files = send_files
+    session.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert agents.ended == send_files
+    assert not (tmp_path / MARKER).exists()
+
+
+def test_a_node_that_does_not_answer_is_named_and_its_task_cancelled(tmp_path, monkeypatch):
+    cancelled = []
     monkeypatch.setattr(ray, "wait", lambda calls, num_returns, timeout: ([], calls))
+    monkeypatch.setattr(ray, "cancel", cancelled.append)
+    monkeypatch.setattr(data_transfer, "own_node", str)
+    monkeypatch.setattr(data_transfer, "start_on", lambda node, *_, **__: f"call on {node}")
     monkeypatch.setattr(data_transfer, "START_S", 7.0)
-
-    class Receiver:
-        has_folder = SimpleNamespace(remote=object)
-
-    with pytest.raises(WorkerError, match=r"node a could not receive .*: its Ray process did not start within 7 s;"):
-        data_transfer.send_folder(tmp_path, {Receiver(): Node("1", "a", 1, 1)})
+    with pytest.raises(WorkerError, match=r"node a could not receive .*: it is not complete after 7 s,"):
+        data_transfer.send_folder(tmp_path, [Node("1", "a", 1, 1)])
+    assert cancelled == ["call on 1"]
 
 
 def test_a_receiver_removes_drafts_of_its_folder_that_a_killed_driver_left(tmp_path):
@@ -91,8 +89,9 @@ def test_a_receiver_removes_drafts_of_its_folder_that_a_killed_driver_left(tmp_p
     for name in ("text-1[a].draft-old", "text-1a.draft-old"):
         for path in (tmp_path / name, *(tmp_path / name).rglob("*")):
             os.utime(path, (now - 90000, now - 90000))
-    FolderReceiver(str(folder))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text-1[a].draft-new", "text-1a.draft-old"]
+    folder.mkdir()
+    data_transfer.receive_folder(folder, {}, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name, "text-1[a].draft-new", "text-1a.draft-old"]
 
 
 class WorkerGroupError(Exception):

@@ -59,7 +59,7 @@ def test_of_growing_files_only_the_new_part_is_sent(tmp_path, monkeypatch):
     with log.open("ab") as file:
         file.write(b"new")
     (delta,) = changes.take()
-    assert (delta.at, delta.data, delta.whole) == (100, b"new", False)
+    assert (delta.at, delta.data) == (100, b"new")
     monkeypatch.setattr(folder_delta, "MAX_BYTES", 4)
     with log.open("ab") as file:
         file.write(b"0123456789")

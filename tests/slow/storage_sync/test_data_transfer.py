@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from launch.storage_sync import data_transfer
-from launch.storage_sync.data_transfer import FolderReceiver, send_folder
+from launch.storage_sync.data_transfer import ChunkReader, receive_folder, send_folder
 from suite.errors import WorkerError
 from suite.pipeline.planning.placement import Node
 
@@ -33,38 +33,65 @@ def source(tmp_path):
     return folder
 
 
-def receiver(folder):
-    return ray.remote(FolderReceiver).options(num_cpus=0).remote(str(folder))
+@pytest.fixture
+def send(monkeypatch, source):
+    """Returns a function that sends the source to a folder, as if that were its place on another node."""
+
+    def send(target):
+        def start_on(node, task, folder, *args, **options):
+            if task is receive_folder:
+                folder = target
+            return ray.remote(task).options(**{"num_cpus": 0} | options).remote(folder, *args)
+
+        monkeypatch.setattr(data_transfer, "start_on", start_on)
+        send_folder(source, [NODE])
+
+    return send
 
 
 def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def peak_bytes(_):
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def test_a_folder_arrives_whole_at_each_node_that_lacks_it(source, tmp_path):
+def test_a_folder_arrives_whole_at_each_node_that_lacks_it(source, send, tmp_path):
     (tmp_path / "c" / "data").mkdir(parents=True)
     (tmp_path / "c" / "data" / "kept").touch()
     targets = [tmp_path / name / "data" for name in "abc"]
-    send_folder(source, {receiver(target): NODE for target in targets})
+    for target in targets:
+        send(target)
     assert contents(targets[0]) == contents(targets[1]) == contents(source)
     assert contents(targets[2]) == {"kept": b""}
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["data"]
 
 
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Reader(ChunkReader):
+    def peak(self):
+        return peak_bytes()
+
+
+class Receiver:
+    def receive(self, folder, sizes, reader):
+        receive_folder(folder, sizes, reader)
+        return peak_bytes()
+
+
 def test_hundreds_of_megabytes_take_a_few_chunks_of_memory(source, tmp_path):
-    target, one = tmp_path / "there" / "data", receiver(tmp_path / "there" / "data")
-    small = receiver(tmp_path / "small" / "data")
-    send_folder(source, {small: NODE})
-    before = [peak_bytes(None), ray.get(small.__ray_call__.remote(peak_bytes))]
+    reader, receiver = (ray.remote(actor).options(num_cpus=0) for actor in (Reader, Receiver))
+    reader, receiver = reader.remote(source), receiver.remote()
+
+    def peaks(target):
+        sizes = {str(path.relative_to(source)): path.stat().st_size for path in source.rglob("*") if path.is_file()}
+        return ray.get(receiver.receive.remote(target, sizes, reader)), ray.get(reader.peak.remote())
+
+    before, target = peaks(tmp_path / "small"), tmp_path / "large"
     with (source / "train" / "b.arrow").open("wb") as file:
         file.truncate(LARGE)
-    send_folder(source, {one: NODE})
+    after = peaks(target)
     assert (target / "train" / "b.arrow").stat().st_size == LARGE
-    after = [peak_bytes(None), ray.get(one.__ray_call__.remote(peak_bytes))]
     # the object store's 100 MB count as memory of whoever reads it
     assert [late - early < LARGE / 2 for early, late in zip(before, after, strict=True)] == [True, True], (
         before,
@@ -72,24 +99,23 @@ def test_hundreds_of_megabytes_take_a_few_chunks_of_memory(source, tmp_path):
     )
 
 
-def test_a_node_that_cannot_take_it_is_named_and_nothing_stays(source, tmp_path):
+def test_a_node_that_cannot_take_it_is_named_and_nothing_stays(send, tmp_path):
     (tmp_path / "there").write_text("a file where the folder would be")
     with pytest.raises(WorkerError, match=r"node one could not receive the prepared data .*GPIPE_STORAGE"):
-        send_folder(source, {receiver(tmp_path / "there" / "data"): NODE})
+        send(tmp_path / "there" / "data")
 
 
-class Slow(FolderReceiver):
-    def append(self, name, data):
+class Slow(ChunkReader):
+    def read(self, name, offset):
         time.sleep(2)
-        super().append(name, data)
+        return super().read(name, offset)
 
 
-def test_a_transfer_that_is_too_slow_ends(source, tmp_path, monkeypatch):
+def test_a_transfer_that_is_too_slow_ends(send, tmp_path, monkeypatch):
     monkeypatch.setattr(data_transfer, "START_S", 5.0)
-    slow = ray.remote(Slow).options(num_cpus=0).remote(str(tmp_path / "there" / "data"))
-    ray.get(slow.has_folder.remote())
+    monkeypatch.setattr(data_transfer, "ChunkReader", Slow)
     begin = time.monotonic()
     with pytest.raises(WorkerError, match="slower than 10 MB/s"):
-        send_folder(source, {slow: NODE})
+        send(tmp_path / "there" / "data")
     assert time.monotonic() - begin < 30
     assert not list((tmp_path / "there").glob("*"))
