@@ -152,7 +152,7 @@ def test_files_that_cannot_be_written_are_reported_once_and_the_run_continues(ca
     (tmp_path / "spikes.jsonl").mkdir()  # in the way
     agents = Agents(attempt(tmp_path, 1), experiment, ["a", "b"], {}, said.append)
     sending = FileSender(calls, FolderDelta(there))
-    with Watchdog(attempt(tmp_path, 1), experiment) as watchdog:
+    with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         for line in ("one\n", "two\n"):
             for name in ("metrics.jsonl", "spikes.jsonl", "system.jsonl"):
