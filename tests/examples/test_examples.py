@@ -1,7 +1,6 @@
 """The examples: each is valid as it stands; those that need no download run from the command line."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from experiments.custom.experiment import find_custom
 from suite.data.images import rows
+from tests.launch.command_line import environment, gpipe_here
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FAST = "train.steps=3 train.batch_rows=8 train.threads=1 tracking.wandb=disabled"
@@ -31,19 +31,6 @@ class Noise:
         return torch.randn(self.shape), row % 10
 
 
-def environment():
-    return os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
-
-
-def gpipe(folder, *arguments):
-    command = [sys.executable, "-m", "launch.cli", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=200, check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("name", ["digits.py:digits", "vision_transformer.py:fashion"])
 def test_its_layers_fit_together(name, monkeypatch):
     monkeypatch.setattr(rows, "ImageRows", Noise)
@@ -56,7 +43,7 @@ def test_a_language_model_trains_on_text_of_your_own(tmp_path):
     example = (EXAMPLES / "language_model.py").read_text()
     (tmp_path / "book.txt").write_text("One word has one meaning. " * 2000)
     (tmp_path / "own.py").write_text(re.sub(r"FILES = .*", 'FILES = [Path(__file__).with_name("book.txt")]', example))
-    shown = gpipe(tmp_path, "experiment", "own.py:text", "--launcher", "local", "--set", FAST)
+    shown = gpipe_here(tmp_path, "experiment", "own.py:text", "--launcher", "local", "--set", FAST)
     (record,) = tmp_path.glob("runs/text/*/record.json")
     assert json.loads(record.read_text())["counts"] == {"train": 365, "valid": 41}
     assert "held-out data: loss" in shown
@@ -69,9 +56,9 @@ def test_a_llama_is_fine_tuned_and_written_back(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/page.md").write_text("One word has one meaning. " * 1000)
     subprocess.run([sys.executable, example], env=environment(), check=True, timeout=200)
-    gpipe(tmp_path, "experiment", f"{example}:llama", "--launcher", "local", "--set", FAST)
+    gpipe_here(tmp_path, "experiment", f"{example}:llama", "--launcher", "local", "--set", FAST)
     (run,) = tmp_path.glob("runs/llama/*")
-    gpipe(tmp_path, "export", run.name)
+    gpipe_here(tmp_path, "export", run.name)
     folders = example.with_name("llama"), run / "huggingface"
     before, after = (AutoModelForCausalLM.from_pretrained(folder) for folder in folders)
     pairs = zip(before.parameters(), after.parameters(), strict=True)

@@ -1,12 +1,26 @@
-"""The command line in the process of a test, where nothing is imported again."""
+"""The command line in tests: in this process, or in one of its own, which first imports everything again."""
 
+import os
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
 from launch import cli
+from suite.training.metrics import read_steps
+
+ROOT = Path(__file__).parents[2]
+
+SMALL = (
+    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 "
+    "train.batch_tokens=200 train.valid_pairs=40 train.checkpoint_every=3 train.threads=1 pipeline.micro_batches=3 "
+    "pipeline.schedule=fill_drain optimizer.lr_decay=inverse_sqrt"
+)
+"""The decay does not depend on the number of steps, so runs of different lengths can be compared."""
+SMALL_1F1B = SMALL.replace("fill_drain", "1f1b")
 
 
 def call(*arguments, folder="."):
@@ -20,3 +34,43 @@ def call(*arguments, folder="."):
         with pytest.raises(SystemExit) as end:
             cli.main()
     return end.value.code or 0, out.getvalue(), errors.getvalue()
+
+
+def refusal(*arguments, folder="."):
+    """Runs a command of a user who got something wrong in this process; returns the one sentence that says so."""
+    code, _, errors = call(*arguments, folder=folder)
+    assert (code, errors[:7], errors.count("\n")) == (2, "error: ", 1), errors
+    return errors
+
+
+def gpipe_here(folder, *arguments):
+    """Runs a command that succeeds in this process, in ``folder``; returns what it printed."""
+    code, out, errors = call(*arguments, folder=folder)
+    assert code == 0, out + errors
+    return out
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "launch.cli", *arguments]
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "WANDB_MODE": "offline"}
+
+
+def gpipe(folder, *arguments, code=0):
+    """Runs the command line in a process of its own, in ``folder``; returns what it printed."""
+    done = subprocess.run(
+        command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def only_run(folder):
+    (run,) = Path(folder).glob("runs/*/*")
+    return run
+
+
+def losses(run):
+    return [line["train/loss"] for line in read_steps(run / "metrics.jsonl")]

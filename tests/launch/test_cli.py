@@ -14,14 +14,7 @@ from experiments.registry import experiments
 from experiments.sweeps.registry import SWEEPS
 from launch import cli
 from launch.catalog import TABLES
-
-
-def gpipe(*arguments, monkeypatch):
-    """Runs the command line in this process; returns its exit code."""
-    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return end.value.code or 0
+from tests.launch.command_line import call, gpipe_here, refusal
 
 
 def printed_lines(*arguments, forbidden=(), **variables):
@@ -110,10 +103,10 @@ def test_the_list_of_commands_is_fixed():
         (["translate", "nothing", "--to", "de", "--", os.fsdecode(b"na\xefve")], ["argument 6", "0xef after 2 char"]),
     ],
 )
-def test_an_error_of_the_user_is_one_sentence_and_exit_code_2(arguments, parts, monkeypatch, capsys):
+def test_an_error_of_the_user_is_one_sentence_and_exit_code_2(arguments, parts, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert gpipe(*arguments, monkeypatch=monkeypatch) == 2
-    printed = capsys.readouterr().err
+    code, _, printed = call(*arguments)
+    assert code == 2
     assert printed.startswith("error: ")
     assert "Traceback" not in printed
     for part in parts:
@@ -128,30 +121,26 @@ def test_an_error_of_the_user_is_one_sentence_and_exit_code_2(arguments, parts, 
         ("127.0.0.1:9", "t128_6", ["did you mean t128_6b"]),
     ],
 )
-def test_a_plan_is_for_the_cluster_of_ray_address(address, name, parts, monkeypatch, capsys):
+def test_a_plan_is_for_the_cluster_of_ray_address(address, name, parts, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
-    assert gpipe("plan", name, monkeypatch=monkeypatch) == 2
-    printed = capsys.readouterr().err
+    code, _, printed = call("plan", name)
+    assert code == 2
     assert printed.startswith("error: ")
     for part in parts:
         assert part in printed
 
 
-def test_a_plan_as_json_is_one_object_and_nothing_else(monkeypatch, capfd):
-    monkeypatch.setattr(sys, "argv", ["gpipe", "plan", "transformer_103", "--cluster", "8x16GiB", "--format", "json"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code
-    plan = json.loads(capfd.readouterr().out)
+def test_a_plan_as_json_is_one_object_and_nothing_else(capfd):
+    plan = json.loads(gpipe_here(".", "plan", "transformer_103", "--cluster", "8x16GiB", "--format", "json"))
+    assert capfd.readouterr().out == ""
     assert (plan["parameters"], plan["K"], sum(plan["cells"])) == (5_318_006_016, 8, 105)
     assert all(0 < stage["peak_bytes"] <= 16 * 2**30 for stage in plan["stages"])
     assert plan["hours"] == pytest.approx(plan["steps"] * plan["step_s"] / 3600)
 
 
-def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch, capsys):
+def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch):
     monkeypatch.setattr(cli.console, "width", 200)
-    assert gpipe("list", monkeypatch=monkeypatch) == 0
-    printed = capsys.readouterr().out
+    printed = gpipe_here(".", "list")
     for name, parameters in [("t12_400m", "408,209,920"), ("t128_6b", "6,040,979,968")]:
         assert any(name in line and parameters in line for line in printed.splitlines())
 
@@ -166,23 +155,21 @@ def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch, capsys):
         ("experiment", [*experiments()]),
     ],
 )
-def test_without_a_name_the_choices_are_listed(command, names, monkeypatch, capsys):
+def test_without_a_name_the_choices_are_listed(command, names, monkeypatch):
     monkeypatch.setattr(cli.console, "width", 200)
-    assert gpipe(command, monkeypatch=monkeypatch) == 0
-    printed = capsys.readouterr().out
+    printed = gpipe_here(".", command)
     for name in names:
         assert name in printed
 
 
-def test_the_listed_tables_are_those_that_can_be_made(monkeypatch, capsys):
-    assert gpipe("table", "?", monkeypatch=monkeypatch) == 2
-    assert capsys.readouterr().err.strip().endswith(f"known names: {', '.join(sorted(TABLES))}")
+def test_the_listed_tables_are_those_that_can_be_made():
+    errors = refusal("table", "?")
+    assert errors.strip().endswith(f"known names: {', '.join(sorted(TABLES))}")
 
 
-def test_the_list_fits_a_terminal_of_80_columns_without_breaking_a_word(monkeypatch, capsys):
+def test_the_list_fits_a_terminal_of_80_columns_without_breaking_a_word(monkeypatch):
     monkeypatch.setattr(cli.console, "width", 80)
-    assert gpipe("list", monkeypatch=monkeypatch) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = gpipe_here(".", "list").splitlines()
     rows = [line for line in printed if line.startswith(" t128_6b")]
     assert len(rows) == 1
     assert rows[0].split() == ["t128_6b", "131", "6,040,979,968", "16", "8", "256", "4,000,000", "tokens"]
@@ -190,24 +177,22 @@ def test_the_list_fits_a_terminal_of_80_columns_without_breaking_a_word(monkeypa
     assert {"(Helsinki-NLP/opus-100):", "(ILSVRC/imagenet-1k):"} <= set(" ".join(printed).split())
 
 
-def test_the_page_of_settings_is_what_the_program_prints(monkeypatch, capsys):
+def test_the_page_of_settings_is_what_the_program_prints():
     page = Path(__file__).parents[2] / "docs/settings.md"
-    assert gpipe("settings", "--format", "markdown", monkeypatch=monkeypatch) == 0
-    assert capsys.readouterr().out == page.read_text(), "run: gpipe settings --format markdown > docs/settings.md"
+    out = gpipe_here(".", "settings", "--format", "markdown")
+    assert out == page.read_text(), "run: gpipe settings --format markdown > docs/settings.md"
 
 
-def test_settings_fit_100_columns_also_in_a_pipe(monkeypatch, capsys):
-    assert gpipe("settings", monkeypatch=monkeypatch) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_settings_fit_100_columns_also_in_a_pipe():
+    lines = gpipe_here(".", "settings").splitlines()
     assert all(len(line) <= 100 for line in lines)
     assert ["train.device_timeout_s", "60.0", "seconds"] in [line.split()[:3] for line in lines]
     assert len([line for line in lines if line.split()[:1] == ["pipeline.stages"]]) == 1
 
 
-def test_settings_of_an_experiment_have_its_values(monkeypatch, capsys):
+def test_settings_of_an_experiment_have_its_values():
     arguments = ("settings", "t128_6b", "--scale", "paper", "--set", "train.steps=7")
-    assert gpipe(*arguments, monkeypatch=monkeypatch) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = gpipe_here(".", *arguments).splitlines()
     assert all(len(line) <= 100 for line in printed)
     rows = [line.split()[:3] for line in printed]
     assert ["pipeline.stages", "1", "16"] in rows
@@ -251,35 +236,35 @@ def test_help_needs_neither_torch_nor_ray():
     assert printed_lines("--help", forbidden=("torch", "ray", "deepspeed"))
 
 
-def test_a_file_without_read_permission_is_not_a_defect_of_the_suite(monkeypatch, capsys):
+def test_a_file_without_read_permission_is_not_a_defect_of_the_suite(monkeypatch):
     def fail():
         raise PermissionError(13, "Permission denied", "/runs/x")
 
     monkeypatch.setattr("launch.catalog.experiments_table", fail)
-    assert gpipe("list", monkeypatch=monkeypatch) == 2
-    assert capsys.readouterr().err == (
-        "error: /runs/x cannot be read or written: Permission denied; check its permissions\n"
-    )
+    expected = "error: /runs/x cannot be read or written: Permission denied; check its permissions\n"
+    assert refusal("list") == expected
 
 
-def test_a_failure_to_copy_a_jobs_runs_is_one_sentence(monkeypatch, capsys):
+def test_a_failure_to_copy_a_jobs_runs_is_one_sentence(monkeypatch):
     def fail(log):
         raise RuntimeError("no head")
 
     monkeypatch.setenv("GPIPE_JOB", "j")
     monkeypatch.setattr("launch.jobs.in_job_upload.uploading", fail)
-    assert gpipe("list", monkeypatch=monkeypatch) == 1
-    (printed,) = capsys.readouterr().err.splitlines()
+    code, _, errors = call("list")
+    assert code == 1
+    (printed,) = errors.splitlines()
     assert printed.startswith("error: RuntimeError: no head; this is a defect of the suite")
 
 
-def test_any_other_exception_is_one_sentence_and_exit_code_1_with_its_traceback_in_a_log(monkeypatch, capsys, tmp_path):
+def test_any_other_exception_is_one_sentence_and_exit_code_1_with_its_traceback_in_a_log(monkeypatch, tmp_path):
     def fail():
         raise ZeroDivisionError("a bug\nof two lines")
 
     monkeypatch.setattr("launch.catalog.experiments_table", fail)
-    assert gpipe("list", monkeypatch=monkeypatch) == 1
-    (printed,) = capsys.readouterr().err.splitlines()
+    code, _, errors = call("list")
+    assert code == 1
+    (printed,) = errors.splitlines()
     log = tmp_path / ".cache/errors.log"
     assert printed == f"error: ZeroDivisionError: a bug; this is a defect of the suite, the traceback is in {log}"
     assert "in fail\n" in log.read_text()

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import psutil
 
-from tests.launch.train.test_end_to_end import environment
+from tests.launch.command_line import environment
 
 GONE_S = 5.0
 """Seconds from an interrupt until no process is left."""

@@ -14,7 +14,7 @@ import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.launch.train.test_end_to_end import command, environment
+from tests.launch.command_line import command, environment
 
 PATIENT = {"RAY_raylet_start_wait_time_s": "100"}
 """A busy machine is no fault of a node: Ray gives one up that has not begun within half a minute."""

@@ -1,7 +1,6 @@
 """LAUNCHER=env: the processes that torchrun has started are the workers, and train the same bits as LAUNCHER=local."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 import pytest
 from torch.distributed import TCPStore
 
-from experiments.custom.loading import ROOT
 from experiments.registry import find
 from launch.backends import env_ranks
 from launch.backends.env_ranks import EnvBackend, RankLauncher, Ranks
@@ -29,6 +27,7 @@ from suite.errors import (
     WorkerError,
 )
 from suite.pipeline.schedule.config import ScheduleConfig
+from tests.launch.command_line import environment, gpipe_here
 
 OWN = """
 import torch
@@ -44,11 +43,12 @@ def small():
 """
 
 
-def gpipe(folder, start, *arguments, **variables):
-    """Runs a command in a folder; returns (exit code, standard error)."""
+def torchrun(folder, *arguments, **variables):
+    """Runs a command in a folder, in two processes of torchrun; returns (exit code, standard error)."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*start, "-m", "launch.cli", *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=200,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
+        [*start, "-m", "launch.cli", *arguments, "--launcher", "env"], cwd=folder, capture_output=True, text=True,
+        check=False, timeout=200, env=environment() | variables,
     )  # fmt: skip
     return done.returncode, " ".join(done.stderr.split())
 
@@ -64,18 +64,15 @@ def trained(folder, but=None):
 
 def test_two_processes_of_torchrun_train_the_same_bits_also_after_a_killed_worker(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    code, shown = gpipe(tmp_path, [sys.executable], "experiment", "own.py:small", "--launcher", "local")
-    assert code == 0, shown
+    gpipe_here(tmp_path, "experiment", "own.py:small", "--launcher", "local")
     spawned, expected = trained(tmp_path)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     killed = json.dumps([{"fault": "kill", "stage": 1, "step": 3}])
-    command = ("experiment", "own.py:small", "--launcher", "env")
-    code, shown = gpipe(tmp_path, torchrun, *command, GPIPE_FAULTS=killed)
+    code, shown = torchrun(tmp_path, "experiment", "own.py:small", GPIPE_FAULTS=killed)
     assert code == 0, shown
     run, bits = trained(tmp_path, but=spawned)
     assert bits == expected
     assert [attempt["outcome"] for attempt in read_attempt_lines(run.attempts).values()] == ["failed", "done"]
-    code, shown = gpipe(tmp_path, torchrun, "resume", str(run.path), "--launcher", "env", "--set", "train.steps=3")
+    code, shown = torchrun(tmp_path, "resume", str(run.path), "--set", "train.steps=3")
     assert code == 1  # torchrun's own
     assert shown.count("error: ") == 1
     assert shown.count("exitcode : 2 (pid") == 2

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -24,10 +23,10 @@ from experiments.benchmark.peers.workload import SyntheticWork
 from experiments.benchmark.report import HEADINGS, entrants_table, page, summary
 from experiments.benchmark.results import TOLERANCE, Result, Score
 from experiments.tables.table2_transformer import closed_form
-from launch import cli
 from launch.benchmarks import bench, entrants
 from suite.errors import SettingError, WorkerDiedError
 from suite.pipeline.planning.costs import LayerCost
+from tests.launch.command_line import call
 
 TINY = Case(SyntheticWork(2, 3, forward_s=0.0, shape=(2, 3, 4)), steps=2, rounds=2)
 
@@ -68,15 +67,12 @@ def cost(forward, backward):
     return LayerCost(forward, forward, backward, 0.0, 1, 8, 8, 8, 8, 8, 8, 8)
 
 
-def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypatch, capsys):
+def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypatch):
     several = (*entrants.OURS, Entrant("right", OneProcess, False), *map(faulty, FAULTS))
     monkeypatch.setattr(entrants, "ENTRANTS", several)
     monkeypatch.setitem(CASES, "tiny", (TINY,))
-    monkeypatch.setattr(sys, "argv", ["gpipe", "bench", "tiny"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 1
-    printed_errors = capsys.readouterr().err
+    code, _, printed_errors = call("bench", "tiny")
+    assert code == 1
     assert all(f"wrong: {fault} in sleeping: K = 2, M = 3" in printed_errors.replace("\n", " ") for fault in FAULTS)
     assert "right in" not in printed_errors
 

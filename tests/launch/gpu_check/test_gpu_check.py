@@ -274,21 +274,29 @@ def test_a_process_that_fails_gives_its_own_reason():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            [],
-            f"error: gpu-check needs a GPU: torch {torch.__version__}, which is built without CUDA, sees no GPU",
-        ),
+        ([], f"error: gpu-check needs a GPU: torch {torch.__version__}, which is built without CUDA, sees no GPU"),
         (["--device", "tpu"], "error: gpu-check has no device 'tpu'"),
         (["--minutes", "0", "--device", "cpu"], "error: --minutes is 0; gpu-check needs more than 0"),
         (["--minutes", "nan"], "error: --minutes is nan"),
     ],
 )
-def test_as_a_module_bad_input_is_one_sentence(arguments, sentence):
-    call = [sys.executable, "-m", "launch.gpu_check", *arguments]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+def test_bad_input_is_one_sentence(arguments, sentence, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check", *arguments])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 2
+    assert one_line(capsys.readouterr().err).startswith(sentence)
+
+
+def test_as_a_module_it_is_one_sentence_too():
+    done = subprocess.run([sys.executable, "-m", "launch.gpu_check"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert done.stderr.startswith(sentence)
-    assert len(done.stderr.splitlines()) == 1
+    assert one_line(done.stderr).startswith("error: gpu-check needs a GPU")
+
+
+def one_line(text):
+    (line,) = text.splitlines()
+    return line
 
 
 def test_it_imports_no_other_pinned_packages_than_torch_numpy_and_pydantic():

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import suite
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from launch import cli
 from launch.backends.processes import run_attempt
 from launch.inference.export import export
 from launch.inference.generate import Request, continuations, find_language_model_run
@@ -29,6 +28,7 @@ from suite.data.documents.tokenizer import END_ID
 from suite.data.tokens import encode_all
 from suite.errors import DataError
 from suite.evaluation.ngram import ngram_nll
+from tests.launch.command_line import call, refusal
 from tests.launch.records import write_records
 from tests.suite.data.documents.writing import write_folder
 
@@ -144,16 +144,13 @@ def test_continuations_are_those_of_the_whole_prefix_at_every_k():
     assert drawn[0] != expected
 
 
-def test_a_prompt_that_is_too_long_is_named_and_the_others_are_continued(monkeypatch, capsys):
+def test_a_prompt_that_is_too_long_is_named_and_the_others_are_continued(monkeypatch):
     lines = f"{PROMPTS[0]}\n\n{'stage ' * 30}\n{PROMPTS[1]}\n"
-    monkeypatch.setattr(sys, "argv", ["gpipe", "generate", "one", ""])
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO(lines.encode())))
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    printed = capsys.readouterr()
-    assert end.value.code in (0, None)
-    assert "line 3 is skipped: the prompt has " in printed.err
-    assert all(prompt in printed.out for prompt in PROMPTS[:2])
+    code, out, errors = call("generate", "one", "")
+    assert code == 0
+    assert "line 3 is skipped: the prompt has " in errors
+    assert all(prompt in out for prompt in PROMPTS[:2])
 
 
 def test_the_exported_model_has_the_same_logits_and_greedy_tokens(modules_cache):
@@ -211,14 +208,8 @@ def test_a_run_starts_from_another_one_of_the_same_vocabulary(folder, tmp_path, 
         ),
     ],
 )
-def test_a_users_error_is_one_sentence(arguments, parts, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
+def test_a_users_error_is_one_sentence(arguments, parts, monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO(b"\n")))
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    printed = capsys.readouterr().err
-    assert end.value.code == 2
-    assert printed.startswith("error: ")
-    assert len(printed.splitlines()) == 1
+    printed = refusal(*arguments)
     for part in parts:
         assert part in printed

@@ -20,7 +20,6 @@ from experiments.base.cluster import Cluster
 from experiments.base.score_settings import ScoreSettings
 from experiments.registry import find
 from experiments.report.table import readable
-from launch import cli
 from launch.inference import decode as decoding
 from launch.inference import export as exporting
 from launch.inference import translate as translating
@@ -43,6 +42,7 @@ from suite.pipeline.model.layers import count_parameters, materialize, ties_of
 from suite.training.checkpoint import Storage
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
 from suite.training.wandb_run import Identity
+from tests.launch.command_line import ROOT, call, refusal
 from tests.launch.tracking.wandb_parts import parts
 
 QUIET = Console(quiet=True)
@@ -159,11 +159,8 @@ def test_each_direction_is_printed_and_what_the_means_are_of(scored):
     assert "high, middle and low: thirds of the languages by training pairs" in text
 
 
-def test_the_help_suggests_settings_of_scoring(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpipe", "score", "--help"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    shown = capsys.readouterr().out
+def test_the_help_suggests_settings_of_scoring():
+    _, shown, _ = call("score", "--help")
     assert "score.beam=1" in shown
     assert "train.steps" not in shown
 
@@ -200,9 +197,8 @@ def test_the_texts_are_pairs_of_the_test_split(scored):
 
 def test_only_scoring_asks_for_the_test_pairs():
     """Whoever opens a text without asking gets none (``test_overlap.py``): training, validation and tuning do."""
-    root = Path(cli.__file__).parents[1]
-    files = [path for room in ("suite", "models", "experiments", "launch") for path in (root / room).rglob("*.py")]
-    asking = {str(path.relative_to(root)) for path in files if "with_test=True" in path.read_text()}
+    files = [path for room in ("suite", "models", "experiments", "launch") for path in (ROOT / room).rglob("*.py")]
+    asking = {str(path.relative_to(ROOT)) for path in files if "with_test=True" in path.read_text()}
     assert asking == {"launch/inference/score.py"}
 
 
@@ -255,19 +251,15 @@ def approximately(scores):
     return scores | parts | nll
 
 
-def test_a_text_is_translated(scored, monkeypatch, capsys):
+def test_a_text_is_translated(scored):
     run = find_run("made")
     data = load_text(run, find_text_run(run), QUIET)
     lines = texts("src")["de-en.src"]
     tokens = translate_tokens(run, [source_of(line, "en", data, 24) for line in lines], 1, QUIET).results
     written = [one_line(text) for text in data.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
     at = next(at for at, text in enumerate(written) if text)
-    monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "en", lines[at]])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    printed = capsys.readouterr()
-    assert (end.value.code or 0, printed.err) == (0, "checkpoint of step 7, the latest one\n")
-    assert printed.out == f"{written[at]}\n"
+    found = call("translate", "made", "--to", "en", lines[at])
+    assert found == (0, f"{written[at]}\n", "checkpoint of step 7, the latest one\n")
 
 
 def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path, monkeypatch):
@@ -389,14 +381,8 @@ def test_an_export_that_fails_keeps_the_previous_one(scored, monkeypatch):
         (["translate", "made", "--to", "de", "word " * 40], ["tokens", "at most 24"]),
     ],
 )
-def test_a_users_error_is_one_sentence(arguments, parts, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    printed = capsys.readouterr().err
-    assert end.value.code == 2
-    assert printed.startswith("error: ")
-    assert len(printed.splitlines()) == 1
+def test_a_users_error_is_one_sentence(arguments, parts):
+    printed = refusal(*arguments)
     for part in parts:
         assert part in printed
 
@@ -465,7 +451,7 @@ def test_many_lines_are_translated_in_order_by_one_start_of_the_workers(monkeypa
     assert len(starts) == 2
 
 
-def test_a_line_that_is_too_long_is_named_and_gives_an_empty_line(monkeypatch, capsys):
+def test_a_line_that_is_too_long_is_named_and_gives_an_empty_line(monkeypatch):
     def echo(run, sources, stages, console, on_sentence, choice):
         for at, source in enumerate(sources):
             on_sentence(at, source[1:-1])
@@ -473,13 +459,10 @@ def test_a_line_that_is_too_long_is_named_and_gives_an_empty_line(monkeypatch, c
 
     monkeypatch.setattr(translating, "translate_tokens", echo)
     set_stdin(monkeypatch, b"\xef\xbb\xbfOpen\n\n" + b"Save the file " * 30 + b"\nDelete\n")
-    monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "de", ""])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    printed = capsys.readouterr()
-    assert (end.value.code or 0, printed.out) == (0, "Open\n\n\nDelete\n")
-    assert "line 3 is skipped: the text has " in printed.err
-    assert printed.err.count("skipped") == 1
+    code, out, errors = call("translate", "made", "--to", "de", "")
+    assert (code, out) == (0, "Open\n\n\nDelete\n")
+    assert "line 3 is skipped: the text has " in errors
+    assert errors.count("skipped") == 1
 
 
 @pytest.mark.parametrize(
@@ -500,13 +483,9 @@ def test_only_line_feeds_end_a_line():
     assert lines_of("a") == ["a"]
 
 
-def test_standard_input_that_is_not_utf_8_is_one_sentence(monkeypatch, capsys):
+def test_standard_input_that_is_not_utf_8_is_one_sentence(monkeypatch):
     set_stdin(monkeypatch, "Save the file\nDatei öffnen\n".encode("latin-1"))
-    monkeypatch.setattr(sys, "argv", ["gpipe", "translate", "made", "--to", "de", ""])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
-    assert capsys.readouterr().err == (
+    assert refusal("translate", "made", "--to", "de", "") == (
         "error: standard input is not UTF-8 text: byte 0xf6 at offset 20, in line 2; "
         "convert it first, for example with iconv\n"
     )

@@ -23,7 +23,7 @@ from launch.sweeps.retries import MemberError, RetryDecision
 from launch.sweeps.tasks import SweepTasks, cuda_visible_devices
 from suite.errors import PlacementError
 from suite.pipeline.planning.devices import GIB
-from tests.launch.train.test_end_to_end import environment
+from tests.launch.command_line import environment
 
 MACHINE = Cluster(2, GIB, "gpu")
 

@@ -17,7 +17,7 @@ from launch.runs.store import RunFolder
 from launch.tracking import wandb_sync
 from suite.settings import TrackingSettings
 from suite.training.wandb_run import Identity, Wandb
-from tests.launch.train.test_end_to_end import environment
+from tests.launch.command_line import environment
 
 WITH_KEY = {"WANDB_API_KEY": 40 * "0"}
 

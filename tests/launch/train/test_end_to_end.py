@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,47 +14,12 @@ import pytest
 
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from launch import cli
 from suite.errors import SuiteError
 from suite.pipeline.planning.devices import DEVICES
 from suite.training.jsonl import read_lines
 from suite.training.metrics import read_steps
+from tests.launch.command_line import SMALL, call, command, environment, gpipe, gpipe_here, losses, only_run
 from tests.launch.tracking.wandb_parts import parts
-
-SMALL = (
-    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 "
-    "train.batch_tokens=200 train.valid_pairs=40 train.checkpoint_every=3 train.threads=1 pipeline.micro_batches=3 "
-    "pipeline.schedule=fill_drain optimizer.lr_decay=inverse_sqrt"
-)
-"""The decay does not depend on the number of steps, so runs of different lengths can be compared."""
-SMALL_1F1B = SMALL.replace("fill_drain", "1f1b")
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "launch.cli", *arguments]
-
-
-def gpipe(folder, *arguments, code=0):
-    """Runs the command line in ``folder`` and returns what it printed."""
-    done = subprocess.run(
-        command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def environment():
-    root = str(Path(__file__).parents[3])
-    return {**os.environ, "PYTHONPATH": root, "COLUMNS": "200", "WANDB_MODE": "offline"}
-
-
-def only_run(folder):
-    (run,) = Path(folder).glob("runs/*/*")
-    return run
-
-
-def losses(run):
-    return [line["train/loss"] for line in read_steps(run / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")
@@ -158,19 +122,11 @@ def small_machine(tmp_path, monkeypatch):
     return of
 
 
-def called(monkeypatch, capsys, *arguments):
-    """Runs the command line in this process; returns its exit code and error message."""
-    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return end.value.code, capsys.readouterr().err
-
-
-def test_a_run_that_does_not_fit_is_rejected_before_any_worker_starts(small_machine, monkeypatch, capsys, tmp_path):
+def test_a_run_that_does_not_fit_is_rejected_before_any_worker_starts(small_machine, tmp_path):
     settings = f"{SMALL} train.steps=6 pipeline.stages=2"
     arguments = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "local", "--set", settings]
     small_machine(5 * 2**19)  # of four cores: 5 MiB for each of two workers
-    code, said = called(monkeypatch, capsys, *arguments)
+    code, _, said = call(*arguments)
     assert code == 2
     assert said.startswith(
         "error: stage 0 (layers 0-4) needs 0.01 GiB, the device has 0.00 GiB; all stages share the memory"
@@ -178,21 +134,21 @@ def test_a_run_that_does_not_fit_is_rejected_before_any_worker_starts(small_mach
     assert "Traceback" not in said
     assert "workers were started" not in said
     assert not [path for path in tmp_path.glob("runs/*/*/**/*") if path.is_file() and path.name != "lock"]
-    code, said = called(monkeypatch, capsys, "resume", "t24_1_3b_wide")
+    code, _, said = call("resume", "t24_1_3b_wide")
     assert code == 2
     assert "there are no runs" in said
     small_machine(2**30)
-    code, said = called(monkeypatch, capsys, *arguments)
+    code, _, said = call(*arguments)
     assert (code, said.strip()) == (2, "error: workers were started")
 
 
-def test_a_run_whose_metrics_have_old_names_is_not_resumed(monkeypatch, capsys, tmp_path):
+def test_a_run_whose_metrics_have_old_names_is_not_resumed(monkeypatch, tmp_path):
     monkeypatch.setattr("launch.runs.store.RUNS", tmp_path)
     run = tmp_path / "t24_1_3b_wide" / "old"
     run.mkdir(parents=True)
     (run / "experiment.toml").write_text(find("t24_1_3b_wide").to_toml())
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 7.5, "seconds": 2.0}\n')
-    code, said = called(monkeypatch, capsys, "resume", "old")
+    code, _, said = call("resume", "old")
     assert code == 2
     assert "such as loss for train/loss; read it and resume its run with the version that wrote it" in said
 
@@ -239,23 +195,15 @@ def test_wandb_reads_the_run_back(through_ray):
     }
 
 
-def test_a_finished_run_is_not_resumed_but_can_train_longer_with_another_k(through_ray, monkeypatch, capsys):
+def test_a_finished_run_is_not_resumed_but_can_train_longer_with_another_k(through_ray):
     folder, _ = through_ray
     run = only_run(folder)
-    monkeypatch.chdir(folder)
-    code, said = called(monkeypatch, capsys, "resume", run.name, "--launcher", "local")
+    code, _, said = call("resume", run.name, "--launcher", "local", folder=folder)
     assert code == 2
     assert "has finished all 6 steps" in said
     before = losses(run)
-    printed = gpipe(
-        folder,
-        "resume",
-        run.name,
-        "--launcher",
-        "local",
-        "--set",
-        "train.steps=8 pipeline.stages=1 pipeline.replicas=2",
-    )
+    longer = "train.steps=8 pipeline.stages=1 pipeline.replicas=2"
+    printed = gpipe_here(folder, "resume", run.name, "--launcher", "local", "--set", longer)
     assert "resumed at step 6" in printed
     assert "measured:" not in printed  # two steps are too few to be traced, and those of two stages are another plan's
     assert losses(run)[:6] == before
@@ -270,14 +218,15 @@ def test_a_run_that_another_process_uses_is_not_touched(through_ray):
     folder, _ = through_ray
     run = only_run(folder)
     with filelock.FileLock(run / "lock"):
-        said = gpipe(folder, "resume", run.name, "--launcher", "local", "--set", "train.steps=50", code=2)
+        arguments = "resume", run.name, "--launcher", "local", "--set", "train.steps=50"
+        code, _, said = call(*arguments, folder=folder)
+    assert code == 2
     assert f"another process is using run {run}" in said
 
 
-def test_a_resumed_run_keeps_its_model(through_ray, monkeypatch, capsys):
+def test_a_resumed_run_keeps_its_model(through_ray):
     folder, _ = through_ray
-    monkeypatch.chdir(folder)
-    code, said = called(monkeypatch, capsys, "resume", only_run(folder).name, "--set", "model.layers=3")
+    code, _, said = call("resume", only_run(folder).name, "--set", "model.layers=3", folder=folder)
     assert code == 2
     assert "cannot change model" in said
 
@@ -308,7 +257,7 @@ def test_an_interrupt_ends_the_workers_and_the_run_can_be_resumed(through_ray, t
     run = only_run(tmp_path)
     done = len(losses(run))
     steps = done + 2
-    gpipe(tmp_path, "resume", run.name, "--launcher", "local", "--set", f"train.steps={steps}")
+    gpipe_here(tmp_path, "resume", run.name, "--launcher", "local", "--set", f"train.steps={steps}")
     assert len(losses(run)) == steps
 
 

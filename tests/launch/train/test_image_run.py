@@ -7,7 +7,7 @@ from safetensors.numpy import load_file
 
 from suite.training.metrics import read_steps
 from suite.training.trace import read_traces
-from tests.launch.train.test_end_to_end import called, gpipe
+from tests.launch.command_line import call, gpipe_here
 from tests.suite.data.images.pictures import write_folder
 
 SMALL = (
@@ -22,7 +22,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     pictures = write_folder(folder / "pictures", train=160, test=40)
     settings = f"{SMALL} images.source={pictures} train.steps=16 pipeline.stages=2"
-    printed = gpipe(folder, "experiment", "amoebanet_fashion", "--launcher", "local", "--set", settings)
+    printed = gpipe_here(folder, "experiment", "amoebanet_fashion", "--launcher", "local", "--set", settings)
     (run,) = folder.glob("runs/amoebanet_fashion/*")
     return folder, run, pictures, printed
 
@@ -79,7 +79,7 @@ def test_the_same_run_at_another_k_has_the_same_bits(trained, tmp_path):
     folder, run, pictures, _ = trained
     (tmp_path / ".cache").symlink_to(folder / ".cache")  # the same pictures, and layers measured already
     settings = f"{SMALL} images.source={pictures} train.steps=16 pipeline.stages=3"
-    gpipe(tmp_path, "experiment", "amoebanet_fashion", "--launcher", "local", "--set", settings)
+    gpipe_here(tmp_path, "experiment", "amoebanet_fashion", "--launcher", "local", "--set", settings)
     (other,) = tmp_path.glob("runs/amoebanet_fashion/*")
     for one, two in zip(weights(run, 16), weights(other, 16), strict=True):
         assert one.keys() == two.keys()
@@ -92,7 +92,7 @@ def test_a_run_starts_with_another_runs_weights_except_for_the_softmax(trained):
     settings = f"{SMALL} images.source={pictures} train.steps=1 pipeline.stages=2 optimizer.learning_rate=1e-12"
     before = {path.name for path in folder.glob("runs/amoebanet_fashion/*")}
     start = f"train.init_from={run}"
-    gpipe(folder, "experiment", "amoebanet_fashion", "--launcher", "local", "--set", f"{settings} {start}")
+    gpipe_here(folder, "experiment", "amoebanet_fashion", "--launcher", "local", "--set", f"{settings} {start}")
     (new,) = [path for path in folder.glob("runs/amoebanet_fashion/*") if path.name not in before]
     old = weights(run, max(int(path.name) for path in (run / "checkpoints").glob("0*")))
     found = weights(new, 1)
@@ -116,13 +116,12 @@ def test_a_run_starts_with_another_runs_weights_except_for_the_softmax(trained):
         ),
     ],
 )
-def test_invalid_settings_are_reported_before_the_first_step(trained, tmp_path, monkeypatch, capsys, settings, message):
+def test_invalid_settings_are_reported_before_the_first_step(trained, tmp_path, settings, message):
     _, run, pictures, _ = trained
-    monkeypatch.chdir(tmp_path)
     asked = f"{SMALL} {settings.format(pictures=pictures, run=run)}"
     given = {pair.partition("=")[0]: pair for pair in asked.split()}
     arguments = ["experiment", "amoebanet_fashion", "--launcher", "local", "--set", " ".join(given.values())]
-    code, said = called(monkeypatch, capsys, *arguments)
+    code, _, said = call(*arguments, folder=tmp_path)
     assert code == 2
     assert message in said
     assert "Traceback" not in said

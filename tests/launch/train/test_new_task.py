@@ -1,7 +1,6 @@
 """One folder and its name in the registry add a task, which is planned, trained and resumed like the others."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -150,12 +149,16 @@ def squares() -> SquaresExperiment:
 '''
 
 
-def gpipe(folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "WANDB_MODE": "disabled"}
-    command = [sys.executable, "-P", "-m", "launch.cli", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+COMMANDS = """
+from pathlib import Path
+from tests.launch.command_line import gpipe_here
+
+print(gpipe_here(".", "list"))
+print(gpipe_here(".", "experiment", "squares", "--launcher", "local", "--set", "pipeline.stages=2"))
+(run,) = Path("runs/squares").iterdir()
+settings = "train.steps=62 pipeline.stages=1 pipeline.replicas=2"
+print(gpipe_here(".", "resume", run.name, "--launcher", "local", "--set", settings))
+"""
 
 
 def test_one_folder_and_its_name_in_the_registry_add_a_task(tmp_path: Path) -> None:
@@ -170,10 +173,12 @@ def test_one_folder_and_its_name_in_the_registry_add_a_task(tmp_path: Path) -> N
     )
     assert added.count("squares") == 2
     (copy / "registry.py").write_text(added)
-    assert "squares (squares): Squares of random numbers." in gpipe(tmp_path, "list")
-    printed = gpipe(tmp_path, "experiment", "squares", "--launcher", "local", "--set", "pipeline.stages=2")
-    assert "done: 60 steps, 480 rows" in printed, printed
-    run = re.findall(r"^folder: (.+)$", printed, re.MULTILINE)[-1]
-    settings = "train.steps=62 pipeline.stages=1 pipeline.replicas=2"
-    resumed = gpipe(tmp_path, "resume", run, "--launcher", "local", "--set", settings)
-    assert "done: 62 steps, 496 rows" in resumed
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "WANDB_MODE": "disabled"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", COMMANDS], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "squares (squares): Squares of random numbers." in done.stdout
+    assert "done: 60 steps, 480 rows" in done.stdout
+    assert "done: 62 steps, 496 rows" in done.stdout

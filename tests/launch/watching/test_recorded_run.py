@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from experiments.registry import find
-from launch import cli
 from launch.runs.store import RunFolder
 from launch.watching import watch as watching
 from launch.watching.comparison import short_labels
 from launch.watching.run_state import read_state
+from tests.launch.command_line import command, gpipe_here, refusal
 
 SETTINGS = (
     "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 "
@@ -43,11 +42,10 @@ def watched(tmp_path_factory):
     os.chdir(folder)
     root = str(Path(__file__).parents[3])
     variables = {"PYTHONPATH": root, "WANDB_MODE": "disabled", "GPIPE_FAULTS": json.dumps(FAULTS)}
-    arguments = ["experiment", NAME, "--scale", "laptop", "--set", SETTINGS, "--launcher", "local"]
-    command = [sys.executable, "-m", "launch.cli", *arguments]
+    arguments = command("experiment", NAME, "--scale", "laptop", "--set", SETTINGS, "--launcher", "local")
     out = io.StringIO()
     with (folder / "printed").open("w") as printed:
-        process = subprocess.Popen(command, env=os.environ | variables, stdout=printed, stderr=printed)
+        process = subprocess.Popen(arguments, env=os.environ | variables, stdout=printed, stderr=printed)
         try:
             run = wait_for_run(folder, process)
             state = read_state(run).name
@@ -77,14 +75,6 @@ def run(watched, monkeypatch):
     return watched[0]
 
 
-def gpipe(*arguments, monkeypatch):
-    """Runs the command line in this process; returns its exit code."""
-    monkeypatch.setattr(sys, "argv", ["gpipe", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return end.value.code or 0
-
-
 def copy_of(run, id, **changed):
     """Copies a run within its folder, with settings changed in its experiment."""
     other = RunFolder(run.path.parent / id)
@@ -110,9 +100,8 @@ def test_watch_shows_the_steps_the_stages_the_restart_and_the_end(watched):
     assert lines[-1].startswith(f"run {NAME}/{run.path.name}: it is finished")
 
 
-def test_watch_of_a_finished_run_is_one_sentence(run, monkeypatch, capsys):
-    assert gpipe("watch", run.path.name, monkeypatch=monkeypatch) == 2
-    assert "does not train now: it is finished; make report RUN=" in capsys.readouterr().err
+def test_watch_of_a_finished_run_is_one_sentence(run):
+    assert "does not train now: it is finished; make report RUN=" in refusal("watch", run.path.name)
 
 
 def test_the_run_wrote_its_page_by_itself_and_it_needs_no_other_file(watched):
@@ -147,70 +136,64 @@ def test_the_page_says_how_the_run_went(watched):
     assert "simulated: " in timeline
 
 
-def test_one_run_is_told_with_the_commands_that_make_sense(run, monkeypatch, capsys):
-    assert gpipe("runs", run.path.name, monkeypatch=monkeypatch) == 0
-    out = capsys.readouterr().out
+def test_one_run_is_told_with_the_commands_that_make_sense(run):
+    out = gpipe_here(".", "runs", run.path.name)
     assert f"{NAME}/{run.path.name}: finished" in out
     assert "step 6/6" in out
     assert "2 attempts" in out
     assert "checkpoints of steps 4, 6" in out
-    for command in ("report", "score", "translate", "export"):
-        assert f"make {command} RUN={NAME}/{run.path.name}" in out
+    for verb in ("report", "score", "translate", "export"):
+        assert f"make {verb} RUN={NAME}/{run.path.name}" in out
     assert f'make translate RUN={NAME}/{run.path.name} TO=de TEXT="' in out
     italian = copy_of(run, "italian", rate=("[text]\n", '[text]\nlanguages = ["it"]\n'))
     try:
-        assert gpipe("runs", "italian", monkeypatch=monkeypatch) == 0
-        assert f'make translate RUN={NAME}/italian TO=it TEXT="' in capsys.readouterr().out
+        out = gpipe_here(".", "runs", "italian")
+        assert f'make translate RUN={NAME}/italian TO=it TEXT="' in out
     finally:
         shutil.rmtree(italian.path)
 
 
-def test_runs_lists_newest_first_and_filters_by_name(run, monkeypatch, capsys):
+def test_runs_lists_newest_first_and_filters_by_name(run):
     old = copy_of(run, "old")
     for path in old.path.glob("*.*"):
         os.utime(path, (1, 1))
     try:
-        assert gpipe("runs", monkeypatch=monkeypatch) == 0
-        rows = [line.split() for line in capsys.readouterr().out.splitlines() if NAME in line]
+        out = gpipe_here(".", "runs")
+        rows = [line.split() for line in out.splitlines() if NAME in line]
         assert [row[0] for row in rows] == [f"{NAME}/{run.path.name}", f"{NAME}/old"]
         assert rows[0][1:4] == ["laptop", "finished", "6/6"]
-        assert gpipe("runs", "/ol", monkeypatch=monkeypatch) == 0
-        out = capsys.readouterr().out
+        out = gpipe_here(".", "runs", "/ol")
         assert f"{NAME}/old" in out
         assert run.path.name not in out
-        assert gpipe("runs", "t12", monkeypatch=monkeypatch) == 2
-        assert f"no run is called 't12'; known names: {NAME}" in capsys.readouterr().err
+        assert f"no run is called 't12'; known names: {NAME}" in refusal("runs", "t12")
     finally:
         shutil.rmtree(old.path)
 
 
-def test_compared_runs_show_only_the_settings_that_differ(run, monkeypatch, capsys):
+def test_compared_runs_show_only_the_settings_that_differ(run):
     other = copy_of(run, "other", rate=("learning_rate = 0.002", "learning_rate = 0.004"))
     try:
-        assert gpipe("report", "--run", f"{run.path.name} other", monkeypatch=monkeypatch) == 0
-        path = Path(capsys.readouterr().out.removeprefix("report: ").strip())
+        path = Path(gpipe_here(".", "report", "--run", f"{run.path.name} other").removeprefix("report: ").strip())
         assert path.parent == Path("runs")
         page = path.read_text()
         assert re.findall(r'<td class="text[ a-z]*" dir="auto">([a-z_]+\.[a-z_]+)</td>', page) == [
             "optimizer.learning_rate"
         ]
         assert page.count(f">{run.path.name}</text>") == page.count(">other</text>") >= 4  # in the legends
-        assert gpipe("report", "--run", "other", "--run", str(run.path), monkeypatch=monkeypatch) == 0
-        assert Path(capsys.readouterr().out.removeprefix("report: ").strip()) == path  # whatever the order
+        out = gpipe_here(".", "report", "--run", "other", "--run", str(run.path))
+        assert Path(out.removeprefix("report: ").strip()) == path  # whatever the order
     finally:
         shutil.rmtree(other.path)
 
 
-def test_runs_of_different_tasks_are_not_compared(run, monkeypatch, capsys):
+def test_runs_of_different_tasks_are_not_compared(run):
     images = RunFolder(run.path.parents[1] / "amoebanet_fashion/1")
     images.path.mkdir(parents=True)
     try:
         images.experiment.write_text(find("amoebanet_fashion").to_toml())
-        assert gpipe("report", "--run", str(images.path), monkeypatch=monkeypatch) == 2
-        assert "has not finished a step, so there is nothing to report" in capsys.readouterr().err
+        assert "has not finished a step, so there is nothing to report" in refusal("report", "--run", str(images.path))
         images.metrics.write_text(json.dumps({"step": 1, "train/loss": 2.0}) + "\n")
-        assert gpipe("report", "--run", f"{run.path.name} {images.path}", monkeypatch=monkeypatch) == 2
-        error = capsys.readouterr().err
+        error = refusal("report", "--run", f"{run.path.name} {images.path}")
         assert (
             "is of translation (nll, tokens) and run amoebanet_fashion/1 of classification (accuracy, images)" in error
         )
@@ -218,7 +201,7 @@ def test_runs_of_different_tasks_are_not_compared(run, monkeypatch, capsys):
         shutil.rmtree(images.path.parent)
 
 
-def test_a_scored_run_shows_translations_beside_their_references(run, monkeypatch, capsys):
+def test_a_scored_run_shows_translations_beside_their_references(run):
     other = copy_of(run, "scored")
     scores = {"bleu": 12.5, "chrf": 30.0}
     record = {
@@ -233,7 +216,7 @@ def test_a_scored_run_shows_translations_beside_their_references(run, monkeypatc
         for kind, text in texts.items():
             lines = "".join(f"{text} {at}\n" for at in range(50))
             (other.path / f"scores/en-de.{kind}").write_text(lines, encoding="utf-8")
-        assert gpipe("report", "--run", "scored", monkeypatch=monkeypatch) == 0
+        gpipe_here(".", "report", "--run", "scored")
         page = other.report.read_text()
         rows = [page.index(text) for text in ("Save &lt;b&gt;file&lt;/b&gt;", "Datei speichern", "Datei sichern")]
         assert rows == sorted(rows)
@@ -256,10 +239,9 @@ def test_a_scored_run_shows_translations_beside_their_references(run, monkeypatc
         (("report", "depth_width", "--run", "x"), ("both the sweep 'depth_width' and --run are given",)),
     ],
 )
-def test_bad_input_is_one_sentence(run, monkeypatch, capsys, arguments, parts):
+def test_bad_input_is_one_sentence(run, arguments, parts):
     Path("runs/begun").mkdir(exist_ok=True)
-    assert gpipe(*arguments, monkeypatch=monkeypatch) == 2
-    error = capsys.readouterr().err
+    error = refusal(*arguments)
     assert error.count("\n") == 1
     assert all(part in error for part in parts), error
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.launch.train.test_end_to_end import gpipe, only_run
+from tests.launch.command_line import gpipe, only_run
 
 MODEL = """
 import torch

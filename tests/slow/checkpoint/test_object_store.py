@@ -16,7 +16,7 @@ from launch import node_probe
 from launch.jobs.in_job_upload import RunCopies
 from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage
-from tests.launch.train.test_end_to_end import SMALL, losses
+from tests.launch.command_line import SMALL, losses
 from tests.slow.jobs_head import Head
 from tests.slow.storage_sync import test_apart
 from tests.suite.training.checkpoint.saves import restored

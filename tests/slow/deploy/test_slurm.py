@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.train.test_end_to_end import SMALL, environment, losses, only_run
+from tests.launch.command_line import SMALL, environment, losses, only_run
 
 SCRIPT = Path(__file__).parents[3] / "launch" / "deploy" / "slurm" / "train.sbatch"
 RUN = ("python", "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--set")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.train.test_end_to_end import SMALL, command, losses
+from tests.launch.command_line import SMALL, command, losses
 from tests.slow.jobs_head import Head
 
 ROOT = Path(__file__).parents[3]

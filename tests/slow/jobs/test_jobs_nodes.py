@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.launch.train.test_end_to_end import SMALL, losses
+from tests.launch.command_line import SMALL, losses
 from tests.slow.jobs_head import Head
 
 

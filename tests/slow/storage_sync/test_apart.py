@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
-from tests.launch.train.test_end_to_end import command, environment
+from tests.launch.command_line import command, environment
 from tests.slow.supervision import test_nodes
 from tests.slow.supervision.test_nodes import Driver, losses
 

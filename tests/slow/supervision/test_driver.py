@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from suite.training.metrics import read_steps
-from tests.launch.train.test_end_to_end import SMALL_1F1B, environment, gpipe, only_run
+from tests.launch.command_line import SMALL_1F1B, environment, gpipe, only_run
 
 GONE_S = 30.0
 AGENTS_S = 180.0

@@ -15,7 +15,7 @@ import pytest
 from ray.cluster_utils import Cluster as RayCluster
 
 from tests.hosts.bridged_hosts import BridgedHosts, on_host
-from tests.launch.train.test_end_to_end import SMALL, environment, gpipe
+from tests.launch.command_line import SMALL, environment, gpipe
 from tests.slow.supervision.test_nodes import Driver, first_failure, losses_of
 
 SETTINGS = (

@@ -17,7 +17,7 @@ from launch.runs.store import RunFolder
 from launch.watching.run_state import read_state
 from launch.worker.heartbeat import read_heartbeats
 from suite.training.metrics import read_steps
-from tests.launch.train.test_end_to_end import SMALL_1F1B, environment
+from tests.launch.command_line import SMALL_1F1B, environment
 
 SETTINGS = (
     SMALL_1F1B.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")

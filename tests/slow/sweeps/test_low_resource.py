@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.launch.train.test_end_to_end import command, environment, gpipe
+from tests.launch.command_line import command, environment, gpipe
 
 
 def interrupted_while_tuning(folder: Path) -> tuple[str, dict[Path, str]]:

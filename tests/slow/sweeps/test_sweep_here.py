@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.launch.train.test_end_to_end import gpipe
+from tests.launch.command_line import gpipe
 
 
 def test_a_failed_member_is_reported_and_run_by_the_next_sweep(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
-from tests.launch.train.test_end_to_end import environment, losses
+from tests.launch.command_line import environment, losses
 from tests.slow.small_sweep import STEPS
 
 GONE_S = 30.0

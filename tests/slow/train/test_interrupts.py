@@ -25,7 +25,7 @@ from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
 from suite.training.checkpoint.storage import BEGUN, MANIFEST
 from suite.training.metrics import read_steps
-from tests.launch.train.test_end_to_end import SMALL_1F1B, gpipe
+from tests.launch.command_line import SMALL_1F1B, gpipe
 from tests.slow.interrupted_command import Command
 
 SEED, COUNT = 17, int(os.environ.get("GPIPE_INTERRUPTS", "40"))

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.launch.train.test_end_to_end import environment
+from tests.launch.command_line import environment
 
 OWN = """
 from pathlib import Path

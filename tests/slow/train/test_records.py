@@ -11,8 +11,8 @@ import pytest
 
 from launch.runs.store import RunFolder
 from suite.training.metrics import read_steps
+from tests.launch.command_line import SMALL, environment, only_run
 from tests.launch.tracking.wandb_parts import read
-from tests.launch.train.test_end_to_end import SMALL, environment, only_run
 
 STEPS = 60
 SETTINGS = f"{SMALL} pipeline.stages=2 train.steps={STEPS}"

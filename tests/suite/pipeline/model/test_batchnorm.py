@@ -137,10 +137,14 @@ def check(stages, model, virtual_stages):
     assert len(moved) == sum(isinstance(m, nn.BatchNorm2d) for layer in layers for m in layer.modules())
 
 
-def evaluated(rank: int, world: int, rendezvous: str, model: str):
-    """Returns (objective, hits) of an evaluation at each M, after three steps that moved the averages."""
+def all_evaluated(rank: int, world: int, rendezvous: str):
     join(rank, world, rendezvous)
-    executor, _, named, _ = build(RankCoord(rank, world, 1), MODELS[model][0](), SumOfErrors(), "except_last")
+    return {model: evaluated(RankCoord(rank, world, 1), model) for model in MODELS}
+
+
+def evaluated(coord: RankCoord, model: str):
+    """Returns (objective, hits) of an evaluation at each M, after three steps that moved the averages."""
+    executor, _, named, _ = build(coord, MODELS[model][0](), SumOfErrors(), "except_last")
     for step in range(3):
         executor.train(mini_batch(model, step, 4), step)
         with torch.no_grad():
@@ -151,17 +155,18 @@ def evaluated(rank: int, world: int, rendezvous: str, model: str):
     found = [executor.evaluate(mini_batch(model, 9, m)) for m in MICRO_BATCHES]
     assert all(norm.recorded == {} for norm in norms(executor.stage).values())
     whole = [(sum(part.objective for part in parts), sum(part.metrics[0] for part in parts)) for parts in found]
-    return whole if executor.coord.is_last else None
+    return whole if coord.is_last else None
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_evaluation_has_the_same_bits_at_every_k_and_the_same_hits_at_every_m(model):
-    found = [run_processes(evaluated, stages, model)[-1] for stages in (1, 2, 3)]
-    assert found[0] == found[1] == found[2]
-    objectives, hits = zip(*found[0], strict=True)
-    assert len(set(hits)) == 1
-    assert max(objectives) == pytest.approx(min(objectives), rel=1e-12)
-    assert objectives[0] > 0
+def test_evaluation_has_the_same_bits_at_every_k_and_the_same_hits_at_every_m():
+    by_stages = [run_processes(all_evaluated, stages)[-1] for stages in (1, 2, 3)]
+    for model in MODELS:
+        found = [of_stages[model] for of_stages in by_stages]
+        assert found[0] == found[1] == found[2], model
+        objectives, hits = zip(*found[0], strict=True)
+        assert len(set(hits)) == 1
+        assert max(objectives) == pytest.approx(min(objectives), rel=1e-12)
+        assert objectives[0] > 0
 
 
 @given(st.integers(1, 6), st.integers(0, 1000), st.sampled_from([0.0, 1e6, -1e8]))
@@ -232,11 +237,14 @@ def test_evaluation_uses_the_averages_and_notes_nothing():
     assert layer[0].recorded == {}
 
 
-def replicas(rank: int, world: int, rendezvous: str, over: bool, first: int):
+def all_replicas(rank: int, world: int, rendezvous: str):
+    join(rank, world, rendezvous)
+    return {(over, first): replicas(RankCoord(rank, 2, 2), over, first) for over in (True, False) for first in (3, 5)}
+
+
+def replicas(coord: RankCoord, over: bool, first: int):
     """Runs one step of two replicas of two stages, the ``first`` of five micro-batches on the first replica and the
     rest on the other; returns this stage's averages after it."""
-    join(rank, world, rendezvous)
-    coord = RankCoord(rank, 2, 2)
     executor, _, _, groups = build(coord, skips_layers(), SumOfErrors(), "always")
     everything = mini_batch("skips", 3, 5)
     mine = slice(0, first) if coord.replica == 0 else slice(first, 5)
@@ -246,23 +254,28 @@ def replicas(rank: int, world: int, rendezvous: str, over: bool, first: int):
     return {key: (n.running_mean.tolist(), n.running_var.tolist()) for key, n in norms(executor.stage).items()}
 
 
+@pytest.fixture(scope="module")
+def averages():
+    return run_processes(all_replicas, 4)
+
+
 @pytest.mark.parametrize("first", [3, 5])
-def test_averages_over_replicas_are_those_of_the_whole_mini_batch(first):
+def test_averages_over_replicas_are_those_of_the_whole_mini_batch(averages, first):
     layers, everything = skips_layers(), mini_batch("skips", 3, 5)
     seen = all_values(layers, everything, 3)
-    found = run_processes(replicas, 4, True, first)
+    found = [worker[True, first] for worker in averages]
     for first, second in ((0, 2), (1, 3)):
         assert found[first].keys() == found[second].keys()
-        for key, averages in found[first].items():
+        for key, of_norm in found[first].items():
             wanted = (0.3 * seen[key].mean(0), 0.7 + 0.3 * seen[key].var(0))
-            for own, other, value in zip(averages, found[second][key], wanted, strict=True):
+            for own, other, value in zip(of_norm, found[second][key], wanted, strict=True):
                 assert own == other
                 assert own == pytest.approx(value.tolist(), rel=1e-11, abs=1e-11)
 
 
 @pytest.mark.parametrize("first", [3, 5])
-def test_averages_of_each_replica_are_those_of_its_own_share(first):
-    alone = run_processes(replicas, 4, False, first)
+def test_averages_of_each_replica_are_those_of_its_own_share(averages, first):
+    alone = [worker[False, first] for worker in averages]
     assert all(mean != alone[2][key][0] for key, (mean, _) in alone[0].items())
     if first == 5:  # the other replica saw nothing: its averages are those it began with
         assert all(set(mean) == {0.0} and set(variance) == {1.0} for mean, variance in alone[2].values())
