@@ -87,9 +87,14 @@ def experiments_table() -> Table:
             continue
         pipeline = experiment.pipeline
         rows.add_row(
-            name, str(len(layers)), f"{count_parameters(layers):,}", str(pipeline.stages), str(pipeline.replicas),
-            str(pipeline.micro_batches), f"{experiment.batch:,} {experiment.unit}",
-        )  # fmt: skip
+            name,
+            str(len(layers)),
+            f"{count_parameters(layers):,}",
+            str(pipeline.stages),
+            str(pipeline.replicas),
+            str(pipeline.micro_batches),
+            f"{experiment.batch:,} {experiment.unit}",
+        )
         text = experiment.listed((make.__doc__ or "").split("\n")[0])
         descriptions.append(fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     rows.caption, rows.caption_justify = "\n".join(descriptions), "left"

@@ -147,9 +147,12 @@ def machine_facts(packages: list[str], cache: str) -> dict[str, Any]:
     """Returns Python's version and path, those of packages, and whether the submitter's cache is visible here:
     ``cache`` is a file in it, created for this probe."""
     return {
-        "python": platform.python_version(), "executable": sys.executable, "versions": installed_versions(packages),
-        "cache": bool(cache) and os.path.exists(cache) and os.access(os.path.dirname(cache), os.W_OK), "fault": "",
-    }  # fmt: skip
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "versions": installed_versions(packages),
+        "cache": bool(cache) and os.path.exists(cache) and os.access(os.path.dirname(cache), os.W_OK),
+        "fault": "",
+    }
 
 
 def probe_node(packages: list[str], storage: str, marker: str, own_marker: str, cache: str = "") -> dict[str, Any]:

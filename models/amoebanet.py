@@ -243,21 +243,31 @@ Operation = Callable[[int, int], nn.Module]
 # Two (state, operation) for each new state. Of the outputs that were published for the normal cell, these alone give
 # the sizes that the GPipe paper prints (Table 1).
 NORMAL: tuple[tuple[int, Operation], ...] = (
-    (1, conv_1x1), (1, max_pool_3x3),
-    (1, identity), (0, conv_1x7_7x1),
-    (0, conv_1x1), (0, conv_1x7_7x1),
-    (2, max_pool_3x3), (2, identity),
-    (1, avg_pool_3x3), (5, conv_1x1),
-)  # fmt: skip
+    (1, conv_1x1),
+    (1, max_pool_3x3),
+    (1, identity),
+    (0, conv_1x7_7x1),
+    (0, conv_1x1),
+    (0, conv_1x7_7x1),
+    (2, max_pool_3x3),
+    (2, identity),
+    (1, avg_pool_3x3),
+    (5, conv_1x1),
+)
 NORMAL_OUTPUT = (0, 3, 4, 6)
 
 REDUCTION: tuple[tuple[int, Operation], ...] = (
-    (0, max_pool_2x2), (0, max_pool_3x3),
-    (2, identity), (1, conv_3x3),
-    (2, conv_1x7_7x1), (2, max_pool_3x3),
-    (3, identity), (1, max_pool_2x2),
-    (2, avg_pool_3x3), (3, conv_1x1),
-)  # fmt: skip
+    (0, max_pool_2x2),
+    (0, max_pool_3x3),
+    (2, identity),
+    (1, conv_3x3),
+    (2, conv_1x7_7x1),
+    (2, max_pool_3x3),
+    (3, identity),
+    (1, max_pool_2x2),
+    (2, avg_pool_3x3),
+    (3, conv_1x1),
+)
 REDUCTION_OUTPUT = (4, 5, 6)
 
 

@@ -63,9 +63,13 @@ def clipped(logits: Tensor, bound: float | None) -> Tensor:
 
 
 def linear_cross_entropy(
-    y: Tensor, project: nn.Linear, clip: float | None, loss: nn.Module, labels: Tensor,
+    y: Tensor,
+    project: nn.Linear,
+    clip: float | None,
+    loss: nn.Module,
+    labels: Tensor,
     logits_bytes: int = CPU_LOGITS_BYTES,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Returns the objective and the metric of y (batch, T, width) and labels (batch, T), as ``loss`` sums them."""
     rows = y.flatten(0, -2), project.weight, project.bias, labels.flatten()
     chunk_rows = rows_at_once(project.out_features, labels.numel(), logits_bytes)
@@ -81,9 +85,15 @@ def linear_cross_entropy(
 class _InChunks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, clip: float | None, loss: nn.Module,
+        ctx: Any,
+        y: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        labels: Tensor,
+        clip: float | None,
+        loss: nn.Module,
         chunk_rows: int,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(y, weight, bias, labels)
         device_type = y.device.type
         ctx.clip, ctx.loss, ctx.chunk_rows = clip, loss, chunk_rows

@@ -18,8 +18,12 @@ from suite.errors import SettingError, nearest, shortened
 from suite.settings import MicroBatches
 
 _KINDS: dict[Any, str] = {
-    int: "an integer", float: "a number", str: "a text", bool: "true or false", MicroBatches: "auto or an integer",
-}  # fmt: skip
+    int: "an integer",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    MicroBatches: "auto or an integer",
+}
 
 
 OTHER_NAMES = {

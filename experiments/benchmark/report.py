@@ -9,9 +9,14 @@ from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value
 
 HEADINGS = (
-    "entrant", "step s (measured)", "ideal fill-drain s (computed)", "ideal / step", "peak MiB (measured)",
-    "gradient difference", "remark",
-)  # fmt: skip
+    "entrant",
+    "step s (measured)",
+    "ideal fill-drain s (computed)",
+    "ideal / step",
+    "peak MiB (measured)",
+    "gradient difference",
+    "remark",
+)
 
 OVER = {"all": "over the fastest peer", "alike": "alike", "in its memory": "in its memory"}
 
@@ -36,7 +41,10 @@ def summary(result: Result) -> Table:
         stands = [f"{best[1]}, {best[1].verdict} {best[0].entrant}" if best is not None else None for best in found]
         rows.append([score.entrant, *stands])
     return Table(
-        "summary", "Speed of the suite over the fastest peers (measured)", ("the suite", *OVER.values()), rows,
+        "summary",
+        "Speed of the suite over the fastest peers (measured)",
+        ("the suite", *OVER.values()),
+        rows,
         [
             "A ratio is the peer's seconds over the suite's in the same round: the median over rounds and its 95% "
             "interval (bootstrap). Ahead: the interval is above 1. Behind: it is below. Level: it contains 1, and is "
@@ -46,7 +54,7 @@ def summary(result: Result) -> Table:
             "Alike: peers that recompute like it. In its memory: peers whose peak is at most 1% above its own; for an "
             "entrant planned under a memory limit, at most 1% above that limit.",
         ],
-    )  # fmt: skip
+    )
 
 
 def _pairs(result: Result, recomputes: bool) -> list[Table]:
@@ -73,11 +81,15 @@ def entrants_table(result: Result) -> Table:
             continue
         rows.append(
             [
-                score.entrant, score.median, score.ideal_s, score.ideal_s and score.ideal_s / score.median,
-                score.peak_bytes / 2**20, score.difference,
+                score.entrant,
+                score.median,
+                score.ideal_s,
+                score.ideal_s and score.ideal_s / score.median,
+                score.peak_bytes / 2**20,
+                score.difference,
                 "WRONG GRADIENTS" if score.wrong else score.remark,
             ]
-        )  # fmt: skip
+        )
     return Table("entrants", "All entrants", HEADINGS, rows, _notes(result))
 
 
@@ -116,10 +128,16 @@ def _picture(result: Result) -> list[Picture]:
         found = [result.best(score, kind) for score in ours]
         points = [(row, best[1]) for row, best in enumerate(found) if best is not None]
         axis.errorbar(
-            [ratio.median for _, ratio in points], [row + 0.2 * (1 - place) for row, _ in points],
+            [ratio.median for _, ratio in points],
+            [row + 0.2 * (1 - place) for row, _ in points],
             xerr=[[r.median - r.low for _, r in points], [r.high - r.median for _, r in points]],
-            fmt="o", markersize=4, capsize=3, linewidth=1.2, color=COLOURS[place], label=OVER[kind],
-        )  # fmt: skip
+            fmt="o",
+            markersize=4,
+            capsize=3,
+            linewidth=1.2,
+            color=COLOURS[place],
+            label=OVER[kind],
+        )
     axis.axvline(1, color=INK, linewidth=1, linestyle="--")
     axis.set_yticks(range(len(ours)), [score.entrant.removeprefix("suite ") for score in ours])
     axis.legend(frameon=False, fontsize=8)

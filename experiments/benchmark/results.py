@@ -86,10 +86,12 @@ class Result:
         found = [
             (peer, score.over(peer))
             for peer in self.scores
-            if peer.rounds and not peer.is_ours and not peer.wrong
+            if peer.rounds
+            and not peer.is_ours
+            and not peer.wrong
             and (kind != "alike" or peer.recomputes == score.recomputes)
             and (kind != "in its memory" or peer.peak_bytes <= 1.01 * limit)
-        ]  # fmt: skip
+        ]
         return sorted(found, key=lambda pair: pair[1].median)
 
     def best(self, score: Score, kind: Kind) -> tuple[Score, Ratio] | None:
@@ -99,11 +101,17 @@ class Result:
     def record(self) -> dict[str, Any]:
         work = self.case.work
         return {
-            "name": self.case.name, "work": repr(work), "K": work.stages, "M": work.micro_batches, "R": work.replicas,
-            "cells": self.cells, "steps_of_a_turn": self.case.steps, "own_processes": self.case.own_processes,
+            "name": self.case.name,
+            "work": repr(work),
+            "K": work.stages,
+            "M": work.micro_batches,
+            "R": work.replicas,
+            "cells": self.cells,
+            "steps_of_a_turn": self.case.steps,
+            "own_processes": self.case.own_processes,
             "layers": [{name: getattr(cost, name) for name in PARTS} for cost in self.costs],
             "entrants": [self._record_of(score) for score in self.scores],
-        }  # fmt: skip
+        }
 
     def _record_of(self, score: Score) -> dict[str, Any]:
         row = {**asdict(score), "difference": score.difference if math.isfinite(score.difference) else None}

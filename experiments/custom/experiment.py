@@ -190,16 +190,21 @@ def find_custom(source: str, name: str = "") -> CustomExperiment:
     source = absolute(source)
     spec = load_spec(source, 0)
     values = {
-        "name": name or Source.parse(source).function, "scale": "laptop", "source": source,
+        "name": name or Source.parse(source).function,
+        "scale": "laptop",
+        "source": source,
         "layer_count": len(spec.layers),
         "pipeline": PipelineSettings(),
         "optimizer": OptimizerSettings(),
         "train": CustomTrainSettings(),
-    }  # fmt: skip
+    }
     given = {
-        "pipeline.stages": spec.stages, "pipeline.micro_batches": spec.micro_batches,
-        "pipeline.replicas": spec.replicas, "train.steps": spec.steps, "train.batch_rows": spec.batch_size,
-    }  # fmt: skip
+        "pipeline.stages": spec.stages,
+        "pipeline.micro_batches": spec.micro_batches,
+        "pipeline.replicas": spec.replicas,
+        "train.steps": spec.steps,
+        "train.batch_rows": spec.batch_size,
+    }
     if not isinstance(spec.settings, str):
         raise SettingError(
             f"settings of {source} is a {type(spec.settings).__name__}; write one text, as {option('SET')} takes it"

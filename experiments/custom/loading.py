@@ -118,8 +118,9 @@ def load_sweep(source: str) -> SweepSpec:
     place, name, _ = Source.parse(source)
     spec = called(_function(_module(place), place, name), place, source)
     if isinstance(spec, TrainSpec):
-        raise SettingError(f"{source} returned a TrainSpec, which `gpipe experiment {source}` trains; a sweep is a "
-                           "suite.SweepSpec")  # fmt: skip
+        raise SettingError(
+            f"{source} returned a TrainSpec, which `gpipe experiment {source}` trains; a sweep is a suite.SweepSpec"
+        )
     if not isinstance(spec, SweepSpec):
         raise SettingError(
             f"{source} returned an object of type {type(spec).__name__}; it must return a suite.SweepSpec"

@@ -38,8 +38,10 @@ class SummedLoss(nn.Module):
         if reduction == "none":
             raise SettingError(f'{loss} returns one number a row; use reduction="mean" or reduction="sum"')
         if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
-            raise SettingError(f"the loss {type(loss).__name__} has parameters, which would not be trained; move them "
-                               "into the last layer")  # fmt: skip
+            raise SettingError(
+                f"the loss {type(loss).__name__} has parameters, which would not be trained; move them "
+                "into the last layer"
+            )
         self._counts_own_units = _counts_own_units(spec)
         if self._counts_own_units:
             # the same as its mean times its units, but also a number where all targets are ignored

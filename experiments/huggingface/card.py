@@ -61,9 +61,11 @@ def model_card(
         train=sum(counts[code] for code in languages), vocabulary=data.vocabulary, most=experiment.text.max_length,
         languages=", ".join(f"`<2{code}>`" for code in languages),
     )  # fmt: skip
-    return head + _scores(step, scores) + _LIMITS.format(
-        most=experiment.text.max_length, precision=experiment.optimizer.precision
-    )  # fmt: skip
+    return (
+        head
+        + _scores(step, scores)
+        + _LIMITS.format(most=experiment.text.max_length, precision=experiment.optimizer.precision)
+    )
 
 
 def _scores(step: int, scores: dict[str, Any] | None) -> str:

@@ -53,9 +53,12 @@ def exported_model(
     }
     model.load_state_dict(values)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=experiment.text.max_length, pad_token_id=PAD_ID, bos_token_id=BEGIN_ID, eos_token_id=END_ID,
+        max_new_tokens=experiment.text.max_length,
+        pad_token_id=PAD_ID,
+        bos_token_id=BEGIN_ID,
+        eos_token_id=END_ID,
         decoder_start_token_id=BEGIN_ID,
-    )  # fmt: skip
+    )
     return model
 
 
@@ -63,9 +66,15 @@ def exported_tokenizer(data: TextData) -> PreTrainedTokenizerFast:
     """Returns the tokenizer. It appends the end token that the model expects: ``<2de>Save`` is enough."""
     languages = [language_token(language) for language in sorted({ENGLISH, *data.languages})]
     return with_template(
-        data.tokenizer, f"$A {END}", (END, END_ID),
-        pad_token=PAD, unk_token=UNKNOWN, bos_token=BEGIN, eos_token=END, extra_special_tokens=languages,
-    )  # fmt: skip
+        data.tokenizer,
+        f"$A {END}",
+        (END, END_ID),
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        bos_token=BEGIN,
+        eos_token=END,
+        extra_special_tokens=languages,
+    )
 
 
 def with_template(
@@ -75,6 +84,8 @@ def with_template(
     backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
     backend.post_processor = TemplateProcessing(single=template, special_tokens=[special])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"], **tokens,
-    )  # fmt: skip
+        tokenizer_object=backend,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **tokens,
+    )

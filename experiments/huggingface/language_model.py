@@ -45,9 +45,12 @@ The model has seen no position past {length}. It takes no padding at the left: p
 
 
 def save_language_model(
-    folder: Path, experiment: LanguageModelExperiment, data: TokenData, step: int,
+    folder: Path,
+    experiment: LanguageModelExperiment,
+    data: TokenData,
+    step: int,
     layers: Mapping[int, Mapping[str, Tensor]],
-) -> int:  # fmt: skip
+) -> int:
     """Writes weights, code, tokenizer and card; returns the number of parameters."""
     model = exported_language_model(experiment, layers)
     model.config.register_for_auto_class()  # type: ignore[no-untyped-call]

@@ -57,9 +57,14 @@ class GPipeLanguageModel(PreTrainedModel, GenerationMixin):
         return self.project
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Cache | None = None,
-        labels: Tensor | None = None, use_cache: bool | None = None, **_: object,
-    ) -> CausalLMOutputWithPast:  # fmt: skip
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        **_: object,
+    ) -> CausalLMOutputWithPast:
         """Returns logits (batch, time, vocabulary), and with ``labels`` (batch, time), -100 where masked, the loss.
 
         Raises ValueError for padding at the left; at the right no token attends to it.

@@ -118,10 +118,15 @@ class GPipeTranslationModel(PreTrainedModel, GenerationMixin):
         return self.head.project
 
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None, encoder_outputs: BaseModelOutput | None = None,
-        past_key_values: EncoderDecoderCache | None = None, labels: Tensor | None = None, **_: object,
-    ) -> Seq2SeqLMOutput:  # fmt: skip
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        labels: Tensor | None = None,
+        **_: object,
+    ) -> Seq2SeqLMOutput:
         """Returns logits (batch, time, vocabulary), and with ``labels`` (batch, time), -100 where masked, the loss."""
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)

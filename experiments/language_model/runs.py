@@ -47,14 +47,12 @@ def transformer(layers: int) -> LanguageModelExperiment:
         scale="paper",
         model=LanguageModelShape(layers),
         text=DocumentSettings(vocabulary=32_000, length=1024),
-        pipeline=PipelineSettings(
-            stages=-(-layers // BLOCKS_PER_STAGE), micro_batches=SEQUENCES, remat="auto"
-        ),
+        pipeline=PipelineSettings(stages=-(-layers // BLOCKS_PER_STAGE), micro_batches=SEQUENCES, remat="auto"),
         optimizer=OptimizerSettings(learning_rate=2e-4, warmup_steps=2000, precision="bf16"),
         train=DocumentTrainSettings(
             steps=100_000, batch_sequences=SEQUENCES, checkpoint_every=1000, valid_sequences=1024
         ),
-    )  # fmt: skip
+    )
 
 
 def language_model(

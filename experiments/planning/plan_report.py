@@ -213,9 +213,12 @@ def _alternative_record(alternative: Alternative, chosen: PipelineSettings) -> d
         return name | {"chosen": False, "fault": alternative.fault}
     recomputed, forwards = alternative.recomputes
     return name | {
-        "chosen": alternative.is_of(chosen), "step_s": alternative.step_s, "peak_bytes": alternative.peak_bytes,
-        "recomputed": recomputed, "forwards": forwards,
-    }  # fmt: skip
+        "chosen": alternative.is_of(chosen),
+        "step_s": alternative.step_s,
+        "peak_bytes": alternative.peak_bytes,
+        "recomputed": recomputed,
+        "forwards": forwards,
+    }
 
 
 def _alternative_lines(plan: Plan) -> Iterator[str]:

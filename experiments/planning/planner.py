@@ -323,7 +323,7 @@ def _process_bytes(work: Experiment, cluster: Cluster, cost_model: CostModel) ->
 
 def suggest_changes(
     work: Experiment, cluster: Cluster, process: int = 0, log: Log = lambda text: None
-) -> Iterator[tuple[str, str]]:  # fmt: skip
+) -> Iterator[tuple[str, str]]:
     """Yields settings that fit, each the smallest change of its kind, and a description of the result.
 
     Kinds: planned cells instead of cells by hand; recompute; more stages; smaller micro-batches; stages and replicas

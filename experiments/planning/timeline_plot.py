@@ -11,8 +11,13 @@ from suite.pipeline.schedule.timeline import Timeline
 
 COLOURS = {"F": "#4c78a8", "R": "#f2b134", "I": "#88d27a", "B": "#54a24b", "W": "#9ecae9", "U": "#b279a2"}
 NAMES = {
-    "F": "forward", "R": "recompute", "I": "backward (input)", "B": "backward", "W": "weight gradient", "U": "update",
-}  # fmt: skip
+    "F": "forward",
+    "R": "recompute",
+    "I": "backward (input)",
+    "B": "backward",
+    "W": "weight gradient",
+    "U": "update",
+}
 _IDLE = "#8c8c8c33"
 _LEGIBLE = 0.012
 """Actions shorter than this share of a step get no label."""

@@ -98,7 +98,9 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
             rows.append([*first, where, *(_cells(found) if found is not None else [None] * 3)])
     headings = ("finding", "in the paper", "verdict", "where", "nats a token saved", "chrF gained", "seeds that agree")
     return Table(
-        "findings", "The paper's findings, here", headings,
+        "findings",
+        "The paper's findings, here",
+        headings,
         rows or [["this sweep tests none of them", *[""] * (len(headings) - 1)]],
         [
             f"Findings tested: {len(verdicts)}. ± is the margin for the variation between seeds at 95%: t * s * "
@@ -111,7 +113,7 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
             "compared. Nothing is corrected for the number of findings. A seed agrees if its chrF difference has the "
             f"sign of the mean and p < {LEVEL}. A third marked - does not count for the verdict.",
         ],
-    )  # fmt: skip
+    )
 
 
 def _cells(found: Comparison) -> list[Value]:

@@ -99,14 +99,25 @@ def prediction_table(measure: Callable[[PredictedModel], Sequence[Round]]) -> Ta
         rows.append(
             [
                 work.name,
-                predicted, measured, relative_spread(steps), predicted / measured,
-                max(rounds[-1].measured_bytes) / 2**20, min(ratios), max(ratios),
+                predicted,
+                measured,
+                relative_spread(steps),
+                predicted / measured,
+                max(rounds[-1].measured_bytes) / 2**20,
+                min(ratios),
+                max(ratios),
             ]
-        )  # fmt: skip
+        )
     headings = (
-        "model", "step s (simulated)", "step s (measured)", "spread", "simulated / measured",
-        "fullest stage MiB (measured)", "least predicted / measured bytes", "most predicted / measured bytes",
-    )  # fmt: skip
+        "model",
+        "step s (simulated)",
+        "step s (measured)",
+        "spread",
+        "simulated / measured",
+        "fullest stage MiB (measured)",
+        "least predicted / measured bytes",
+        "most predicted / measured bytes",
+    )
     notes = [
         "K = 2 stages in two processes of one thread each, M = 8, fp32, AdamW. Layer costs are measured in both "
         "processes at once; each round measures, plans and runs; medians over rounds.",

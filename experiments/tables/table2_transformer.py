@@ -173,9 +173,14 @@ class SpeedRow(NamedTuple):
 
 
 def _speeds(
-    layers: int, device: str, cases: Sequence[tuple[int, int]], paper: dict[tuple[int, int], float], measure: Measure,
-    real_links: bool, report: ReportProgress,
-) -> list[SpeedRow]:  # fmt: skip
+    layers: int,
+    device: str,
+    cases: Sequence[tuple[int, int]],
+    paper: dict[tuple[int, int], float],
+    measure: Measure,
+    real_links: bool,
+    report: ReportProgress,
+) -> list[SpeedRow]:
     """Measures each case with equal cells, and those with the most micro-batches with planned ones."""
     rows: list[SpeedRow] = []
     first: list[float] = []

@@ -30,9 +30,15 @@ class Backend(ABC):
 
     @abstractmethod
     def measure_layers(
-        self, work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path, data: Path | None,
+        self,
+        work: Measurable,
+        cluster: Cluster,
+        workers: int,
+        threads: int,
+        log_file: Path,
+        data: Path | None,
         log: Callable[[str], None],
-    ) -> list[LayerMeasurements]:  # fmt: skip
+    ) -> list[LayerMeasurements]:
         """Measures a workload's layers, on ``data`` if any, in ``workers`` concurrent processes with ``threads``
         threads each. The libraries' output goes to ``log_file``."""
 
@@ -59,9 +65,15 @@ class LocalBackend(Backend):
         return this_machine()
 
     def measure_layers(
-        self, work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path, data: Path | None,
+        self,
+        work: Measurable,
+        cluster: Cluster,
+        workers: int,
+        threads: int,
+        log_file: Path,
+        data: Path | None,
         log: Callable[[str], None],
-    ) -> list[LayerMeasurements]:  # fmt: skip
+    ) -> list[LayerMeasurements]:
         """In plain processes."""
         return measure_here(work, cluster, workers, threads, log_file)
 

@@ -59,9 +59,13 @@ FORKSERVER_END_S = 1.0
 
 
 def run_processes(
-    target: Callable[..., Any], world: int, *args: Any, deadline_s: float = 600.0,
-    should_stop: Callable[[], bool] = bool, preload: Sequence[str] = (),
-) -> list[Any]:  # fmt: skip
+    target: Callable[..., Any],
+    world: int,
+    *args: Any,
+    deadline_s: float = 600.0,
+    should_stop: Callable[[], bool] = bool,
+    preload: Sequence[str] = (),
+) -> list[Any]:
     """Runs ``target(rank, world, rendezvous, *args)`` in ``world`` fresh processes; returns their results by rank.
 
     ``rendezvous`` is a URL for torch.distributed. ``target`` must be importable by name. The first failure ends all

@@ -24,9 +24,13 @@ class Agents:
     """The running agents of some devices."""
 
     def __init__(
-        self, attempt: Attempt, experiment: Experiment, nodes: Sequence[str], folders: Mapping[str, FolderDelta],
+        self,
+        attempt: Attempt,
+        experiment: Experiment,
+        nodes: Sequence[str],
+        folders: Mapping[str, FolderDelta],
         log: Log,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Starts the agents. ``nodes`` has the node id of each rank; ``attempt`` is the first. ``folders`` are the
         run's on nodes that do not share it, by node id: the first agent there sends what changes."""
         self.workers, self.send_files, self._log = len(nodes), bool(folders), log

@@ -86,9 +86,15 @@ class RayClusterBackend(RayBackend):
         self._connection.close()
 
     def measure_layers(
-        self, work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path, data: Path | None,
+        self,
+        work: Measurable,
+        cluster: Cluster,
+        workers: int,
+        threads: int,
+        log_file: Path,
+        data: Path | None,
         log: Callable[[str], None],
-    ) -> list[LayerMeasurements]:  # fmt: skip
+    ) -> list[LayerMeasurements]:
         """Measures a workload's layers on the node with the most free devices."""
         kind = cluster.kind.upper()
         node = self._wait_for_free_node(kind, workers, log)

@@ -172,18 +172,25 @@ def score(entrant: Entrant, found: Sequence[Observation], parameters: set[str]) 
         for of_round in zip(*(one.rounds for one in found), strict=True)
     )
     return Score(
-        entrant.name, entrant.ours, entrant.recomputes, rounds, max(one.peak for one in found),
+        entrant.name,
+        entrant.ours,
+        entrant.recomputes,
+        rounds,
+        max(one.peak for one in found),
         difference=max(differences) if is_whole else math.inf,
-    )  # fmt: skip
+    )
 
 
 def machine() -> dict[str, Any]:
     """Returns what the times depend on besides the code."""
     return {
-        "cpu": cpu_model(), "cores": cpu_limit(), "threads_a_process": 1, "system": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": cpu_limit(),
+        "threads_a_process": 1,
+        "system": platform.platform(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "deepspeed")},
-    }  # fmt: skip
+    }
 
 
 def _costs(case: Case, log: Path) -> Sequence[LayerCost]:

@@ -57,9 +57,12 @@ def doctor(address: str, storage: str, console: Console) -> bool:
             saved = write_links(CACHE, link_report.to_link_speeds(measured, probes.cluster))
         except OSError as error:
             findings.append(
-                warning("links", f"cannot be saved in {CACHE.absolute()}: {error.strerror or error}",
-                        "make that folder writable for this user; until then plans assume link speeds")
-            )  # fmt: skip
+                warning(
+                    "links",
+                    f"cannot be saved in {CACHE.absolute()}: {error.strerror or error}",
+                    "make that folder writable for this user; until then plans assume link speeds",
+                )
+            )
     console.print(table(findings), soft_wrap=False)
     if saved is not None:
         console.print(f"saved for plans: {saved}")
@@ -87,10 +90,13 @@ def examine(probes: Probes, storage: str, seconds: float) -> Examination:
     known, silent = probes.ask(probes.nodes, node_facts.gather, lambda node: (folders,), seconds)
     answered = list(known)
     found = [
-        fault("nodes", f"{node.name} does not answer: {why}",
-              "check that its Ray processes run (ray status) and that the suite is installed there, then restart it")
+        fault(
+            "nodes",
+            f"{node.name} does not answer: {why}",
+            "check that its Ray processes run (ray status) and that the suite is installed there, then restart it",
+        )
         for node, why in silent.items()
-    ]  # fmt: skip
+    ]
     if not answered:
         return Examination(found, answered, False)
     if len(probes.nodes) > 1 and not silent:
@@ -112,9 +118,12 @@ def measure(
     measured, link_findings, here = None, [], nodes[0]
     if not examination.linked:
         link_findings = [
-            warning("links", "not measured, because not every node reaches every other",
-                    "fix the faults of nodes and ports, then run the doctor again")
-        ]  # fmt: skip
+            warning(
+                "links",
+                "not measured, because not every node reaches every other",
+                "fix the faults of nodes and ports, then run the doctor again",
+            )
+        ]
     elif here.id:
         measured, link_findings = link_benchmark.measure_with_ray(examination.answered, log)
     if here.id:

@@ -51,9 +51,12 @@ def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Findin
         if unseen:
             whose = ", ".join(sorted(writer_of[marker] for marker in unseen))
             found.append(
-                fault("storage", f"{node.name} does not see in {shown} what {whose} wrote",
-                      "STORAGE must be one folder shared by all nodes, or a store such as s3://bucket/runs")
-            )  # fmt: skip
+                fault(
+                    "storage",
+                    f"{node.name} does not see in {shown} what {whose} wrote",
+                    "STORAGE must be one folder shared by all nodes, or a store such as s3://bucket/runs",
+                )
+            )
     probes.ask(writers, node_probe.remove_markers, lambda n: (location, written), ANSWER_S)
     if found:
         return found
@@ -113,9 +116,12 @@ def ports(probes: Probes, nodes: Sequence[Node]) -> tuple[list[Finding], bool]:
     for (node_from, other_node), failures in closed.items():
         text = "; ".join(f"{endpoint.use}: port {endpoint.port}, {why}" for endpoint, why in failures)
         found.append(
-            fault("ports", f"{node_from.name} cannot reach {other_node.name}: {text}",
-                  f"open TCP from {node_from.address} to {other_node.address} on all ports from 10002 to 65535")
-        )  # fmt: skip
+            fault(
+                "ports",
+                f"{node_from.name} cannot reach {other_node.name}: {text}",
+                f"open TCP from {node_from.address} to {other_node.address} on all ports from 10002 to 65535",
+            )
+        )
     blocked = bool(silent or unread) or any(
         endpoint.use == CHOSEN for failures in closed.values() for endpoint, _ in failures
     )
@@ -137,11 +143,14 @@ def wandb(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
     if not failed:
         return [ok("wandb", f"{shown} answers on {len(nodes)} node{'s' * (len(nodes) > 1)}")]
     return [
-        warning("wandb", f"a key is set, but {node.name} does not reach {shown}: {why}",
-                "allow HTTPS to it, set WANDB_BASE_URL or HTTPS_PROXY, or use WANDB_MODE=offline and "
-                f"{command('sync')} later")
+        warning(
+            "wandb",
+            f"a key is set, but {node.name} does not reach {shown}: {why}",
+            "allow HTTPS to it, set WANDB_BASE_URL or HTTPS_PROXY, or use WANDB_MODE=offline and "
+            f"{command('sync')} later",
+        )
         for node, why in failed.items()
-    ]  # fmt: skip
+    ]
 
 
 def _node_gone(node: Node) -> str:

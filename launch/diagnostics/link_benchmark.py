@@ -220,9 +220,12 @@ def measure_without_ray(name: str) -> tuple[LinkMeasurements | None, list[Findin
     except (SuiteError, RuntimeError) as error:
         why = str(error).strip().splitlines()[-1]
         return None, [
-            warning("links", f"two processes of {name} could not measure: {why}",
-                    "check that the machine has a free core and 2 GiB of free memory")
-        ]  # fmt: skip
+            warning(
+                "links",
+                f"two processes of {name} could not measure: {why}",
+                "check that the machine has a free core and 2 GiB of free memory",
+            )
+        ]
     return results[0], []
 
 

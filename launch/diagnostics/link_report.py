@@ -40,9 +40,12 @@ def findings_of(measured: LinkMeasurements | None, plain: LinkMeasurements | Non
         ray_link = measured.pairs.get(names) if measured is not None else None
         if ray_link is not None and ray_link.bytes_per_s < BY_RAY * link.bytes_per_s:
             found.append(
-                warning("links outside Ray", f"Ray workers on {names[0]} get {_rate(ray_link)}, plain processes there "
-                        f"{_rate(link)}", "check what Ray workers inherit: thread counts, cores, interface")
-            )  # fmt: skip
+                warning(
+                    "links outside Ray",
+                    f"Ray workers on {names[0]} get {_rate(ray_link)}, plain processes there {_rate(link)}",
+                    "check what Ray workers inherit: thread counts, cores, interface",
+                )
+            )
     return found
 
 

@@ -54,9 +54,10 @@ def versions(known: FactsByNode) -> list[Finding]:
         if one.level == "ok" and pinned and not same_version(version, pinned):
             wanted = f"{package}=={pinned}"
             one = warning(
-                "versions", f"{package} {version} everywhere, but the suite is tested with {wanted}",
+                "versions",
+                f"{package} {version} everywhere, but the suite is tested with {wanted}",
                 f"pip install --constraint constraints.txt '{wanted}' on every node",
-            )  # fmt: skip
+            )
         found.append(one)
     found.append(_compare_versions("the suite's code", {node: facts.code for node, facts in known.items()}))
     return _join_ok("versions", found)
@@ -120,29 +121,48 @@ def devices(known: FactsByNode) -> list[Finding]:
         names = sorted({gpu.name for facts in known.values() for gpu in facts.gpus})
         each = f"{', '.join(names)}, driver {next(g.driver for f in known.values() for g in f.gpus)}; " if names else ""
         total = sum(workers.values())
-        found = [ok("devices", f"{total} {kind}{'s' * (total > 1)} on {_nodes(len(workers))}; {each}at least "
-                    f"{_gib(memory)} of memory a node")]  # fmt: skip
+        found = [
+            ok(
+                "devices",
+                f"{total} {kind}{'s' * (total > 1)} on {_nodes(len(workers))}; {each}at least "
+                f"{_gib(memory)} of memory a node",
+            )
+        ]
     return found
 
 
 def _offered_findings(node: Node, facts: NodeFacts) -> Iterable[Finding]:
     listed = len(facts.gpus)
     if facts.listing_error:
-        yield fault("devices", f"{node.name}: its GPUs cannot be listed: {facts.listing_error}",
-                    "repair the driver (nvidia-smi must list every GPU), then restart the node")  # fmt: skip
+        yield fault(
+            "devices",
+            f"{node.name}: its GPUs cannot be listed: {facts.listing_error}",
+            "repair the driver (nvidia-smi must list every GPU), then restart the node",
+        )
     elif listed != facts.usable:
-        yield fault("devices", f"{node.name}: nvidia-smi lists {listed} GPUs, torch {facts.versions['torch']} can use "
-                    f"{facts.usable}", "install a torch build for CUDA and a recent driver")  # fmt: skip
+        yield fault(
+            "devices",
+            f"{node.name}: nvidia-smi lists {listed} GPUs, torch {facts.versions['torch']} can use {facts.usable}",
+            "install a torch build for CUDA and a recent driver",
+        )
     if node.gpus is not None and node.gpus > listed and not facts.listing_error:
-        yield fault("devices", f"{node.name}: Ray offers {node.gpus} GPUs, but there are {listed}",
-                    "a GPU has failed (see dmesg), or --num-gpus is too high: restart the node")  # fmt: skip
+        yield fault(
+            "devices",
+            f"{node.name}: Ray offers {node.gpus} GPUs, but there are {listed}",
+            "a GPU has failed (see dmesg), or --num-gpus is too high: restart the node",
+        )
     if node.gpus is not None and node.gpus < listed:
-        yield warning("devices", f"{node.name}: there are {listed} GPUs, but Ray offers {node.gpus}",
-                      "start the node with --num-gpus, and without CUDA_VISIBLE_DEVICES")  # fmt: skip
+        yield warning(
+            "devices",
+            f"{node.name}: there are {listed} GPUs, but Ray offers {node.gpus}",
+            "start the node with --num-gpus, and without CUDA_VISIBLE_DEVICES",
+        )
     if node.cpus is not None and node.cpus > facts.cores:
-        yield warning("devices", f"{node.name}: Ray offers {node.cpus} CPUs, but its processes may use "
-                      f"{count_of(facts.cores, 'core')}",
-                      "workers would share cores: start the node with a lower --num-cpus, or more cores")  # fmt: skip
+        yield warning(
+            "devices",
+            f"{node.name}: Ray offers {node.cpus} CPUs, but its processes may use {count_of(facts.cores, 'core')}",
+            "workers would share cores: start the node with a lower --num-cpus, or more cores",
+        )
 
 
 def shared_memory(known: FactsByNode) -> list[Finding]:
@@ -158,14 +178,20 @@ def shared_memory(known: FactsByNode) -> list[Finding]:
             found.append(fault("shared memory", f"{text}; {why} needs {_mib(least)}", larger))
         elif free < least:
             found.append(
-                fault("shared memory", f"{text}; {_mib(least)} are needed",
-                      "delete files of ended processes in /dev/shm (nccl-*, torch_*)")
-            )  # fmt: skip
+                fault(
+                    "shared memory",
+                    f"{text}; {_mib(least)} are needed",
+                    "delete files of ended processes in /dev/shm (nccl-*, torch_*)",
+                )
+            )
         elif size < min(0.3 * facts.memory, SHARED_CAP) and node.id:
             found.append(
-                warning("shared memory", f"{text}; below 30% of the node's {_gib(facts.memory)} Ray puts objects on "
-                        "disk", larger)
-            )  # fmt: skip
+                warning(
+                    "shared memory",
+                    f"{text}; below 30% of the node's {_gib(facts.memory)} Ray puts objects on disk",
+                    larger,
+                )
+            )
     least_free = min((facts.shared.free for facts in known.values()), default=0)
     return found or [ok("shared memory", f"/dev/shm has at least {_mib(least_free)} free on {_nodes(len(known))}")]
 
@@ -180,9 +206,12 @@ def disk(known: FactsByNode, temporary: str) -> list[Finding]:
                 found.append(fault("disk", text, f"free space: no run fits in less than {_gib(DISK_LEAST)}"))
             elif folder.path == temporary and _used(folder) > RAY_FULL:
                 found.append(
-                    warning("disk", f"{text}: above {RAY_FULL:.0%} use Ray stores no more objects there",
-                            "free space, or start the node with --temp-dir on another disk")
-                )  # fmt: skip
+                    warning(
+                        "disk",
+                        f"{text}: above {RAY_FULL:.0%} use Ray stores no more objects there",
+                        "free space, or start the node with --temp-dir on another disk",
+                    )
+                )
             elif folder.path != temporary and folder.free < DISK_GOOD:
                 found.append(warning("disk", text, "free space: checkpoints of a large model will not fit"))
     folders = [folder for facts in known.values() for folder in facts.folders]

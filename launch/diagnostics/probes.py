@@ -127,8 +127,12 @@ def _named_nodes(records: list[dict[str, Any]]) -> list[Node]:
     records.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], name(node)))
     return [
         Node(
-            name(node), node["NodeManagerAddress"], node["NodeID"], int(node["Resources"].get("CPU", 0)),
-            int(node["Resources"].get("GPU", 0)), (node["NodeManagerPort"], node["ObjectManagerPort"]),
+            name(node),
+            node["NodeManagerAddress"],
+            node["NodeID"],
+            int(node["Resources"].get("CPU", 0)),
+            int(node["Resources"].get("GPU", 0)),
+            (node["NodeManagerPort"], node["ObjectManagerPort"]),
         )
         for node in records
-    ]  # fmt: skip
+    ]

@@ -95,9 +95,13 @@ def identity(sizes: Sizes, machine: Cluster) -> dict[str, Any]:
     from launch.diagnostics.node_facts import code_digest, list_gpus
 
     return {
-        "sizes": repr(sizes), "machine": repr(machine), "python": platform.python_version(),
-        "torch": torch.__version__, "code": code_digest(), "drivers": [gpu.driver for gpu in list_gpus()[0]],
-    }  # fmt: skip
+        "sizes": repr(sizes),
+        "machine": repr(machine),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "code": code_digest(),
+        "drivers": [gpu.driver for gpu in list_gpus()[0]],
+    }
 
 
 def _raise_faults(parts: dict[str, Any], path: Path) -> None:

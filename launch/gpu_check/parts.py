@@ -37,9 +37,14 @@ PARTS = (
 
 
 def run_parts(
-    sizes: Sizes, machine: Cluster, minutes: float, earlier: dict[str, Record], log: Log,
-    save: Callable[[dict[str, Record]], object], parts: tuple[Part, ...] = PARTS,
-) -> dict[str, Record]:  # fmt: skip
+    sizes: Sizes,
+    machine: Cluster,
+    minutes: float,
+    earlier: dict[str, Record],
+    log: Log,
+    save: Callable[[dict[str, Record]], object],
+    parts: tuple[Part, ...] = PARTS,
+) -> dict[str, Record]:
     """Returns the record of every part: ``status`` is done, skipped, failed or not run.
 
     A part that an ``earlier`` call finished without fault is not run again. A part starts only if its estimate fits

@@ -45,7 +45,7 @@ class Start:
 
 def train(
     rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool, start: Start, dtype: torch.dtype
-) -> Arrays:  # fmt: skip
+) -> Arrays:
     """Runs forward, recomputation and backward of a mini-batch; returns the gradients of this worker's stage."""
     device, coord = _join(rank, world, rendezvous, stages, use_gpu)
     executor, _ = make_executor(coord, _partitioned(start.shape, stages, dtype), device, "fp32", 0, _status())

@@ -107,18 +107,27 @@ def stages_of(experiment: Experiment, requested: int | None) -> int:
 
 
 def translate_tokens(
-    run: RunFolder, sources: Sequence[Sequence[int]], stages: int, console: Console, beam: int = SIZE,
-    on_sentence: Callable[[int, list[int]], None] | None = None, choice: Choice = None,
-) -> DecodeOutput[int]:  # fmt: skip
+    run: RunFolder,
+    sources: Sequence[Sequence[int]],
+    stages: int,
+    console: Console,
+    beam: int = SIZE,
+    on_sentence: Callable[[int, list[int]], None] | None = None,
+    choice: Choice = None,
+) -> DecodeOutput[int]:
     """Translates sources, each ``<2xx> ... </s>``. Otherwise as ``decode``."""
     method = BeamSearch(beam, find_text_run(run).text.max_length)
     return decode(run, sources, method, stages, console, on_sentence, choice)
 
 
 def reference_nll(
-    run: RunFolder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], stages: int, console: Console,
+    run: RunFolder,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    stages: int,
+    console: Console,
     choice: Choice = None,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Returns the NLL of each source's reference in nats, the sum over its tokens. ``targets`` are without special
     tokens; the end mark counts. Otherwise as ``decode``."""
     method = ForcedScoring([[*target, END_ID] for target in targets])
@@ -127,9 +136,14 @@ def reference_nll(
 
 
 def decode(
-    run: RunFolder, sources: Sequence[Sequence[int]], method: DecodingMethod[Result], stages: int, console: Console,
-    on_sentence: Callable[[int, list[Result]], None] | None = None, choice: Choice = None,
-) -> DecodeOutput[Result]:  # fmt: skip
+    run: RunFolder,
+    sources: Sequence[Sequence[int]],
+    method: DecodingMethod[Result],
+    stages: int,
+    console: Console,
+    on_sentence: Callable[[int, list[Result]], None] | None = None,
+    choice: Choice = None,
+) -> DecodeOutput[Result]:
     """Decodes sources with the chosen checkpoint of the run.
 
     ``on_sentence`` gets the number and the result of each finished source; without it, progress is printed.
@@ -175,9 +189,11 @@ def _worker(
 
 
 def decode_groups(
-    decoder: Decoder, method: DecodingMethod[Result], sources: Sequence[Sequence[int]],
+    decoder: Decoder,
+    method: DecodingMethod[Result],
+    sources: Sequence[Sequence[int]],
     on_group: Callable[[Sequence[int], Sequence[Sequence[Result]]], None] = lambda group, results: None,
-) -> list[list[Result]]:  # fmt: skip
+) -> list[list[Result]]:
     """Decodes sources group by group with this stage of the model, and returns each one's result; on
     stages before the last, empty ones. ``on_group`` gets the numbers and the results of each finished group."""
     groups = method.groups(sources)

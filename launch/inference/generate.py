@@ -39,11 +39,13 @@ class Request:
         errors = [
             f"--{name} is {value}; it must be {least:g} or more"
             for name, value, least in (
-                ("tokens", self.tokens, 1), ("temperature", self.temperature, 0.0), ("top-k", self.top_k, 1),
+                ("tokens", self.tokens, 1),
+                ("temperature", self.temperature, 0.0),
+                ("top-k", self.top_k, 1),
                 ("seed", self.seed, 0),
             )
             if value is not None and not value >= least
-        ]  # fmt: skip
+        ]
         if self.top_k is not None and self.temperature == 0:
             errors.append(f"--top-k is {self.top_k} and --temperature 0 takes the most probable token; set both")
         if errors:
@@ -75,16 +77,25 @@ def generate(requested: str, text: str, request: Request, console: Console, choi
 
 
 def continuations(
-    run: RunFolder, experiment: LanguageModelExperiment, data: TokenData, prompts: list[str], request: Request,
-    stages: int, console: Console, choice: Choice = None,
-) -> tuple[list[str], int]:  # fmt: skip
+    run: RunFolder,
+    experiment: LanguageModelExperiment,
+    data: TokenData,
+    prompts: list[str],
+    request: Request,
+    stages: int,
+    console: Console,
+    choice: Choice = None,
+) -> tuple[list[str], int]:
     """Returns each prompt with its continuation, and the checkpoint's step. Raises SettingError for a prompt that
     leaves no room in a row."""
     sources = [_source(data, prompt) for prompt in prompts]
     method = Sampling(
-        tuple(_room(source, experiment, request.tokens) for source in sources), END_ID, request.temperature,
-        request.top_k, request.seed,
-    )  # fmt: skip
+        tuple(_room(source, experiment, request.tokens) for source in sources),
+        END_ID,
+        request.temperature,
+        request.top_k,
+        request.seed,
+    )
     decoded = decode(run, sources, method, stages, console, lambda at, tokens: None, choice)
     texts = [source[1:] + tokens for source, tokens in zip(sources, decoded.results, strict=True)]
     return [str(data.tokenizer.decode(tokens)) for tokens in texts], decoded.step

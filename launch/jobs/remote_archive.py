@@ -106,11 +106,13 @@ def main(request: dict[str, Any]) -> None:
             f"{' '.join(folders)} from the storage itself, the largest are {named}"
         )
     head = {
-        "sha256": hashlib.sha256(packed).hexdigest(), "bytes": len(packed), "files": len(files),
+        "sha256": hashlib.sha256(packed).hexdigest(),
+        "bytes": len(packed),
+        "files": len(files),
         "folders": [os.path.relpath(folder, runs) for folder in folders],
         "training": [os.path.relpath(folder, runs) for folder in training],
         "storage": storage_id(request["storage"]),
-    }  # fmt: skip
+    }
     print(BEGIN + json.dumps(head))
     text = base64.b64encode(packed).decode()
     for at in range(0, len(text), WIDTH):

@@ -200,13 +200,17 @@ def _send(client: JobClient, job: str, command: JobCommand, package: Package, en
     """Uploads the package and submits the job."""
     entrypoint = shlex.join([environment.python, "-m", "launch.cli", *command.arguments])
     variables = {
-        "GPIPE_STORAGE": environment.storage, JOB: job, FOLLOWED: "1", "COLUMNS": "120",
+        "GPIPE_STORAGE": environment.storage,
+        JOB: job,
+        FOLLOWED: "1",
+        "COLUMNS": "120",
         "RAY_JOB_STOP_WAIT_TIME_S": str(interrupts.JOB_STOP_S),
-        **({COPIES: environment.url} if environment.url else {}), ADDRESS: client.address,
+        **({COPIES: environment.url} if environment.url else {}),
+        ADDRESS: client.address,
         **({SOURCE: str(command.own) + command.source[command.source.rindex(":") :]} if command.own else {}),
         **({SHARED_CACHE: environment.cache} if environment.cache else {}),
         **{name: value for name in FORWARDED_VARIABLES if (value := os.environ.get(name))},
-    }  # fmt: skip
+    }
     advice = f"{hints.command('jobs', ADDRESS=client.address)} shows whether job {job} was submitted"
     with interrupts.interrupt_message(lambda: advice):
         client.submit_job(

@@ -63,9 +63,15 @@ def cost_model(
 
 
 def measure_costs(
-    work: Measurable, cluster: Cluster, cache: Path, log: Callable[[str], None], backend: Backend,
-    data: Path | None = None, timeout_s: float = MEASURE_TIMEOUT_S, keeps_doubted: bool = False,
-) -> LayerCosts:  # fmt: skip
+    work: Measurable,
+    cluster: Cluster,
+    cache: Path,
+    log: Callable[[str], None],
+    backend: Backend,
+    data: Path | None = None,
+    timeout_s: float = MEASURE_TIMEOUT_S,
+    keeps_doubted: bool = False,
+) -> LayerCosts:
     """Returns costs measured on one node, in as many concurrent processes as the run has workers there.
 
     Returns estimated costs if measuring would take longer than ``timeout_s``, by estimate.

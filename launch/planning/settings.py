@@ -96,9 +96,14 @@ def _markdown(section: _Section) -> str:
 def _for_terminal(section: _Section, width: int) -> Shown:
     """Returns a table with the type after the description: a column of its own makes the rows too tall."""
     shown = Shown(
-        title=section.title, caption=section.note, title_justify="left", caption_justify="left", box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0), width=width,
-    )  # fmt: skip
+        title=section.title,
+        caption=section.note,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        width=width,
+    )
     shown.add_column("setting", no_wrap=True)
     for heading in ("default", *(["value"] if section.values else []), "unit", "description (type)"):
         shown.add_column(heading, overflow="fold")

@@ -23,9 +23,15 @@ from suite.training.validation import Validation
 
 
 def write_record(
-    run: RunFolder, experiment: Experiment, layers: list[nn.Module], setup: TrainingSetup, source: DataSource,
-    progress: Progress, memory: Sequence[int], wandb_run: str | None,
-) -> dict[str, Any]:  # fmt: skip
+    run: RunFolder,
+    experiment: Experiment,
+    layers: list[nn.Module],
+    setup: TrainingSetup,
+    source: DataSource,
+    progress: Progress,
+    memory: Sequence[int],
+    wandb_run: str | None,
+) -> dict[str, Any]:
     """Writes the record atomically and returns it. Seconds count only steps, over all attempts; losses are in nats per
     token or image; ``memory`` are the peak bytes of each worker."""
     sums = _StepSums.of(run)

@@ -34,8 +34,10 @@ class Attempts:
         """Records the end of an attempt: first and last step, ``outcome``, root cause, and the time of the watchdog's
         verdict if it has one."""
         fields: dict[str, Any] = {
-            "start": watchdog.first_step, "reached": watchdog.last_step, "named": watchdog.verdict_time,
-        }  # fmt: skip
+            "start": watchdog.first_step,
+            "reached": watchdog.last_step,
+            "named": watchdog.verdict_time,
+        }
         fields |= asdict(cause) if cause else {}
         if cause is not None and cause.step is not None:
             fields["step"] = cause.step + 1  # a person reads it

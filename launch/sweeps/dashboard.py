@@ -22,9 +22,14 @@ class SweepProgress:
     def __init__(self, console: Console, tasks: int) -> None:
         self._console = console
         self._bars = Progress(
-            TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(), console=console, disable=not console.is_terminal,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
         self._all = self._bars.add_task("sweep", total=tasks, status="")
         self._done, self._tasks = 0, tasks
         self._runs: dict[str, tuple[TaskID, LogTail | None, int]] = {}

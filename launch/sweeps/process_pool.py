@@ -48,10 +48,14 @@ class ProcessPool:
             if self._closed:
                 raise MemberError("the sweep is stopping", RetryDecision.NO)
             process = subprocess.Popen(
-                [sys.executable, "-m", "launch.sweeps.member_process"], stdin=subprocess.PIPE, stdout=file,
-                stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
-                start_new_session=True, text=True,
-            )  # fmt: skip
+                [sys.executable, "-m", "launch.sweeps.member_process"],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
+                start_new_session=True,
+                text=True,
+            )
             self._running.add(process)
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended; its exit code says why

@@ -79,9 +79,12 @@ class Follower:
     """A context in which a thread shows a run's progress."""
 
     def __init__(
-        self, run: RunFolder, experiment: Experiment, console: Console,
+        self,
+        run: RunFolder,
+        experiment: Experiment,
+        console: Console,
         on_step: Callable[[int, float], None] = lambda step, seconds: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``on_step`` receives each step and its seconds."""
         self._train, self._unit, self._on_step = experiment.train, experiment.unit, on_step
         self._validation_s = 0.0

@@ -46,9 +46,13 @@ def run_logged(command: list[str], run: RunFolder, limit_s: float, **variables: 
     run.wandb_log.parent.mkdir(exist_ok=True)
     with run.wandb_log.open("a") as file:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | variables,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=os.environ | variables,
             start_new_session=True,
-        )  # fmt: skip
+        )
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:

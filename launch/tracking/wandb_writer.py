@@ -28,8 +28,9 @@ def _add_end(run: RunFolder, wandb_run: Any) -> None:
     if run.timeline.exists():
         wandb_run.log({STEP: steps, "pipeline/timeline": wandb.Image(str(run.timeline))})
     for kind, files in {
-        "plan": (run.plan, run.plan_record, run.experiment), "timeline": (run.timeline, run.trace),
-    }.items():  # fmt: skip
+        "plan": (run.plan, run.plan_record, run.experiment),
+        "timeline": (run.timeline, run.trace),
+    }.items():
         artifact = wandb.Artifact(f"{kind}-{wandb_run.id}", type=kind)
         existing = [file for file in files if file.exists()]
         for file in existing:
@@ -49,12 +50,14 @@ def _add_scores(run: RunFolder, wandb_run: Any) -> None:
     rows = list(score_rows(record))
     macro = record["macro"]
     thirds = [[measure, *means.values()] for measure, means in macro.items()]
-    wandb_run.log({
-        STEP: record["step"],
-        "scores/languages": wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows]),
-        "scores/thirds": wandb.Table(columns=["measure", *macro["bleu"]], data=thirds),
-        **{f"scores/{measure}": means["all"] for measure, means in macro.items()},
-    })  # fmt: skip
+    wandb_run.log(
+        {
+            STEP: record["step"],
+            "scores/languages": wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows]),
+            "scores/thirds": wandb.Table(columns=["measure", *macro["bleu"]], data=thirds),
+            **{f"scores/{measure}": means["all"] for measure, means in macro.items()},
+        }
+    )
 
 
 def score_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -84,9 +84,12 @@ def _results(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
     ]  # fmt: skip
     known = [at for at in range(len(headings)) if any(row[at] is not None for row in rows)]
     return Table(
-        "results", "", [headings[at] for at in known], [[row[at] for at in known] for row in rows],
+        "results",
+        "",
+        [headings[at] for at in known],
+        [[row[at] for at in known] for row in rows],
         [f"step, s and {first.unit}/s are medians without the first two steps."],
-    )  # fmt: skip
+    )
 
 
 def _differing(runs: Sequence[RunData], labels: Sequence[str]) -> Table:

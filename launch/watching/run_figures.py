@@ -121,9 +121,13 @@ def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
             if points:
                 colour = COLOURS[at % len(COLOURS)]
                 axis.plot(
-                    *thinned(points), linewidth=1.3, color=colour, label=label,
-                    marker="o" if name.startswith("valid") else None, markersize=4,
-                )  # fmt: skip
+                    *thinned(points),
+                    linewidth=1.3,
+                    color=colour,
+                    label=label,
+                    marker="o" if name.startswith("valid") else None,
+                    markersize=4,
+                )
         axis.legend(frameon=False, fontsize=8)
         pictures.append(Picture(name, figure, f"{ylabel.capitalize()} by {xlabel}.", wide=False))
     return pictures

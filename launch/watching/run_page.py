@@ -127,15 +127,26 @@ def _stage_table(run: RunData, traced: StepTrace | None) -> list[Table]:
         lines = read_lines(run.run.system / f"0-{stage}.jsonl")
         peak = max(map(memory_of, lines), default=0.0)
         same = traced is not None and len(traced.timeline.rows) == run.plan["K"]
-        rows.append([
-            f"{stage}", f"{cell['first_layer']}-{cell['last_layer']}", cell["parameters"], 100 * cell["idle"],
-            100 * traced.timeline.idle(stage) if same and traced is not None else None,
-            _gib(cell["peak_bytes"]), _gib(peak),
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{stage}",
+                f"{cell['first_layer']}-{cell['last_layer']}",
+                cell["parameters"],
+                100 * cell["idle"],
+                100 * traced.timeline.idle(stage) if same and traced is not None else None,
+                _gib(cell["peak_bytes"]),
+                _gib(peak),
+            ]
+        )
     headings = (
-        "stage", "layers", "parameters", "planned idle, %", "measured idle, %", "planned peak, GiB",
+        "stage",
+        "layers",
+        "parameters",
+        "planned idle, %",
+        "measured idle, %",
+        "planned peak, GiB",
         "measured peak, GiB",
-    )  # fmt: skip
+    )
     note = (
         "The measured peak is the highest sample (one every ten seconds) of the worker's memory; on a CPU it is the "
         "resident memory of the process, with Python and the libraries."

@@ -24,9 +24,13 @@ REPEATS = 9
 
 
 def init_process_group(
-    rank: int, world: int, rendezvous: str | Store, threads: int | None = None, gpu: int | None = None,
+    rank: int,
+    world: int,
+    rendezvous: str | Store,
+    threads: int | None = None,
+    gpu: int | None = None,
     timeout_s: float = GROUP_TIMEOUT_S,
-) -> torch.device:  # fmt: skip
+) -> torch.device:
     """Joins the default process group, by a URL or in a store; returns this process's device: the GPU of index ``gpu``,
     or the CPU. Also sets torch's ``threads``, if given, and ``gpu_environment``."""
     if threads is not None:

@@ -12,9 +12,9 @@ from launch.worker.distributed import GROUP_TIMEOUT_S
 from launch.worker.gpu_environment import check_module_loading, check_queues
 from suite.pipeline.model.cells import cell_of, on_stage, stage_of
 from suite.pipeline.model.ties import TiedParameters, find_ties, stages_with_copies
-from suite.pipeline.model.topology import ProcessGroups, RankCoord, make_groups, transport_of
+from suite.pipeline.model.topology import ProcessGroups, RankCoord, make_groups, transport_of, warm_up
 from suite.pipeline.runtime.executor import CellLinks, Executor
-from suite.pipeline.runtime.p2p import Deadline, LocalMessages, P2PCommunicator, warm_up
+from suite.pipeline.runtime.p2p import Deadline, LocalMessages, P2PCommunicator
 from suite.pipeline.runtime.skip import SkipLayout, communicating_pairs, find_skips
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.worker_status import WorkerStatus
@@ -35,9 +35,13 @@ class PartitionedModel:
 
 
 def make_executor(
-    coord: RankCoord, model: PartitionedModel, device: torch.device, precision: str, seed: int,
+    coord: RankCoord,
+    model: PartitionedModel,
+    device: torch.device,
+    precision: str,
+    seed: int,
     status: WorkerStatus | None = None,
-) -> tuple[Executor, ProcessGroups]:  # fmt: skip
+) -> tuple[Executor, ProcessGroups]:
     """Builds this worker's stage from its cells of the model, and its links. Every rank must call this. The executor
     reports its actions to ``status``."""
     status, layers, cells = status or WorkerStatus(), model.layers, model.cells
@@ -56,9 +60,14 @@ def make_executor(
 
 
 def make_links(
-    coord: RankCoord, layers: Sequence[nn.Module], cells: Sequence[range], groups: ProcessGroups, device: torch.device,
-    deadline: Deadline, schedule_config: ScheduleConfig,
-) -> list[CellLinks]:  # fmt: skip
+    coord: RankCoord,
+    layers: Sequence[nn.Module],
+    cells: Sequence[range],
+    groups: ProcessGroups,
+    device: torch.device,
+    deadline: Deadline,
+    schedule_config: ScheduleConfig,
+) -> list[CellLinks]:
     """Returns the links of each of this worker's cells to other cells. Every rank must call this."""
     skips, links = find_skips(layers), []
     flow, local = schedule_config.flow_control(coord.stages), LocalMessages()
@@ -73,9 +82,13 @@ def make_links(
 
 
 def make_optimizer(
-    executor: Executor, groups: ProcessGroups, model: PartitionedModel, settings: OptimizerSettings,
-    sync_batchnorm_stats: bool = True, factors: UpdateFactors = lambda *_: (1.0, 1.0),
-) -> StageOptimizer:  # fmt: skip
+    executor: Executor,
+    groups: ProcessGroups,
+    model: PartitionedModel,
+    settings: OptimizerSettings,
+    sync_batchnorm_stats: bool = True,
+    factors: UpdateFactors = lambda *_: (1.0, 1.0),
+) -> StageOptimizer:
     """Builds the optimizer of an executor's stage, with ``factors`` of the parameters' updates; the executor passes the
     gradients to it. Every rank must call this. The stage must have its weights: DeepSpeed may flatten them."""
     coord, stage = executor.coord, executor.stage

@@ -40,9 +40,15 @@ class LayerMeasurements:
 
 
 def measure_layers(
-    rank: int, world: int, rendezvous: str, workload: Measurable, threads: int, use_gpu: bool, log_file: Path,
+    rank: int,
+    world: int,
+    rendezvous: str,
+    workload: Measurable,
+    threads: int,
+    use_gpu: bool,
+    log_file: Path,
     logits_bytes: int = CPU_LOGITS_BYTES,
-) -> LayerMeasurements:  # fmt: skip
+) -> LayerMeasurements:
     """Profiles a workload's layers in ``world`` concurrent processes, like the workers of a run.
 
     The libraries' output goes to ``log_file``.
@@ -122,9 +128,16 @@ WARM_UPS = 2
 
 
 def measure_steps(
-    rank: int, world: int, rendezvous: str, workload: Measurable, cells: Sequence[int], schedule_config: ScheduleConfig,
-    steps: int, update: bool = True, use_gpu: bool = False,
-) -> Steps:  # fmt: skip
+    rank: int,
+    world: int,
+    rendezvous: str,
+    workload: Measurable,
+    cells: Sequence[int],
+    schedule_config: ScheduleConfig,
+    steps: int,
+    update: bool = True,
+    use_gpu: bool = False,
+) -> Steps:
     """Measures steps of one replica's pipeline on equal micro-batches, after two warm-up steps."""
     keep_freed_memory()  # as a run's workers do
     device = init_process_group(rank, world, rendezvous, 1, rank if use_gpu else None)
@@ -132,9 +145,14 @@ def measure_steps(
 
 
 def measure_peak_bytes(
-    rank: int, world: int, rendezvous: str, workload: Measurable, cells: Sequence[int], schedule_config: ScheduleConfig,
+    rank: int,
+    world: int,
+    rendezvous: str,
+    workload: Measurable,
+    cells: Sequence[int],
+    schedule_config: ScheduleConfig,
     use_gpu: bool = False,
-) -> int:  # fmt: skip
+) -> int:
     """Measures one worker's peak memory from its first weight to the end of the second step."""
     keep_freed_memory()
     device = init_process_group(rank, world, rendezvous, 1, rank if use_gpu else None)
@@ -144,9 +162,13 @@ def measure_peak_bytes(
 
 
 def _run_steps(
-    device: torch.device, workload: Measurable, cells: Sequence[int], schedule_config: ScheduleConfig, steps: int = 0,
+    device: torch.device,
+    workload: Measurable,
+    cells: Sequence[int],
+    schedule_config: ScheduleConfig,
+    steps: int = 0,
     update: bool = True,
-) -> Steps:  # fmt: skip
+) -> Steps:
     coord = RankCoord(dist.get_rank(), dist.get_world_size(), 1)
     layers, loss = workload.build()
     model = PartitionedModel(layers, loss, cell_ranges(cells, len(layers)), schedule_config)

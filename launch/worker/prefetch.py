@@ -28,9 +28,13 @@ class Prefetcher:
     """Returns a worker's mini-batches, each prepared one step ahead."""
 
     def __init__(
-        self, make: Callable[[int], MiniBatch | None], steps: int, prepare: Callable[[MiniBatch], object] | None = None,
-        ahead: bool = True, start_at_once: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        make: Callable[[int], MiniBatch | None],
+        steps: int,
+        prepare: Callable[[MiniBatch], object] | None = None,
+        ahead: bool = True,
+        start_at_once: bool = True,
+    ) -> None:
         """``make`` returns the mini-batch of one of the first ``steps`` steps; ``prepare`` is called with each in the
         prefetch thread. With ``ahead`` False nothing is prefetched: other people's data may draw from the generator
         that dropout uses in the main thread. With ``start_at_once`` False the next mini-batch is prepared from the call

@@ -35,9 +35,12 @@ def wandb_identity(
         f"R={pipeline.replicas}",
     )
     return Identity(
-        experiment.tracking.project, name, None if family == experiment.name else family,
-        tuple(map(_shortened, tags)), previous.id if previous is not None else checkpoint_id,
-    )  # fmt: skip
+        experiment.tracking.project,
+        name,
+        None if family == experiment.name else family,
+        tuple(map(_shortened, tags)),
+        previous.id if previous is not None else checkpoint_id,
+    )
 
 
 def _shortened(tag: str) -> str:

@@ -216,9 +216,15 @@ def _saver(
 
 
 def _trackers(
-    experiment: Experiment, plan: RunPlan, run: RunFolder, coord: RankCoord, start: int, notes: dict[str, Any],
-    system_metrics: SystemMetrics, log: Log,
-) -> tuple[list[Tracker], str | None]:  # fmt: skip
+    experiment: Experiment,
+    plan: RunPlan,
+    run: RunFolder,
+    coord: RankCoord,
+    start: int,
+    notes: dict[str, Any],
+    system_metrics: SystemMetrics,
+    log: Log,
+) -> tuple[list[Tracker], str | None]:
     """Returns the trackers, of which all workers but the metrics rank have none, and the id of the run in wandb."""
     trackers: list[Tracker] = []
     run_id = None
@@ -245,9 +251,15 @@ def _utilization(
 
 
 def _finish(
-    experiment: Experiment, run: RunFolder, layers: list[nn.Module], setup: TrainingSetup, source: DataSource,
-    progress: Progress, system_metrics: SystemMetrics, wandb_run: str | None,
-) -> None:  # fmt: skip
+    experiment: Experiment,
+    run: RunFolder,
+    layers: list[nn.Module],
+    setup: TrainingSetup,
+    source: DataSource,
+    progress: Progress,
+    system_metrics: SystemMetrics,
+    wandb_run: str | None,
+) -> None:
     """Records the results of the run. All workers must call it."""
     coord = setup.executor.coord
     if setup.validation is not None:

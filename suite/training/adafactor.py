@@ -31,9 +31,14 @@ class Adafactor(torch.optim.Optimizer):
     """Adafactor without a wait of the host. Steps are counted on the host."""
 
     def __init__(
-        self, params: Any, lr: float = 1e-2, beta2_decay: float = -0.8, eps: tuple[float | None, float] = (None, 1e-3),
-        d: float = 1.0, weight_decay: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+    ) -> None:
         """At step t the rate is ``min(lr, 1 / sqrt(t))`` times the root mean square of the parameter, at least
         ``eps[1]``; the second moment decays by ``1 - t ** beta2_decay`` and its root is at least ``eps[0]``, by default
         the format's epsilon; an update whose root mean square is above ``d`` is scaled down to it."""

@@ -112,10 +112,13 @@ class LayerStats:
         per_layer = {index: values for pairs in per_worker for index, values in pairs}
         none: list[float | None] = [None] * len(_NAMES)
         columns = zip(*(per_layer.get(index, none) for index in range(len(norms))), strict=True)
-        self._lines.write({
-            "step": step + 1, "norms": [_finite(norm) for norm in norms],
-            **{name: [_finite(value) for value in column] for name, column in zip(_NAMES, columns, strict=True)},
-        })  # fmt: skip
+        self._lines.write(
+            {
+                "step": step + 1,
+                "norms": [_finite(norm) for norm in norms],
+                **{name: [_finite(value) for value in column] for name, column in zip(_NAMES, columns, strict=True)},
+            }
+        )
 
 
 def _rms(tensor: Tensor) -> Tensor:

@@ -33,9 +33,15 @@ class ReplicatedState:
     is_sharded = False
 
     def __init__(
-        self, module: nn.Module, parameters: Mapping[Key, nn.Parameter], settings: OptimizerSettings, coord: RankCoord,
-        groups: ProcessGroups, device: torch.device, factors: Mapping[Key, tuple[float, float]],
-    ) -> None:  # fmt: skip
+        self,
+        module: nn.Module,
+        parameters: Mapping[Key, nn.Parameter],
+        settings: OptimizerSettings,
+        coord: RankCoord,
+        groups: ProcessGroups,
+        device: torch.device,
+        factors: Mapping[Key, tuple[float, float]],
+    ) -> None:
         """``parameters`` are the trainable ones of ``module``, with the ``factors`` of their learning rate and weight
         decay. Without any there is no DeepSpeed engine."""
         self._parameters = parameters
@@ -93,9 +99,15 @@ class ShardedState(ReplicatedState):
     is_sharded = True
 
     def __init__(
-        self, module: nn.Module, parameters: Mapping[Key, nn.Parameter], settings: OptimizerSettings, coord: RankCoord,
-        groups: ProcessGroups, device: torch.device, factors: Mapping[Key, tuple[float, float]],
-    ) -> None:  # fmt: skip
+        self,
+        module: nn.Module,
+        parameters: Mapping[Key, nn.Parameter],
+        settings: OptimizerSettings,
+        coord: RankCoord,
+        groups: ProcessGroups,
+        device: torch.device,
+        factors: Mapping[Key, tuple[float, float]],
+    ) -> None:
         """Allocates the state before the first step, so that a checkpoint can be loaded into it."""
         super().__init__(module, parameters, settings, coord, groups, device, factors)
         from deepspeed import utils
@@ -200,22 +212,30 @@ def _initialize(
     for parameter in module.parameters():
         parameter.model_parallel = True  # type: ignore[attr-defined]  # otherwise DeepSpeed treats stages as copies
     mpu = SimpleNamespace(
-        get_data_parallel_group=lambda: groups.replicas, get_data_parallel_rank=lambda: coord.replica,
-        get_data_parallel_world_size=lambda: coord.replicas, get_model_parallel_group=lambda: groups.stages,
-        get_model_parallel_rank=lambda: coord.stage, get_model_parallel_world_size=lambda: coord.stages,
-    )  # fmt: skip
+        get_data_parallel_group=lambda: groups.replicas,
+        get_data_parallel_rank=lambda: coord.replica,
+        get_data_parallel_world_size=lambda: coord.replicas,
+        get_model_parallel_group=lambda: groups.stages,
+        get_model_parallel_rank=lambda: coord.stage,
+        get_model_parallel_world_size=lambda: coord.stages,
+    )
     engine, *_ = deepspeed.initialize(
-        model=module, optimizer=inner, mpu=mpu, dist_init_required=False,
+        model=module,
+        optimizer=inner,
+        mpu=mpu,
+        dist_init_required=False,
         config={
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
             "zero_optimization": {
-                "stage": zero_stage, "overlap_comm": False, "contiguous_gradients": False,
+                "stage": zero_stage,
+                "overlap_comm": False,
+                "contiguous_gradients": False,
                 "compute_grad_norm": not zero_stage,  # not a valid option without ZeRO
             },
             "zero_allow_untested_optimizer": True,
             "gradient_clipping": 0.0,
         },
-    )  # fmt: skip
+    )
     assert engine.device == device, f"DeepSpeed moved the stage from {device} to {engine.device}"
     return engine

@@ -54,9 +54,16 @@ class StageOptimizer:
     """Updates one stage's parameters. All stages apply a step, or all skip it."""
 
     def __init__(
-        self, stage: Stage, layers: int, ties: TiedParameters, coord: RankCoord, groups: ProcessGroups,
-        settings: OptimizerSettings, sync_batchnorm_stats: bool = True, factors: UpdateFactors = lambda *_: (1.0, 1.0),
-    ) -> None:  # fmt: skip
+        self,
+        stage: Stage,
+        layers: int,
+        ties: TiedParameters,
+        coord: RankCoord,
+        groups: ProcessGroups,
+        settings: OptimizerSettings,
+        sync_batchnorm_stats: bool = True,
+        factors: UpdateFactors = lambda *_: (1.0, 1.0),
+    ) -> None:
         """``layers`` is the number of layers of the model. The stage's BatchNorm statistics update only when the
         parameters do. Copies of a tied parameter have the ``factors`` of its owner."""
         self.stage, self.coord, self._layers, self._ties, self._settings = stage, coord, layers, ties, settings

@@ -41,9 +41,15 @@ class TraceWriter:
         if coord.rank == 0:
             _remove_stale(folder, coord)
         self._file = reopen(folder / f"{coord.replica}-{coord.stage}.jsonl", start - 1)
-        self._file.write({
-            "replica": coord.replica, "stage": coord.stage, "stages": coord.stages, "run": run, "clock": clock_offset(),
-        })  # fmt: skip
+        self._file.write(
+            {
+                "replica": coord.replica,
+                "stage": coord.stage,
+                "stages": coord.stages,
+                "run": run,
+                "clock": clock_offset(),
+            }
+        )
         self._recorder = Recorder(device)
         self._traced = None if every_step else range(start + FIRST, start + FIRST + COUNT)
 
@@ -153,9 +159,13 @@ def perfetto(traces: list[StepTrace]) -> dict[str, Any]:
     Times are in microseconds from the start of the first traced step.
     """
     names = {
-        "F": "forward", "R": "recompute", "I": "backward (input)", "B": "backward", "W": "weight gradient",
+        "F": "forward",
+        "R": "recompute",
+        "I": "backward (input)",
+        "B": "backward",
+        "W": "weight gradient",
         "U": "update",
-    }  # fmt: skip
+    }
     zero = min((trace.began for trace in traces), default=0.0)
     events: list[dict[str, Any]] = []
     for trace in traces:
@@ -163,12 +173,16 @@ def perfetto(traces: list[StepTrace]) -> dict[str, Any]:
             coord = {"pid": trace.replica, "tid": stage}
             events += [
                 {
-                    "name": str(span), "cat": names[span.kind], "ph": "X", **coord,
-                    "ts": 1e6 * (trace.began - zero + span.start), "dur": 1e6 * span.seconds,
+                    "name": str(span),
+                    "cat": names[span.kind],
+                    "ph": "X",
+                    **coord,
+                    "ts": 1e6 * (trace.began - zero + span.start),
+                    "dur": 1e6 * span.seconds,
                     "args": {"step": trace.step, "micro_batch": span.micro_batch, "virtual_stage": span.virtual_stage},
                 }
                 for span in row
-            ]  # fmt: skip
+            ]
     for replica, stage in sorted({(trace.replica, k) for trace in traces for k in range(len(trace.timeline.rows))}):
         head: dict[str, Any] = {"pid": replica, "tid": stage, "ph": "M"}
         events.append({"name": "process_name", "args": {"name": f"replica {replica}"}, **head})

@@ -122,9 +122,14 @@ class Validation:
     """The validations of one worker's run. All workers make the same calls in the same order."""
 
     def __init__(
-        self, executor: Executor, read: Callable[[], HeldOut], metric_names: Sequence[str], criterion: Criterion,
-        settings: LoopSettings, state: ValidationState,
-    ) -> None:  # fmt: skip
+        self,
+        executor: Executor,
+        read: Callable[[], HeldOut],
+        metric_names: Sequence[str],
+        criterion: Criterion,
+        settings: LoopSettings,
+        state: ValidationState,
+    ) -> None:
         """``read`` returns the held-out data. It is called once, before the first validation. The criterion is the loss
         or the first metric."""
         self._executor, self._read, self._metric_names = executor, read, metric_names

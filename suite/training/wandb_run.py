@@ -100,9 +100,14 @@ class Wandb:
     """A wandb run in the run's folder. If wandb fails, this is logged once and training continues without it."""
 
     def __init__(
-        self, folder: Path, settings: TrackingSettings, identity: Identity, config: dict[str, Any],
-        log: Log, extra: Callable[[], Values] = dict,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        settings: TrackingSettings,
+        identity: Identity,
+        config: dict[str, Any],
+        log: Log,
+        extra: Callable[[], Values] = dict,
+    ) -> None:
         """``extra`` returns further metrics to log with a step. It must not block."""
         self._run: Any = None
         self._log, self._extra, self._step = log, extra, 0

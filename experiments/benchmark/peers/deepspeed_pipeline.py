@@ -41,7 +41,8 @@ class DeepSpeedPipeline(CellRunner):
         )
         self._engine: Any
         self._engine, *_ = deepspeed.initialize(
-            model=module, model_parameters=list(module.parameters()),
+            model=module,
+            model_parameters=list(module.parameters()),
             config={
                 "train_micro_batch_size_per_gpu": work.shape[0],
                 "gradient_accumulation_steps": work.micro_batches,
@@ -51,7 +52,7 @@ class DeepSpeedPipeline(CellRunner):
                 # reentrant checkpointing fails on a stage whose inputs have no gradient, such as ids
                 "pipeline": {"activation_checkpoint_interval": int(recompute), "use_reentrant": False},
             },
-        )  # fmt: skip
+        )
         no_update = {schedule.OptimizerStep: lambda engine, **_: None}
         self._engine._INSTRUCTION_MAP = {**self._engine._INSTRUCTION_MAP, **no_update}
         super().__init__([child for child in module.children() if isinstance(child, Cell)])

@@ -38,9 +38,7 @@ def label_report(title: str, about: Sequence[str], members: Sequence[Member], ru
 
 
 def _by_label(finished: Sequence[Run], members: Sequence[Member]) -> Table:
-    headings = (
-        "run", "measure", "held-out mean", "seeds", "last training loss", "steps", "per second", "parameters"
-    )  # fmt: skip
+    headings = ("run", "measure", "held-out mean", "seeds", "last training loss", "steps", "per second", "parameters")
     rows: list[list[Value]] = []
     for label in dict.fromkeys(member.label for member in members):
         records = [run.record for run in finished if run.member.label == label]
@@ -54,11 +52,16 @@ def _by_label(finished: Sequence[Run], members: Sequence[Member]) -> Table:
         speed = statistics.fmean(record[f"{unit}_per_second"] for record in records)
         rows.append(
             [
-                label, measure if scores else None, mean_and_margin(scores), len(records),
-                mean_and_margin(losses), first["steps"],
-                f"{readable(float(speed))} {unit}", first["parameters"],
+                label,
+                measure if scores else None,
+                mean_and_margin(scores),
+                len(records),
+                mean_and_margin(losses),
+                first["steps"],
+                f"{readable(float(speed))} {unit}",
+                first["parameters"],
             ]
-        )  # fmt: skip
+        )
     notes = [
         "Measured. ± is the 95% confidence interval of the mean over seeds (Student's t). It covers the seeds' chance, "
         "not that of the held-out data. Speeds are of members that may have run side by side."

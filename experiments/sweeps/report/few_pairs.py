@@ -26,9 +26,13 @@ from suite.training.metrics import STEP, units_done
 TEST_NLL, CHRF = "test NLL", "chrF"
 
 MEASURES = {
-    TEST_NLL: ("nll", None), CHRF: ("chrf", None), "BLEU": ("bleu", None), "chrF, no placeholders": ("chrf", PLAIN),
-    "test NLL, no near-duplicates": ("nll", DISTINCT), "chrF, no near-duplicates": ("chrf", DISTINCT),
-}  # fmt: skip
+    TEST_NLL: ("nll", None),
+    CHRF: ("chrf", None),
+    "BLEU": ("bleu", None),
+    "chrF, no placeholders": ("chrf", PLAIN),
+    "test NLL, no near-duplicates": ("nll", DISTINCT),
+    "chrF, no near-duplicates": ("chrf", DISTINCT),
+}
 """The metric and the part of the test pairs of each column."""
 
 PAPER = "one multilingual model beats bilingual ones, most on low-resource languages"
@@ -148,9 +152,13 @@ def budget_table(results: Results) -> Table:
             best = mean_and_margin([run.best_nll for run in finished])
             rows.append([case.title, model.name, best, own, everything, share])
     headings = (
-        "language and pairs", "model", "best validation", "equal tokens of the language", "equal tokens in all",
+        "language and pairs",
+        "model",
+        "best validation",
+        "equal tokens of the language",
+        "equal tokens in all",
         "share of the language",
-    )  # fmt: skip
+    )
     notes = [
         "Validation NLL of the language, measured. Equal tokens: as many as the bilingual run of that seed had seen at "
         "its best checkpoint, of the language alone (tokens x its computed share) or of all languages; the best "

@@ -31,10 +31,15 @@ def by_third_pictures(results: Results) -> list[Picture]:
             found = [values for values in columns if values]
             if found:
                 axis.errorbar(
-                    places, [statistics.fmean(values) for values in found], yerr=[t_margin(values) for values in found],
-                    marker="o", capsize=3, linewidth=1.2, label=label,
+                    places,
+                    [statistics.fmean(values) for values in found],
+                    yerr=[t_margin(values) for values in found],
+                    marker="o",
+                    capsize=3,
+                    linewidth=1.2,
+                    label=label,
                     linestyle="--" if label == BILINGUAL_MODELS else "-",
-                )  # fmt: skip
+                )
         axis.set_xticks(range(len(THIRDS)), [f"{third}\n{', '.join(results.in_third(third))}" for third in THIRDS])
         axis.legend(frameon=False, fontsize=8)
         caption = f"{MEASURES[metric]} by resource third: mean and 95% interval over seeds (measured)."
@@ -54,9 +59,14 @@ def against_bilingual(results: Results) -> list[Picture]:
         drawn = [(place + 0.06 * (at - (len(labels) - 1) / 2), gain) for place, gain in above if gain is not None]
         if drawn:
             axis.errorbar(
-                [place for place, _ in drawn], [gain.value for _, gain in drawn],
-                yerr=[gain.margin or 0.0 for _, gain in drawn], marker="o", capsize=3, linewidth=1.2, label=label,
-            )  # fmt: skip
+                [place for place, _ in drawn],
+                [gain.value for _, gain in drawn],
+                yerr=[gain.margin or 0.0 for _, gain in drawn],
+                marker="o",
+                capsize=3,
+                linewidth=1.2,
+                label=label,
+            )
     axis.axhline(0, color=INK, linewidth=1, linestyle="--", label="bilingual")
     axis.set_xticks(range(len(codes)), [f"{code}\n{results.train_pairs(code):,}" for code in codes])
     axis.set_xlim(-0.5, len(codes) - 0.5)
@@ -87,9 +97,13 @@ def _curves(runs: Sequence[Run], across: str, up: str, caption: str) -> list[Pic
     for run in runs:
         label, (places, losses) = run.member.label, thinned(run.losses)
         (drawn,) = axis.plot(
-            places, losses, linewidth=1, linestyle="--" if run.is_bilingual else "-",
-            color=colours.get(label), label=None if label in colours else label,
-        )  # fmt: skip
+            places,
+            losses,
+            linewidth=1,
+            linestyle="--" if run.is_bilingual else "-",
+            color=colours.get(label),
+            label=None if label in colours else label,
+        )
         colours.setdefault(label, drawn.get_color())
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return [Picture("loss", figure, caption)]

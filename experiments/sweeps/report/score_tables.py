@@ -21,13 +21,16 @@ def by_third(results: Results) -> Table:
     columns: list[Column] = [(metric, third, None) for metric in ("nll", "chrf") for third in (*THIRDS, None)]
     headings = [f"{MEASURES[metric]} {third or 'all'}" for metric, third, _ in columns]
     return Table(
-        "by-third", "Models by resource third", ["model", *headings], _rows(results, columns),
+        "by-third",
+        "Models by resource third",
+        ["model", *headings],
+        _rows(results, columns),
         [
             "Measured on test pairs: means over both directions and the languages of a third, then over seeds; ± is "
             "the 95% confidence interval of the mean over seeds.",
             *(f"{third}: {_sized(results, results.in_third(third))}" for third in THIRDS),
         ],
-    )  # fmt: skip
+    )
 
 
 def by_model(results: Results) -> Table:
@@ -49,12 +52,15 @@ def by_model(results: Results) -> Table:
     headings = ["model", "here", "parameters", "tokens in the mean", "seeds", "chrF, no placeholders"]
     headings += ["chrF, no near-duplicates", "BLEU", "BLEU (paper)"]
     return Table(
-        "by-model", "Models", headings, rows,
+        "by-model",
+        "Models",
+        headings,
+        rows,
         [
             "Measured, over all languages; ± is the 95% confidence interval of the mean over seeds. The paper's BLEU, "
             f"over 102 languages: {numbers['note']}"
         ],
-    )  # fmt: skip
+    )
 
 
 Column = tuple[str, Third | None, str | None]
@@ -100,11 +106,16 @@ def by_language(results: Results) -> Table:
     headings = ["language", "third", "training pairs", "test pairs", "copied source", "bilingual"]
     headings += results.multilingual_labels
     return Table(
-        "by-language", "Languages: chrF beside the bilingual baseline", headings, rows or [[None] * len(headings)],
-        ["Measured. A model's column is its difference from the baseline, ± computed as in the findings, for this "
-         "language alone; a value without a sign is chrF without a baseline, ± the 95% confidence interval of the mean "
-         "over seeds. Means over both directions and seeds."],
-    )  # fmt: skip
+        "by-language",
+        "Languages: chrF beside the bilingual baseline",
+        headings,
+        rows or [[None] * len(headings)],
+        [
+            "Measured. A model's column is its difference from the baseline, ± computed as in the findings, for this "
+            "language alone; a value without a sign is chrF without a baseline, ± the 95% confidence interval of the "
+            "mean over seeds. Means over both directions and seeds."
+        ],
+    )
 
 
 def by_direction(results: Results, models: Sequence[tuple[str, str, Sequence[str]]]) -> Table:

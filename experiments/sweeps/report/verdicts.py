@@ -93,9 +93,14 @@ class Verdict:
 
 
 def compare(
-    results: Results, more: str, less: str, languages: Sequence[str], labels: Collection[str],
-    into_english: bool | None = None, with_tests: bool = True,
-) -> Comparison:  # fmt: skip
+    results: Results,
+    more: str,
+    less: str,
+    languages: Sequence[str],
+    labels: Collection[str],
+    into_english: bool | None = None,
+    with_tests: bool = True,
+) -> Comparison:
     """Compares two labels on some languages, in both directions or one. The margins are from the seeds of all
     ``labels``.
 
@@ -187,9 +192,14 @@ def beats_bilingual(results: Results) -> list[Verdict]:
 
 
 def _verdict(
-    results: Results, finding: str, paper: str, more: str, less: str, deciding: Sequence[Third],
+    results: Results,
+    finding: str,
+    paper: str,
+    more: str,
+    less: str,
+    deciding: Sequence[Third],
     among: Sequence[str] | None = None,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Compares two labels in each third; ``deciding`` thirds decide."""
     labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if BILINGUAL_MODELS in (more, less) else [])]
     by_third = {

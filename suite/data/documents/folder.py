@@ -94,5 +94,9 @@ def _read_parquet(path: Path) -> Iterator[str]:
 
 
 _READERS: dict[str, Callable[[Path], Iterator[str]]] = {
-    ".txt": _read_text, ".md": _read_text, ".rst": _read_text, ".jsonl": _read_jsonl, ".parquet": _read_parquet,
-}  # fmt: skip
+    ".txt": _read_text,
+    ".md": _read_text,
+    ".rst": _read_text,
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+}

@@ -18,9 +18,13 @@ class ImageRows:
     """Rows (image, label): image (channels, size, size) float32 with mean 0 and deviation 1, label int64."""
 
     def __init__(
-        self, source: str, split: Literal["train", "test"] = "train", size: int = 28, channels: int = 1,
+        self,
+        source: str,
+        split: Literal["train", "test"] = "train",
+        size: int = 28,
+        channels: int = 1,
         classes: int = 10,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Prepares ``source`` (``images.source`` in docs/settings.md) once, in ``GPIPE_CACHE`` or ``.cache``.
 
         Raises DataError for a set that is not available or does not have these sizes.

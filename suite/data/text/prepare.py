@@ -84,9 +84,11 @@ def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> Non
             log(f"dropped {dropped} {name} pairs longer than text.max_length={settings.max_length}")
     shutil.rmtree(building / "draft", ignore_errors=True)
     info = {
-        "corpus": settings.corpus, "languages": languages, "sizes": sizes,
+        "corpus": settings.corpus,
+        "languages": languages,
+        "sizes": sizes,
         "settings": settings.model_dump(include={"corpus", "vocabulary", "max_length", "clean", "corpus_languages"}),
-    }  # fmt: skip
+    }
     (building / INFO_FILE).write_text(json.dumps(info, indent=1))
     totals = {name: sum(sizes[name]) for name in SPLITS}
     log(

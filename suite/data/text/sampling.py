@@ -56,9 +56,13 @@ class PairSampler:
     """
 
     def __init__(
-        self, sizes: Sequence[int], temperature: float, seed: int, among: Sequence[int] | None = None,
+        self,
+        sizes: Sequence[int],
+        temperature: float,
+        seed: int,
+        among: Sequence[int] | None = None,
         chosen: Mapping[int, NDArray[np.int64]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._seed = seed
         self._chosen = chosen or {}
         self._sizes = np.asarray(sizes, dtype=np.int64)

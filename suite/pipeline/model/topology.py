@@ -8,7 +8,7 @@ replica     0 0 0 | 1 1 1
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
@@ -134,6 +134,37 @@ def _p2p_options(timeout: timedelta) -> Any:
     options.config.max_ctas = MAX_CTAS
     options._timeout = timeout
     return options
+
+
+def warm_up_order(pairs: Iterable[CellPair], stage: int, stages: int) -> Iterator[tuple[str, CellPair, bool]]:
+    """Yields a stage's warm-up messages in order: the kind, the pair of cells, and whether this stage sends.
+
+    All stages go through the pairs in the same order, so there is no circular wait."""
+    for kind in ("activations", "gradients"):
+        for pair in sorted(pairs):
+            if stage in (stage_of(cell, stages) for cell in pair):
+                yield kind, pair, stage_of(pair[0], stages) == stage
+
+
+def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> None:
+    """Exchanges a message in each direction's group between all stages that communicate, and one between the replicas
+    of each stage, before receives are posted.
+
+    NCCL creates a communicator at its first message and blocks until all its ranks join: a pre-posted gradient receive
+    would wait for the first gradient before the first activation could leave. gloo does not need this.
+    """
+    if is_host(device):
+        return
+    token = torch.zeros(1, device=device)
+    for kind, pair, sends in warm_up_order(groups.p2p_group_index, coord.stage, coord.stages):
+        group = getattr(groups, kind)[groups.p2p_group_index[pair]]
+        peer = coord.rank_of(coord.replica, stage_of(pair[sends], coord.stages))
+        if sends:
+            dist.send(token, peer, group=group)
+        else:
+            dist.recv(token, peer, group=group)
+    if coord.replicas > 1:
+        dist.all_reduce(token, group=groups.replicas)
 
 
 def transport_of(device: torch.device) -> TransportName:

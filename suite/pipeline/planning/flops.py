@@ -82,9 +82,13 @@ def count_flops(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, t
 
 
 def step_flops(
-    counts: Sequence[LayerFlops], layers_per_cell: Sequence[int], schedule_config: ScheduleConfig, stages: int,
-    micro_batches: int, units: float,
-) -> StepFlops:  # fmt: skip
+    counts: Sequence[LayerFlops],
+    layers_per_cell: Sequence[int],
+    schedule_config: ScheduleConfig,
+    stages: int,
+    micro_batches: int,
+    units: float,
+) -> StepFlops:
     """Returns the operations of a step per unit, if a micro-batch of ``units`` units has these ``counts``.
 
     ``layers_per_cell`` are the cells in the order of the model.

@@ -44,9 +44,13 @@ class MemoryModel:
     """Bytes of any cell of consecutive layers, as a stage of a pipeline."""
 
     def __init__(
-        self, costs: Sequence[LayerCost], in_flight: InFlightPeaks, bytes_per_parameter: float, process_bytes: int = 0,
+        self,
+        costs: Sequence[LayerCost],
+        in_flight: InFlightPeaks,
+        bytes_per_parameter: float,
+        process_bytes: int = 0,
         gradient_bytes: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Each trained value takes ``bytes_per_parameter``, of which ``gradient_bytes`` are its gradient's, and each
         frozen one ``FROZEN_BYTES``; ``process_bytes`` is the memory of a worker without a model. Gradients count from
         the start of a step where ``gradient_bytes`` is 0."""

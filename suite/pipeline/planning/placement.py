@@ -55,9 +55,7 @@ class Placement:
     @property
     def spread(self) -> bool:
         """Whether replicas exchange gradients between nodes."""
-        return any(
-            len({node.id for node in self.nodes[stage :: self.stages]}) > 1 for stage in range(self.stages)
-        )  # fmt: skip
+        return any(len({node.id for node in self.nodes[stage :: self.stages]}) > 1 for stage in range(self.stages))
 
     @property
     def _crossings(self) -> list[int]:

@@ -123,9 +123,7 @@ class Plan:
         return step_time_lower_bound_s(self.schedule_config, self.schedule, costs) + update
 
 
-def make_plan(
-    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
-) -> Plan:  # fmt: skip
+def make_plan(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine) -> Plan:
     """Returns the plan of one replica of a run of layers of these costs.
 
     ``bytes_per_param`` is as in ``suite.pipeline.planning.memory``; of 8 or more, 4 are the gradient's. Raises
@@ -145,7 +143,7 @@ def make_plan(
 
 def compare_schedules(
     plan: Plan, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Returns a plan with its alternatives, for the arguments of ``make_plan``."""
     if plan.alternatives:
         return plan
@@ -167,7 +165,7 @@ def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], machine: Machine) -> 
 
 def check_memory(
     costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
-) -> None:  # fmt: skip
+) -> None:
     """Raises PlanError where ``make_plan`` would; no step is simulated."""
     errors: list[PlanError] = []
     for candidate in _resolve_schedules(costs, pipeline):
@@ -223,8 +221,12 @@ def _candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSet
     """Yields the settings with each schedule that they allow, the simplest first."""
     several = max(MIN_VIRTUAL_STAGES, pipeline.virtual_stages)
     choices: tuple[tuple[ScheduleName, int], ...] = (
-        ("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", several), ("zero_bubble", several),
-    )  # fmt: skip
+        ("fill_drain", 1),
+        ("1f1b", 1),
+        ("zero_bubble", 1),
+        ("interleaved", several),
+        ("zero_bubble", several),
+    )
     for name, virtual_stages in choices:
         candidate = pipeline.model_copy(update={"schedule": name, "virtual_stages": virtual_stages})
         by_hand = virtual_stages > 1 and pipeline.layers_per_cell is not None
@@ -234,7 +236,7 @@ def _candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSet
 
 def _try_schedule(
     costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
-) -> Plan | PlanError:  # fmt: skip
+) -> Plan | PlanError:
     try:
         return _plan_schedule(costs, pipeline, bytes_per_param, machine)
     except PlanError as error:
@@ -243,7 +245,7 @@ def _try_schedule(
 
 def _plan_schedule(
     costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Returns the plan of one schedule; ``remat=auto`` keeps as many graphs as fit the memory."""
     if pipeline.remat == "auto":
         with suppress(PlanError):  # if all graphs fit, partition for a step without recomputes
@@ -263,11 +265,15 @@ def _plan_schedule(
     peaks, p2p_bytes = list(fit.peaks(schedule, memory)), fit.p2p_bytes(ranges)
     cells = tuple(
         CellPlan(
-            cell[0], cell[-1] + 1, sum(costs[index].parameters for index in cell), cell_costs[at],
-            peaks[at % pipeline.stages], machine.process_bytes + p2p_bytes[at % pipeline.stages],
+            cell[0],
+            cell[-1] + 1,
+            sum(costs[index].parameters for index in cell),
+            cell_costs[at],
+            peaks[at % pipeline.stages],
+            machine.process_bytes + p2p_bytes[at % pipeline.stages],
         )
         for at, cell in enumerate(ranges)
-    )  # fmt: skip
+    )
     timeline = simulate(schedule, cell_costs, machine.link, schedule_config.flow_control(pipeline.stages))
     return Plan(cells, pipeline, schedule_config, machine.memory_limit_bytes, timeline, machine.cores, machine.reserve)
 

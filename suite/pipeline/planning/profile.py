@@ -61,9 +61,14 @@ class Sample:
 
 
 def profile(
-    layers: Sequence[nn.Module], loss: nn.Module, data: Sample, device: torch.device, precision: str,
-    make_update: Callable[[nn.Module], Update], synchronize: Synchronize = bool,
-) -> list[LayerCost]:  # fmt: skip
+    layers: Sequence[nn.Module],
+    loss: nn.Module,
+    data: Sample,
+    device: torch.device,
+    precision: str,
+    make_update: Callable[[nn.Module], Update],
+    synchronize: Synchronize = bool,
+) -> list[LayerCost]:
     """Returns the cost of each of the meta-device ``layers``; the loss counts to the last.
 
     Seconds are those of the typical micro-batch, bytes those of the largest. ``make_update`` returns a function that
@@ -85,9 +90,14 @@ def profile(
 
 
 def _walk(
-    layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: torch.device, precision: str,
-    copies: int, measure: Callable[[_LayerProfiler], dict[str, Any]],
-) -> list[dict[str, Any]]:  # fmt: skip
+    layers: Sequence[nn.Module],
+    loss: nn.Module,
+    data: MicroBatch,
+    device: torch.device,
+    precision: str,
+    copies: int,
+    measure: Callable[[_LayerProfiler], dict[str, Any]],
+) -> list[dict[str, Any]]:
     """Runs a micro-batch through all layers and measures each distinct one."""
     skips, structures = find_skips(layers), [structure_key(layer) for layer in layers]
     targets = tuple(tensor.to(device) for tensor in data.targets)
@@ -248,11 +258,15 @@ class _MeasuredLayer:
             update()
         return {
             "parameters": sum(parameter.numel() for parameter in self._stage.layers.parameters()),
-            "frozen": frozen_values(self._stage.layers), "recorded_bytes": sum(map(recorded_bytes, self._stage.layers)),
+            "frozen": frozen_values(self._stage.layers),
+            "recorded_bytes": sum(map(recorded_bytes, self._stage.layers)),
             "cast_bytes": first.change - forward.change,
-            "activation_bytes": graph.change, "forward_peak_bytes": forward.peak, "graph_peak_bytes": graph.peak,
-            "backward_peak_bytes": backward.peak, "update_peak_bytes": updating.peak,
-        }  # fmt: skip
+            "activation_bytes": graph.change,
+            "forward_peak_bytes": forward.peak,
+            "graph_peak_bytes": graph.peak,
+            "backward_peak_bytes": backward.peak,
+            "update_peak_bytes": updating.peak,
+        }
 
     def deferred_bytes(self) -> int:
         """Returns the bytes held between the two parts of a backward."""

@@ -134,9 +134,15 @@ def simulate(
 
 
 _COST_NUMBERS = (
-    "forward_s", "recompute_s", "backward_s", "update_s", "weight_grad_s", "split_s", "activation_bytes",
+    "forward_s",
+    "recompute_s",
+    "backward_s",
+    "update_s",
+    "weight_grad_s",
+    "split_s",
+    "activation_bytes",
     "gradient_bytes",
-)  # fmt: skip
+)
 
 
 def _check(schedule: Sequence[Sequence[Action]], cells: Sequence[CellCost], link: Link | Links) -> None:

@@ -62,9 +62,12 @@ class GradientReducer:
     """The mean over replicas of one stage's gradients."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], tied: Sequence[nn.Parameter], replicas: Group,
+        self,
+        parameters: Sequence[nn.Parameter],
+        tied: Sequence[nn.Parameter],
+        replicas: Group,
         shards: Shards | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``parameters`` are the stage's in the order of its layers. ``tied`` ones have copies on other stages whose
         gradients must be summed first, so theirs wait for ``finish``."""
         self._group, self._replicas, self._shards = replicas, dist.get_world_size(replicas), shards

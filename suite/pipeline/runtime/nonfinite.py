@@ -106,9 +106,7 @@ def _on_output(inspect: Inspect) -> Callable[[nn.Module, Any, Any], None]:
     return hook
 
 
-def _inspector(
-    executor: Executor, records: list[NonFiniteRecord], backward: bool, index: int, what: str
-) -> Inspect:  # fmt: skip
+def _inspector(executor: Executor, records: list[NonFiniteRecord], backward: bool, index: int, what: str) -> Inspect:
     coord = executor.coord
 
     def inspect(tensor: Tensor | None) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,7 +28,7 @@ from torch import Tensor
 from suite.device import is_host
 from suite.pipeline.model.cells import cell_of, stage_of, virtual_stage_of
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.topology import CellPair, Group, ProcessGroups, RankCoord
+from suite.pipeline.model.topology import Group, ProcessGroups, RankCoord
 from suite.pipeline.runtime.boundary import TensorSpec, contiguous_view
 from suite.pipeline.runtime.communication_errors import explain
 from suite.pipeline.runtime.metadata import BoundaryMetadata, MetadataCodec
@@ -129,9 +129,16 @@ class RecvQueue:
     """The messages of one mini-batch from one peer, in the order in which they are received."""
 
     def __init__(
-        self, source: int, group: Group, messages: Sequence[tuple[int, Sequence[TensorSpec]]],
-        step: int, device: torch.device, deadline: Deadline, what: str, ahead: int,
-    ) -> None:  # fmt: skip
+        self,
+        source: int,
+        group: Group,
+        messages: Sequence[tuple[int, Sequence[TensorSpec]]],
+        step: int,
+        device: torch.device,
+        deadline: Deadline,
+        what: str,
+        ahead: int,
+    ) -> None:
         """``ahead`` receives are posted before they are used (``suite.pipeline.schedule.flow_control``)."""
         self._source, self._group, self._step = source, group, step
         self._device, self._deadline, self._what = device, deadline, what
@@ -174,7 +181,7 @@ class RecvQueues:
 
     def __init__(
         self, recv_from: dict[int, Callable[[int], Tensors]], indices: dict[int, dict[int, tuple[int, ...]]]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``recv_from[peer](i)`` receives micro-batch i's tensors from a cell; ``indices[i][peer]`` are their positions
         in the boundary."""
         self._recv_from, self._indices = recv_from, indices
@@ -191,44 +198,19 @@ LocalMessages = dict[tuple[int, int, int], Tensors]
 """Tensors from one cell of a stage to another, not received yet, by (source, target, micro-batch)."""
 
 
-def warm_up_order(pairs: Iterable[CellPair], stage: int, stages: int) -> Iterator[tuple[str, CellPair, bool]]:
-    """Yields a stage's warm-up messages in order: the kind, the pair of cells, and whether this stage sends.
-
-    All stages go through the pairs in the same order, so there is no circular wait."""
-    for kind in ("activations", "gradients"):
-        for pair in sorted(pairs):
-            if stage in (stage_of(cell, stages) for cell in pair):
-                yield kind, pair, stage_of(pair[0], stages) == stage
-
-
-def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> None:
-    """Exchanges a message in each direction's group between all stages that communicate, and one between the replicas
-    of each stage, before receives are posted.
-
-    NCCL creates a communicator at its first message and blocks until all its ranks join: a pre-posted gradient receive
-    would wait for the first gradient before the first activation could leave. gloo does not need this.
-    """
-    if is_host(device):
-        return
-    token = torch.zeros(1, device=device)
-    for kind, pair, sends in warm_up_order(groups.p2p_group_index, coord.stage, coord.stages):
-        group = getattr(groups, kind)[groups.p2p_group_index[pair]]
-        peer = coord.rank_of(coord.replica, stage_of(pair[sends], coord.stages))
-        if sends:
-            dist.send(token, peer, group=group)
-        else:
-            dist.recv(token, peer, group=group)
-    if coord.replicas > 1:
-        dist.all_reduce(token, group=groups.replicas)
-
-
 class P2PCommunicator:
     """The messages of one cell with other cells. Peers are cells."""
 
     def __init__(
-        self, coord: RankCoord, groups: ProcessGroups, device: torch.device, deadline: Deadline, local: LocalMessages,
-        virtual_stage: int, flow: FlowControl,
-    ) -> None:  # fmt: skip
+        self,
+        coord: RankCoord,
+        groups: ProcessGroups,
+        device: torch.device,
+        deadline: Deadline,
+        local: LocalMessages,
+        virtual_stage: int,
+        flow: FlowControl,
+    ) -> None:
         """All cells of a stage share ``local``; ``flow`` says what is posted when."""
         self.coord, self.groups, self.device, self.deadline = coord, groups, device, deadline
         self._local = local
@@ -281,7 +263,7 @@ class P2PCommunicator:
 
     def _recv_from(
         self, peer: int, kind: str, messages: Sequence[tuple[int, list[TensorSpec]]], step: int
-    ) -> Callable[[int], Tensors]:  # fmt: skip
+    ) -> Callable[[int], Tensors]:
         if self._is_local(peer):
             return lambda micro_batch: self._local.pop((peer, self.cell, micro_batch))
         what = f"the {kind} from {self._describe(peer)}"

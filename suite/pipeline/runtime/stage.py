@@ -50,9 +50,15 @@ class Stage:
     """Computes cells: forward with or without a graph, and backward through a saved or recomputed graph."""
 
     def __init__(
-        self, layers: Sequence[nn.Module], cells: Sequence[range], loss: nn.Module | None,
-        device: torch.device, precision: str, seed: int, defers_weight_grads: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        layers: Sequence[nn.Module],
+        cells: Sequence[range],
+        loss: nn.Module | None,
+        device: torch.device,
+        precision: str,
+        seed: int,
+        defers_weight_grads: bool = False,
+    ) -> None:
         """Materializes only the layers of its ``cells`` from ``layers``, the whole model on the meta device.
 
         Only the last stage gets ``loss``. ``precision`` bf16 computes under autocast: parameters, gradients and their

@@ -55,9 +55,7 @@ def read_rows(path: Path) -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def _parsed(rows: tuple[str, ...]) -> tuple[tuple[Action, ...], ...]:
-    return tuple(
-        tuple(_action(text, stage, len(rows)) for text in row.split()) for stage, row in enumerate(rows)
-    )  # fmt: skip
+    return tuple(tuple(_action(text, stage, len(rows)) for text in row.split()) for stage, row in enumerate(rows))
 
 
 def parse_rows(rows: Sequence[str]) -> Schedule:

@@ -128,7 +128,7 @@ class _RunAheadLimits:
 
 def _greedy(
     stages: int, forwards: Sequence[Action], backwards: Sequence[Action], limits: Sequence[_RunAheadLimits]
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """Plays all stages in equal units of time. A free stage runs its next forward if its limits allow it and the input
     has arrived, else its next backward if the gradient has arrived, else its next deferred weight gradient.
 

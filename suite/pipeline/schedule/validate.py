@@ -22,9 +22,12 @@ DRAWN_STAGES, DRAWN_UNITS = 16, 40
 
 
 def validate(
-    schedule: Sequence[Sequence[Action]], micro_batches: int, train: bool = True, transport: TransportName = "gloo",
+    schedule: Sequence[Sequence[Action]],
+    micro_batches: int,
+    train: bool = True,
+    transport: TransportName = "gloo",
     pairs: Collection[CellPair] = (),
-) -> list[list[Span]]:  # fmt: skip
+) -> list[list[Span]]:
     """Plays a schedule as fast as its messages allow; returns the spans of each stage, each action one unit of time.
 
     In each of its cells every stage must run each micro-batch's ``F`` once and, to train, its ``B``, or ``I`` and later
@@ -110,7 +113,7 @@ _TRAINED, _EVALUATED = {"FB", "FRB", "FIW", "FRIW"}, {"F"}
 
 def _check_each_stage(
     schedule: Sequence[Sequence[Action]], virtual_stages: int, micro_batches: int, train: bool
-) -> None:  # fmt: skip
+) -> None:
     legal = _TRAINED if train else _EVALUATED
     expected = {(virtual_stage, i) for virtual_stage in range(virtual_stages) for i in range(micro_batches)}
     for k, actions in enumerate(schedule):

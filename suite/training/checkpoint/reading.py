@@ -112,8 +112,11 @@ class Checkpoint:
         found = {layer: self.manifest.file_of(layer) for layer in range(count)}
         missing = [f"layer {layer}" for layer, name in found.items() if name is None]
         extra = sorted(self.manifest.files.keys() - set(found.values()))
-        differences = [f"{names[0]}{' to ' + names[-1] if names[1:] else ''} {word}"
-               for word, names in (("missing", missing), ("extra", extra)) if names]  # fmt: skip
+        differences = [
+            f"{names[0]}{' to ' + names[-1] if names[1:] else ''} {word}"
+            for word, names in (("missing", missing), ("extra", extra))
+            if names
+        ]
         if differences:
             raise CheckpointError(
                 f"{self} has {len(self.manifest.files)} layers, this model {count} ({', '.join(differences)}); "

@@ -40,11 +40,17 @@ class Saver:
     """Saves one worker's part of the state; on rank 0 also publishes the checkpoint."""
 
     def __init__(
-        self, storage: Storage, optimizer: StageOptimizer, notes: Callable[[int], dict[str, Any]],
-        log: Log, start: int = 0, deadline_s: float = DEADLINE_S,
-        on_failure: Callable[[int], None] = lambda step: None, owner: str = "",
+        self,
+        storage: Storage,
+        optimizer: StageOptimizer,
+        notes: Callable[[int], dict[str, Any]],
+        log: Log,
+        start: int = 0,
+        deadline_s: float = DEADLINE_S,
+        on_failure: Callable[[int], None] = lambda step: None,
+        owner: str = "",
         on_published: Callable[[int], None] = lambda step: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``notes`` returns the manifest's notes for the units seen; only rank 0 uses ``log``. ``start`` is the step of
         the checkpoint that the run resumed from, 0 for none. ``on_failure`` gets the step of each save that failed and
         is not tried again, on all workers. ``owner`` names the driver, which now owns the checkpoints. Rank 0 calls
@@ -98,9 +104,15 @@ class Saver:
             if self._coord.rank == 0:
                 good_step = self._newest if 0 < self._newest < self._last_finite else None
                 manifest_job = ManifestJob(
-                    self._coord.stages, self._notes(units), good_step, best, self._log, self._owner, self._on_published,
+                    self._coord.stages,
+                    self._notes(units),
+                    good_step,
+                    best,
+                    self._log,
+                    self._owner,
+                    self._on_published,
                     frozenset(self._stale),
-                )  # fmt: skip
+                )
             self._save = AsyncSave(self._storage, step, self._save_id, snapshot, self._coord.stage, manifest_job)
 
     def wait(self) -> None:

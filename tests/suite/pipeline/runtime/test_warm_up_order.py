@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.pipeline.model.topology import p2p_group_indices
-from suite.pipeline.runtime.p2p import warm_up_order
+from suite.pipeline.model.topology import p2p_group_indices, warm_up_order
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 
 
